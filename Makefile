@@ -1,0 +1,56 @@
+# Every target sets up what it needs first; `make help` lists them.
+#   RECIPE=h200 make train      a recipe by name or path
+#   RUN=mine make serve         a run by name
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+VENV ?= .venv
+PROFILE ?= laptop
+RECIPE ?= laptop
+RUN ?=
+ARGS ?=
+STRATA := $(VENV)/bin/strata
+export PYTHONUNBUFFERED := 1
+
+.PHONY: help setup train serve chat doctor runs demo bench-startup test lint clean lock
+
+help: ## this list
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## install everything into .venv (PROFILE=laptop or gpu); does nothing when nothing changed
+	@platform/setup/install "$(VENV)" "$(PROFILE)"
+
+train: setup ## train RECIPE (default laptop), named RUN or the next free name; ARGS="train.steps=50" changes the recipe
+	@$(STRATA) train --recipe "$(RECIPE)" $(if $(RUN),--run "$(RUN)") $(ARGS)
+
+serve: setup ## serve RUN (default: the newest) until Ctrl-C
+	@$(STRATA) serve $(if $(RUN),--run "$(RUN)") $(ARGS)
+
+chat: setup ## chat with the endpoint in the terminal
+	@$(STRATA) chat $(ARGS)
+
+doctor: setup ## what this machine has, and what would not work and why
+	@$(STRATA) doctor
+
+runs: setup ## list the runs
+	@$(STRATA) runs
+
+demo: setup ## train, export, serve disaggregated, ask, print the latencies, stop
+	@$(STRATA) train --recipe "$(RECIPE)" $(if $(RUN),--run "$(RUN)") $(ARGS)
+	@$(STRATA) serve $(if $(RUN),--run "$(RUN)") --ask
+
+bench-startup: setup ## seconds from the command to the first answer, beside two bare vLLM servers
+	@$(STRATA) bench startup $(if $(RUN),--run "$(RUN)") $(ARGS)
+
+test: setup lint ## every test that needs no GPU
+	@$(VENV)/bin/pytest $(ARGS)
+
+lint: setup ## ruff and mypy
+	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/mypy -p strata.platform -p strata.training -p strata.serving
+
+lock: setup ## write the constraint files anew from pyproject.toml
+	@platform/setup/lock "$(VENV)"
+
+clean: ## remove the environment and the caches; runs stay
+	@rm -rf "$(VENV)" .strata .mypy_cache .pytest_cache .ruff_cache && find . -name __pycache__ -prune -exec rm -rf {} +

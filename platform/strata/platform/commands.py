@@ -1,0 +1,65 @@
+"""The commands of this room: `runs`, `doctor`, `cluster`."""
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from strata.platform import cluster as ray_cluster
+from strata.platform import doctor as checks
+from strata.platform import runs as run_folders
+
+
+def runs() -> None:
+    """List the runs: state, step, losses, and whether there is a model to serve."""
+    every = run_folders.every()
+    if not every:
+        print("No runs yet. Train one with 'make train'.")
+        return
+    table = Table(box=None, header_style="bold")
+    for column in ("run", "state", "step", "loss", "val loss", "export"):
+        table.add_column(column, justify="left" if column in ("run", "state") else "right")
+    for run in every:
+        state = run.state()
+        exported = "yes" if (run.export / "config.json").is_file() else "-"
+        table.add_row(
+            run.name, state.seen_now(), f"{state.step}/{state.steps}", _loss(state.loss), _loss(state.val_loss), exported
+        )
+    Console().print(table)
+
+
+def _loss(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def doctor() -> None:
+    """What this machine has, and what would not work on it and why."""
+    findings = checks.examine()
+    table = Table(box=None, show_header=False)
+    marks = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "fails": "[bold red]fails[/]"}
+    for finding in findings:
+        table.add_row(marks[finding.verdict], finding.part, finding.text)
+    Console(soft_wrap=True).print(table)
+    if any(finding.verdict == "fails" for finding in findings):
+        raise typer.Exit(1)
+
+
+def cluster_start(
+    cpus: Annotated[int | None, typer.Option(help="CPUs to offer; all of the machine's unless said.")] = None,
+    dashboard: Annotated[bool, typer.Option(help="Start Ray's dashboard too.")] = False,
+) -> None:
+    """Start a local Ray cluster that stays until 'strata cluster stop'; train and serve then use it."""
+    kept = ray_cluster.start(cpus, dashboard)
+    print(f"Ray at {kept.address}" + (f", dashboard at http://{kept.dashboard}" if kept.dashboard else ""))
+
+
+def cluster_status() -> None:
+    """Say whether a local Ray cluster of ours is up, and where."""
+    kept = ray_cluster.find()
+    print(f"Ray at {kept.address} (process {kept.pid})" if kept else "No local cluster of ours is up.")
+
+
+def cluster_stop() -> None:
+    """Stop the local Ray cluster that 'strata cluster start' started, and no other."""
+    print("Stopped." if ray_cluster.stop() else "No local cluster of ours is up.")

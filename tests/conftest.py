@@ -1,0 +1,71 @@
+"""What tests share: a home of their own each, and, once for all of them, a trained model and an endpoint that serves it."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support import ROOT, STRATA, TINY, Served, start_serving
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No test sees, or leaves, a run, a cache or a cluster of the user's."""
+    monkeypatch.setenv("STRATA_HOME", str(tmp_path))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    return tmp_path
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home in which the command line trained a run named `tiny` on a few of the standard library's files."""
+    home = tmp_path_factory.mktemp("trained")
+    corpus = home / "corpus"
+    corpus.mkdir()
+    library = Path(os.__file__).parent
+    for name in (
+        "argparse",
+        "ast",
+        "asyncore",
+        "bdb",
+        "calendar",
+        "cmd",
+        "codecs",
+        "copy",
+        "csv",
+        "dataclasses",
+        "difflib",
+        "enum",
+    ):
+        source = library / f"{name}.py"
+        if source.is_file():  # asyncore left in 3.12
+            (corpus / f"{name}.txt").write_bytes(source.read_bytes())
+    done = subprocess.run(
+        [STRATA, "train", "--run", "tiny", f"data.path={corpus}", *TINY],
+        env=os.environ | {"STRATA_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (home / "train.out").write_text(done.stdout)
+    return home
+
+
+@pytest.fixture(scope="session")
+def endpoint(trained: Path) -> Iterator[Served]:
+    """`strata serve` as a user runs it: one prefill and one decode engine."""
+    served, process = start_serving(trained, trained / "runs" / "tiny" / "export")
+    try:
+        served.wait_until_it_answers()
+        yield served
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=60)

@@ -1,0 +1,49 @@
+"""The `strata` command as a user types it."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from strata.platform import doctor, recipe_file, runs
+
+
+def strata(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(Path(sys.executable).parent / "strata"), *words], capture_output=True, text=True, timeout=120)
+
+
+def test_help_is_quick_and_lists_every_room() -> None:
+    start = time.monotonic()
+    text = strata("--help").stdout
+    assert time.monotonic() - start < 3
+    assert all(command in text for command in ("train", "export", "serve", "chat", "runs", "doctor", "bench", "cluster"))
+
+
+def test_errors_name_cause_and_fix_and_exit_nonzero() -> None:
+    answer = strata("serve", "--run", "nowhere")
+    assert answer.returncode == 1
+    assert answer.stderr == "error: There is no run 'nowhere'.\n  fix: See 'strata runs', or train one with 'make train'.\n"
+
+
+def test_runs_lists_them() -> None:
+    assert "No runs yet" in strata("runs").stdout
+    run = runs.create("mine", recipe_file.load(), "laptop")
+    run.say(runs.State("finished", step=300, steps=300, loss=3.21, val_loss=3.456))
+    row = next(line for line in strata("runs").stdout.splitlines() if "mine" in line)
+    assert row.split() == ["mine", "finished", "300/300", "3.210", "3.456", "-"]
+
+
+def test_doctor_finds_this_machine_fit() -> None:
+    answer = strata("doctor")
+    assert answer.returncode == 0, answer.stdout
+    assert all(part in answer.stdout for part in ("cores", "memory", "gpus", "torch", "ray", "vllm", "nixl", "port"))
+
+
+def test_doctor_says_what_would_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "available_memory_gib", lambda: 1.0)
+    monkeypatch.setattr(doctor, "PACKAGES", (("no-such-package", "nothing works"),))
+    fails = {finding.part: finding.text for finding in doctor.examine() if finding.verdict == "fails"}
+    assert "needs 8 GiB free" in fails["memory"]
+    assert fails["no-such-package"] == "not installed, so nothing works: run 'make setup'"

@@ -1,0 +1,52 @@
+"""The rooms' folder names are those of other packages; nothing may notice."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROBE = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import platform
+assert platform.system() == "Linux", platform
+from transformers.utils import is_kernels_available
+assert not is_kernels_available(), "transformers takes our folder for Hugging Face's kernels"
+"""
+
+
+def probe(root: Path) -> subprocess.CompletedProcess[str]:
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    return subprocess.run([sys.executable, "-c", PROBE, str(root)], capture_output=True, text=True, env=environment)
+
+
+def test_repository_root_shadows_nothing(root: Path) -> None:
+    answer = probe(root)
+    assert answer.returncode == 0, answer.stderr
+
+
+def test_the_probe_can_fail(tmp_path: Path) -> None:
+    (tmp_path / "platform").mkdir()
+    (tmp_path / "platform" / "__init__.py").touch()
+    assert "AttributeError" in probe(tmp_path).stderr
+
+
+def test_no_init_where_it_would_shadow(root: Path) -> None:
+    assert not list(root.glob("*/__init__.py"))
+    assert not list(root.glob("*/strata/__init__.py"))
+
+
+@pytest.mark.parametrize("room", ["platform", "training", "serving"])
+def test_rooms_know_only_whom_they_may(root: Path, room: str) -> None:
+    allowed = {
+        "platform": {"platform"},
+        "training": {"platform", "training", "kernels"},
+        "serving": {"platform", "serving", "kernels"},
+    }
+    for file in (root / room / "strata").rglob("*.py"):
+        for line in file.read_text().splitlines():
+            words = line.split()
+            if words[:1] in (["from"], ["import"]) and words[1].startswith("strata."):
+                assert words[1].split(".")[1] in allowed[room], f"{file}: {line}"

@@ -1,0 +1,70 @@
+"""What tests of several rooms use: the command line, a recipe small enough for tests, and a served endpoint."""
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+
+from strata.platform.ports import find_free
+
+ROOT = Path(__file__).parents[1]
+STRATA = str(Path(sys.executable).parent / "strata")
+
+# Everything the laptop recipe does, smaller: about a minute on two cores, most of it starting processes.
+TINY = [
+    "model.layers=2",
+    "model.hidden=128",
+    "model.heads=4",
+    "model.kv_heads=2",
+    "model.ffn=256",
+    "model.vocab=1024",
+    "model.context=256",
+    "train.steps=30",
+    "train.warmup=5",
+    "train.batch=8",
+    "train.micro_batch=4",
+    "train.eval_every=10",
+    "train.eval_sequences=8",
+    "train.checkpoint_every=10",
+]
+
+
+@dataclass(frozen=True)
+class Served:
+    url: str
+    model: str
+    folder: Path
+    process: psutil.Process
+    output: Path
+
+    def wait_until_it_answers(self, limit_s: float = 300) -> None:
+        deadline = time.monotonic() + limit_s
+        while time.monotonic() < deadline:
+            assert self.process.is_running() and self.process.status() != psutil.STATUS_ZOMBIE, self.output.read_text()
+            if "Ctrl-C stops it" in self.output.read_text():
+                return
+            time.sleep(0.2)
+        raise AssertionError(self.output.read_text())
+
+
+def start_serving(home: Path, folder: Path) -> tuple[Served, subprocess.Popen[bytes]]:
+    port = find_free()
+    output = home / f"serve-{port}.out"
+    with output.open("wb") as stream:
+        process = subprocess.Popen(
+            [STRATA, "serve", "--run", "tiny", f"serve.port={port}"],
+            env=os.environ | {"STRATA_HOME": str(home)},
+            stdout=stream,
+            stderr=stream,
+        )
+    return Served(f"http://127.0.0.1:{port}", "tiny", folder, psutil.Process(process.pid), output), process
+
+
+def prefill_header(response: httpx.Response) -> str:
+    assert response.status_code == 200, response.text
+    return response.headers["x-strata-prefill"]
