@@ -1,0 +1,29 @@
+"""Which model and which serve section the user meant."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from strata.platform import recipe_file, runs
+from strata.platform.errors import UserError
+from strata.platform.recipe import ServeSection
+
+
+@dataclass(frozen=True)
+class Choice:
+    section: ServeSection
+    folder: Path
+    model_id: str
+
+
+def choose(overrides: Sequence[str], run: str | None, model: Path | None, recipe: str | None) -> Choice:
+    if run and model:
+        raise UserError("--run and --model both say what to serve.", "Give one of them.")
+    if model:
+        section = recipe_file.load(recipe or recipe_file.DEFAULT, overrides).serve
+        return Choice(section, model, model.resolve().name)
+    chosen = runs.find(run) if run else runs.newest_with_export()
+    if not (chosen.export / "config.json").is_file():
+        raise UserError(f"Run '{chosen.name}' has no export to serve.", f"Write one: strata export {chosen.name}")
+    source = recipe or str(chosen.path / "recipe.yaml")
+    return Choice(recipe_file.load(source, overrides).serve, chosen.export, chosen.name)

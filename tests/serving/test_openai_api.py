@@ -1,0 +1,195 @@
+"""The endpoint as clients see it: the official client, raw HTTP, and `transformers` as the judge of the tokens."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import openai
+import pytest
+import torch
+from support import Served, prefill_header
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from strata.serving import client as timed_client
+
+CONTEXT = 256
+TEXT = "def close(self):\n    for name, value in self.items():\n        self.file.write(value)\n" * 40
+
+
+@pytest.fixture(scope="module")
+def client(endpoint: Served) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{endpoint.url}/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def judge(endpoint: Served):
+    tokenizer = AutoTokenizer.from_pretrained(endpoint.folder)
+    model = AutoModelForCausalLM.from_pretrained(endpoint.folder, dtype=torch.float32)
+
+    def generate(prompt_ids: list[int], count: int) -> list[int]:
+        with torch.no_grad():
+            out = model.generate(torch.tensor([prompt_ids]), max_new_tokens=count, min_new_tokens=count, do_sample=False)
+        return out[0, len(prompt_ids) :].tolist()
+
+    return tokenizer, generate
+
+
+def test_models_and_health(endpoint: Served, client: openai.OpenAI) -> None:
+    assert httpx.get(f"{endpoint.url}/health").status_code == 200
+    assert [m.id for m in client.models.list().data] == [endpoint.model]
+    assert client.models.retrieve(endpoint.model).id == endpoint.model
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("another")
+
+
+# One token, around the KV block of 128, several blocks, and as long as fits.
+@pytest.mark.parametrize("length", [1, 2, 37, 127, 128, 129, 200, CONTEXT - 16])
+def test_greedy_tokens_equal_transformers(endpoint: Served, judge, length: int) -> None:
+    tokenizer, generate = judge
+    prompt = tokenizer(TEXT)["input_ids"][:length]
+    assert len(prompt) == length
+    request = {"model": endpoint.model, "prompt": prompt, "max_tokens": 16, "temperature": 0, "ignore_eos": True}
+    response = httpx.post(f"{endpoint.url}/v1/completions", json=request | {"return_token_ids": True}, timeout=60)
+    assert prefill_header(response).startswith("remote; engine=")
+    assert response.json()["choices"][0]["token_ids"] == generate(prompt, 16)
+
+
+def test_streamed_text_equals_whole_text(client: openai.OpenAI, endpoint: Served) -> None:
+    asked = {"model": endpoint.model, "prompt": "import os\n", "max_tokens": 24, "temperature": 0}
+    whole = client.completions.create(**asked)
+    streamed = client.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+    events = list(streamed)
+    assert "".join(e.choices[0].text for e in events if e.choices) == whole.choices[0].text
+    assert events[-1].usage == whole.usage
+    assert len(events) > 10  # token by token, not in one piece
+
+
+def test_chat_streams_and_does_not(client: openai.OpenAI, endpoint: Served) -> None:
+    messages = [{"role": "system", "content": "You are Python."}, {"role": "user", "content": "class Error"}]
+    asked = {"model": endpoint.model, "messages": messages, "max_tokens": 12, "temperature": 0}
+    whole = client.chat.completions.create(**asked)
+    pieces = [e.choices[0].delta.content or "" for e in client.chat.completions.create(**asked, stream=True) if e.choices]
+    assert "".join(pieces) == whole.choices[0].message.content
+    assert whole.usage.completion_tokens <= 12
+
+
+def test_sampling_with_a_seed_repeats(client: openai.OpenAI, endpoint: Served) -> None:
+    asked = {"model": endpoint.model, "prompt": "import ", "max_tokens": 16, "temperature": 1.0}
+    first, again, other = (client.completions.create(**asked, seed=seed).choices[0].text for seed in (1, 1, 2))
+    assert first == again != other
+
+
+@pytest.mark.parametrize(
+    ("extra", "reason"),
+    [
+        ({"n": 2, "temperature": 1.0}, "several-sequences"),
+        ({"prompt": ["import os", "import sys"]}, "several-prompts"),
+        ({"echo": True, "logprobs": 1}, "prompt-logprobs"),
+        ({"prompt_logprobs": 1}, "prompt-logprobs"),
+        ({"truncate_prompt_tokens": 2}, "truncated-prompt"),
+    ],
+)
+def test_what_cannot_be_handed_over_is_prefilled_locally(endpoint: Served, extra: dict, reason: str) -> None:
+    request = {"model": endpoint.model, "prompt": "import os", "max_tokens": 4, "temperature": 0} | extra
+    response = httpx.post(f"{endpoint.url}/v1/completions", json=request, timeout=60)
+    assert response.status_code == 200, response.text
+    assert prefill_header(response) == f"local; reason={reason}"
+
+
+def test_minimum_tokens_are_the_clients_not_the_prefills(endpoint: Served) -> None:
+    request = {"model": endpoint.model, "prompt": "import os", "max_tokens": 9, "min_tokens": 9}
+    response = httpx.post(f"{endpoint.url}/v1/completions", json=request, timeout=60)
+    assert response.json()["usage"]["completion_tokens"] == 9
+
+
+def test_tokenize_there_and_back(endpoint: Served) -> None:
+    tokens = httpx.post(f"{endpoint.url}/tokenize", json={"prompt": "import os"}).json()["tokens"]
+    assert httpx.post(f"{endpoint.url}/detokenize", json={"tokens": tokens}).json()["prompt"] == "import os"
+
+
+def test_many_at_once_all_get_their_own_answer(endpoint: Served, judge) -> None:
+    tokenizer, generate = judge
+    prompts = [tokenizer(TEXT)["input_ids"][start : start + 20 + 9 * start] for start in range(12)]
+
+    def ask(prompt: list[int]) -> list[int]:
+        request = {"model": endpoint.model, "prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+        response = httpx.post(f"{endpoint.url}/v1/completions", json=request | {"return_token_ids": True}, timeout=120)
+        return response.json()["choices"][0]["token_ids"]
+
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        answers = list(pool.map(ask, prompts))
+    assert answers == [generate(prompt, 8) for prompt in prompts]
+
+
+def test_timed_completion_counts_and_names_the_prefill(endpoint: Served) -> None:
+    timed = timed_client.complete(timed_client.connect(endpoint.url), endpoint.model, "import os\n", max_tokens=8)
+    assert timed.tokens <= 8 and timed.text
+    assert 0 < timed.itl_s < timed.ttft_s < 30
+    assert timed.prefill.startswith("remote; engine=")
+
+
+BAD = {
+    "malformed JSON": (b'{"model": ', 400, "not valid JSON"),
+    "not UTF-8": (b'{"prompt": "\xff"}', 400, "not valid JSON"),
+    "not an object": (b"[1, 2]", 400, "must be a JSON object"),
+    "deep nesting": (b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", 400, ""),
+    "unknown model": (b'{"model": "gpt-5", "prompt": "x"}', 404, "serves 'tiny'"),
+    "prompt longer than the context": (
+        b'{"model": "tiny", "prompt": "' + b"import os " * 500 + b'"}',
+        400,
+        "context is 256 tokens",
+    ),
+    "more asked than the context has": (b'{"model": "tiny", "prompt": "x", "max_tokens": 9999}', 400, "lower max_tokens"),
+    "no prompt": (b'{"model": "tiny"}', 400, ""),
+    "wrong type": (b'{"model": "tiny", "prompt": {"a": 1}}', 400, ""),
+    "absurd temperature": (b'{"model": "tiny", "prompt": "x", "temperature": -5}', 400, "temperature"),
+    "absurd n": (b'{"model": "tiny", "prompt": "x", "n": -1}', 400, "n"),
+    "token out of range": (b'{"model": "tiny", "prompt": [99999999]}', 400, ""),
+    "empty prompt": (b'{"model": "tiny", "prompt": []}', 400, ""),
+    "stream_options of a wrong type": (b'{"model": "tiny", "prompt": "x", "stream_options": 5}', 400, ""),
+    "kv_transfer_params": (
+        b'{"model": "tiny", "prompt": "x", "kv_transfer_params": {"do_remote_prefill": true}}',
+        400,
+        "kv_transfer_params",
+    ),
+    "kv_transfer_params null": (b'{"model": "tiny", "prompt": "x", "kv_transfer_params": null}', 400, "kv_transfer_params"),
+    "kv_transfer_params in vllm_xargs": (
+        b'{"model": "tiny", "prompt": "x", "vllm_xargs": {"kv_transfer_params": "x"}}',
+        400,
+        "kv_transfer_params",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_requests_get_a_4xx_in_openais_shape(endpoint: Served, name: str) -> None:
+    body, status, says = BAD[name]
+    response = httpx.post(f"{endpoint.url}/v1/completions", content=body, timeout=60)
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert set(error) >= {"message", "type", "param", "code"} and error["code"] == status
+    assert says in error["message"]
+
+
+def test_bad_chat_requests(endpoint: Served) -> None:
+    for messages in ("hello", [], [{"role": "user", "content": TEXT * 10}], [5]):
+        request = {"model": endpoint.model, "messages": messages}
+        response = httpx.post(f"{endpoint.url}/v1/chat/completions", json=request, timeout=60)
+        assert 400 <= response.status_code < 500, (messages, response.text)
+        assert response.json()["error"]["message"]
+
+
+def test_a_body_too_large(endpoint: Served) -> None:
+    response = httpx.post(f"{endpoint.url}/v1/completions", content=b'{"prompt": "' + b"x" * (17 * 2**20) + b'"}', timeout=60)
+    assert response.status_code == 413
+    assert "16 MiB" in response.json()["error"]["message"]
+
+
+def test_routes_that_are_not_ours_do_not_exist(endpoint: Served) -> None:
+    for path in ("/inference/v1/generate", "/v1/responses", "/invocations", "/v1/completions/render"):
+        response = httpx.post(f"{endpoint.url}{path}", json={"kv_transfer_params": {}})
+        assert response.status_code == 404 and response.json()["error"]["code"] == 404
+    assert httpx.get(f"{endpoint.url}/v1/completions").status_code == 405
+
+
+def test_it_still_answers_after_all_that(client: openai.OpenAI, endpoint: Served) -> None:
+    assert client.completions.create(model=endpoint.model, prompt="import os", max_tokens=2).usage.completion_tokens
