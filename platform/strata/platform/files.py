@@ -20,6 +20,7 @@ def write_atomic(path: Path, content: str | bytes) -> None:
     data = content.encode() if isinstance(content, str) else content
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
+        os.fchmod(handle, 0o644)  # mkstemp makes it the owner's alone
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()

@@ -74,6 +74,9 @@ class TrainSection(Section):
     weight_decay: Annotated[float, Field(ge=0, lt=1)] = 0.1
     clip: Annotated[float, Field(gt=0)] = 1.0
     precision: Literal["fp32", "bf16"] = "fp32"
+    matmul: Literal["highest", "high", "medium"] = Field(
+        "highest", description="torch's float32_matmul_precision: below highest, fp32 products may use TF32 or bf16 units"
+    )
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     eval_every: Positive = 100
     eval_sequences: Positive = 64

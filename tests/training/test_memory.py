@@ -1,0 +1,31 @@
+import pytest
+
+from strata.platform import recipe_file
+from strata.platform.errors import UserError
+from strata.training import memory
+from strata.training.memory import require_memory, worker_bytes
+
+GIB = 2**30
+
+
+def bytes_of(*overrides: str, recipe: str = "laptop") -> int:
+    loaded = recipe_file.load(recipe, overrides)
+    return worker_bytes(loaded.model, loaded.train, loaded.parallel)
+
+
+def test_laptop_fits_in_a_laptop() -> None:
+    assert bytes_of() < 2 * GIB
+
+
+def test_zero_stages_divide_more_and_more() -> None:
+    sizes = [bytes_of(f"parallel.zero={stage}", recipe="8xh100") for stage in range(4)]
+    assert sizes == sorted(sizes, reverse=True) and len(set(sizes)) == 4
+    assert sizes[0] - sizes[3] == pytest.approx(8.03e9 * 16 * 7 / 8, rel=0.01)  # of 16 bytes a parameter, 8 ranks share all
+
+
+def test_too_little_memory_says_how_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = recipe_file.load("laptop")
+    monkeypatch.setattr(memory, "available", lambda: 1 * GIB)
+    with pytest.raises(UserError, match=r"needs about \d.\d GiB .2 workers.; 1.0 GiB are free") as raised:
+        require_memory(recipe.model, recipe.train, recipe.parallel)
+    assert "micro_batch" in raised.value.fix

@@ -1,0 +1,132 @@
+"""Real runs, through the command line where signals matter: what they learn, how they end and how they go on.
+
+They share one Ray cluster, but for the run that is killed: its own cluster has to go down with it.
+"""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from rich.console import Console
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from strata.platform import cluster, runs
+from strata.platform.recipe import Recipe
+from strata.platform.runs import Run
+from strata.training import driver, records, shards
+from strata.training.checkpoint import ENGINE
+from strata.training.corpus import open_corpus
+from strata.training.model import token_losses
+from strata.training.windows import Windows
+
+from .conftest import SMALL, strata_process
+
+ENDLESS = "train.steps=100000"
+
+
+@pytest.fixture(scope="module")
+def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STRATA_HOME", str(tmp_path_factory.mktemp("cluster")))
+        yield cluster.start(cpus=2).address
+        cluster.stop()
+
+
+@pytest.fixture
+def on_shared_cluster(shared_cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", shared_cluster)
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], timeout: float = 180) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.1)
+
+
+def steps_of(run: Run) -> list[int]:
+    return [record["step"] for record in records.read(run.metrics)]
+
+
+def loss_of_export(run: Run, recipe: Recipe) -> float:
+    """The validation loss, by `transformers` on the exported folder."""
+    tokens = shards.prepare(open_corpus(recipe.data), recipe.model.vocab, recipe.data.holdout)
+    windows = Windows(tokens, "validation", recipe.model.context)
+    batch = torch.from_numpy(windows.read(windows.evenly(recipe.train.eval_sequences)))
+    model = AutoModelForCausalLM.from_pretrained(run.export)
+    with torch.no_grad():
+        return token_losses(model(batch[:, :-1]).logits, batch[:, 1:]).mean().item()
+
+
+@pytest.mark.usefixtures("on_shared_cluster")
+def test_run_learns_exports_and_repeats_itself_after_damage(small_recipe: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
+    summary = driver.start(small_recipe, "first", "test", Console())
+    run = summary.run
+    history = records.read(run.metrics)
+    assert [record["step"] for record in history] == list(range(1, 9))
+    assert [record["step"] for record in history if "val_loss" in record] == [4, 8]
+    assert history[-1]["loss"] < history[0]["loss"]
+    assert run.state().status == "finished" and run.plot.exists() and not (run.path / "stop").exists()
+    assert loss_of_export(run, small_recipe) == pytest.approx(summary.val_loss, abs=2e-3)
+    assert AutoTokenizer.from_pretrained(run.export).decode([0]) == "<|endoftext|>"
+
+    # The last checkpoint is cut short: the run goes on from the one before it, and takes the same steps again.
+    weights = run.checkpoints / "step-00000008" / ENGINE / "mp_rank_00_model_states.pt"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    again = driver.resume(run, small_recipe, Console())
+    assert "step-00000008 is damaged" in capsys.readouterr().out
+    repeated = records.read(run.metrics)
+    assert [(r["step"], r["loss"], r["lr"], r["grad_norm"]) for r in repeated] == [
+        (r["step"], r["loss"], r["lr"], r["grad_norm"]) for r in history
+    ]
+    assert again.val_loss == summary.val_loss
+
+
+@pytest.mark.usefixtures("on_shared_cluster")
+def test_zero_3_is_put_together_on_export(small_recipe: Recipe) -> None:
+    parallel = small_recipe.parallel.model_copy(update={"zero": 3})
+    train = small_recipe.train.model_copy(update={"steps": 3})
+    model = small_recipe.model.model_copy(update={"tie_embeddings": False})
+    recipe = small_recipe.model_copy(update={"parallel": parallel, "train": train, "model": model})
+    summary = driver.start(recipe, "sharded", "test", Console(quiet=True))
+    assert loss_of_export(summary.run, recipe) == pytest.approx(summary.val_loss, abs=2e-3)
+
+
+def test_ctrl_c_saves_then_kill_loses_little_and_resume_goes_on(home: Path, corpus: Path, shared_cluster: str) -> None:
+    settings = [*SMALL, f"data.path={corpus}", ENDLESS, "train.checkpoint_every=10", "train.keep=2"]
+    process = strata_process(home, "train", "--run", "r", *settings, address=shared_cluster)
+    run = Run(home / "runs" / "r")
+    wait_for(lambda: len(records.read(run.metrics)) >= 3, process)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the whole group
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert "strata train --resume r" in output
+    state, stopped_at = run.state(), steps_of(run)[-1]
+    assert (state.status, state.step) == ("interrupted", stopped_at)
+    assert (run.checkpoints / f"step-{stopped_at:08}").exists()
+    assert not (run.path / "stop").exists()
+
+    process = strata_process(home, "train", "--resume", "r")
+    wait_for(lambda: steps_of(run)[-1] > stopped_at + 25, process)
+    family = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.communicate()
+    agents = [member for member in family if member.is_running() and member.name().endswith("Agent")]
+    assert not psutil.wait_procs(set(family) - set(agents), timeout=30)[1]
+    assert run.state().seen_now() == "killed"
+    assert len(list(run.checkpoints.glob("step-*"))) <= 3  # two, and one that may just be in writing
+
+    last = steps_of(run)[-1] + 3
+    process = strata_process(home, "train", "--resume", "r", f"train.steps={last}", address=shared_cluster)
+    output, _ = process.communicate(timeout=180)
+    assert process.returncode == 0, output
+    assert steps_of(run) == list(range(1, last + 1))
+    assert not psutil.wait_procs(agents, timeout=120)[1]  # these look for their raylet only now and then
+    assert run.state().status == "finished" and runs.newest_with_export() == run

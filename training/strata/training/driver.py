@@ -1,0 +1,131 @@
+"""A training run from the outside: check, prepare, let Ray Train's workers run, follow them, export."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+
+from strata.platform import recipe_file, runs
+from strata.platform.errors import UserError
+from strata.platform.files import write_atomic
+from strata.platform.recipe import Recipe
+from strata.platform.runs import Run, State
+from strata.training import checkpoint, records, shards
+from strata.training.bigram import bigram_loss
+from strata.training.corpus import open_corpus
+from strata.training.export import TOKENIZER, export_run
+from strata.training.interrupts import Interrupts, caught
+from strata.training.loop import Job
+from strata.training.memory import require_memory
+from strata.training.plot import plot_losses
+from strata.training.windows import Windows
+from strata.training.workers import run_workers
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a run came to. `export` is None for one that was interrupted, `val_loss` for one that was not yet evaluated."""
+
+    run: Run
+    step: int
+    val_loss: float | None
+    bigram: float
+    export: Path | None
+
+
+def start(recipe: Recipe, name: str | None, stem: str, console: Console) -> Summary:
+    with caught() as interrupts:
+        run = runs.create(name, recipe, stem)
+        with _settled(run, fresh=True):
+            job, bigram = _prepare(run, recipe, console)
+            return _train(job, bigram, interrupts, console)
+
+
+def resume(run: Run, recipe: Recipe, console: Console) -> Summary:
+    """Goes on from the newest good checkpoint, or from the beginning if the run was killed before its first. The run's folder
+    is not touched before everything is known to be in order."""
+    with caught() as interrupts:
+        state = run.state()
+        if state.seen_now() == "running":
+            raise UserError(
+                f"Run '{run.name}' is being trained by process {state.pid}.", "Wait for it, or stop it there (Ctrl-C)."
+            )
+        job, bigram = _prepare(run, recipe, console)
+        found = checkpoint.newest(run.checkpoints, console.print)
+        if found:
+            _require_same(found.origin, job.origin)
+        step = found.step if found else 0
+        if step > recipe.train.steps:
+            raise UserError(f"Run '{run.name}' is at step {step} already.", f"Ask for more: train.steps={2 * step}.")
+        checkpoint.forget_after(run.checkpoints, step)
+        write_atomic(run.path / "recipe.yaml", recipe_file.dump(recipe))
+        run.say_running(State("running", step, recipe.train.steps))
+        with _settled(run, fresh=False):
+            return _train(job, bigram, interrupts, console, done=step)
+
+
+def _prepare(run: Run, recipe: Recipe, console: Console) -> tuple[Job, float]:
+    """All that can go wrong before workers start goes wrong here."""
+    if recipe.parallel.device == "cpu" and "RAY_ADDRESS" not in os.environ:
+        require_memory(recipe.model, recipe.train, recipe.parallel)
+    with console.status("reading the corpus"):
+        tokens = shards.prepare(open_corpus(recipe.data), recipe.model.vocab, recipe.data.holdout)
+        meta = shards.read_meta(tokens)
+        for split in shards.SPLITS:
+            if len(Windows(tokens, split, recipe.model.context)) == 0:
+                cause = f"The corpus is too small: {meta.tokens[split]} tokens for {split}, model.context={recipe.model.context}."
+                raise UserError(cause, "Give more text (data.path), or lower model.context.")
+        bigram = bigram_loss(tokens, recipe.model.context, recipe.train.eval_sequences, recipe.model.vocab)
+    train, held_out = (meta.tokens[split] for split in shards.SPLITS)
+    console.print(f"{train:,} tokens to train on, {held_out:,} held out; bigram loss {bigram:.3f}")
+    return Job(run.path, tokens, recipe.model, recipe.train, recipe.parallel), bigram
+
+
+def _train(job: Job, bigram: float, interrupts: Interrupts, console: Console, done: int = 0) -> Summary:
+    run = Run(job.run)
+    (run.path / TOKENIZER).mkdir(exist_ok=True)
+    shutil.copy(job.tokens / "tokenizer.json", run.path / TOKENIZER)
+    stopped = False
+    if done < job.train.steps:
+        outcome = run_workers(job, interrupts, console)
+        if outcome.problem:
+            raise outcome.problem
+        stopped = outcome.stopped
+    else:
+        records.cut(run.metrics, done)
+    history = records.read(run.metrics)
+    plot_losses(history, bigram, run.plot)
+    export = None if stopped else export_run(run, None, console.print)
+    last = history[-1]
+    val_loss = next((record["val_loss"] for record in reversed(history) if "val_loss" in record), None)
+    run.say(State("interrupted" if stopped else "finished", last["step"], job.train.steps, last["loss"], val_loss))
+    return Summary(run, last["step"], val_loss, bigram, export)
+
+
+@contextmanager
+def _settled(run: Run, fresh: bool) -> Iterator[None]:
+    """Whatever ends a run, its folder says how; a new run that has not taken a step leaves no folder."""
+    try:
+        yield
+    except BaseException as error:
+        if fresh and not records.read(run.metrics):
+            run.remove()
+        else:
+            run.say(replace(run.state(), status="interrupted" if isinstance(error, KeyboardInterrupt) else "failed"))
+        raise
+
+
+def _require_same(then: checkpoint.Origin, now: checkpoint.Origin) -> None:
+    if then.model != now.model:
+        changed = next(key for key in now.model if now.model[key] != then.model.get(key))
+        cause = f"model.{changed} was {then.model.get(changed)} when the run began and is {now.model[changed]} now."
+        raise UserError(cause, "Leave the model as it was, or start a new run.")
+    if then.tokens != now.tokens:
+        raise UserError("The corpus is not the one the run began with.", "Restore it (or data.*), or start a new run.")
+    if (then.workers, then.zero) != (now.workers, now.zero):
+        cause = f"The checkpoint is of {then.workers} workers and ZeRO-{then.zero}, not {now.workers} and ZeRO-{now.zero}."
+        raise UserError(cause, f"Resume with parallel.workers={then.workers} parallel.zero={then.zero}.")
