@@ -74,7 +74,7 @@ def test_run_learns_exports_and_repeats_itself_after_damage(small_recipe: Recipe
     assert [record["step"] for record in history if "val_loss" in record] == [4, 8]
     assert history[-1]["loss"] < history[0]["loss"]
     assert run.state().status == "finished" and run.plot.exists() and not (run.path / "stop").exists()
-    assert loss_of_export(run, small_recipe) == pytest.approx(summary.val_loss, abs=2e-3)
+    assert loss_of_export(run, small_recipe) == pytest.approx(summary.val_loss, abs=1e-4)
     assert AutoTokenizer.from_pretrained(run.export).decode([0]) == "<|endoftext|>"
 
     # The last checkpoint is cut short: the run goes on from the one before it, and takes the same steps again.
@@ -96,7 +96,7 @@ def test_zero_3_is_put_together_on_export(small_recipe: Recipe) -> None:
     model = small_recipe.model.model_copy(update={"tie_embeddings": False})
     recipe = small_recipe.model_copy(update={"parallel": parallel, "train": train, "model": model})
     summary = driver.start(recipe, "sharded", "test", Console(quiet=True))
-    assert loss_of_export(summary.run, recipe) == pytest.approx(summary.val_loss, abs=2e-3)
+    assert loss_of_export(summary.run, recipe) == pytest.approx(summary.val_loss, abs=1e-4)
 
 
 def test_ctrl_c_saves_then_kill_loses_little_and_resume_goes_on(home: Path, corpus: Path, shared_cluster: str) -> None:
