@@ -1,4 +1,4 @@
-"""The whole way, on real parts: text files -> tokenizer -> DeepSpeed under Ray Train -> export -> two vLLM engines -> a stream."""
+"""The whole way, on real parts: text -> tokenizer -> DeepSpeed under Ray Train -> export -> two vLLM engines -> a stream."""
 
 import json
 import os

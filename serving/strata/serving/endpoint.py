@@ -1,6 +1,5 @@
 """Bringing the endpoint up, keeping it up until it is told to stop, and taking it down without a trace."""
 
-import logging
 import math
 import re
 import time
@@ -51,8 +50,6 @@ def running(section: ServeSection, folder: Path, model_id: str) -> Iterator[Endp
 
     from strata.serving import app
 
-    for noisy in ("ray.serve", "httpx"):
-        logging.getLogger(noisy).setLevel(logging.ERROR)
     began = psutil.Process().create_time()
     phases = {"this command": time.time() - began}
     prefill = EngineSpec.of("prefill", section, folder, model_id, ports.find_free())

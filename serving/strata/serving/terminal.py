@@ -1,6 +1,7 @@
 """What `strata serve` and `strata chat` show and ask in a terminal."""
 
 import json
+import logging
 import signal
 import sys
 from collections.abc import Sequence
@@ -14,12 +15,14 @@ from strata.platform.errors import UserError
 from strata.serving import choice, client, endpoint
 
 PROMPTS = ("import os\nimport ", "def __init__(self", "class Error(Exception):\n", "    for key, value in ")
-console = Console(highlight=False, soft_wrap=True)
+# A log has no width of its own; 80 columns would fold the table of answers.
+console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 130)
 
 
 def serve(overrides: Sequence[str], run: str | None, model: Path | None, recipe: str | None, ask: bool) -> None:
     chosen = choice.choose(overrides, run, model, recipe)
     endpoint.check(chosen.section, chosen.folder)
+    logging.disable(logging.INFO)  # Ray and the HTTP clients tell each of their steps
     # Both signals end the block below as Ctrl-C would, so that the engines go down with it.
     signal.signal(signal.SIGTERM, _interrupt)
     try:

@@ -1,8 +1,10 @@
 """`strata train` and `strata export`. Light imports only: the command line loads this module to print its help."""
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import psutil
 import typer
 from rich.console import Console
 
@@ -71,4 +73,5 @@ def _tell(summary: "Summary", console: Console) -> None:
     if summary.export is None:
         console.print(f"interrupted; go on with: strata train --resume {summary.run.name}")
     else:
-        console.print(f"exported to {summary.export}; serve it with: strata serve --run {summary.run.name}")
+        seconds = time.time() - psutil.Process().create_time()
+        console.print(f"exported to {summary.export} after {seconds:.0f} s; serve it with: strata serve --run {summary.run.name}")
