@@ -14,6 +14,11 @@ class Choice:
     section: ServeSection
     folder: Path
     model_id: str
+    is_run: bool
+
+    def words(self) -> list[str]:
+        """The options of `strata serve` that choose the same model."""
+        return ["--run", self.model_id] if self.is_run else ["--model", str(self.folder)]
 
 
 def choose(overrides: Sequence[str], run: str | None, model: Path | None, recipe: str | None) -> Choice:
@@ -21,9 +26,9 @@ def choose(overrides: Sequence[str], run: str | None, model: Path | None, recipe
         raise UserError("--run and --model both say what to serve.", "Give one of them.")
     if model:
         section = recipe_file.load(recipe or recipe_file.DEFAULT, overrides).serve
-        return Choice(section, model, model.resolve().name)
+        return Choice(section, model, model.resolve().name, is_run=False)
     chosen = runs.find(run) if run else runs.newest_with_export()
     if not (chosen.export / "config.json").is_file():
         raise UserError(f"Run '{chosen.name}' has no export to serve.", f"Write one: strata export {chosen.name}")
     source = recipe or str(chosen.path / "recipe.yaml")
-    return Choice(recipe_file.load(source, overrides).serve, chosen.export, chosen.name)
+    return Choice(recipe_file.load(source, overrides).serve, chosen.export, chosen.name, is_run=True)

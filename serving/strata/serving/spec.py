@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from strata.platform.recipe import Device, PoolSection, ServeSection
+from strata.serving.nixl_patience import DELAY_US
 
 Role = Literal["prefill", "decode"]
 
@@ -68,6 +69,9 @@ class EngineSpec:
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             # Lets vLLM keep the one-process executor that `engine.py` asks for.
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            DELAY_US: "1000",
+            # vLLM sets this itself, unless NIXL is imported before, as our plugin does.
+            "UCX_RCACHE_MAX_UNRELEASED": "1024",
         }
         if self.eager:
             # Without it vLLM still compiles its sampler, in the first request that samples: 25 s, and a C++ compiler.

@@ -4,6 +4,7 @@ Rounds alternate and medians are compared, for these machines are shared. Both a
 way: from starting the processes to the first completion, asked for again and again.
 """
 
+import contextlib
 import json
 import os
 import platform
@@ -25,6 +26,7 @@ from strata.platform import ports
 from strata.platform.errors import UserError
 from strata.platform.files import cache_dir, write_atomic
 from strata.serving import choice, model_dir
+from strata.serving.nixl_patience import DELAY_US
 from strata.serving.spec import EngineSpec, Role
 
 LIMIT_S = 600.0
@@ -91,17 +93,16 @@ def _wait_for_answer(url: str, model_id: str, processes: list[subprocess.Popen[b
     while time.monotonic() - began < LIMIT_S:
         if any(process.poll() is not None for process in processes):
             raise UserError(f"A server ended before it answered at {url}.", "Start it alone to see why: strata serve.")
-        try:
+        with contextlib.suppress(httpx.TransportError):
             if httpx.post(f"{url}/v1/completions", json=request, timeout=30).status_code == 200:
                 return
-        except httpx.TransportError:
-            time.sleep(0.2)
+        time.sleep(0.2)
     raise UserError(f"{url} did not answer within {LIMIT_S:.0f} s.", "See 'strata doctor'.")
 
 
 def _start_ours(chosen: choice.Choice) -> Started:
     port = ports.find_free()
-    command = [sys.executable, "-m", "strata.platform.cli", "serve", "--model", str(chosen.folder), f"serve.port={port}"]
+    command = [sys.executable, "-m", "strata.platform.cli", "serve", *chosen.words(), f"serve.port={port}"]
     return [_popen(command, {})], [f"http://127.0.0.1:{port}"]
 
 
@@ -121,8 +122,9 @@ def _start_bare(chosen: choice.Choice) -> Started:
             json.dumps(kwargs["kv_transfer_config"]),
         ]
         command += ["--enforce-eager"] if kwargs["enforce_eager"] else []
-        # All of the settings but the one behind our one-process engine: that is ours, not the peer's.
-        environment = {key: value for key, value in spec.environment().items() if key != "VLLM_ENABLE_V1_MULTIPROCESSING"}
+        # All of the settings but those behind our one-process engine and our patient NIXL: they are ours, not the peer's.
+        ours = {"VLLM_ENABLE_V1_MULTIPROCESSING", DELAY_US}
+        environment = {key: value for key, value in spec.environment().items() if key not in ours}
         processes.append(_popen(command, environment | {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(spec.nixl_port)}))
         urls.append(f"http://127.0.0.1:{port}")
     return processes, urls
