@@ -2,7 +2,6 @@
 
 import time
 
-import psutil
 from support import Served
 
 

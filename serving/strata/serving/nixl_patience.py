@@ -13,13 +13,13 @@ DELAY_US = "STRATA_NIXL_DELAY_US"  # set in the environment of CPU engines; vLLM
 
 
 def wait() -> None:
-    delay = os.environ.get(DELAY_US)
-    if delay is None:
+    if DELAY_US not in os.environ:
         return
+    delay = int(os.environ[DELAY_US])
     from nixl import _api
 
     class PatientConfig(_api.nixlBind.nixlAgentConfig):  # type: ignore[misc]
         def __setattr__(self, name: str, value: Any) -> None:
-            super().__setattr__(name, int(delay) if name == "pthrDelay" else value)
+            super().__setattr__(name, delay if name == "pthrDelay" else value)
 
     _api.nixlBind.nixlAgentConfig = PatientConfig
