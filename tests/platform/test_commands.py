@@ -42,7 +42,7 @@ def test_doctor_finds_this_machine_fit() -> None:
 
 
 def test_doctor_says_what_would_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "available_memory_gib", lambda: 1.0)
+    monkeypatch.setattr(doctor, "available_memory", lambda: 2**30)
     monkeypatch.setattr(doctor, "PACKAGES", (("no-such-package", "nothing works"),))
     fails = {finding.part: finding.text for finding in doctor.examine() if finding.verdict == "fails"}
     assert "needs 8 GiB free" in fails["memory"]

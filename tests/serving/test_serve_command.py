@@ -19,7 +19,7 @@ from strata.serving import choice, endpoint
 
 
 def test_too_little_memory_is_said_before_anything_starts(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint, "available_memory_gib", lambda: 0.5)
+    monkeypatch.setattr(endpoint, "available_memory", lambda: 2**29)
     with pytest.raises(UserError, match=r"needs about \d+\.\d GiB of memory; 0.5 are free"):
         endpoint.check(load().serve, trained / "runs" / "tiny" / "export")
 

@@ -25,7 +25,7 @@ def test_zero_stages_divide_more_and_more() -> None:
 
 def test_too_little_memory_says_how_much(monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = recipe_file.load("laptop")
-    monkeypatch.setattr(memory, "available", lambda: 1 * GIB)
+    monkeypatch.setattr(memory, "available_memory", lambda: 1 * GIB)
     with pytest.raises(UserError, match=r"needs about \d.\d GiB .2 workers.; 1.0 GiB are free") as raised:
         require_memory(recipe.model, recipe.train, recipe.parallel)
     assert "micro_batch" in raised.value.fix

@@ -11,6 +11,7 @@ from typing import Literal
 import psutil
 
 from strata.platform.files import home
+from strata.platform.machine import available_memory
 from strata.platform.ports import is_free
 
 GIB = 2**30
@@ -48,10 +49,6 @@ PACKAGES = (
 )
 
 
-def available_memory_gib() -> float:
-    return float(psutil.virtual_memory().available) / GIB
-
-
 def _python() -> Finding:
     text = f"{sys.version.split()[0]} on {os.uname().machine}"
     return Finding("ok" if (3, 11) <= sys.version_info[:2] < (3, 14) else "fails", "python", f"{text}; 3.11 to 3.13 work")
@@ -65,7 +62,7 @@ def _cores() -> Finding:
 
 
 def _memory() -> Finding:
-    free, total = available_memory_gib(), psutil.virtual_memory().total / GIB
+    free, total = available_memory() / GIB, psutil.virtual_memory().total / GIB
     text = f"{free:.1f} GiB free of {total:.1f}"
     if free < NEEDS_MEMORY_GIB:
         return Finding("fails", "memory", f"{text}: serving two engines needs {NEEDS_MEMORY_GIB} GiB free")

@@ -13,8 +13,8 @@ import httpx
 import psutil
 
 from strata.platform import cluster, ports
-from strata.platform.doctor import available_memory_gib
 from strata.platform.errors import UserError
+from strata.platform.machine import available_memory
 from strata.platform.recipe import ServeSection
 from strata.serving import model_dir
 from strata.serving.spec import EngineSpec
@@ -36,9 +36,10 @@ def check(section: ServeSection, folder: Path) -> None:
     if section.device == "cpu":
         engines = section.prefill.replicas + section.decode.replicas
         needed = engines * (PROCESS_GIB + section.kv_cache_gib + 2 * model_dir.weights_gib(folder))
-        if available_memory_gib() < needed:
+        free = available_memory() / 2**30
+        if free < needed:
             raise UserError(
-                f"Serving this model needs about {needed:.1f} GiB of memory; {available_memory_gib():.1f} are free.",
+                f"Serving this model needs about {needed:.1f} GiB of memory; {free:.1f} are free.",
                 "Close something, serve a smaller model, or lower serve.kv_cache_gib.",
             )
 
@@ -70,7 +71,18 @@ def running(section: ServeSection, folder: Path, model_id: str) -> Iterator[Endp
             yield Endpoint(url, model_id, phases)
         finally:
             if not ends_with_us:
-                serve.delete(app.NAME)
+                _leave()
+
+
+def _leave() -> None:
+    """A cluster that stays: our application goes, and Serve with it (and its port) unless it serves someone else too."""
+    from ray import serve
+
+    from strata.serving.app import NAME
+
+    serve.delete(NAME)
+    if not serve.status().applications:
+        serve.shutdown()
 
 
 def _since(began: float, phases: dict[str, float]) -> float:

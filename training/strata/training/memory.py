@@ -1,15 +1,11 @@
 """Will it fit? A first-order answer before any worker starts, so that a model that is far too large costs nothing."""
 
-from pathlib import Path
-
-import psutil
-
 from strata.platform.errors import UserError
+from strata.platform.machine import available_memory
 from strata.platform.recipe import ModelSection, ParallelSection, TrainSection
 from strata.training.model import count_parameters
 
 WORKER_BASE = 700 * 2**20  # a process that has imported torch, Ray and DeepSpeed
-CGROUP = Path("/sys/fs/cgroup")
 
 
 def worker_bytes(model: ModelSection, train: TrainSection, parallel: ParallelSection) -> int:
@@ -29,19 +25,9 @@ def worker_bytes(model: ModelSection, train: TrainSection, parallel: ParallelSec
     return int(state + activations) + WORKER_BASE
 
 
-def available() -> int:
-    """What this machine could still give: the system's word, or a container's limit where that is lower."""
-    free = psutil.virtual_memory().available
-    try:
-        limit = int((CGROUP / "memory.max").read_text()) - int((CGROUP / "memory.current").read_text())
-    except (FileNotFoundError, ValueError):  # no control groups, or no limit ("max")
-        return free
-    return min(free, max(0, limit))
-
-
 def require_memory(model: ModelSection, train: TrainSection, parallel: ParallelSection) -> None:
     """For workers on this machine's CPUs."""
-    needed, free = parallel.workers * worker_bytes(model, train, parallel), available()
+    needed, free = parallel.workers * worker_bytes(model, train, parallel), available_memory()
     if needed > free:
         raise UserError(
             f"Training needs about {needed / 2**30:.1f} GiB ({parallel.workers} workers); {free / 2**30:.1f} GiB are free.",

@@ -1,0 +1,17 @@
+"""What this machine can still give."""
+
+from pathlib import Path
+
+import psutil
+
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def available_memory() -> int:
+    """Bytes: the system's word, or a container's limit where that is lower."""
+    free = int(psutil.virtual_memory().available)
+    try:
+        limit = int((CGROUP / "memory.max").read_text()) - int((CGROUP / "memory.current").read_text())
+    except (FileNotFoundError, ValueError):  # no control groups, or no limit ("max")
+        return free
+    return min(free, max(0, limit))

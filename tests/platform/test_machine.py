@@ -1,0 +1,16 @@
+from pathlib import Path
+
+import psutil
+import pytest
+
+from strata.platform import machine
+
+
+def test_a_containers_limit_counts_where_it_is_lower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "CGROUP", tmp_path)
+    assert machine.available_memory() == pytest.approx(psutil.virtual_memory().available, rel=0.1)
+    (tmp_path / "memory.max").write_text("1000000\n")
+    (tmp_path / "memory.current").write_text("400000\n")
+    assert machine.available_memory() == 600_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert machine.available_memory() > 1_000_000
