@@ -28,6 +28,7 @@ SMALL = (
     "train.eval_every=4",
     "train.eval_sequences=5",
     "train.checkpoint_every=4",
+    "train.matmul=highest",
 )
 
 SENTENCE = "the cat sat on a mat and the dog ran to its big red house where rain fell"
