@@ -1,7 +1,6 @@
 """The whole way, on real parts: text -> tokenizer -> DeepSpeed under Ray Train -> export -> two vLLM engines -> a stream."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -38,9 +37,8 @@ def test_readme_names_only_commands_that_exist(root: Path) -> None:
 @pytest.mark.skipif(not (VENV / ".strata-setup").is_file(), reason="make demo would set up another environment")
 def test_make_demo_on_a_small_recipe(root: Path, own_home: Path, trained: Path) -> None:
     words = [f"VENV={VENV}", "RUN=demo", f"ARGS=data.path={trained / 'corpus'} serve.port=8765 {' '.join(TINY)}"]
-    done = subprocess.run(
-        ["make", "-C", str(root), "demo", *words], env=dict(os.environ), capture_output=True, text=True, timeout=500
-    )
+    make = ["make", "--no-print-directory", "-C", str(root), "demo", *words]
+    done = subprocess.run(make, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "TTFT" in done.stdout and "ITL" in done.stdout
     assert done.stdout.count("remote;") == 4

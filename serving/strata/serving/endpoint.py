@@ -113,8 +113,8 @@ def _cause(failure: str) -> str:
 
     statuses = [d.message for application in serve.status().applications.values() for d in application.deployments.values()]
     for text in (*_engine_logs(), *statuses, failure):
-        errors = re.findall(r"(?:^|[\s)])\w+(?:Error|Exception): .+", text)
-        told: list[str] = [error.strip() for error in errors if "Engine core initialization failed" not in error]
+        errors = re.findall(r"\b\w+(?:Error|Exception): .+(?:\n {2}\S.*)*", text)  # pydantic goes on in indented lines
+        told = [" ".join(error.split()) for error in errors if "Engine core initialization failed" not in error]
         if told:
             return told[-1][:500]
     return failure[:500]

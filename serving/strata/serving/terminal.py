@@ -23,8 +23,6 @@ def serve(overrides: Sequence[str], run: str | None, model: Path | None, recipe:
     chosen = choice.choose(overrides, run, model, recipe)
     endpoint.check(chosen.section, chosen.folder)
     logging.disable(logging.INFO)  # Ray and the HTTP clients tell each of their steps
-    # Both signals end the block below as Ctrl-C would, so that the engines go down with it.
-    signal.signal(signal.SIGTERM, _interrupt)
     try:
         with console.status(f"Starting prefill and decode engines for {chosen.model_id} …"):
             up = endpoint.running(chosen.section, chosen.folder, chosen.model_id)
@@ -32,6 +30,9 @@ def serve(overrides: Sequence[str], run: str | None, model: Path | None, recipe:
     except KeyboardInterrupt:
         console.print("Stopped.")
         return
+    # Set now, for Ray sets its own when it starts, and a shell starts background commands deaf to Ctrl-C.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
     try:
         _print_start(here)
         if ask:
