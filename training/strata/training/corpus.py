@@ -63,10 +63,8 @@ def _of_files(name: str, files: list[Path], text_field: str) -> Corpus:
 
 
 def _of_hub(data: DataSection, dataset: str) -> Corpus:
-    try:
-        import datasets
-    except ImportError:
-        raise UserError("data.hf needs the package 'datasets'.", "Install it: uv pip install datasets.") from None
+    import datasets
+
     try:
         rows = datasets.load_dataset(dataset, data.hf_config, split=data.hf_split)
     except Exception as error:  # the hub client raises a dozen unrelated types for "not there" and "no network"
