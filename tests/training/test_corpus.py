@@ -1,5 +1,4 @@
 import json
-import sys
 from pathlib import Path
 
 import pyarrow
@@ -76,12 +75,6 @@ def test_parquet_without_the_column_lists_those_it_has(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="one of: body"):
         documents(tmp_path / "a.parquet")
     assert documents(tmp_path / "a.parquet", text_field="body") == ["x"]
-
-
-def test_hub_without_the_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(UserError, match="install datasets"):
-        open_corpus(DataSection(hf="someone/something"))
 
 
 def test_hub_out_of_reach_names_the_dataset(monkeypatch: pytest.MonkeyPatch) -> None:
