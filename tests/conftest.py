@@ -68,4 +68,7 @@ def endpoint(trained: Path) -> Iterator[Served]:
         yield served
     finally:
         process.send_signal(signal.SIGINT)
-        process.wait(timeout=60)
+        try:
+            process.wait(timeout=60)
+        finally:
+            process.kill()

@@ -72,12 +72,14 @@ def _engines() -> list[psutil.Process]:
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_no_process_outlives_the_command(trained: Path, how: signal.Signals) -> None:
     served, process = start_serving(trained, trained)
-    served.wait_until_it_answers()
-    family = served.process.children(recursive=True)
-    engines = [p for p in family if p.name().startswith("VLLM")]
-    assert len(engines) == 2
-    process.send_signal(how)
-    code = process.wait(timeout=60)
+    try:
+        served.wait_until_it_answers()
+        family = served.process.children(recursive=True)
+        assert len([p for p in family if p.name().startswith("VLLM")]) == 2
+        process.send_signal(how)
+        code = process.wait(timeout=60)
+    finally:
+        process.kill()
     if how == signal.SIGKILL:
         family = [p for p in family if not _name(p).startswith(("ray::DashboardA", "ray::RuntimeEnv"))]  # they take a minute
     _, alive = psutil.wait_procs(family, timeout=30)
