@@ -30,6 +30,14 @@ def test_a_run_without_export_says_how_to_get_one(own_home: Path) -> None:
         choice.choose([], "bare", None, None)
 
 
+def test_a_choice_can_be_made_again(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The start-up benchmark passes it on to `strata serve`: settings lost there would make the comparison unfair."""
+    monkeypatch.setenv("STRATA_HOME", str(trained))
+    chosen = choice.choose(["serve.eager=false"], "tiny", None, None)
+    assert chosen.section.eager is False
+    assert chosen.words == ("--run", "tiny", "serve.eager=false")
+
+
 def serve(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [STRATA, "serve", *words], env=os.environ | {"STRATA_HOME": str(home)}, capture_output=True, text=True, timeout=300

@@ -14,11 +14,7 @@ class Choice:
     section: ServeSection
     folder: Path
     model_id: str
-    is_run: bool
-
-    def words(self) -> list[str]:
-        """The options of `strata serve` that choose the same model."""
-        return ["--run", self.model_id] if self.is_run else ["--model", str(self.folder)]
+    words: tuple[str, ...]  # what makes `strata serve` choose the same again
 
 
 def choose(overrides: Sequence[str], run: str | None, model: Path | None, recipe: str | None) -> Choice:
@@ -26,9 +22,9 @@ def choose(overrides: Sequence[str], run: str | None, model: Path | None, recipe
         raise UserError("--run and --model both say what to serve.", "Give one of them.")
     if model:
         section = recipe_file.load(recipe or recipe_file.DEFAULT, overrides).serve
-        return Choice(section, model, model.resolve().name, is_run=False)
+        return Choice(section, model, model.resolve().name, ("--model", str(model), *overrides))
     chosen = runs.find(run) if run else runs.newest_with_export()
     if not (chosen.export / "config.json").is_file():
         raise UserError(f"Run '{chosen.name}' has no export to serve.", f"Write one: strata export {chosen.name}")
     source = recipe or str(chosen.path / "recipe.yaml")
-    return Choice(recipe_file.load(source, overrides).serve, chosen.export, chosen.name, is_run=True)
+    return Choice(recipe_file.load(source, overrides).serve, chosen.export, chosen.name, ("--run", chosen.name, *overrides))

@@ -102,7 +102,7 @@ def _wait_for_answer(url: str, model_id: str, processes: list[subprocess.Popen[b
 
 def _start_ours(chosen: choice.Choice) -> Started:
     port = ports.find_free()
-    command = [sys.executable, "-m", "strata.platform.cli", "serve", *chosen.words(), f"serve.port={port}"]
+    command = [sys.executable, "-m", "strata.platform.cli", "serve", *chosen.words, f"serve.port={port}"]
     return [_popen(command, {})], [f"http://127.0.0.1:{port}"]
 
 
