@@ -14,9 +14,10 @@ PERIOD_S = 0.5
 
 
 def share() -> None:
-    replica = os.environ.get(REPLICA_PID)
-    if replica == str(os.getppid()):
-        threading.Thread(target=_end_with, args=(int(replica),), daemon=True).start()
+    replica = int(os.environ.get(REPLICA_PID, "0"))
+    # The replica's own children; or a child of init, if the replica died while this process was still importing vLLM.
+    if replica and os.getppid() in (replica, 1):
+        threading.Thread(target=_end_with, args=(replica,), daemon=True).start()
 
 
 def _end_with(parent: int) -> None:
