@@ -17,6 +17,21 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class MoESection(Section):
+    """Turns every feed-forward block into a mixture of `experts`, each of them `ffn` wide."""
+
+    experts: Annotated[int, Field(ge=2)]
+    top_k: Positive = Field(2, description="experts that a token passes through")
+    shared_ffn: Annotated[int, Field(ge=0)] = Field(0, description="width of an expert that every token passes through")
+    balance: Annotated[float, Field(ge=0)] = Field(0.01, description="weight of the load-balancing loss")
+
+    @model_validator(mode="after")
+    def enough_experts(self) -> Self:
+        if self.top_k > self.experts:
+            raise ValueError(f"top_k={self.top_k} must not exceed experts={self.experts}")
+        return self
+
+
 class ModelSection(Section):
     """A Llama-shaped decoder. `context` is both the training sequence length and what serving accepts."""
 
@@ -30,6 +45,7 @@ class ModelSection(Section):
     rope_theta: Annotated[float, Field(gt=0)] = 10_000.0
     norm_eps: Annotated[float, Field(gt=0, lt=1e-2)] = 1e-5
     tie_embeddings: bool = True
+    moe: MoESection | None = Field(None, description="a mixture of experts in place of each feed-forward block")
 
     @model_validator(mode="after")
     def heads_divide(self) -> Self:
@@ -64,7 +80,7 @@ class DataSection(Section):
 class TrainSection(Section):
     steps: Positive
     batch: Positive = Field(description="sequences per optimizer step, over all workers")
-    micro_batch: Positive = Field(description="sequences per forward pass on one worker")
+    micro_batch: Positive = Field(description="sequences per forward pass on one data-parallel worker")
     lr: Annotated[float, Field(gt=0, lt=1)]
     embedding_lr_ratio: Annotated[float, Field(gt=0)] = Field(
         1.0, description="the embeddings' rate over lr; narrow models want 10"
@@ -81,7 +97,16 @@ class TrainSection(Section):
     eval_every: Positive = 100
     eval_sequences: Positive = 64
     checkpoint_every: Positive = 100
+    recompute: Literal["none", "selective", "full"] = Field(
+        "none", description="activations computed again in the backward pass: all but matrix products, or whole layers"
+    )
+    compile: bool = Field(False, description="torch.compile each layer: minutes at the start, faster steps")
+    checkpoints: str | None = Field(
+        None, description="where checkpoints go, any fsspec or pyarrow URI (s3://, gs://, file://); else the run's folder"
+    )
+    checkpoint_upload: Literal["async", "sync"] = Field("async", description="whether steps go on while a checkpoint is written")
     keep: Positive = Field(3, description="checkpoints kept, newest first")
+    keep_best: bool = Field(True, description="keep the checkpoint with the lowest validation loss too")
     max_failures: Annotated[int, Field(ge=0)] = Field(2, description="worker losses survived before the run fails")
 
     @model_validator(mode="after")
@@ -92,10 +117,37 @@ class TrainSection(Section):
 
 
 class ParallelSection(Section):
+    """How the model and its batch are cut over the workers. What is left of them after the tensor, pipeline and sequence
+    dimensions is data parallel; experts are spread over data-parallel workers."""
+
     workers: Positive = 1
-    zero: Annotated[int, Field(ge=0, le=3)] = 1
+    zero: Annotated[int, Field(ge=0, le=3)] = Field(
+        1, description="what data-parallel workers share out: 1 optimizer, 2 and gradients, 3 and parameters"
+    )
+    tensor: Positive = Field(1, description="workers that share each matrix (Megatron's column and row split)")
+    pipeline: Positive = Field(1, description="stages the layers are cut into")
+    schedule: Literal["1f1b", "dualpipev"] = Field("1f1b", description="the order of a pipeline's micro-batches")
+    sequence: Positive = Field(1, description="workers that share each sequence (Ulysses)")
+    expert: Positive = Field(1, description="workers that share a layer's experts")
+    offload: Literal["none", "optimizer", "all"] = Field(
+        "none", description="kept in the host's memory: the optimizer's state, or the parameters too"
+    )
     device: Device = "cpu"
     cpus_per_worker: Positive = 1
+
+    @model_validator(mode="after")
+    def workers_divide(self) -> Self:
+        cut = self.tensor * self.pipeline * self.sequence
+        if self.workers % cut:
+            raise ValueError(f"workers={self.workers} must be a multiple of tensor x pipeline x sequence = {cut}")
+        if self.data % self.expert:
+            raise ValueError(f"expert={self.expert} must divide the {self.data} data-parallel workers")
+        return self
+
+    @property
+    def data(self) -> int:
+        """Workers that train on sequences of their own."""
+        return self.workers // (self.tensor * self.pipeline * self.sequence)
 
 
 class PoolSection(Section):
@@ -138,9 +190,9 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def batch_divides(self) -> Self:
-        share = self.parallel.workers * self.train.micro_batch
+        share = self.parallel.data * self.train.micro_batch
         if self.train.batch % share:
             raise ValueError(
-                f"train.batch={self.train.batch} must be a multiple of parallel.workers x train.micro_batch = {share}"
+                f"train.batch={self.train.batch} must be a multiple of data-parallel workers x train.micro_batch = {share}"
             )
         return self
