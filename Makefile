@@ -13,10 +13,10 @@ ARGS ?=
 STRATA := $(VENV)/bin/strata
 export PYTHONUNBUFFERED := 1
 
-.PHONY: help setup train serve chat doctor runs demo bench-startup test lint clean lock
+.PHONY: help setup train serve chat doctor runs demo bench-startup bench-train bench-checkpoint test lint clean lock
 
 help: ## this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## install everything into .venv (PROFILE=laptop or gpu); does nothing when nothing changed
 	@platform/setup/install "$(VENV)" "$(PROFILE)"
@@ -42,6 +42,12 @@ demo: setup ## train, export, serve disaggregated, ask, print the latencies, sto
 
 bench-startup: setup ## seconds from the command to the first answer, beside two bare vLLM servers
 	@$(STRATA) bench startup $(if $(RUN),--run "$(RUN)") $(ARGS)
+
+bench-train: setup ## tokens a second when training RECIPE, beside a bare torch loop and, on GPUs, transformers with Liger
+	@$(STRATA) bench train --recipe "$(RECIPE)" $(ARGS)
+
+bench-checkpoint: setup ## how long steps of RECIPE stand still for a checkpoint, asynchronous and synchronous
+	@$(STRATA) bench checkpoint --recipe "$(RECIPE)" $(ARGS)
 
 test: setup lint ## every test that needs no GPU
 	@$(VENV)/bin/pytest $(ARGS)

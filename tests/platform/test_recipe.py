@@ -7,7 +7,25 @@ from strata.platform import recipe_file
 from strata.platform.recipe_file import RecipeError
 
 
-@pytest.mark.parametrize("name", ["laptop", "h200", "8xh100"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "laptop",
+        "laptop-moe",
+        "laptop-zero3",
+        "laptop-offload",
+        "laptop-tensor",
+        "laptop-pipeline",
+        "laptop-dualpipev",
+        "laptop-sequence",
+        "laptop-expert",
+        "laptop-3d",
+        "h200",
+        "8xh100",
+        "8xh100-moe",
+        "16xh100-3d",
+    ],
+)
 def test_recipes_that_come_with_strata_are_valid(name: str) -> None:
     recipe_file.load(name)
 

@@ -1,25 +1,27 @@
-import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from strata.platform.errors import UserError
 from strata.training import checkpoint
-from strata.training.checkpoint import Damaged, Origin, newest, verify, write_manifest
+from strata.training.checkpoint import Damaged, Origin, Reader, examine, newest, prune, verify
+from strata.training.pieces import Cut, Piece
+from strata.training.state import Fragment
+from strata.training.storage import folder
 
-ORIGIN = Origin(model={"layers": 2}, tokens="abc", workers=2, zero=1)
+ORIGIN = Origin(model={"layers": 2}, tokens="abc", batch=8, seed=0)
+SHAPE = (6, 4)
+WHOLE = torch.arange(24.0).view(SHAPE)
 
 
-def write(checkpoints: Path, step: int) -> Path:
-    """As two ranks would: each its own part and manifest, put together in one folder."""
+def write(checkpoints: Path, step: int, val_loss: float | None = None) -> Path:
+    """As two ranks would, each half of one parameter's elements."""
     target = checkpoints / f"step-{step:08}"
-    for rank in range(ORIGIN.workers):
-        part = checkpoints / f"part-{rank}"
-        (part / checkpoint.ENGINE).mkdir(parents=True)
-        (part / checkpoint.ENGINE / f"rank-{rank}.pt").write_bytes(bytes([step, rank]) * 5000)
-        write_manifest(part, rank, step, ORIGIN)
-        shutil.copytree(part, target, dirs_exist_ok=True)
-        shutil.rmtree(part)
+    for rank in range(2):
+        half = WHOLE.flatten()[rank * 12 : rank * 12 + 12]
+        parts = [Fragment(Piece("w", SHAPE, None, 0), "weight", rank * 12, half)]
+        checkpoint.write(folder(target), rank, 2, step, ORIGIN, val_loss, parts)
     return target
 
 
@@ -29,43 +31,44 @@ def said_nothing(message: str) -> None:
 
 def test_whole_checkpoint_is_found(tmp_path: Path) -> None:
     write(tmp_path, 4), write(tmp_path, 12)
-    found = newest(tmp_path, said_nothing)
-    assert found == checkpoint.Checkpoint(tmp_path / "step-00000012", 12, ORIGIN)
+    found = newest(folder(tmp_path), said_nothing)
+    assert found is not None and (found.step, found.origin) == (12, ORIGIN)
+    assert torch.equal(Reader(found).whole("w"), WHOLE)
 
 
 def test_none_is_no_error(tmp_path: Path) -> None:
-    assert newest(tmp_path / "not there", said_nothing) is None
+    assert newest(folder(tmp_path / "not there"), said_nothing) is None
 
 
-def truncate(folder: Path) -> None:
-    path = folder / checkpoint.ENGINE / "rank-1.pt"
-    path.write_bytes(path.read_bytes()[:100])
+def truncate(target: Path) -> None:
+    path = target / "part-00001.bin"
+    path.write_bytes(path.read_bytes()[:40])
 
 
-def flip_a_byte(folder: Path) -> None:
-    path = folder / checkpoint.ENGINE / "rank-0.pt"
+def flip_a_byte(target: Path) -> None:
+    path = target / "part-00000.bin"
     path.write_bytes(path.read_bytes()[:-1] + b"\xff")
 
 
-def lose_a_file(folder: Path) -> None:
-    (folder / checkpoint.ENGINE / "rank-0.pt").unlink()
+def lose_a_file(target: Path) -> None:
+    (target / "part-00000.bin").unlink()
 
 
-def lose_a_rank(folder: Path) -> None:
-    (folder / "manifest-00001.json").unlink()
+def lose_a_rank(target: Path) -> None:
+    (target / "manifest-00001.json").unlink()
 
 
-def cut_a_manifest(folder: Path) -> None:
-    path = folder / "manifest-00000.json"
+def cut_a_manifest(target: Path) -> None:
+    path = target / "manifest-00000.json"
     path.write_text(path.read_text()[:40])
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (truncate, "rank-1.pt has 100 of 10000 bytes"),
-        (flip_a_byte, "rank-0.pt has changed"),
-        (lose_a_file, "rank-0.pt is missing"),
+        (truncate, "part-00001.bin has 40 of 48 bytes"),
+        (flip_a_byte, "part-00000.bin has changed"),
+        (lose_a_file, "part-00000.bin is missing"),
         (lose_a_rank, "not written to the end"),
         (cut_a_manifest, "manifest is cut short"),
     ],
@@ -74,9 +77,9 @@ def test_damage_is_seen_and_the_one_before_is_used(tmp_path: Path, damage: objec
     write(tmp_path, 4)
     damage(write(tmp_path, 8))  # type: ignore[operator]
     with pytest.raises(Damaged, match=message):
-        verify(tmp_path / "step-00000008")
+        verify(examine(folder(tmp_path / "step-00000008")))
     said: list[str] = []
-    found = newest(tmp_path, said.append)
+    found = newest(folder(tmp_path), said.append)
     assert found is not None and found.step == 4
     assert len(said) == 1 and "step-00000008 is damaged" in said[0]
 
@@ -84,11 +87,43 @@ def test_damage_is_seen_and_the_one_before_is_used(tmp_path: Path, damage: objec
 def test_nothing_whole_left_is_an_error(tmp_path: Path) -> None:
     truncate(write(tmp_path, 4))
     with pytest.raises(UserError, match=r"No checkpoint .* is whole"):
-        newest(tmp_path, lambda _: None)
+        newest(folder(tmp_path), lambda _: None)
 
 
 def test_going_on_forgets_what_lies_beyond(tmp_path: Path) -> None:
     write(tmp_path, 4), write(tmp_path, 8)
     (tmp_path / checkpoint.RAY_SNAPSHOT).write_text("{}")
-    checkpoint.forget_after(tmp_path, 4)
+    checkpoint.forget_after(folder(tmp_path), 4)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000004"]
+
+
+def left(checkpoints: Path) -> list[int]:
+    return sorted(int(path.name.removeprefix("step-")) for path in checkpoints.iterdir())
+
+
+def test_newest_and_best_are_kept(tmp_path: Path) -> None:
+    for step, val_loss in ((1, 3.0), (2, 2.0), (3, 2.5), (4, None), (5, 2.4)):
+        write(tmp_path, step, val_loss)
+    prune(folder(tmp_path), keep=2, keep_best=True)
+    assert left(tmp_path) == [2, 4, 5]
+    prune(folder(tmp_path), keep=1, keep_best=False)
+    assert left(tmp_path) == [5]
+
+
+def test_one_that_is_being_written_neither_counts_nor_goes(tmp_path: Path) -> None:
+    write(tmp_path, 1), write(tmp_path, 2), lose_a_rank(write(tmp_path, 3))
+    prune(folder(tmp_path), keep=1, keep_best=False)
+    assert left(tmp_path) == [2, 3]
+
+
+@pytest.mark.parametrize("saved", [[None], [Cut(0, 0, 3), Cut(0, 3, 6)], [Cut(1, 0, 1), Cut(1, 1, 4)]])
+@pytest.mark.parametrize("wanted", [None, Cut(0, 0, 2), Cut(0, 3, 6), Cut(1, 2, 4)])
+def test_any_cut_is_read_from_any_other(tmp_path: Path, saved: list[Cut | None], wanted: Cut | None) -> None:
+    for rank, cut in enumerate(saved):
+        piece = Piece("w", SHAPE, cut, 0)
+        flat = checkpoint._narrow(WHOLE, cut).flatten().contiguous()
+        middle = flat.numel() // 3
+        parts = [Fragment(piece, "weight", middle, flat[middle:]), Fragment(piece, "weight", 0, flat[:middle])]
+        checkpoint.write(folder(tmp_path), rank, len(saved), 1, ORIGIN, None, parts)
+    read = Reader(examine(folder(tmp_path))).read(Piece("w", SHAPE, wanted, 0), "weight")
+    assert torch.equal(read, checkpoint._narrow(WHOLE, wanted))

@@ -15,6 +15,7 @@ from strata.platform.runs import State
 from strata.training import checkpoint, driver
 from strata.training.checkpoint import Origin
 from strata.training.commands import export, train
+from strata.training.storage import folder
 
 
 def start(recipe: Recipe, name: str = "new") -> driver.Summary:
@@ -31,6 +32,7 @@ def changed(recipe: Recipe, section: str, **values: object) -> Recipe:
         ("data", {"path": Path("/nowhere")}, r"data.path=/nowhere does not exist"),
         ("data", {"path": Path("empty")}, r"holds no text"),
         ("model", {"context": 100_000}, r"The corpus is too small: \d+ tokens"),
+        ("parallel", {"pipeline": 2, "zero": 3}, r"A pipeline .* not with parallel.zero=3"),
         ("model", {"layers": 1000, "hidden": 8192}, r"Training needs about \d+.\d GiB"),
     ],
 )
@@ -81,8 +83,8 @@ def test_resume_and_a_new_name_exclude_each_other(home: Path) -> None:
     [
         ({"model": {"layers": 99}}, "model.layers was 99"),
         ({"tokens": "others"}, "The corpus is not the one the run began with"),
-        ({"workers": 1}, "Resume with parallel.workers=1"),
-        ({"zero": 3}, "parallel.zero=3"),
+        ({"batch": 16}, "Resume with train.batch=16"),
+        ({"seed": 7}, "train.seed was 7"),
     ],
 )
 def test_checkpoint_of_another_make_is_refused_and_the_run_left_alone(
@@ -91,18 +93,16 @@ def test_checkpoint_of_another_make_is_refused_and_the_run_left_alone(
     recipe = changed(small_recipe, "data", holdout=0.1)
     run = runs.create("old", recipe, "test")
     run.say(State("finished", 4, 4))
-    origin = Origin(recipe.model.model_dump(), tokens.name, recipe.parallel.workers, recipe.parallel.zero)
+    origin = Origin(recipe.model.model_dump(), tokens.name, recipe.train.batch, recipe.train.seed)
     if "model" in then:
         then = {"model": origin.model | then["model"]}  # type: ignore[operator]
     origin = replace(origin, **then)  # type: ignore[arg-type]
-    folder = run.checkpoints / "step-00000004"
-    folder.mkdir(parents=True)
-    for rank in range(origin.workers):
-        checkpoint.write_manifest(folder, rank, 4, origin)
+    saved = run.checkpoints / "step-00000004"
+    checkpoint.write(folder(saved), 0, 1, 4, origin, None, [])
     with pytest.raises(UserError) as raised:
         driver.resume(run, recipe, Console(quiet=True))
     assert message in str(raised.value)
-    assert run.state() == State("finished", 4, 4) and folder.exists()
+    assert run.state() == State("finished", 4, 4) and saved.exists()
 
 
 def test_command_line_makes_the_data_path_absolute(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

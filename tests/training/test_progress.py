@@ -6,23 +6,26 @@ from strata.training.progress import TrainingProgress
 from strata.training.records import Record
 
 
-def record(step: int, **more: float) -> Record:
+def record(step: int, **more: object) -> Record:
     return Record(step=step, loss=3.25, lr=0.1, grad_norm=1.0, tokens_per_s=1234.0, time=0.0, **more)  # type: ignore[typeddict-item]
 
 
 def shown(terminal: bool) -> str:
     output = io.StringIO()
-    with TrainingProgress(Console(file=output, force_terminal=terminal, width=120), 40) as progress:
+    with TrainingProgress(Console(file=output, force_terminal=terminal, width=160), 40) as progress:
         progress.show(record(10))
         progress.show(record(11))
-        progress.show(record(20, val_loss=3.5))
+        progress.show(record(20, val_loss=3.5, mfu=0.12, seconds={"data": 1.0, "forward": 3.0}, peak_memory_bytes=2**31))
     return output.getvalue()
 
 
 def test_log_has_a_line_now_and_then_and_at_each_evaluation() -> None:
     lines = shown(terminal=False).splitlines()
-    assert lines[0] == "step 10/40  loss 3.250  1,234 tokens/s"
-    assert lines[1] == "step 20/40  loss 3.250  1,234 tokens/s  validation 3.500"
+    assert lines[0] == "step 10/40  loss 3.250  gradient 1.00  lr 1.0e-01  1,234 tokens/s"
+    assert lines[1] == (
+        "step 20/40  loss 3.250  gradient 1.00  lr 1.0e-01  1,234 tokens/s  MFU 12%  "
+        "validation 3.500  data 25%, forward 75%  2.0 GiB"
+    )
     assert len([line for line in lines if line]) == 2
 
 

@@ -1,7 +1,9 @@
 import numpy as np
 import pytest
 
-from strata.training.sampler import shuffled, step_indices
+from strata.platform.recipe import ParallelSection
+from strata.training.layout import place
+from strata.training.sampler import rank_indices, shuffled, step_indices
 
 
 def epoch(count: int, seed: int, number: int) -> list[int]:
@@ -39,3 +41,28 @@ def test_ranks_share_a_step_the_same_way_whatever_their_number(world: int) -> No
     whole = step_indices(11, 8, 0, 1, 50, 7)
     parts = np.concatenate([step_indices(11, 8, rank, world, 50, 7) for rank in range(world)])
     assert parts.tolist() == whole.tolist()
+
+
+LAYOUTS = (
+    ParallelSection(workers=4),
+    ParallelSection(workers=8, tensor=2, pipeline=2),
+    ParallelSection(workers=4, sequence=2),
+    ParallelSection(workers=2, pipeline=2),
+    ParallelSection(workers=4, expert=4),
+)
+
+
+def test_no_window_is_repeated_or_dropped_while_layouts_change() -> None:
+    """Each step in another layout, as if the run had been resumed before it: ranks at one data-parallel place have the same
+    windows, places have different ones, and an epoch has each window once."""
+    windows, batch, seed = 120, 8, 3
+    seen: list[int] = []
+    for step in range(2 * windows // batch):
+        parallel = LAYOUTS[step % len(LAYOUTS)]
+        by_place: dict[int, list[int]] = {}
+        for rank in range(parallel.workers):
+            mine = rank_indices(step, rank, batch, windows, seed, parallel).tolist()
+            assert by_place.setdefault(place(rank, parallel).data, mine) == mine
+        assert len(by_place) == parallel.data
+        seen += [window for mine in by_place.values() for window in mine]
+    assert sorted(seen[:windows]) == sorted(seen[windows:]) == list(range(windows))

@@ -4,6 +4,7 @@ They share one Ray cluster, but for the run that is killed: its own cluster has 
 """
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -20,7 +21,6 @@ from strata.platform import cluster, runs
 from strata.platform.recipe import Recipe
 from strata.platform.runs import Run
 from strata.training import driver, records, shards
-from strata.training.checkpoint import ENGINE
 from strata.training.corpus import open_corpus
 from strata.training.model import token_losses
 from strata.training.windows import Windows
@@ -78,7 +78,7 @@ def test_run_learns_exports_and_repeats_itself_after_damage(small_recipe: Recipe
     assert AutoTokenizer.from_pretrained(run.export).decode([0]) == "<|endoftext|>"
 
     # The last checkpoint is cut short: the run goes on from the one before it, and takes the same steps again.
-    weights = run.checkpoints / "step-00000008" / ENGINE / "mp_rank_00_model_states.pt"
+    weights = run.checkpoints / "step-00000008" / "part-00001.bin"
     weights.write_bytes(weights.read_bytes()[:1000])
     again = driver.resume(run, small_recipe, Console())
     assert "step-00000008 is damaged" in capsys.readouterr().out
@@ -90,13 +90,22 @@ def test_run_learns_exports_and_repeats_itself_after_damage(small_recipe: Recipe
 
 
 @pytest.mark.usefixtures("on_shared_cluster")
-def test_zero_3_is_put_together_on_export(small_recipe: Recipe) -> None:
-    parallel = small_recipe.parallel.model_copy(update={"zero": 3})
-    train = small_recipe.train.model_copy(update={"steps": 3})
-    model = small_recipe.model.model_copy(update={"tie_embeddings": False})
-    recipe = small_recipe.model_copy(update={"parallel": parallel, "train": train, "model": model})
-    summary = driver.start(recipe, "sharded", "test", Console(quiet=True))
-    assert loss_of_export(summary.run, recipe) == pytest.approx(summary.val_loss, abs=1e-4)
+def test_run_goes_on_in_another_layout_from_checkpoints_behind_a_uri(small_recipe: Recipe, tmp_path: Path) -> None:
+    def changed(**parallel: int) -> Recipe:
+        train = small_recipe.train.model_copy(update={"checkpoints": f"local://{tmp_path}/bucket"})
+        model = small_recipe.model.model_copy(update={"tie_embeddings": False})
+        layout = small_recipe.parallel.model_copy(update=parallel)
+        return small_recipe.model_copy(update={"parallel": layout, "train": train, "model": model})
+
+    serial = driver.start(changed(workers=1, zero=0), "serial", "test", Console(quiet=True))
+    sharded = driver.start(changed(zero=3), "sharded", "test", Console(quiet=True))
+    assert loss_of_export(sharded.run, changed()) == pytest.approx(sharded.val_loss, abs=1e-4)
+
+    shutil.rmtree(tmp_path / "bucket" / "sharded" / "step-00000008")
+    split = driver.resume(sharded.run, changed(tensor=2), Console(quiet=True))
+    losses, expected = ([r["loss"] for r in records.read(run.metrics)] for run in (split.run, serial.run))
+    assert losses == pytest.approx(expected, rel=1e-4)
+    assert loss_of_export(split.run, changed()) == pytest.approx(split.val_loss, abs=1e-4)
 
 
 def test_ctrl_c_saves_then_kill_loses_little_and_resume_goes_on(home: Path, corpus: Path, shared_cluster: str) -> None:

@@ -1,5 +1,8 @@
-"""Checkpoints that can be trusted: each rank writes its part with a manifest of sizes and digests, Ray Train uploads the parts
-into one folder, and a checkpoint counts only if every rank's manifest is there and every file agrees with it.
+"""Checkpoints that can be trusted, and that open in any layout.
+
+Each rank writes one file of numbers and, after it, a manifest that says which elements of which of the whole model's parameters
+they are, and the file's digest. A checkpoint counts only if every rank's manifest is there and every file agrees with it: one
+that was interrupted by a kill has fewer manifests than its ranks. Nothing in it depends on the layout it was saved in.
 
 The newest good one is looked for in storage. Ray's controller would hand back the last one it has registered, which after a
 failure can be older than the last one uploaded, and it would not notice a file that was cut short.
@@ -7,17 +10,24 @@ failure can be older than the last one uploaded, and it would not notice a file 
 
 import hashlib
 import json
-import shutil
-import tempfile
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from strata.platform.errors import UserError
+import numpy as np
+import torch
+from torch import Tensor
 
-ENGINE = "engine"  # the folder, in a checkpoint, that DeepSpeed writes to and reads from
+from strata.platform.errors import UserError
+from strata.platform.recipe import TrainSection
+from strata.platform.runs import Run
+from strata.training.pieces import Cut, Piece
+from strata.training.state import Fragment
+from strata.training.storage import Folder, folder
+
 RAY_SNAPSHOT = "checkpoint_manager_snapshot.json"
+READ_AT_ONCE = 16 << 20
 
 
 class Damaged(Exception):
@@ -26,98 +36,222 @@ class Damaged(Exception):
 
 @dataclass(frozen=True)
 class Origin:
-    """What a checkpoint can be loaded into: the same model, tokens and layout of ranks."""
+    """What a checkpoint can be loaded into: the same model and order of data, in whatever layout."""
 
     model: dict[str, Any]
     tokens: str
-    workers: int
-    zero: int
+    batch: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A fragment in a file: `values` of it from byte `at` on."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    cut: Cut | None
+    start: int
+    count: int
+    at: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    step: int
+    origin: Origin
+    ranks: int
+    file: str
+    size: int
+    sha256: str
+    stored: tuple[Stored, ...]
+    val_loss: float | None = None
+
+    def dump(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @staticmethod
+    def parse(text: bytes) -> "Manifest":
+        raw = json.loads(text)
+        stored = tuple(
+            Stored(**(s | {"shape": tuple(s["shape"]), "cut": Cut(**s["cut"]) if s["cut"] else None})) for s in raw["stored"]
+        )
+        return Manifest(**(raw | {"origin": Origin(**raw["origin"]), "stored": stored}))
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    path: Path
+    folder: Folder
     step: int
-    origin: Origin
+    manifests: tuple[Manifest, ...]
+
+    @property
+    def origin(self) -> Origin:
+        return self.manifests[0].origin
 
 
-def save(engine: Any, checkpoints: Path, step: int, origin: Origin, keep: int) -> None:
-    """All ranks call this. Returns when the checkpoint is whole in storage and the ones beyond `keep` are gone."""
-    import ray.train
-    import torch.distributed as dist
-
-    with tempfile.TemporaryDirectory(prefix="strata-checkpoint-") as folder:
-        local = Path(folder)
-        engine.save_checkpoint(folder, tag=ENGINE, save_latest=False)
-        write_manifest(local, dist.get_rank(), step, origin)
-        name = f"step-{step:08}"
-        ray.train.report({"step": step}, checkpoint=ray.train.Checkpoint.from_directory(folder), checkpoint_dir_name=name)
-    dist.barrier()
-    if dist.get_rank() == 0:
-        for old in _folders(checkpoints)[keep:]:
-            shutil.rmtree(old)
+def location(run: Run, train: TrainSection) -> Folder:
+    return folder(f"{train.checkpoints}/{run.name}" if train.checkpoints else run.checkpoints)
 
 
-def load(engine: Any, checkpoint: Checkpoint) -> None:
-    path, _ = engine.load_checkpoint(str(checkpoint.path), tag=ENGINE)
-    assert path is not None
+def folder_name(step: int) -> str:
+    return f"step-{step:08}"
 
 
-def write_manifest(folder: Path, rank: int, step: int, origin: Origin) -> None:
-    files = {
-        str(path.relative_to(folder)): {"size": path.stat().st_size, "sha256": _sha256(path)}
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
-    manifest = {"step": step, "origin": asdict(origin), "files": files}
-    (folder / f"manifest-{rank:05}.json").write_text(json.dumps(manifest, indent=1))
+def write(
+    folder: Folder, rank: int, ranks: int, step: int, origin: Origin, val_loss: float | None, parts: list[Fragment]
+) -> None:
+    """This rank's part. The manifest comes last: with it the part is whole."""
+    digest, at, stored = hashlib.sha256(), 0, []
+    name = f"part-{rank:05}.bin"
+    with folder.create(name) as stream:
+        for part in parts:
+            data = part.values.numpy().view(np.uint8).data
+            digest.update(data)
+            stream.write(data)
+            piece = part.piece
+            stored.append(Stored(piece.name, part.kind, piece.shape, piece.cut, part.start, part.values.numel(), at))
+            at += len(data)
+    manifest = Manifest(step, origin, ranks, name, at, digest.hexdigest(), tuple(stored), val_loss)
+    folder.write(f"manifest-{rank:05}.json", manifest.dump())
 
 
-def verify(folder: Path) -> Checkpoint:
-    manifests = sorted(folder.glob("manifest-*.json"))
+def examine(folder: Folder) -> Checkpoint:
+    """Everything but the digests: every rank has written its part, to the end."""
     try:
-        contents = [json.loads(path.read_text()) for path in manifests]
-    except ValueError:
+        manifests = tuple(Manifest.parse(folder.read(name)) for name in folder.names() if name.startswith("manifest-"))
+    except (ValueError, KeyError, TypeError):
         raise Damaged("a manifest is cut short") from None
-    if not contents or len(contents) != contents[0]["origin"]["workers"]:
+    if not manifests or len(manifests) != manifests[0].ranks or len({manifest.step for manifest in manifests}) != 1:
         raise Damaged("it was not written to the end")
-    for name, expected in (item for content in contents for item in content["files"].items()):
-        path = folder / name
-        if not path.is_file():
-            raise Damaged(f"{name} is missing")
-        if path.stat().st_size != expected["size"]:
-            raise Damaged(f"{name} has {path.stat().st_size} of {expected['size']} bytes")
-        if _sha256(path) != expected["sha256"]:
-            raise Damaged(f"{name} has changed since it was written")
-    return Checkpoint(folder, contents[0]["step"], Origin(**contents[0]["origin"]))
+    for manifest in manifests:
+        size = folder.size(manifest.file)
+        if size is None:
+            raise Damaged(f"{manifest.file} is missing")
+        if size != manifest.size:
+            raise Damaged(f"{manifest.file} has {size} of {manifest.size} bytes")
+    return Checkpoint(folder, manifests[0].step, manifests)
 
 
-def newest(checkpoints: Path, say: Callable[[str], None]) -> Checkpoint | None:
+def verify(checkpoint: Checkpoint, manifests: Iterable[Manifest] | None = None) -> None:
+    """The digests, of all files or, where ranks share the work, of some."""
+    with ThreadPoolExecutor(4) as pool:
+        for _ in pool.map(lambda manifest: _verify_file(checkpoint.folder, manifest), manifests or checkpoint.manifests):
+            pass
+
+
+def newest(checkpoints: Folder, say: Callable[[str], None], check: Callable[[Checkpoint], None] = verify) -> Checkpoint | None:
     """None if there is none at all; an error if there are some and none is whole."""
-    folders = _folders(checkpoints)
-    for folder in folders:
+    names = step_names(checkpoints)
+    for name in names:
         try:
-            return verify(folder)
+            found = examine(checkpoints / name)
+            check(found)
+            return found
         except Damaged as damage:
-            say(f"Checkpoint {folder.name} is damaged ({damage}); looking at the one before it.")
-    if folders:
-        raise UserError(f"No checkpoint in {checkpoints} is whole.", "Restore the files, or train again (--run).")
+            say(f"Checkpoint {name} is damaged ({damage}); looking at the one before it.")
+    if names:
+        raise UserError(f"No checkpoint in {checkpoints.path} is whole.", "Restore the files, or train again (--run).")
     return None
 
 
-def forget_after(checkpoints: Path, step: int) -> None:
+def prune(checkpoints: Folder, keep: int, keep_best: bool) -> Checkpoint | None:
+    """Leaves the newest `keep` whole ones, the one with the lowest validation loss, and any that is still being written.
+    Returns the newest."""
+    whole = []
+    for name in step_names(checkpoints):
+        try:
+            whole.append(examine(checkpoints / name))
+        except Damaged:
+            continue
+    judged = [found for found in whole if _val_loss(found) is not None]
+    best = min(judged, key=lambda found: (_val_loss(found), -found.step), default=None) if keep_best else None
+    for old in whole[keep:]:
+        if best is None or old.step != best.step:
+            old.folder.remove()
+    return whole[0] if whole else None
+
+
+def forget_after(checkpoints: Folder, step: int) -> None:
     """Before a run goes on from `step`: what lies beyond it is damaged or abandoned, and its names will be used again.
     So is Ray's own list, which would make Ray fail on a checkpoint that is gone."""
-    for folder in _folders(checkpoints):
-        if int(folder.name.removeprefix("step-")) > step:
-            shutil.rmtree(folder)
-    (checkpoints / RAY_SNAPSHOT).unlink(missing_ok=True)
+    for name in step_names(checkpoints):
+        if int(name.removeprefix("step-")) > step:
+            (checkpoints / name).remove()
+    if checkpoints.size(RAY_SNAPSHOT) is not None:
+        checkpoints.filesystem.delete_file(f"{checkpoints.path}/{RAY_SNAPSHOT}")
 
 
-def _folders(checkpoints: Path) -> list[Path]:
-    return sorted(checkpoints.glob("step-*"), reverse=True)
+def step_names(checkpoints: Folder) -> list[str]:
+    """Newest first."""
+    return sorted((name for name in checkpoints.names() if name.startswith("step-")), reverse=True)
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+class Reader:
+    """Pieces in any cut, from a checkpoint in any other."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._folder = checkpoint.folder
+        self._stored: dict[tuple[str, str], list[tuple[str, Stored]]] = {}
+        for manifest in checkpoint.manifests:
+            for stored in manifest.stored:
+                self._stored.setdefault((stored.name, stored.kind), []).append((manifest.file, stored))
+        self._files: dict[str, Any] = {}
+
+    def names(self) -> list[str]:
+        return sorted({name for name, _ in self._stored})
+
+    def read(self, piece: Piece, kind: str) -> Tensor:
+        parts = [(file, s) for file, s in self._stored[piece.name, kind] if _overlap(s.cut, piece.cut)]
+        shape = parts[0][1].shape
+        assert shape == piece.shape, f"{piece.name} is {shape} in the checkpoint and {piece.shape} here"
+        if all(stored.cut == piece.cut for _, stored in parts):
+            return self._filled(piece, parts)
+        whole = torch.empty(shape)
+        for cut in {stored.cut for _, stored in parts}:
+            values = self._filled(replace(piece, cut=cut), [(file, s) for file, s in parts if s.cut == cut])
+            _narrow(whole, cut).copy_(values)
+        return _narrow(whole, piece.cut).contiguous()
+
+    def whole(self, name: str) -> Tensor:
+        """A weight, as an export wants it."""
+        shape = self._stored[name, "weight"][0][1].shape
+        return self.read(Piece(name, shape, None, 0), "weight")
+
+    def _filled(self, piece: Piece, parts: list[tuple[str, Stored]]) -> Tensor:
+        flat = torch.empty(piece.numel)
+        assert sum(stored.count for _, stored in parts) == piece.numel, f"{piece.name} is not whole in the checkpoint"
+        for file, stored in parts:
+            values = torch.from_numpy(np.frombuffer(self._read_at(file, stored.at, 4 * stored.count), np.float32).copy())
+            flat[stored.start : stored.start + stored.count] = values
+        return flat.view(piece.local_shape)
+
+    def _read_at(self, file: str, at: int, count: int) -> bytes:
+        if file not in self._files:
+            self._files[file] = self._folder.open(file)
+        data: bytes = self._files[file].read_at(count, at)
+        return data
+
+
+def _narrow(whole: Tensor, cut: Cut | None) -> Tensor:
+    return whole if cut is None else whole.narrow(cut.dim, cut.start, cut.stop - cut.start)
+
+
+def _overlap(one: Cut | None, other: Cut | None) -> bool:
+    if one is None or other is None or one.dim != other.dim:
+        return True
+    return one.start < other.stop and other.start < one.stop
+
+
+def _val_loss(checkpoint: Checkpoint) -> float | None:
+    return checkpoint.manifests[0].val_loss
+
+
+def _verify_file(folder: Folder, manifest: Manifest) -> None:
+    digest = hashlib.sha256()
+    with folder.filesystem.open_input_stream(f"{folder.path}/{manifest.file}") as stream:
+        while data := stream.read(READ_AT_ONCE):
+            digest.update(data)
+    if digest.hexdigest() != manifest.sha256:
+        raise Damaged(f"{manifest.file} has changed since it was written")

@@ -19,6 +19,7 @@ from strata.training.bigram import bigram_loss
 from strata.training.corpus import open_corpus
 from strata.training.export import TOKENIZER, export_run
 from strata.training.interrupts import Interrupts, caught
+from strata.training.layout import require_workable
 from strata.training.loop import Job
 from strata.training.memory import require_memory
 from strata.training.plot import plot_losses
@@ -55,13 +56,13 @@ def resume(run: Run, recipe: Recipe, console: Console) -> Summary:
                 f"Run '{run.name}' is being trained by process {state.pid}.", "Wait for it, or stop it there (Ctrl-C)."
             )
         job, bigram = _prepare(run, recipe, console)
-        found = checkpoint.newest(run.checkpoints, console.print)
+        found = checkpoint.newest(job.checkpoints, console.print)
         if found:
             _require_same(found.origin, job.origin)
         step = found.step if found else 0
         if step > recipe.train.steps:
             raise UserError(f"Run '{run.name}' is at step {step} already.", f"Ask for more: train.steps={2 * step}.")
-        checkpoint.forget_after(run.checkpoints, step)
+        checkpoint.forget_after(job.checkpoints, step)
         write_atomic(run.path / "recipe.yaml", recipe_file.dump(recipe))
         run.say_running(State("running", step, recipe.train.steps))
         with _settled(run, fresh=False):
@@ -70,6 +71,7 @@ def resume(run: Run, recipe: Recipe, console: Console) -> Summary:
 
 def _prepare(run: Run, recipe: Recipe, console: Console) -> tuple[Job, float]:
     """All that can go wrong before workers start goes wrong here."""
+    require_workable(recipe.model, recipe.train, recipe.parallel)
     if recipe.parallel.device == "cpu" and "RAY_ADDRESS" not in os.environ:
         require_memory(recipe.model, recipe.train, recipe.parallel)
     with console.status("reading the corpus"):
@@ -126,6 +128,8 @@ def _require_same(then: checkpoint.Origin, now: checkpoint.Origin) -> None:
         raise UserError(cause, "Leave the model as it was, or start a new run.")
     if then.tokens != now.tokens:
         raise UserError("The corpus is not the one the run began with.", "Restore it (or data.*), or start a new run.")
-    if (then.workers, then.zero) != (now.workers, now.zero):
-        cause = f"The checkpoint is of {then.workers} workers and ZeRO-{then.zero}, not {now.workers} and ZeRO-{now.zero}."
-        raise UserError(cause, f"Resume with parallel.workers={then.workers} parallel.zero={then.zero}.")
+    for key in ("batch", "seed"):
+        before = getattr(then, key)
+        if before != getattr(now, key):  # sequences would be repeated or left out
+            cause = f"train.{key} was {before} when the run began and is {getattr(now, key)} now: it decides the data's order."
+            raise UserError(cause, f"Resume with train.{key}={before}, or start a new run.")

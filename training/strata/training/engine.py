@@ -1,20 +1,25 @@
-"""The model in DeepSpeed: sections of the recipe to an engine that can take steps.
+"""The model in DeepSpeed: sections of the recipe to an engine that can take steps, in any layout.
 
 DeepSpeed is imported inside functions: it probes for devices on import, which fails on a driver that has none.
 """
 
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from strata.platform.recipe import ModelSection, ParallelSection, TrainSection
-from strata.training.model import Llama
+from strata.training import balance, clipping
+from strata.training.layout import accumulation
+from strata.training.model import Layer, Llama, token_losses
+from strata.training.parallel import expert, pipeline, recompute, sequence, tensor
+from strata.training.pieces import whole_name
 
 
 def build(model: ModelSection, train: TrainSection, parallel: ParallelSection) -> Any:
-    """Called on every worker, after Ray Train has set up torch's process group (gloo on CPUs, nccl on GPUs)."""
+    """Called on every worker, after torch's process group has been set up (gloo on CPUs, nccl on GPUs)."""
     if parallel.device == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"  # else DeepSpeed takes a GPU it finds
         torch.set_num_threads(parallel.cpus_per_worker)
@@ -26,41 +31,92 @@ def build(model: ModelSection, train: TrainSection, parallel: ParallelSection) -
     # DeepSpeed would compile its shared-memory collectives now: half a minute, or a crash where there is no compiler.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
-    torch.manual_seed(train.seed)
-    llama = Llama(model)
-    optimizer = torch.optim.AdamW(parameter_groups(llama, train), lr=train.lr, betas=(0.9, 0.95), fused=True)
-    engine, *_ = deepspeed.initialize(model=llama, optimizer=optimizer, config=deepspeed_config(train, parallel))
+    deepspeed.init_distributed()  # it finds torch's process group
+    groups = None
+    module: Any
+    if parallel.pipeline > 1:
+        module = pipeline.build(model, parallel, train.seed, mean_loss)
+        if parallel.tensor > 1:
+            tensor.split_stage(module, module.mpu().get_slice_parallel_group())
+    else:
+        module = Llama(model, train.seed)
+        if parallel.sequence > 1:
+            groups = sequence.initialize(parallel.sequence)
+            sequence.spread(module, groups)
+    recompute.apply(module, train.recompute)
+
+    def optimizer(_: object) -> torch.optim.Optimizer:
+        """Called when the module has its final parameters: tensor and expert parallelism replace some."""
+        named = ((whole_name(name, model, parallel), parameter) for name, parameter in module.named_parameters())
+        return torch.optim.AdamW(parameter_groups(named, train), lr=train.lr, betas=(0.9, 0.95), fused=True)
+
+    engine, *_ = deepspeed.initialize(
+        model=module,
+        optimizer=optimizer,
+        config=deepspeed_config(model, train, parallel),
+        mpu=groups,
+    )
+    clipping.correct(engine, parallel)
+    if model.moe:
+        balance.attach(module, model, scale=1 / accumulation(train, parallel))
+    if train.compile:
+        for layer in module.modules():
+            if isinstance(layer, Layer):
+                layer.compile()
     return engine
 
 
-def deepspeed_config(train: TrainSection, parallel: ParallelSection) -> dict[str, Any]:
-    return {
-        "train_batch_size": train.batch,
+def mean_loss(logits_btv: Tensor, targets_bt: Tensor) -> Tensor:
+    return token_losses(logits_btv, targets_bt).mean()
+
+
+def deepspeed_config(model: ModelSection, train: TrainSection, parallel: ParallelSection) -> dict[str, Any]:
+    zero: dict[str, Any] = {"stage": parallel.zero}
+    if parallel.offload != "none":
+        zero["offload_optimizer"] = {"device": "cpu"}
+    if parallel.offload == "all":
+        zero["offload_param"] = {"device": "cpu"}
+    config = {
         "train_micro_batch_size_per_gpu": train.micro_batch,
         "gradient_accumulation_steps": accumulation(train, parallel),
         "gradient_clipping": train.clip,
-        "zero_optimization": {"stage": parallel.zero},
+        "zero_optimization": zero,
+        # torch's fused AdamW runs on the host too; DeepSpeed's own would be compiled first
+        "zero_force_ds_cpu_optimizer": False,
         "bf16": {"enabled": train.precision == "bf16"},
         "steps_per_print": 10**9,
     }
+    if parallel.schedule == "dualpipev":
+        config["pipeline"] = {"pipe_partitioned": False, "grad_partitioned": False}  # it sends whole activations only
+    if parallel.tensor > 1 and parallel.pipeline == 1:
+        config["tensor_parallel"] = tensor.config(parallel.tensor)
+    if parallel.expert > 1:
+        assert model.moe
+        config["expert_parallel"] = expert.config(parallel.expert, model.moe)
+    return config
 
 
-def accumulation(train: TrainSection, parallel: ParallelSection) -> int:
-    return train.batch // (parallel.workers * train.micro_batch)
-
-
-def parameter_groups(model: nn.Module, train: TrainSection) -> list[dict[str, Any]]:
+def parameter_groups(named: Iterable[tuple[str, nn.Parameter]], train: TrainSection) -> list[dict[str, Any]]:
     """Norm weights are scales around one: decay would pull them to zero. An embedding's row is trained only when its token
     comes by, so it may take larger steps and is not decayed either."""
-    named = list(model.named_parameters())
-    tables = [p for name, p in named if name.endswith(("embed_tokens.weight", "lm_head.weight"))]
-    norms = [p for _, p in named if p.dim() < 2]
-    matrices = [p for name, p in named if p.dim() >= 2 and "layers" in name]
-    return [
-        {"params": matrices, "weight_decay": train.weight_decay, "ratio": 1.0},
-        {"params": tables, "weight_decay": 0.0, "ratio": train.embedding_lr_ratio},
-        {"params": norms, "weight_decay": 0.0, "ratio": 1.0},
+    from deepspeed.moe.utils import is_moe_param, split_params_into_different_moe_groups_for_optimizer
+
+    tables, norms, matrices = [], [], []
+    for name, parameter in named:
+        if name.endswith(("embed_tokens.weight", "lm_head.weight")):
+            tables.append(parameter)
+        elif name.endswith("norm.weight"):
+            norms.append(parameter)
+        else:
+            matrices.append(parameter)
+    groups = [
+        {"name": "matrices", "params": matrices, "weight_decay": train.weight_decay, "ratio": 1.0},
+        {"name": "tables", "params": tables, "weight_decay": 0.0, "ratio": train.embedding_lr_ratio},
+        {"name": "norms", "params": norms, "weight_decay": 0.0, "ratio": 1.0},
     ]
+    if any(is_moe_param(parameter) for parameter in matrices):
+        groups = split_params_into_different_moe_groups_for_optimizer(groups)
+    return groups
 
 
 def set_learning_rate(engine: Any, rate: float) -> None:

@@ -1,12 +1,13 @@
-"""What each Ray Train worker runs.
+"""What each worker runs.
 
 Nothing in the loop draws random numbers: the order of the data is a function of seed and step, and the model has no dropout.
 So the state to save is the engine's and the step, and a resumed run repeats the uninterrupted one exactly.
 """
 
 import math
+import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,16 +15,23 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from strata.platform.errors import UserError
 from strata.platform.recipe import ModelSection, ParallelSection, TrainSection
 from strata.platform.runs import Run
-from strata.training import checkpoint, engine, records
-from strata.training.model import token_losses
-from strata.training.sampler import Indices, step_indices
+from strata.training import checkpoint, engine, flops, records
+from strata.training.layout import accumulation, place
+from strata.training.records import Record
+from strata.training.sampler import Indices, rank_indices
+from strata.training.saving import Saver
 from strata.training.schedule import learning_rate
+from strata.training.steps import Batches, Stages, Whole
+from strata.training.stopwatch import Stopwatch
+from strata.training.storage import Folder
+from strata.training.telemetry import Telemetry
 from strata.training.windows import Windows
+
+IGNORED = -100  # a target that cross entropy passes over
 
 
 @dataclass(frozen=True)
@@ -42,8 +50,17 @@ class Job:
         return self.run / "stop"
 
     @property
+    def starts(self) -> Path:
+        """A line for each start of the workers, with the step they began from: more than one says that some were lost."""
+        return self.run / "starts"
+
+    @property
+    def checkpoints(self) -> Folder:
+        return checkpoint.location(Run(self.run), self.train)
+
+    @property
     def origin(self) -> checkpoint.Origin:
-        return checkpoint.Origin(self.model.model_dump(), self.tokens.name, self.parallel.workers, self.parallel.zero)
+        return checkpoint.Origin(self.model.model_dump(), self.tokens.name, self.train.batch, self.train.seed)
 
 
 @dataclass(frozen=True)
@@ -56,21 +73,43 @@ class Outcome:
 
 
 def train_worker(config: dict[str, Job]) -> Outcome:
-    worker = Worker(config["job"])
-    train, step = worker.job.train, worker.resume()
-    while step < train.steps:
+    """Under Ray Train: records to the run's folder and to Prometheus, checkpoints to its storage."""
+    job = config["job"]
+    worker = Worker(job)
+    saver = Saver(job.checkpoints, worker.engine, job.model, job.train, job.parallel, job.origin)
+    step = saver.resume()
+    return train(worker, step, _reporter(job, step, saver) if worker.rank == 0 else _silent, saver)
+
+
+def run_local(job: Job, report: Callable[[Record], None]) -> Outcome:
+    """Without Ray and without checkpoints, in a process group that the caller has set up: for benchmarks and tests."""
+    worker = Worker(job)
+    return train(worker, 0, report if worker.rank == 0 else _silent, None)
+
+
+def train(worker: "Worker", step: int, report: Callable[[Record], None], saver: Saver | None) -> Outcome:
+    """From `step` on, to the end or until asked to stop. A run that turns NaN stops before it saves: neither a loss nor a
+    gradient that is not finite gets into a checkpoint."""
+    section = worker.job.train
+    stall: float | None = None
+    while step < section.steps:
         begin = time.perf_counter()
         loss, stop = worker.step(step)
         step += 1
-        if not math.isfinite(loss):
-            fix = "Lower train.lr or raise train.warmup, and go on from the last checkpoint with --resume."
-            return Outcome(step, problem=UserError(f"The loss is {loss} at step {step}.", fix))
-        last = stop or step == train.steps
-        worker.record(step, loss, time.perf_counter() - begin, evaluate=last or step % train.eval_every == 0)
-        if last or step % train.checkpoint_every == 0:
-            worker.save(step)
+        record = worker.record(step, loss, time.perf_counter() - begin)
+        if stall is not None:  # of the save before this step
+            record["checkpoint_stall_s"] = record["seconds"]["checkpoint"] = stall
+            stall = None
+        if problem := _not_finite(record):
+            return Outcome(step, problem=problem)
+        last = stop or step == section.steps
+        if last or step % section.eval_every == 0:
+            record["val_loss"] = worker.evaluate()
+        report(record)
+        if saver and (last or step % section.checkpoint_every == 0):
+            stall = saver.save(step, record.get("val_loss"), "sync" if last else section.checkpoint_upload)
         if stop:
-            return Outcome(step, stopped=step < train.steps)
+            return Outcome(step, stopped=step < section.steps)
     return Outcome(step)
 
 
@@ -79,81 +118,113 @@ class Worker:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.run = Run(job.run)
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.engine: Any = engine.build(job.model, job.train, job.parallel)
-        self.train_windows = Windows(job.tokens, "train", job.model.context)
-        self.validation_windows = Windows(job.tokens, "validation", job.model.context)
-
-    def resume(self) -> int:
-        """From the newest good checkpoint, also when Ray has restarted the workers after a loss: the step it was saved at."""
-        found = [checkpoint.newest(self.run.checkpoints, say=lambda _: None) if self.rank == 0 else None]
-        dist.broadcast_object_list(found, src=0, device=self.engine.device)
-        step = 0
-        if found[0] is not None:
-            checkpoint.load(self.engine, found[0])
-            step = found[0].step
-        if self.rank == 0:
-            records.cut(self.run.metrics, step)
-        return step
+        self._watch = Stopwatch(torch.device(self.engine.device))
+        self._steps = (
+            Stages(self.engine, self._watch)
+            if job.parallel.pipeline > 1
+            else Whole(self.engine, job.model, job.train, job.parallel, self._watch)
+        )
+        self._train_windows = Windows(job.tokens, "train", job.model.context)
+        self._validation_windows = Windows(job.tokens, "validation", job.model.context)
+        self._peak = self._peak_flops() if self.rank == 0 else None
 
     def step(self, step: int) -> tuple[float, bool]:
         """The loss over all ranks, and whether rank 0 was asked to stop: one small reduction carries both."""
-        train = self.job.train
-        rate = learning_rate(step, train.steps, train.lr, train.warmup, train.min_lr_ratio)
+        section, parallel = self.job.train, self.job.parallel
+        rate = learning_rate(step, section.steps, section.lr, section.warmup, section.min_lr_ratio)
         engine.set_learning_rate(self.engine, rate)
-        indices = step_indices(step, train.batch, self.rank, self.world, len(self.train_windows), train.seed)
-        total = torch.zeros((), device=self.engine.device)
-        micro_batches = np.split(indices, engine.accumulation(train, self.job.parallel))
-        for tokens_bt, targets_bt in self._batches(self.train_windows, micro_batches):
-            loss = token_losses(self.engine(tokens_bt), targets_bt).mean()
-            self.engine.backward(loss)
-            self.engine.step()
-            total += loss.detach() / len(micro_batches)
+        indices = rank_indices(step, self.rank, section.batch, len(self._train_windows), section.seed, parallel)
+        micro_batches = np.split(indices, accumulation(section, parallel))
+        loss = self._steps.train(self._batches(self._train_windows, micro_batches), len(micro_batches))
         asked = self.rank == 0 and self.job.stop.exists()
-        loss_and_stop = torch.stack([total, total.new_tensor(float(asked))])
+        loss_and_stop = torch.stack([loss.reshape(()), loss.new_tensor(float(asked))])
         dist.all_reduce(loss_and_stop)
         return loss_and_stop[0].item() / self.world, loss_and_stop[1].item() > 0
 
-    def record(self, step: int, loss: float, seconds: float, evaluate: bool) -> None:
-        train = self.job.train
+    def record(self, step: int, loss: float, seconds: float) -> Record:
         norm = self.engine.get_global_grad_norm()
-        record = records.Record(
+        rate = self.job.train.batch * self.job.model.context / seconds
+        record = Record(
             step=step,
             loss=loss,
             lr=self.engine.optimizer.param_groups[0]["lr"],
             grad_norm=None if norm is None else float(norm),
-            tokens_per_s=train.batch * self.job.model.context / seconds,
+            tokens_per_s=rate,
             time=time.time(),
+            seconds=self._watch.read(),
+            peak_memory_bytes=peak_memory(torch.device(self.engine.device)),
         )
-        if evaluate:
-            record["val_loss"] = self.evaluate()
-        if self.rank == 0:
-            records.append(self.run.metrics, record)
+        mfu = flops.mfu(rate, flops.flops_per_token(self.job.model), self.world, self._peak)
+        if mfu is not None:
+            record["mfu"] = mfu
+        return record
 
-    @torch.no_grad()
+    def _peak_flops(self) -> float | None:
+        """Measured while the other ranks wait for this one: on a laptop they share its cores."""
+        parallel = self.job.parallel
+        return flops.peak_flops(parallel.device, self.job.train.precision, parallel.cpus_per_worker)
+
     def evaluate(self) -> float:
-        """Every rank runs as many forward passes as the others, on padding if need be: under ZeRO-3 each is a collective."""
-        indices = self.validation_windows.evenly(self.job.train.eval_sequences)
-        at_once = self.world * self.job.train.micro_batch
+        """Every rank runs as many forward passes as the others, on padding if need be, whose targets do not count."""
+        section, parallel = self.job.train, self.job.parallel
+        indices = self._validation_windows.evenly(section.eval_sequences)
+        at_once = parallel.data * section.micro_batch
         rounds = math.ceil(len(indices) / at_once)
+        if parallel.schedule == "dualpipev":  # which evaluates in whole steps
+            rounds = math.ceil(rounds / accumulation(section, parallel)) * accumulation(section, parallel)
         padded = np.resize(indices, rounds * at_once)
-        counts = torch.arange(len(padded), device=self.engine.device) < len(indices)
-        mine = slice(self.rank, None, self.world)
-        self.engine.eval()
-        losses_b = [
-            token_losses(self.engine(tokens_bt), targets_bt).mean(dim=1)
-            for tokens_bt, targets_bt in self._batches(self.validation_windows, np.split(padded[mine], rounds))
-        ]
-        self.engine.train()
-        total = (torch.cat(losses_b) * counts[mine]).sum()
-        dist.all_reduce(total)
-        return total.item() / len(indices)
+        counts = np.arange(len(padded)) < len(indices)
+        mine = slice(place(self.rank, parallel).data, None, parallel.data)
+        batches = self._batches(self._validation_windows, np.split(padded[mine], rounds), np.split(counts[mine], rounds))
+        mean = self._steps.evaluate(batches, rounds).clone()
+        dist.all_reduce(mean)
+        self._watch.read()  # an evaluation is no part of the next step
+        return mean.item() / self.world * len(padded) / len(indices)
 
-    def save(self, step: int) -> None:
-        checkpoint.save(self.engine, self.run.checkpoints, step, self.job.origin, self.job.train.keep)
+    def _batches(self, windows: Windows, batches: list[Indices], counts: list[Any] | None = None) -> Batches:
+        for number, indices in enumerate(batches):
+            with self._watch.phase("data"):
+                tokens = torch.from_numpy(windows.read(indices)).to(self.engine.device)
+                targets = tokens[:, 1:].clone()
+                if counts is not None:
+                    targets[~torch.from_numpy(counts[number])] = IGNORED
+            yield tokens[:, :-1], targets
 
-    def _batches(self, windows: Windows, batches: list[Indices]) -> Iterator[tuple[Tensor, Tensor]]:
-        for indices in batches:
-            tokens = torch.from_numpy(windows.read(indices)).to(self.engine.device)
-            yield tokens[:, :-1], tokens[:, 1:]
+
+def peak_memory(device: torch.device) -> int:
+    """The most this process has held so far, on its GPU or, without one, in all."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _not_finite(record: Record) -> UserError | None:
+    for key, value in (("loss", record["loss"]), ("gradient norm", record["grad_norm"])):
+        if value is not None and not math.isfinite(value):
+            fix = "Lower train.lr or raise train.warmup, and go on from the last checkpoint with --resume."
+            return UserError(f"The {key} is {value} at step {record['step']}.", fix)
+    return None
+
+
+def _reporter(job: Job, step: int, saver: Saver) -> Callable[[Record], None]:
+    path = Run(job.run).metrics
+    records.cut(path, step)
+    with job.starts.open("a") as starts:
+        starts.write(f"{step}\n")
+    restarts = len(job.starts.read_text().splitlines()) - 1
+    telemetry = Telemetry(job.run.name, job.train.batch * job.model.context, restarts)
+
+    def report(record: Record) -> None:
+        if saver.last:
+            record["checkpoint_s"] = saver.last.seconds
+            telemetry.saved(saver.last.step, saver.last.size)
+        records.append(path, record)
+        telemetry.record(record)
+
+    return report
+
+
+def _silent(_: Record) -> None:
+    """Ranks other than the first have nothing to say: a record is of all ranks already."""

@@ -9,19 +9,22 @@ WORKER_BASE = 700 * 2**20  # a process that has imported torch, Ray and DeepSpee
 
 
 def worker_bytes(model: ModelSection, train: TrainSection, parallel: ParallelSection) -> int:
-    """Weights, gradients and Adam's two moments (and an fp32 copy of bf16 weights), each divided as the ZeRO stage divides it,
-    and the activations of one micro-batch: about 20 numbers of hidden width a layer and token, and the logits three times."""
-    parameters = count_parameters(model)
+    """Weights, gradients and Adam's two moments (and an fp32 copy of bf16 weights), divided as the layout and the ZeRO stage
+    divide them, and the activations of the micro-batches in flight: about 20 numbers of hidden width a layer and token (one
+    where layers are recomputed), and the logits three times."""
+    parameters = count_parameters(model) / (parallel.tensor * parallel.pipeline)
     width = 4 if train.precision == "fp32" else 2
     optimizer = 8 if train.precision == "fp32" else 12
-    workers = parallel.workers
+    sharers = parallel.data * parallel.sequence
     state = parameters * (
-        width / (workers if parallel.zero >= 3 else 1)
-        + width / (workers if parallel.zero >= 2 else 1)
-        + optimizer / (workers if parallel.zero >= 1 else 1)
+        width / (sharers if parallel.zero >= 3 else 1)
+        + width / (sharers if parallel.zero >= 2 else 1)
+        + optimizer / (sharers if parallel.zero >= 1 else 1)
     )
-    tokens = train.micro_batch * model.context
-    activations = tokens * width * (model.layers * (20 * model.hidden + 4 * model.ffn)) + 3 * 4 * tokens * model.vocab
+    tokens = train.micro_batch * model.context / parallel.sequence
+    layer = model.hidden if train.recompute == "full" else (20 * model.hidden + 4 * model.ffn) / parallel.tensor
+    # A pipeline's first stage has as many micro-batches in flight as there are stages: together, one whole model's layers.
+    activations = tokens * width * model.layers * layer + 3 * 4 * tokens * model.vocab
     return int(state + activations) + WORKER_BASE
 
 

@@ -1,14 +1,17 @@
-"""A Llama in plain torch, with Hugging Face's parameter names, so that an export is a copy.
+"""A Llama in plain torch, dense or with a mixture of experts, under Hugging Face's parameter names, so that an export is a copy.
 
 It knows nothing of devices, precision or parallelism: the engine wraps it. Shapes in names: b batch, t tokens, d hidden,
-h heads, k key/value heads, v vocabulary; `e` is the width of one head.
+h heads, k key/value heads, v vocabulary; `e` is the width of one head. In `MoE`, where there are no heads, n is all tokens
+of the batch, e experts and k those that a token passes through.
 """
+
+import hashlib
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from strata.platform.recipe import ModelSection
+from strata.platform.recipe import ModelSection, MoESection
 
 
 class RMSNorm(nn.Module):
@@ -22,10 +25,10 @@ class RMSNorm(nn.Module):
         return self.weight * (x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)
 
 
-def rotary_table(tokens: int, head_dim: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:
+def rotary_table(positions_t: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
     """Computed per forward pass instead of kept as a buffer: an engine that casts a model to bf16 would cast the angles too."""
-    frequencies = theta ** -(torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim)
-    angles_te = torch.outer(torch.arange(tokens, device=device, dtype=torch.float32), frequencies).repeat(1, 2)
+    frequencies = theta ** -(torch.arange(0, head_dim, 2, device=positions_t.device, dtype=torch.float32) / head_dim)
+    angles_te = torch.outer(positions_t.float(), frequencies).repeat(1, 2)
     return angles_te.cos(), angles_te.sin()
 
 
@@ -34,6 +37,13 @@ def rotate(x_bhte: Tensor, cos_te: Tensor, sin_te: Tensor) -> Tensor:
     first, second = x_bhte.chunk(2, dim=-1)
     turned = torch.cat((-second, first), dim=-1)
     return (x_bhte * cos_te + turned * sin_te).to(x_bhte.dtype)
+
+
+class CausalAttention(nn.Module):
+    """A module without weights, so that a layout which cuts sequences can put its own in this place."""
+
+    def forward(self, q_bhte: Tensor, k_bkte: Tensor, v_bkte: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q_bhte, k_bkte, v_bkte, is_causal=True, enable_gqa=True)
 
 
 class Attention(nn.Module):
@@ -45,12 +55,13 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(section.hidden, kv_width, bias=False)
         self.v_proj = nn.Linear(section.hidden, kv_width, bias=False)
         self.o_proj = nn.Linear(section.hidden, section.hidden, bias=False)
+        self.core: nn.Module = CausalAttention()
 
     def forward(self, x_btd: Tensor, cos_te: Tensor, sin_te: Tensor) -> Tensor:
         q_bhte = rotate(self._heads(self.q_proj(x_btd)), cos_te, sin_te)
         k_bkte = rotate(self._heads(self.k_proj(x_btd)), cos_te, sin_te)
         v_bkte = self._heads(self.v_proj(x_btd))
-        y_bhte = F.scaled_dot_product_attention(q_bhte, k_bkte, v_bkte, is_causal=True, enable_gqa=True)
+        y_bhte = self.core(q_bhte, k_bkte, v_bkte)
         y_btd: Tensor = self.o_proj(y_bhte.transpose(1, 2).flatten(2))
         return y_btd
 
@@ -60,14 +71,47 @@ class Attention(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    def __init__(self, section: ModelSection) -> None:
+    def __init__(self, hidden: int, ffn: int) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(section.hidden, section.ffn, bias=False)
-        self.up_proj = nn.Linear(section.hidden, section.ffn, bias=False)
-        self.down_proj = nn.Linear(section.ffn, section.hidden, bias=False)
+        self.gate_proj = nn.Linear(hidden, ffn, bias=False)
+        self.up_proj = nn.Linear(hidden, ffn, bias=False)
+        self.down_proj = nn.Linear(ffn, hidden, bias=False)
 
     def forward(self, x_btd: Tensor) -> Tensor:
         y_btd: Tensor = self.down_proj(F.silu(self.gate_proj(x_btd)) * self.up_proj(x_btd))
+        return y_btd
+
+
+class MoE(nn.Module):
+    """No expert has a capacity and no token is dropped, so what a token becomes does not depend on the others in its batch.
+
+    Mixtral's routing; with a shared expert, Qwen2-MoE's block. Every expert runs, if need be on no tokens: its gradient is
+    then zero instead of missing, and data-parallel workers reduce the same gradients whatever their tokens chose. Tokens are
+    put back by a permutation, not by adding at indices, whose order on a GPU would change from run to run.
+    """
+
+    def __init__(self, hidden: int, ffn: int, moe: MoESection) -> None:
+        super().__init__()
+        self.top_k = moe.top_k
+        self.gate = nn.Linear(hidden, moe.experts, bias=False)
+        self.experts = nn.ModuleList(SwiGLU(hidden, ffn) for _ in range(moe.experts))
+        self.shared_expert = SwiGLU(hidden, moe.shared_ffn) if moe.shared_ffn else None
+        self.shared_expert_gate = nn.Linear(hidden, 1, bias=False) if moe.shared_ffn else None
+
+    def forward(self, x_btd: Tensor) -> Tensor:
+        scores_ne = F.softmax(self.gate(x_btd).flatten(0, 1).float(), dim=-1)
+        scores_nk, chosen_nk = scores_ne.topk(self.top_k, dim=-1)
+        weights_nk = scores_nk / scores_nk.sum(-1, keepdim=True)
+
+        by_expert = chosen_nk.flatten().argsort(stable=True)  # of the n x k assignments
+        sizes = chosen_nk.flatten().bincount(minlength=len(self.experts)).tolist()
+        inputs = torch.split(x_btd.flatten(0, 1)[by_expert // self.top_k], sizes)
+        outputs = torch.cat([expert(x) for expert, x in zip(self.experts, inputs, strict=True)])
+        outputs_nkd = torch.empty_like(outputs).index_copy(0, by_expert, outputs).view(*chosen_nk.shape, -1)
+
+        y_btd: Tensor = (outputs_nkd * weights_nk.unsqueeze(-1)).sum(1).to(x_btd.dtype).view_as(x_btd)
+        if self.shared_expert is not None and self.shared_expert_gate is not None:
+            y_btd = y_btd + torch.sigmoid(self.shared_expert_gate(x_btd)) * self.shared_expert(x_btd)
         return y_btd
 
 
@@ -77,7 +121,7 @@ class Layer(nn.Module):
         self.input_layernorm = RMSNorm(section.hidden, section.norm_eps)
         self.self_attn = Attention(section)
         self.post_attention_layernorm = RMSNorm(section.hidden, section.norm_eps)
-        self.mlp = SwiGLU(section)
+        self.mlp = MoE(section.hidden, section.ffn, section.moe) if section.moe else SwiGLU(section.hidden, section.ffn)
 
     def forward(self, x_btd: Tensor, cos_te: Tensor, sin_te: Tensor) -> Tensor:
         x_btd = x_btd + self.self_attn(self.input_layernorm(x_btd), cos_te, sin_te)
@@ -94,9 +138,11 @@ class Decoder(nn.Module):
         self.head_dim = section.head_dim
         self.rope_theta = section.rope_theta
 
-    def forward(self, tokens_bt: Tensor) -> Tensor:
+    def forward(self, tokens_bt: Tensor, positions_t: Tensor | None = None) -> Tensor:
         x_btd = self.embed_tokens(tokens_bt)
-        cos_te, sin_te = rotary_table(tokens_bt.shape[1], self.head_dim, self.rope_theta, tokens_bt.device)
+        if positions_t is None:
+            positions_t = torch.arange(tokens_bt.shape[1], device=tokens_bt.device)
+        cos_te, sin_te = rotary_table(positions_t, self.head_dim, self.rope_theta)
         for layer in self.layers:
             x_btd = layer(x_btd, cos_te, sin_te)
         y_btd: Tensor = self.norm(x_btd)
@@ -104,28 +150,39 @@ class Decoder(nn.Module):
 
 
 class Llama(nn.Module):
-    def __init__(self, section: ModelSection) -> None:
+    """`positions_t` are the tokens' places in their sequence, for a worker that has only a part of it."""
+
+    def __init__(self, section: ModelSection, seed: int = 0) -> None:
         super().__init__()
         self.model = Decoder(section)
         self.lm_head = nn.Linear(section.hidden, section.vocab, bias=False)
         if section.tie_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
-        self._initialize(section.layers)
+        for name, weight in self.named_parameters():
+            initialize(name, weight, section.layers, seed)
 
-    def forward(self, tokens_bt: Tensor) -> Tensor:
-        logits_btv: Tensor = self.lm_head(self.model(tokens_bt))
+    def forward(self, tokens_bt: Tensor, positions_t: Tensor | None = None) -> Tensor:
+        logits_btv: Tensor = self.lm_head(self.model(tokens_bt, positions_t))
         return logits_btv
 
-    def _initialize(self, layers: int) -> None:
-        """A layer's output is as large as its input (variance 1 / fan-in), except where it is added to the residual stream,
-        which sums 2 x layers of them. GPT-2's fixed 0.02 suits widths near 1000 and is far too small for a narrow model."""
-        for name, weight in self.named_parameters():
-            if weight.dim() < 2:
-                continue
-            std = 0.02 if "embed" in name or "lm_head" in name else weight.shape[1] ** -0.5
-            if name.endswith(("o_proj.weight", "down_proj.weight")):
-                std /= (2 * layers) ** 0.5
-            nn.init.normal_(weight, std=std)
+
+@torch.no_grad()
+def initialize(name: str, weight: Tensor, layers: int, seed: int) -> None:
+    """Drawn from a generator of its own, seeded by its name in the whole model: a worker that builds only some of the
+    parameters, or builds them in another order, gets the values that one worker alone would.
+
+    A layer's output is as large as its input (variance 1 / fan-in), except where it is added to the residual stream, which
+    sums 2 x layers of them. GPT-2's fixed 0.02 suits widths near 1000 and is far too small for a narrow model; it stays where
+    the output is a choice, of tokens or of experts, that a fresh model should leave open.
+    """
+    if weight.dim() < 2:
+        return  # a norm, which starts at one
+    chooses = name.endswith(("embed_tokens.weight", "lm_head.weight", "mlp.gate.weight", "shared_expert_gate.weight"))
+    std = 0.02 if chooses else weight.shape[1] ** -0.5
+    if name.endswith(("o_proj.weight", "down_proj.weight")):
+        std /= (2 * layers) ** 0.5
+    digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
+    weight.normal_(std=std, generator=torch.Generator().manual_seed(int.from_bytes(digest[:8], "little")))
 
 
 def token_losses(logits_btv: Tensor, targets_bt: Tensor) -> Tensor:
@@ -136,7 +193,21 @@ def token_losses(logits_btv: Tensor, targets_bt: Tensor) -> Tensor:
 
 def count_parameters(section: ModelSection) -> int:
     """Without building the model, which for a large one would take the memory that is being asked about."""
+    return _count(section, experts=section.moe.experts if section.moe else 1)
+
+
+def count_active_parameters(section: ModelSection) -> int:
+    """What a token passes through: of a mixture's experts only its top k. The embedding counts whole, as is customary."""
+    return _count(section, experts=section.moe.top_k if section.moe else 1)
+
+
+def _count(section: ModelSection, experts: int) -> int:
     embedding = section.vocab * section.hidden
     attention = 2 * section.hidden**2 + 2 * section.hidden * section.kv_heads * section.head_dim
-    layer = attention + 3 * section.hidden * section.ffn + 2 * section.hidden
+    feed_forward = experts * 3 * section.hidden * section.ffn
+    if section.moe:
+        feed_forward += section.hidden * section.moe.experts
+    if section.moe and section.moe.shared_ffn:
+        feed_forward += 3 * section.hidden * section.moe.shared_ffn + section.hidden
+    layer = attention + feed_forward + 2 * section.hidden
     return embedding * (1 if section.tie_embeddings else 2) + section.layers * layer + section.hidden

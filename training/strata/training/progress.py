@@ -34,11 +34,30 @@ class TrainingProgress:
         self._bar.stop()
 
     def show(self, record: Record) -> None:
-        note = f"loss {record['loss']:.3f}  {record['tokens_per_s']:,.0f} tokens/s"
+        note = _note(record)
         self._bar.update(self._task, completed=record["step"], note=note)
-        if self._console.is_terminal:
-            return
-        if "val_loss" in record or time.monotonic() >= self._line_due:
+        evaluated = "val_loss" in record
+        if evaluated or (not self._console.is_terminal and time.monotonic() >= self._line_due):
             self._line_due = time.monotonic() + LINE_EVERY_S
-            validation = f"  validation {record['val_loss']:.3f}" if "val_loss" in record else ""
-            self._console.print(f"step {record['step']}/{self._steps}  {note}{validation}")
+            self._console.print(f"step {record['step']}/{self._steps}  {note}{_details(record) if evaluated else ''}")
+
+
+def _note(record: Record) -> str:
+    parts = [f"loss {record['loss']:.3f}"]
+    if record["grad_norm"] is not None:
+        parts.append(f"gradient {record['grad_norm']:.2f}")
+    parts += [f"lr {record['lr']:.1e}", f"{record['tokens_per_s']:,.0f} tokens/s"]
+    if "mfu" in record:
+        parts.append(f"MFU {record['mfu']:.0%}")
+    return "  ".join(parts)
+
+
+def _details(record: Record) -> str:
+    """The validation loss, and where the time and memory went: too long for a bar."""
+    parts = [f"  validation {record['val_loss']:.3f}"]
+    seconds = record.get("seconds", {})
+    if total := sum(seconds.values()):
+        parts.append(", ".join(f"{phase} {spent / total:.0%}" for phase, spent in seconds.items()))
+    if "peak_memory_bytes" in record:
+        parts.append(f"{record['peak_memory_bytes'] / 2**30:.1f} GiB")
+    return "  ".join(parts)

@@ -12,6 +12,9 @@ from strata.platform.files import write_atomic
 
 
 class Record(TypedDict):
+    """What is not required is there where it is known: `mfu` on devices whose peak is, the checkpoint's times on steps that
+    saved one, `peak_memory_bytes` of rank 0, and `seconds` by phase (data, forward, backward, optimizer, checkpoint)."""
+
     step: int
     loss: float
     lr: float
@@ -19,6 +22,11 @@ class Record(TypedDict):
     tokens_per_s: float
     time: float
     val_loss: NotRequired[float]
+    mfu: NotRequired[float]
+    peak_memory_bytes: NotRequired[int]
+    seconds: NotRequired[dict[str, float]]
+    checkpoint_stall_s: NotRequired[float]
+    checkpoint_s: NotRequired[float]
 
 
 def append(path: Path, record: Record) -> None:

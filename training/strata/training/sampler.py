@@ -8,9 +8,18 @@ below `count` until one is makes it a bijection of those (Black and Rogaway, "Ci
 import numpy as np
 from numpy.typing import NDArray
 
+from strata.platform.recipe import ParallelSection
+from strata.training.layout import place
+
 Indices = NDArray[np.int64]
 
 ROUNDS = 6
+
+
+def rank_indices(step: int, rank: int, batch: int, windows: int, seed: int, parallel: ParallelSection) -> Indices:
+    """What a rank trains on. Ranks that share a sequence, a layer or a stage's work get the same: the data-parallel place
+    decides alone. Experts are spread over ranks that each have their own."""
+    return step_indices(step, batch, place(rank, parallel).data, parallel.data, windows, seed)
 
 
 def step_indices(step: int, batch: int, rank: int, world: int, windows: int, seed: int) -> Indices:

@@ -6,6 +6,7 @@ main thread shows progress and turns a signal into a request to stop at the next
 
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -25,6 +26,7 @@ SAY_EVERY_S = 1.0
 
 def run_workers(job: Job, interrupts: Interrupts, console: Console) -> Outcome:
     job.stop.unlink(missing_ok=True)
+    job.starts.unlink(missing_ok=True)
     with TrainingProgress(console, job.train.steps) as progress, cluster.connected(_cpus(job.parallel)):
         _require_gpus(job.parallel)
         fit = Fit(job)
@@ -50,6 +52,7 @@ class Fit(threading.Thread):
         from ray.train.torch import TorchTrainer
 
         job = self._job
+        checkpoints = job.checkpoints
         gpu = job.parallel.device == "gpu"
         trainer = TorchTrainer(
             train_worker,
@@ -60,8 +63,9 @@ class Fit(threading.Thread):
                 resources_per_worker={"CPU": job.parallel.cpus_per_worker} | ({"GPU": 1} if gpu else {}),
             ),
             run_config=ray.train.RunConfig(
-                storage_path=str(job.run),
-                name=Run(job.run).checkpoints.name,
+                storage_path=str(Path(checkpoints.path).parent),
+                storage_filesystem=checkpoints.filesystem,
+                name=Path(checkpoints.path).name,
                 failure_config=ray.train.FailureConfig(max_failures=job.train.max_failures),
             ),
         )
@@ -81,7 +85,7 @@ def follow(fit: Fit, job: Job, interrupts: Interrupts, progress: TrainingProgres
     """Until the workers end: what they record goes to the display and to the run's state."""
     run, follower = Run(job.run), Follower(Run(job.run).metrics)
     state = State("running", steps=job.train.steps)
-    said, told = 0.0, False
+    said, told, starts = 0.0, False, 1
     alive = True
     while alive:
         fit.join(POLL_S)
@@ -89,6 +93,10 @@ def follow(fit: Fit, job: Job, interrupts: Interrupts, progress: TrainingProgres
         for record in follower.new():
             progress.show(record)
             state = State("running", record["step"], job.train.steps, record["loss"], record.get("val_loss", state.val_loss))
+        began = job.starts.read_text().split() if job.starts.exists() else []
+        if len(began) > starts:
+            starts = len(began)
+            console.print(f"Workers were lost; all were started again, from step {began[-1]}.")
         if time.monotonic() - said > SAY_EVERY_S or not alive:
             run.say_running(state)
             said = time.monotonic()

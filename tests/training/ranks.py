@@ -1,0 +1,110 @@
+"""A job's ranks as plain processes, without Ray: forked from a server that has imported torch and DeepSpeed already, so that
+eight of them start in a second."""
+
+import multiprocessing
+import os
+import tempfile
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from strata.training import checkpoint, state
+from strata.training.loop import Job, Worker
+from strata.training.storage import folder
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["deepspeed", "strata.training.loop", __name__])
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Losses of `steps` + `more` steps; of the last `more` again, from another's checkpoint and from its own."""
+
+    losses: list[float]
+    from_other: list[float]
+    from_own: list[float]
+    val_loss: float
+
+
+def train(job: Job, steps: int, more: int, other: Path, own: Path) -> Trained:
+    """`other` is resumed from first, by an engine that has not taken a step yet. Then the state it began with, which is left
+    in own/start, is loaded as well, and trained from; `own`/end is the checkpoint after `steps`."""
+    results: list[Trained] = on_ranks(job.parallel.workers, _train, job, steps, more, other, own)
+    assert len(set(map(str, results))) == 1, "all ranks report the same losses"
+    return results[0]
+
+
+def _train(job: Job, steps: int, more: int, other: Path, own: Path) -> Trained:
+    worker = Worker(job)
+
+    def save(to: Path, step: int) -> None:
+        parts = list(state.fragments(worker.engine, job.model, job.parallel))
+        checkpoint.write(folder(to), worker.rank, worker.world, step, job.origin, None, parts)
+        dist.barrier()
+
+    def load(source: Path) -> None:
+        found = checkpoint.examine(folder(source))
+        state.load(worker.engine, job.model, job.parallel, checkpoint.Reader(found), found.step)
+
+    def take(first: int, count: int) -> list[float]:
+        return [worker.step(step)[0] for step in range(first, first + count)]
+
+    save(own / "start", 0)
+    load(other)
+    from_other = take(steps, more)
+    load(own / "start")
+    losses = take(0, steps)
+    save(own / "end", steps)
+    val_loss = worker.evaluate()
+    losses += take(steps, more)
+    load(own / "end")
+    return Trained(losses, from_other, take(steps, more), val_loss)
+
+
+def on_ranks(world: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    with tempfile.TemporaryDirectory() as meeting:
+        pipes, processes = [], []
+        for rank in range(world):
+            ours, theirs = CONTEXT.Pipe(duplex=False)
+            process = CONTEXT.Process(target=_rank, args=(rank, world, f"{meeting}/store", theirs, function, arguments))
+            process.start()
+            theirs.close()
+            pipes.append(ours)
+            processes.append(process)
+        try:
+            answers = _answers(pipes)
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+    return answers
+
+
+def _answers(pipes: list[Connection]) -> list[Any]:
+    """Of all ranks. One that fails leaves others waiting for it: they get a moment to fail too."""
+    answers: dict[Connection, Any] = {}
+    errors: list[str] = []
+    while len(answers) < len(pipes):
+        ready = wait([pipe for pipe in pipes if pipe not in answers], 5 if errors else None)
+        for pipe in ready:
+            assert isinstance(pipe, Connection)
+            ok, answers[pipe] = pipe.recv()
+            errors += [] if ok else [answers[pipe]]
+        if errors and not ready:
+            break
+    assert not errors, "\n".join(sorted(errors, key=lambda error: "gloo" in error))  # the cause first
+    return [answers[pipe] for pipe in pipes]
+
+
+def _rank(rank: int, world: int, store: str, pipe: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "DS_ACCELERATOR": "cpu"}
+    try:
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+        pipe.send((True, function(*arguments)))
+    except BaseException:
+        pipe.send((False, traceback.format_exc()))

@@ -1,0 +1,71 @@
+"""Workers and drivers are killed at random moments; the run ends as one that nobody disturbed."""
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from strata.platform.runs import Run
+from strata.training import records
+
+from .conftest import SMALL, strata_process
+
+STEPS = 400
+SETTINGS = (
+    f"train.steps={STEPS}",
+    "train.checkpoint_every=25",
+    "train.eval_every=100",
+    "train.max_failures=10",
+    "parallel.workers=2",
+)
+
+
+def losses_of(run: Run) -> list[tuple[int, float]]:
+    return [(record["step"], record["loss"]) for record in records.read(run.metrics)]
+
+
+def wait_until(condition: Callable[[], bool], timeout: float = 180) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.02)
+
+
+def workers_of(driver: int) -> list[psutil.Process]:
+    """Ray names its workers by what they run."""
+    family = psutil.Process(driver).children(recursive=True)
+    return [member for member in family if "RayTrainWorker" in " ".join(member.cmdline())]
+
+
+def test_killed_at_random_moments_a_run_ends_as_an_undisturbed_one(home: Path, corpus: Path) -> None:
+    settings = [*SMALL, f"data.path={corpus}", *SETTINGS]
+    undisturbed, disturbed = (Run(home / "runs" / name) for name in ("undisturbed", "disturbed"))
+    process = strata_process(home, "train", "--run", undisturbed.name, *settings)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+
+    seed = time.time_ns()
+    chance = random.Random(seed)
+    print("seed", seed)
+    moments = sorted(chance.sample(range(5, STEPS - 40), 5))
+    victims = ["worker", "worker", "worker", "driver", "driver"]
+    chance.shuffle(victims)
+    process = strata_process(home, "train", "--run", disturbed.name, *settings)
+    for moment, victim in zip(moments, victims, strict=True):
+        # Workers that begin again write their history anew, up to the checkpoint they begin from.
+        wait_until(lambda moment=moment: (done := losses_of(disturbed)) != [] and done[-1][0] >= moment)
+        if victim == "worker":
+            chance.choice(workers_of(process.pid)).kill()
+        else:
+            os.kill(process.pid, signal.SIGKILL)
+            process.communicate()
+            process = strata_process(home, "train", "--resume", disturbed.name)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+    assert losses_of(disturbed) == losses_of(undisturbed)
+    final = [records.read(run.metrics)[-1]["val_loss"] for run in (undisturbed, disturbed)]
+    assert final[0] == final[1]

@@ -1,0 +1,120 @@
+"""The loop one would write with torch alone: DDP, fused AdamW, clipping, a schedule.
+
+Every choice that decides the work is the recipe's: data and their order, the schedule, clipping, which parameters decay. In
+bf16 it does what DeepSpeed does: parameters and gradients in bf16, and an fp32 copy that the optimizer works on. It keeps
+all activations and shards nothing, which is quicker where it fits.
+"""
+
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from strata.platform.recipe import Recipe, TrainSection
+from strata.training.bench.contest import Job, accumulation
+from strata.training.records import Record
+from strata.training.sampler import step_indices
+from strata.training.schedule import learning_rate
+from strata.training.windows import Windows
+
+
+def train(module: nn.Module, job: Job, device: torch.device, report: Callable[[Record], None]) -> None:
+    """`module` turns tokens and targets into their mean loss."""
+    recipe, section = job.recipe, job.recipe.train
+    model = module if dist.get_world_size() == 1 else DistributedDataParallel(module, gradient_as_bucket_view=True)
+    optimizer = MasterAdamW(module, section)
+    windows = Windows(job.tokens, "train", recipe.model.context)
+    for step in range(section.steps):
+        begin = time.perf_counter()
+        rate = learning_rate(step, section.steps, section.lr, section.warmup, section.min_lr_ratio)
+        loss = _backward(model, list(_micro_batches(windows, recipe, step, device)))
+        norm = optimizer.step(rate)
+        dist.all_reduce(loss)
+        record = Record(
+            step=step + 1,
+            loss=loss.item() / dist.get_world_size(),
+            lr=rate,
+            grad_norm=norm.item(),
+            tokens_per_s=section.batch * recipe.model.context / (time.perf_counter() - begin),
+            time=time.time(),
+            peak_memory_bytes=_peak_memory(device),
+        )
+        report(record)
+
+
+def _micro_batches(windows: Windows, recipe: Recipe, step: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    rank, world = dist.get_rank(), dist.get_world_size()
+    indices = step_indices(step, recipe.train.batch, rank, world, len(windows), recipe.train.seed)
+    for part in np.split(indices, accumulation(recipe)):
+        tokens = torch.from_numpy(windows.read(part)).to(device)
+        yield tokens[:, :-1], tokens[:, 1:]
+
+
+def _backward(model: nn.Module, micro_batches: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """The mean loss. Gradients add up locally; only the last micro-batch's backward pass averages them over the workers."""
+    losses = []
+    for number, (tokens_bt, targets_bt) in enumerate(micro_batches):
+        last = number == len(micro_batches) - 1
+        with model.no_sync() if isinstance(model, DistributedDataParallel) and not last else nullcontext():
+            loss = model(tokens_bt, targets_bt) / len(micro_batches)
+            loss.backward()
+        losses.append(loss.detach())
+    return torch.stack(losses).sum()
+
+
+class MasterAdamW:
+    """Fused AdamW on an fp32 copy of parameters that are in bf16, and on the parameters themselves where they are in fp32."""
+
+    def __init__(self, module: nn.Module, train: TrainSection) -> None:
+        self._clip = train.clip
+        self._parameters = list(module.parameters())
+        self._masters = [p if p.dtype == torch.float32 else nn.Parameter(p.detach().float()) for p in self._parameters]
+        groups = parameter_groups(module, dict(zip(self._parameters, self._masters, strict=True)), train)
+        self._adamw = torch.optim.AdamW(groups, lr=train.lr, betas=(0.9, 0.95), fused=True)
+
+    def step(self, rate: float) -> Tensor:
+        """The gradients' norm before clipping."""
+        for group in self._adamw.param_groups:
+            group["lr"] = rate * group["ratio"]
+        copied = [pair for pair in zip(self._parameters, self._masters, strict=True) if pair[0] is not pair[1]]
+        for parameter, master in copied:
+            assert parameter.grad is not None
+            master.grad = parameter.grad.float()
+            parameter.grad = None
+        norm = nn.utils.clip_grad_norm_(self._masters, self._clip)
+        self._adamw.step()
+        self._adamw.zero_grad()
+        with torch.no_grad():
+            for parameter, master in copied:
+                parameter.copy_(master)
+        return norm
+
+
+def parameter_groups(module: nn.Module, masters: dict[nn.Parameter, nn.Parameter], train: TrainSection) -> list[dict[str, Any]]:
+    """As our engine groups them, by names that ours and Hugging Face's models share: only matrices of the layers decay, and
+    embeddings have a rate of their own."""
+    named = [(name, masters[parameter]) for name, parameter in module.named_parameters()]
+    tables = [p for name, p in named if name.endswith(("embed_tokens.weight", "lm_head.weight"))]
+    norms = [p for _, p in named if p.dim() < 2]
+    matrices = [p for name, p in named if ".layers." in name and p.dim() >= 2]
+    assert len(tables) + len(norms) + len(matrices) == len(named)
+    return [
+        {"params": matrices, "weight_decay": train.weight_decay, "ratio": 1.0},
+        {"params": tables, "weight_decay": 0.0, "ratio": train.embedding_lr_ratio},
+        {"params": norms, "weight_decay": 0.0, "ratio": 1.0},
+    ]
+
+
+def _peak_memory(device: torch.device) -> int:
+    """On a GPU what tensors took there; on a CPU all of the process, of which Linux counts KiB and macOS bytes."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -1,0 +1,42 @@
+"""`strata bench train` and `strata bench checkpoint`. Light imports only: the command line loads this module to print its help."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from strata.platform import recipe_file
+from strata.training.bench.contest import Contender
+
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[section.key=value]...", help="Changes to the recipe.")]
+
+
+def bench_train(
+    overrides: Overrides = None,
+    recipe: Annotated[str, typer.Option(help="A recipe's name, or a path to one.")] = recipe_file.DEFAULT,
+    steps: Annotated[int, typer.Option(help="Steps of each contender.", min=2)] = 30,
+    warmup: Annotated[int, typer.Option(help="First steps that do not count.", min=1)] = 5,
+    rounds: Annotated[int | None, typer.Option(help="Turns of each contender. Default: 2 on CPUs, 1 on GPUs.", min=1)] = None,
+    only: Annotated[Contender | None, typer.Option(help="This contender alone.")] = None,
+    ray: Annotated[bool, typer.Option("--ray/--no-ray", help="Ours as 'strata train', or its loop in plain processes.")] = True,
+    json: Annotated[Path | None, typer.Option(help="The file to write. Default: train.json among the benchmarks.")] = None,
+) -> None:
+    """Tokens a second of our training, beside a bare torch loop and (on GPUs) transformers with Liger's kernels."""
+    chosen = recipe_file.load(recipe, overrides or ())
+    from strata.training.bench import compare
+
+    compare.bench(chosen, compare.Settings(steps, warmup, rounds, only, ray), json)
+
+
+def bench_checkpoint(
+    overrides: Overrides = None,
+    recipe: Annotated[str, typer.Option(help="A recipe's name, or a path to one.")] = recipe_file.DEFAULT,
+    saves: Annotated[int, typer.Option(help="Checkpoints of each mode in a round.", min=2)] = 8,
+    rounds: Annotated[int, typer.Option(help="Turns of each mode.", min=1)] = 2,
+    json: Annotated[Path | None, typer.Option(help="The file to write. Default: checkpoint.json among the benchmarks.")] = None,
+) -> None:
+    """How long steps stand still for a checkpoint, asynchronous and synchronous."""
+    chosen = recipe_file.load(recipe, overrides or ())
+    from strata.training.bench import stalls
+
+    stalls.bench(chosen, saves, rounds, json)

@@ -1,0 +1,108 @@
+"""The comparison: contenders take turns, so that what else the machine is doing falls on all of them."""
+
+import json
+import tempfile
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from rich.console import Console
+
+from strata.platform.errors import UserError
+from strata.platform.files import cache_dir, write_atomic
+from strata.platform.recipe import Recipe
+from strata.training import shards
+from strata.training.bench import launch, report
+from strata.training.bench.contest import LIGER, Contender, Job, Round, accumulation, measure, shortened
+from strata.training.bench.ours import has_ray
+from strata.training.corpus import open_corpus
+from strata.training.flops import peak_flops
+from strata.training.records import Record
+
+CONTENDERS: tuple[Contender, ...] = ("bare", *LIGER, "ours")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`rounds` None: two on CPUs, which others often share, and one on GPUs. `only` None: everybody."""
+
+    steps: int = 30
+    warmup: int = 5
+    rounds: int | None = None
+    only: Contender | None = None
+    ray: bool = True
+
+
+def bench(recipe: Recipe, settings: Settings, path: Path | None) -> report.Outcome:
+    """`path` None: beside the other benchmarks' results, in the cache."""
+    if settings.warmup >= settings.steps:
+        raise UserError(f"--warmup {settings.warmup} leaves none of --steps {settings.steps}.", "Take more steps.")
+    console = Console(highlight=False, soft_wrap=True)
+    recipe = shortened(recipe, settings.steps)
+    accumulation(recipe)  # refuses a batch that the peers cannot share out
+    peak = _peak(recipe)
+    with console.status("reading the corpus"):
+        tokens = shards.prepare(open_corpus(recipe.data), recipe.model.vocab, recipe.data.holdout)
+    outcome = _compete(recipe, settings, tokens, peak, console)
+    console.print(report.table(outcome))
+    target = path or cache_dir() / "bench" / "train.json"
+    write_atomic(target, json.dumps(report.as_json(outcome), indent=2))
+    console.print(f"written to {target}")
+    if "ours" in outcome.left_out:
+        raise UserError(f"Our own training failed: {outcome.left_out['ours']}", "Try the recipe with 'strata train'.")
+    return outcome
+
+
+def obstacle(contender: Contender, recipe: Recipe) -> str | None:
+    """Why a contender cannot take part here."""
+    if contender not in LIGER:
+        return None
+    if recipe.parallel.device != "gpu":
+        return "its kernels need a GPU"
+    if recipe.model.moe:
+        return "its Llama has no mixture of experts"
+    return None if find_spec("liger_kernel") else "liger-kernel is not installed"
+
+
+def _compete(recipe: Recipe, settings: Settings, tokens: Path, peak: float | None, console: Console) -> report.Outcome:
+    """Who fails is left out of the rest, with the reason; the others go on."""
+    chosen = (settings.only,) if settings.only else CONTENDERS
+    left_out = {contender: reason for contender in chosen if (reason := obstacle(contender, recipe))}
+    rounds: dict[Contender, list[Round]] = {contender: [] for contender in chosen if contender not in left_out}
+    with_ray = settings.ray and has_ray()
+    count = settings.rounds or (2 if recipe.parallel.device == "cpu" else 1)
+    work = cache_dir() / "bench"  # on storage that all workers share, like runs
+    work.mkdir(parents=True, exist_ok=True)
+    for number in range(count):
+        for contender in list(rounds):
+            name = f"round {number + 1} of {count}: {report.name_of(contender, with_ray)}"
+            try:
+                with tempfile.TemporaryDirectory(dir=work, prefix=f".{contender}-") as folder:
+                    job = Job(contender=contender, recipe=recipe, tokens=tokens, folder=Path(folder))
+                    history = _turn(job, with_ray, work, name, console)
+            except launch.Failed as failure:
+                del rounds[contender]
+                left_out[contender] = str(failure)
+                continue
+            rounds[contender].append(measure(history, recipe, settings.warmup))
+            console.print(f"{name} {rounds[contender][-1].tokens_per_s:,.0f} tokens/s")
+    return report.Outcome(recipe, settings.warmup, with_ray, rounds, left_out, peak)
+
+
+def _turn(job: Job, with_ray: bool, logs: Path, name: str, console: Console) -> list[Record]:
+    steps = job.recipe.train.steps
+    with console.status(f"{name}, starting") as status:
+        return launch.run(job, with_ray, logs, lambda step: status.update(f"{name}, step {step} of {steps}"))
+
+
+def _peak(recipe: Recipe) -> float | None:
+    """Here, for all contenders: each of them measuring for itself would be measured differently."""
+    import torch
+
+    if recipe.parallel.device == "gpu" and torch.cuda.device_count() < recipe.parallel.workers:
+        raise UserError(
+            f"The recipe asks for {recipe.parallel.workers} GPUs; this machine has {torch.cuda.device_count()}.",
+            "Use parallel.device=cpu, or fewer parallel.workers.",
+        )
+    torch.set_float32_matmul_precision(recipe.train.matmul)
+    return peak_flops(recipe.parallel.device, recipe.train.precision, recipe.parallel.cpus_per_worker)

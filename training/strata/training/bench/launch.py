@@ -1,0 +1,87 @@
+"""A contender's processes, from their start to their end, with what each says kept in a log of its own."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from strata.platform import ports
+from strata.training import records
+from strata.training.bench.contest import Job
+from strata.training.bench.ours import prepare_home, run_metrics
+from strata.training.records import Follower, Record
+
+POLL_S = 0.2
+RANK = re.compile(r"^\[rank\d+\]:")  # torch puts it before each line of a traceback
+ERROR = re.compile(r"[\w.]*(Error|Exception|Interrupt): |error: ")
+Process = subprocess.Popen[bytes]
+
+
+class Failed(Exception):
+    """Why a contender did not finish."""
+
+
+def run(job: Job, with_ray: bool, logs: Path, step: Callable[[int], None]) -> list[Record]:
+    """`step` is told each step that was taken."""
+    threads = {"OMP_NUM_THREADS": str(job.recipe.parallel.cpus_per_worker)}
+    if job.contender == "ours" and with_ray:
+        metrics = run_metrics(job)
+        commands = [(prepare_home(job), {"STRATA_HOME": str(job.folder)})]
+    else:
+        metrics = job.metrics
+        command = [sys.executable, "-m", "strata.training.bench.peer", job.model_dump_json()]
+        commands = [(command, threads | group) for group in _process_group(job.recipe.parallel.workers)]
+    files = [logs / f"{job.contender}-{number}.log" for number in range(len(commands))]
+    with _started(commands, files) as processes:
+        follower = Follower(metrics)
+        running = True
+        while running:
+            codes = [process.poll() for process in processes]
+            running = None in codes
+            for code, file in zip(codes, files, strict=True):
+                if code:  # the others would wait for it for ever
+                    raise Failed(f"{_last_words(file)} (see {file})")
+            for record in follower.new():
+                step(record["step"])
+            time.sleep(POLL_S)
+    return records.read(metrics)
+
+
+def _process_group(workers: int) -> list[dict[str, str]]:
+    """What torch.distributed looks for in the environment, for each rank."""
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ports.find_free()), "WORLD_SIZE": str(workers)}
+    return [place | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(workers)]
+
+
+@contextmanager
+def _started(commands: list[tuple[list[str], dict[str, str]]], files: list[Path]) -> Iterator[list[Process]]:
+    processes = []
+    try:
+        for (command, environment), file in zip(commands, files, strict=True):
+            with file.open("wb") as output:
+                process = subprocess.Popen(
+                    command, env=os.environ | environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+                )
+            processes.append(process)
+        yield processes
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.terminate()
+        for process in processes:
+            try:
+                process.wait(timeout=60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _last_words(log: Path) -> str:
+    """The last line that names an error, for libraries go on talking after it; else the last line."""
+    lines = [RANK.sub("", line).strip() for line in log.read_text(errors="replace").splitlines()]
+    errors = [line for line in lines if ERROR.match(line)]
+    return (errors or [line for line in lines if line] or ["it ended without a word"])[-1]

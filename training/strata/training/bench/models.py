@@ -1,0 +1,65 @@
+"""The peers' models, each as a module that turns tokens and targets into their mean loss, so that torch.compile sees it all."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from strata.platform.recipe import Recipe
+from strata.training import balance, huggingface
+from strata.training.bench.contest import accumulation
+from strata.training.model import Llama, token_losses
+
+
+class WithLoss(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens_bt: Tensor, targets_bt: Tensor) -> Tensor:
+        return token_losses(self.model(tokens_bt), targets_bt).mean()
+
+
+class WithFusedLoss(WithLoss):
+    """Liger computes the loss together with the output layer, and the logits are never whole in memory."""
+
+    def forward(self, tokens_bt: Tensor, targets_bt: Tensor) -> Tensor:
+        targets_bt = targets_bt.contiguous()  # it views them as one row
+        loss: Tensor = self.model(input_ids=tokens_bt, labels=targets_bt, shift_labels=targets_bt, use_cache=False).loss
+        return loss
+
+
+def bare(recipe: Recipe, device: torch.device) -> nn.Module:
+    llama = Llama(recipe.model, recipe.train.seed).to(device, dtype_of(recipe))
+    balance.attach(llama, recipe.model, scale=1 / accumulation(recipe))
+    module = WithLoss(llama)
+    if recipe.train.compile:
+        module.compile()
+    return module
+
+
+def liger(recipe: Recipe, device: torch.device, compiled: bool) -> nn.Module:
+    """Hugging Face's Llama with Liger's kernels. torch.compile takes layer by layer: the whole of it ended in an illegal memory
+    access (Liger 0.8.2, torch 2.11, H200). Which of the two is quicker differs, so both take part, whatever the recipe says."""
+    from liger_kernel.transformers import apply_liger_kernel_to_llama  # type: ignore[import-not-found,unused-ignore]
+
+    apply_liger_kernel_to_llama(rope=True, swiglu=True, rms_norm=True, cross_entropy=False, fused_linear_cross_entropy=True)
+    llama = hugging_face(recipe).to(device)
+    if compiled:
+        for layer in llama.model.layers:
+            layer.compile()
+    return WithFusedLoss(llama)
+
+
+def hugging_face(recipe: Recipe) -> Any:
+    """With the weights that ours starts with. Made in its precision, not cast to it, which would cast the rotary angles too."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(**huggingface.config(recipe.model))
+    llama = AutoModelForCausalLM.from_config(config, dtype=dtype_of(recipe), attn_implementation="sdpa")
+    llama.load_state_dict(Llama(recipe.model, recipe.train.seed).state_dict())
+    return llama.train()
+
+
+def dtype_of(recipe: Recipe) -> torch.dtype:
+    return torch.bfloat16 if recipe.train.precision == "bf16" else torch.float32

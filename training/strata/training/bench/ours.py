@@ -1,0 +1,41 @@
+"""Our side of the comparison: `strata train` as a user runs it, and the same loop without Ray, for a machine that has none."""
+
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+from strata.platform import recipe_file
+from strata.platform.files import cache_dir
+from strata.training.bench.contest import Job
+from strata.training.records import Record
+
+RUN = "bench"
+
+
+def has_ray() -> bool:
+    return find_spec("ray") is not None
+
+
+def prepare_home(job: Job) -> list[str]:
+    """The command that trains in a home of its own, `job.folder`, in which only the tokens are those of everybody."""
+    recipe = job.folder / "recipe.yaml"
+    recipe.write_text(recipe_file.dump(job.recipe))
+    cache = job.folder / cache_dir().name
+    cache.mkdir()
+    (cache / "tokens").symlink_to(job.tokens.parent)
+    return [sys.executable, "-m", "strata.platform.cli", "train", "--recipe", str(recipe), "--run", RUN]
+
+
+def run_metrics(job: Job) -> Path:
+    return job.folder / "runs" / RUN / "metrics.jsonl"
+
+
+def run_ours_without_ray(job: Job, report: Callable[[Record], None]) -> None:
+    """Inside a process group that stands already, on every rank."""
+    from strata.training import loop
+
+    recipe = job.recipe
+    outcome = loop.run_local(loop.Job(job.folder, job.tokens, recipe.model, recipe.train, recipe.parallel), report)
+    if outcome.problem:
+        raise outcome.problem

@@ -1,0 +1,46 @@
+"""One process of a contender: `python -m strata.training.bench.peer JOB`, with torch's usual RANK, LOCAL_RANK, WORLD_SIZE,
+MASTER_ADDR and MASTER_PORT in the environment."""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+
+from strata.training import records
+from strata.training.bench import bare, models
+from strata.training.bench.contest import Job
+from strata.training.bench.ours import run_ours_without_ray
+from strata.training.records import Record
+
+
+def main() -> None:
+    job = Job.model_validate_json(sys.argv[1])
+    recipe = job.recipe
+    device = torch.device("cpu")
+    if recipe.parallel.device == "gpu":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    torch.set_num_threads(recipe.parallel.cpus_per_worker)
+    torch.set_float32_matmul_precision(recipe.train.matmul)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", device_id=device if device.type == "cuda" else None)
+
+    def report(record: Record) -> None:
+        if dist.get_rank() == 0:
+            records.append(job.metrics, record)
+
+    try:
+        match job.contender:
+            case "ours":
+                run_ours_without_ray(job, report)
+            case "bare":
+                bare.train(models.bare(recipe, device), job, device, report)
+            case "liger" | "liger_compiled":
+                module = models.liger(recipe, device, compiled=job.contender == "liger_compiled")
+                bare.train(module, job, device, report)
+    finally:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""The outcome as a table, and as JSON with all that one needs to doubt it: machine, versions, date, recipe, every step."""
+
+import os
+import platform
+import statistics
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+from rich.table import Table
+from rich.text import Text
+
+from strata.platform.recipe import Recipe
+from strata.training.bench.contest import LIGER, Contender, Round
+from strata.training.flops import flops_per_token, mfu
+
+PACKAGES = ("strata", "torch", "deepspeed", "ray", "transformers", "liger-kernel", "triton")
+NAMES: dict[Contender, str] = {
+    "ours": "strata train",
+    "bare": "bare torch",
+    "liger": "Liger",
+    "liger_compiled": "Liger, compiled",
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`left_out` says of each contender that has no rounds why; `peak` is one worker's, in FLOP/s."""
+
+    recipe: Recipe
+    warmup: int
+    with_ray: bool
+    rounds: dict[Contender, list[Round]]
+    left_out: dict[Contender, str]
+    peak: float | None
+
+    def tokens_per_s(self, contender: Contender) -> float | None:
+        rounds = self.rounds.get(contender)
+        return statistics.median(one.tokens_per_s for one in rounds) if rounds else None
+
+    def mfu(self, contender: Contender) -> float | None:
+        speed, workers = self.tokens_per_s(contender), self.recipe.parallel.workers
+        return None if speed is None else mfu(speed, flops_per_token(self.recipe.model), workers, self.peak)
+
+    def ratio(self, contender: Contender, *to: Contender) -> float | None:
+        """To the quickest of `to` that ran."""
+        speed, others = self.tokens_per_s(contender), [self.tokens_per_s(other) for other in to]
+        known = [other for other in others if other is not None]
+        return None if speed is None or not known else speed / max(known)
+
+
+def table(outcome: Outcome) -> Table:
+    """Contenders that did not run have a row too, and their reason below."""
+    reasons = [f"{name_of(contender, outcome.with_ray)} not run: {reason}" for contender, reason in outcome.left_out.items()]
+    result = Table(box=None, header_style="bold", caption=Text("\n".join(reasons)) if reasons else None, caption_justify="left")
+    result.add_column("training")
+    for column in ("tokens/s", "MFU", "peak memory", "final loss", "÷ bare torch", "÷ Liger"):
+        result.add_column(column, justify="right")
+    for contender, rounds in outcome.rounds.items():
+        memory = rounds[-1].peak_memory_bytes
+        result.add_row(
+            name_of(contender, outcome.with_ray),
+            _cell(outcome.tokens_per_s(contender), "{:,.0f}"),
+            _cell(outcome.mfu(contender), "{:.1%}"),
+            _cell(memory and memory / 2**30, "{:.2f} GiB"),
+            _cell(rounds[-1].final_loss, "{:.4f}"),
+            _cell(outcome.ratio(contender, "bare"), "{:.2f}"),
+            _cell(outcome.ratio(contender, *LIGER), "{:.2f}"),
+        )
+    for contender in outcome.left_out:
+        result.add_row(name_of(contender, outcome.with_ray), *6 * "-")
+    return result
+
+
+def as_json(outcome: Outcome) -> dict[str, Any]:
+    return circumstances(outcome.recipe) | {
+        "warmup_steps": outcome.warmup,
+        "with_ray": outcome.with_ray,
+        "flops_per_token": flops_per_token(outcome.recipe.model),
+        "peak_flops_per_worker": outcome.peak,
+        "contenders": {
+            contender: {
+                "name": name_of(contender, outcome.with_ray),
+                "tokens_per_s": outcome.tokens_per_s(contender),
+                "mfu": outcome.mfu(contender),
+                "ratio_to_bare": outcome.ratio(contender, "bare"),
+                "ratio_to_liger": outcome.ratio(contender, *LIGER),
+                "rounds": [asdict(one) for one in rounds],
+            }
+            for contender, rounds in outcome.rounds.items()
+        },
+        "left_out": outcome.left_out,
+    }
+
+
+def circumstances(recipe: Recipe) -> dict[str, Any]:
+    """When, where and with what something was measured."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": _machine(recipe),
+        "versions": _versions(),
+        "recipe": recipe.model_dump(mode="json"),
+    }
+
+
+def name_of(contender: Contender, with_ray: bool) -> str:
+    return "strata without Ray" if contender == "ours" and not with_ray else NAMES[contender]
+
+
+def _cell(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)
+
+
+def _machine(recipe: Recipe) -> dict[str, Any]:
+    return {
+        "architecture": platform.machine(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "memory_gib": psutil.virtual_memory().total / 2**30,
+        "gpus": _gpus() if recipe.parallel.device == "gpu" else [],
+    }
+
+
+def _processor() -> str:
+    """Python's own word for it is empty on Linux."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except FileNotFoundError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
+
+
+def _gpus() -> list[str]:
+    import torch
+
+    return [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,26 @@
+"""Expert parallelism, by DeepSpeed's AutoEP: each worker keeps some of a layer's experts, tokens travel to theirs and back."""
+
+from typing import Any
+
+from strata.platform.recipe import MoESection
+
+
+def config(size: int, moe: MoESection) -> dict[str, Any]:
+    """DeepSpeed's `expert_parallel` section, for the names that our model gives its parts."""
+    return {
+        "enabled": True,
+        "autoep_size": size,
+        "moe_layer_pattern": r"model\.layers\.\d+\.mlp",
+        "router_pattern": "gate",
+        "expert_pattern": "experts",
+        "expert_w1": "gate_proj",
+        "expert_w2": "down_proj",
+        "expert_w3": "up_proj",
+        "top_k": moe.top_k,
+        "score_func": "softmax",
+        "score_apply": "post",
+        "route_norm": True,
+        "has_shared_experts": moe.shared_ffn > 0,
+        "shared_experts_pattern": "shared_expert",
+        "shared_experts_gate_pattern": "shared_expert_gate",
+    }

@@ -1,0 +1,42 @@
+"""Activations that are computed again in the backward pass instead of being kept: time for memory."""
+
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from strata.training.model import Layer
+
+aten = torch.ops.aten
+# What is dear to compute and cheap to keep. Norms, rotations and activations are the other way round.
+KEPT = {
+    aten.mm.default,
+    aten.addmm.default,
+    aten.bmm.default,
+    aten._scaled_dot_product_flash_attention.default,
+    aten._scaled_dot_product_efficient_attention.default,
+    aten._scaled_dot_product_cudnn_attention.default,
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+}
+
+
+def apply(model: nn.Module, mode: Literal["none", "selective", "full"]) -> None:
+    """Full keeps each layer's input alone; selective keeps the matrix products and attention as well."""
+    if mode == "none":
+        return
+    context = {"context_fn": partial(create_selective_checkpoint_contexts, _policy)} if mode == "selective" else {}
+    for layer in model.modules():
+        if isinstance(layer, Layer):
+            layer.forward = partial(_recomputed, layer.forward, context)  # type: ignore[method-assign]
+
+
+def _recomputed(forward: Any, context: dict[str, Any], *inputs: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return forward(*inputs)
+    return checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=False, **context)
+
+
+def _policy(_: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if op in KEPT else CheckpointPolicy.PREFER_RECOMPUTE

@@ -1,0 +1,47 @@
+"""Ulysses sequence parallelism, by DeepSpeed: each worker has a slice of every sequence, and around attention one all-to-all
+trades slices of the sequence for slices of the heads, so that each head sees the whole sequence."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from strata.training.model import Attention, Llama
+
+
+def initialize(size: int) -> Any:
+    """DeepSpeed's groups for it, in the form that `deepspeed.initialize` takes as `mpu`."""
+    from deepspeed.runtime.sequence_parallel import parallel_state_sp
+
+    parallel_state_sp.initialize_sequence_parallel(size)
+    return parallel_state_sp
+
+
+def spread(model: Llama, groups: Any) -> None:
+    for module in model.modules():
+        if isinstance(module, Attention):
+            module.core = Ulysses(module.core, groups.get_sequence_parallel_group())
+
+
+class _TokensFirst(nn.Module):
+    """DeepSpeed hands over [batch, tokens, heads, width]; ours is [batch, heads, tokens, width]."""
+
+    def __init__(self, core: nn.Module) -> None:
+        super().__init__()
+        self.core = core
+
+    def forward(self, q_bthe: Tensor, k_btke: Tensor, v_btke: Tensor) -> Tensor:
+        y_bhte: Tensor = self.core(q_bthe.transpose(1, 2), k_btke.transpose(1, 2), v_btke.transpose(1, 2))
+        return y_bhte.transpose(1, 2).contiguous()
+
+
+class Ulysses(nn.Module):
+    def __init__(self, core: nn.Module, group: Any) -> None:
+        super().__init__()
+        from deepspeed.sequence.layer import DistributedAttention
+
+        self.distributed = DistributedAttention(_TokensFirst(core), group, scatter_idx=2, gather_idx=1)
+
+    def forward(self, q_bhte: Tensor, k_bkte: Tensor, v_bkte: Tensor) -> Tensor:
+        tokens_first = (x.transpose(1, 2).contiguous() for x in (q_bhte, k_bkte, v_bkte))
+        y_bthe: Tensor = self.distributed(*tokens_first, 0)
+        return y_bthe.transpose(1, 2)

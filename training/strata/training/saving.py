@@ -1,0 +1,117 @@
+"""Checkpoints of a running job, through Ray Train.
+
+The step loop stops only while the state is copied to the host; numbers are written, digested and uploaded by Ray's background
+thread while the next steps run. One snapshot is kept: the next save waits for the last one to be stored.
+"""
+
+import threading
+import time
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from strata.platform.recipe import ModelSection, ParallelSection, TrainSection
+from strata.training import checkpoint, state
+from strata.training.storage import Folder
+
+
+@dataclass(frozen=True)
+class Saved:
+    """The newest checkpoint that is whole in storage, and how long this rank's part of the last one took to get there."""
+
+    step: int
+    size: int
+    seconds: float
+
+
+class Saver:
+    def __init__(
+        self,
+        checkpoints: Folder,
+        engine: Any,
+        model: ModelSection,
+        train: TrainSection,
+        parallel: ParallelSection,
+        origin: checkpoint.Origin,
+    ) -> None:
+        self._checkpoints, self._engine, self._origin = checkpoints, engine, origin
+        self._model, self._train, self._parallel = model, train, parallel
+        self._buffers: list[Tensor] = []
+        self._stored = threading.Event()
+        self._stored.set()
+        self.last: Saved | None = None
+
+    def resume(self) -> int:
+        """From the newest good checkpoint, also when Ray has restarted the workers after a loss: the step it was saved at.
+        The digests are checked by all ranks, each its share, and all agree on the outcome."""
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+
+        def check(found: checkpoint.Checkpoint) -> None:
+            damage: str | None = None
+            try:
+                checkpoint.verify(found, found.manifests[rank::ranks])
+            except checkpoint.Damaged as error:
+                damage = str(error)
+            damages: list[str | None] = [None] * ranks
+            dist.all_gather_object(damages, damage)
+            if any(damages):
+                raise checkpoint.Damaged(next(filter(None, damages)))
+
+        found = checkpoint.newest(self._checkpoints, print if rank == 0 else lambda _: None, check)
+        step = found.step if found else 0
+        dist.barrier()  # nobody tidies up while another still looks
+        if rank == 0:
+            checkpoint.forget_after(self._checkpoints, step)
+        if found:
+            state.load(self._engine, self._model, self._parallel, checkpoint.Reader(found), step)
+        dist.barrier()
+        return step
+
+    def save(self, step: int, val_loss: float | None, mode: Literal["async", "sync"]) -> float:
+        """All ranks call this. Returns the seconds for which the step loop stood still."""
+        import ray.train
+
+        begin = time.perf_counter()
+        self._stored.wait()
+        self._stored.clear()
+        snapshot = self._snapshot()
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+
+        def upload(_: Any, name: str) -> Any:
+            try:
+                storing = time.perf_counter()
+                folder = self._checkpoints / name
+                checkpoint.write(folder, rank, ranks, step, self._origin, val_loss, snapshot)
+                if rank == 0 and (newest := checkpoint.prune(self._checkpoints, self._train.keep, self._train.keep_best)):
+                    size = sum(manifest.size for manifest in newest.manifests)
+                    self.last = Saved(newest.step, size, time.perf_counter() - storing)
+                context = ray.train.get_context().get_storage()
+                return ray.train.Checkpoint(folder.path, filesystem=context.storage_filesystem)
+            finally:
+                self._stored.set()
+
+        upload_mode = ray.train.CheckpointUploadMode
+        ray.train.report(
+            {"step": step},
+            checkpoint=ray.train.Checkpoint(self._checkpoints.path, filesystem=self._checkpoints.filesystem),
+            checkpoint_dir_name=checkpoint.folder_name(step),
+            checkpoint_upload_mode=upload_mode.ASYNC if mode == "async" else upload_mode.SYNC,
+            checkpoint_upload_fn=upload,
+            delete_local_checkpoint_after_upload=False,
+        )
+        return time.perf_counter() - begin
+
+    def _snapshot(self) -> list[state.Fragment]:
+        """Copies on the host, into memory that is kept from one save to the next: fresh pages cost more than the copy."""
+        parts = list(state.fragments(self._engine, self._model, self._parallel))
+        if not self._buffers:
+            pin = parts[0].values.is_cuda if parts else False
+            self._buffers = [torch.empty(part.values.shape, pin_memory=pin) for part in parts]
+        for part, buffer in zip(parts, self._buffers, strict=True):
+            buffer.copy_(part.values, non_blocking=True)
+        if parts and parts[0].values.is_cuda:
+            torch.cuda.synchronize()
+        return [replace(part, values=buffer) for part, buffer in zip(parts, self._buffers, strict=True)]

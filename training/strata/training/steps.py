@@ -1,0 +1,85 @@
+"""One optimizer step, and one evaluation, on either kind of DeepSpeed engine."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from strata.platform.recipe import ModelSection, ParallelSection, TrainSection
+from strata.training.engine import mean_loss
+from strata.training.layout import place
+from strata.training.stopwatch import Stopwatch
+
+Batches = Iterator[tuple[Tensor, Tensor]]  # tokens and targets, both [batch, tokens]
+
+
+class Whole:
+    """An engine that has all layers: forward, backward, step. With sequence parallelism it is fed slices of sequences, whose
+    positions are counted from where the slice begins."""
+
+    def __init__(
+        self, engine: Any, model: ModelSection, train: TrainSection, parallel: ParallelSection, watch: Stopwatch
+    ) -> None:
+        self._engine, self._watch = engine, watch
+        self._mean_loss = torch.compile(mean_loss) if train.compile else mean_loss
+        tokens = model.context // parallel.sequence
+        begin = place(engine.global_rank, parallel).sequence * tokens
+        self._slice = slice(begin, begin + tokens)
+        # Over the slices of a sequence DeepSpeed sums gradients, but with ZeRO-3 averages them.
+        self._scale = 1.0 if parallel.zero == 3 else 1 / parallel.sequence
+        self._positions_t = torch.arange(begin, begin + tokens, device=engine.device)
+
+    def train(self, batches: Batches, count: int) -> Tensor:
+        total = torch.zeros((), device=self._engine.device)
+        for tokens_bt, targets_bt in batches:
+            with self._watch.phase("forward"):
+                loss = self._loss(tokens_bt, targets_bt)
+            with self._watch.phase("backward"):
+                self._engine.backward(loss * self._scale)
+            with self._watch.phase("optimizer"):
+                self._engine.step()
+            total += loss.detach() / count
+        return total
+
+    @torch.no_grad()
+    def evaluate(self, batches: Batches, count: int) -> Tensor:
+        self._engine.eval()
+        total = torch.stack([self._loss(*batch) for batch in batches]).mean()
+        self._engine.train()
+        return total
+
+    def _loss(self, tokens_bt: Tensor, targets_bt: Tensor) -> Tensor:
+        return self._mean_loss(self._engine(tokens_bt[:, self._slice], self._positions_t), targets_bt[:, self._slice])
+
+
+class Stages:
+    """An engine that has one stage of a pipeline, and runs the schedule itself."""
+
+    def __init__(self, engine: Any, watch: Stopwatch) -> None:
+        from deepspeed.runtime.pipe import schedule
+        from deepspeed.runtime.pipe.dualpipev import DualPipeVEngine
+
+        self._engine = engine
+        self.whole_steps = isinstance(engine, DualPipeVEngine)
+        phases = {schedule.ForwardPass: "forward", schedule.BackwardPass: "backward", schedule.OptimizerStep: "optimizer"}
+        engine._INSTRUCTION_MAP = {
+            instruction: partial(_timed, watch, phases[instruction], run) if instruction in phases else run
+            for instruction, run in engine._INSTRUCTION_MAP.items()
+        }
+
+    def train(self, batches: Batches, count: int) -> Tensor:
+        loss: Tensor = self._engine.train_batch(batches)
+        return loss.detach()
+
+    def evaluate(self, batches: Batches, count: int) -> Tensor:
+        """In schedules of as many micro-batches as a step has: with any other number DualPipeV mixes up its buffers."""
+        at_once = self._engine.micro_batches if self.whole_steps else count
+        losses = [self._engine.eval_batch(batches, num_micro_batches=at_once) for _ in range(count // at_once)]
+        return torch.stack(losses).mean()
+
+
+def _timed(watch: Stopwatch, phase: str, run: Callable[..., None], engine: Any, /, **kwargs: Any) -> None:
+    with watch.phase(phase):
+        run(engine, **kwargs)

@@ -1,0 +1,40 @@
+"""Where a step's seconds went. A GPU runs behind the code that feeds it, so there the phases are timed by events on its own
+clock and read once the step is over: nothing waits for a measurement."""
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+class Stopwatch:
+    def __init__(self, device: torch.device) -> None:
+        self._gpu = device.type == "cuda"
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        if self._gpu:
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            begin.record()
+            yield
+            end.record()
+            self._events.append((name, begin, end))
+        else:
+            begin_s = time.perf_counter()
+            yield
+            self._seconds[name] += time.perf_counter() - begin_s
+
+    def read(self) -> dict[str, float]:
+        """Seconds by phase since the last reading."""
+        if self._events:
+            self._events[-1][2].synchronize()
+        for name, begin, end in self._events:
+            self._seconds[name] += begin.elapsed_time(end) / 1000
+        seconds = dict(self._seconds)
+        self._seconds.clear()
+        self._events.clear()
+        return seconds
