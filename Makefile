@@ -13,7 +13,7 @@ ARGS ?=
 STRATA := $(VENV)/bin/strata
 export PYTHONUNBUFFERED := 1
 
-.PHONY: help setup train serve chat doctor runs demo bench-startup bench-train bench-checkpoint test lint clean lock
+.PHONY: help setup train serve chat doctor runs demo bench-startup bench-train bench-checkpoint test test-gpu lint clean lock
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +51,9 @@ bench-checkpoint: setup ## how long steps of RECIPE stand still for a checkpoint
 
 test: setup lint ## every test that needs no GPU
 	@$(VENV)/bin/pytest $(ARGS)
+
+test-gpu: setup ## the tests that need a GPU
+	@$(VENV)/bin/pytest tests/gpu $(ARGS)
 
 lint: setup ## ruff and mypy
 	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/mypy -p strata.platform -p strata.training -p strata.serving

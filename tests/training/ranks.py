@@ -6,7 +6,7 @@ import os
 import tempfile
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -34,16 +34,16 @@ class Trained:
 def train(job: Job, steps: int, more: int, other: Path, own: Path) -> Trained:
     """`other` is resumed from first, by an engine that has not taken a step yet. Then the state it began with, which is left
     in own/start, is loaded as well, and trained from; `own`/end is the checkpoint after `steps`."""
-    results: list[Trained] = on_ranks(job.parallel.workers, _train, job, steps, more, other, own)
+    results: list[Trained] = on_ranks(job.parallel.workers, train_on_this_rank, job, steps, more, other, own)
     assert len(set(map(str, results))) == 1, "all ranks report the same losses"
     return results[0]
 
 
-def _train(job: Job, steps: int, more: int, other: Path, own: Path) -> Trained:
+def train_on_this_rank(job: Job, steps: int, more: int, other: Path, own: Path) -> Trained:
     worker = Worker(job)
 
     def save(to: Path, step: int) -> None:
-        parts = list(state.fragments(worker.engine, job.model, job.parallel))
+        parts = [replace(p, values=p.values.cpu()) for p in state.fragments(worker.engine, job.model, job.parallel)]
         checkpoint.write(folder(to), worker.rank, worker.world, step, job.origin, None, parts)
         dist.barrier()
 

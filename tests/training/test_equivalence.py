@@ -44,6 +44,7 @@ DENSE = {
     "data x sequence, ZeRO-3": "workers=4 sequence=2 zero=3",
     "ZeRO-1, recompute all": "workers=2 zero=1 train.recompute=full",
     "ZeRO-3, recompute some": "workers=2 zero=3 train.recompute=selective",
+    "tensor, recompute some": "workers=2 tensor=2 zero=1 train.recompute=selective",
     "tensor x pipeline, recompute all": "workers=4 tensor=2 pipeline=2 zero=1 train.recompute=full",
     "ZeRO-2, offloaded optimizer": "workers=2 zero=2 offload=optimizer",
     "ZeRO-3, offloaded parameters": "workers=2 zero=3 offload=all",

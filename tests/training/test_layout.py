@@ -52,6 +52,7 @@ def test_recipes_that_come_with_strata_are_let_through(name: str) -> None:
         (("parallel.sequence=8",), "must divide model.heads=8 and model.kv_heads=4", "parallel.sequence=4"),
         (("parallel.tensor=2", "parallel.sequence=2"), "tensor and sequence", "parallel.sequence=1"),
         (("parallel.expert=2",), "the model has none", "parallel.expert=1"),
+        (("parallel.tensor=2", "parallel.zero=0", "train.precision=bf16"), "norm of its own", "parallel.zero=1"),
         ((*MOE, "parallel.expert=8"), "must divide model.moe.experts=4", "parallel.expert=4"),
         ((*MOE, "parallel.expert=2", "parallel.tensor=2"), "data parallelism only", "parallel.expert=1"),
         ((*MOE, "parallel.sequence=2"), "balances whole sequences", "parallel.sequence=1"),

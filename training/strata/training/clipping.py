@@ -41,16 +41,14 @@ def _norm_in_one_reduction(optimizer: Any) -> Any:
 
 @torch.no_grad()
 def clip_gradients(engine: Any, parallel: ParallelSection) -> float:
-    """Each element of the whole model is counted by the one rank that would save it."""
+    """Each element of the whole model is counted by the one rank that would save it. The fused optimizer divides by
+    `grad_scale` while it reads the gradients: no pass over them is spent on clipping."""
     squares = torch.zeros((), device=engine.device)
     for slot in state.owned(engine, parallel):
         gradient = slot.parameter.grad
         assert gradient is not None
-        squares += gradient.reshape(-1).narrow(0, slot.start, slot.count).float().square().sum()
+        squares += torch.linalg.vector_norm(gradient.view(-1).narrow(0, slot.start, slot.count)).float() ** 2
     dist.all_reduce(squares)
-    norm = squares.sqrt().item()
-    scale = engine.gradient_clipping() / (norm + 1e-6)
-    if scale < 1:
-        for parameter in engine.module.parameters():
-            parameter.grad.mul_(scale)
-    return norm
+    norm = squares.sqrt()
+    engine.optimizer.grad_scale = ((norm + 1e-6) / engine.gradient_clipping()).clamp(min=1)
+    return norm.item()

@@ -14,7 +14,7 @@ from strata.platform.recipe import ModelSection, ParallelSection, TrainSection
 from strata.training import balance, clipping
 from strata.training.layout import accumulation
 from strata.training.model import Layer, Llama, token_losses
-from strata.training.parallel import expert, pipeline, recompute, sequence, tensor
+from strata.training.parallel import data, expert, pipeline, recompute, sequence, tensor
 from strata.training.pieces import whole_name
 
 
@@ -43,7 +43,7 @@ def build(model: ModelSection, train: TrainSection, parallel: ParallelSection) -
         if parallel.sequence > 1:
             groups = sequence.initialize(parallel.sequence)
             sequence.spread(module, groups)
-    recompute.apply(module, train.recompute)
+    selection = recompute.apply(module, train.recompute)
 
     def optimizer(_: object) -> torch.optim.Optimizer:
         """Called when the module has its final parameters: tensor and expert parallelism replace some."""
@@ -57,8 +57,12 @@ def build(model: ModelSection, train: TrainSection, parallel: ParallelSection) -
         mpu=groups,
     )
     clipping.correct(engine, parallel)
+    if data.overlaps(parallel):
+        data.overlap(engine)
+    if selection and parallel.tensor > 1:
+        selection.spare_sums(module)
     if model.moe:
-        balance.attach(module, model, scale=1 / accumulation(train, parallel))
+        balance.attach(module, model, scale=data.gradient_scale(parallel) / accumulation(train, parallel))
     if train.compile:
         for layer in module.modules():
             if isinstance(layer, Layer):
@@ -86,6 +90,9 @@ def deepspeed_config(model: ModelSection, train: TrainSection, parallel: Paralle
         "bf16": {"enabled": train.precision == "bf16"},
         "steps_per_print": 10**9,
     }
+    added_up = accumulation(train, parallel) > 1 and not (parallel.zero == 1 and parallel.sequence > 1)  # which it cannot
+    if train.precision == "bf16" and parallel.zero and added_up:
+        config["data_types"] = {"grad_accum_dtype": "fp32"}  # many small gradients added up in bf16 lose the smallest
     if parallel.schedule == "dualpipev":
         config["pipeline"] = {"pipe_partitioned": False, "grad_partitioned": False}  # it sends whole activations only
     if parallel.tensor > 1 and parallel.pipeline == 1:

@@ -79,6 +79,8 @@ def obstacle(model: ModelSection, train: TrainSection, parallel: ParallelSection
         return f"parallel.tensor={p.tensor} must divide the feed-forward width (model.ffn={model.ffn})."
     if model.context % p.sequence:
         return f"parallel.sequence={p.sequence} must divide model.context={model.context}."
+    if train.precision == "bf16" and p.zero == 0 and (p.tensor > 1 or p.expert > 1):
+        return "In bf16 without ZeRO, DeepSpeed clips each worker's part of the model by a norm of its own."
     if p.sequence > 1 and p.tensor > 1:
         return "DeepSpeed does not combine tensor and sequence parallelism."
     if p.sequence > 1 and model.moe:

@@ -12,7 +12,8 @@ def worker_bytes(model: ModelSection, train: TrainSection, parallel: ParallelSec
     """Weights, gradients and Adam's two moments (and an fp32 copy of bf16 weights), divided as the layout and the ZeRO stage
     divide them, and the activations of the micro-batches in flight: about 20 numbers of hidden width a layer and token (one
     where layers are recomputed), and the logits three times."""
-    parameters = count_parameters(model) / (parallel.tensor * parallel.pipeline)
+    experts = model.layers * model.moe.experts * 3 * model.hidden * model.ffn if model.moe else 0
+    parameters = (count_parameters(model) - experts + experts / parallel.expert) / (parallel.tensor * parallel.pipeline)
     width = 4 if train.precision == "fp32" else 2
     optimizer = 8 if train.precision == "fp32" else 12
     sharers = parallel.data * parallel.sequence
@@ -22,10 +23,14 @@ def worker_bytes(model: ModelSection, train: TrainSection, parallel: ParallelSec
         + optimizer / (sharers if parallel.zero >= 1 else 1)
     )
     tokens = train.micro_batch * model.context / parallel.sequence
-    layer = model.hidden if train.recompute == "full" else (20 * model.hidden + 4 * model.ffn) / parallel.tensor
+    layer = model.hidden if train.recompute == "full" else (20 * model.hidden + 4 * _active_ffn(model)) / parallel.tensor
     # A pipeline's first stage has as many micro-batches in flight as there are stages: together, one whole model's layers.
     activations = tokens * width * model.layers * layer + 3 * 4 * tokens * model.vocab
     return int(state + activations) + WORKER_BASE
+
+
+def _active_ffn(model: ModelSection) -> int:
+    return model.moe.top_k * model.ffn + model.moe.shared_ffn if model.moe else model.ffn
 
 
 def require_memory(model: ModelSection, train: TrainSection, parallel: ParallelSection) -> None:

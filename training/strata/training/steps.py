@@ -10,6 +10,7 @@ from torch import Tensor
 from strata.platform.recipe import ModelSection, ParallelSection, TrainSection
 from strata.training.engine import mean_loss
 from strata.training.layout import place
+from strata.training.parallel.data import gradient_scale
 from strata.training.stopwatch import Stopwatch
 
 Batches = Iterator[tuple[Tensor, Tensor]]  # tokens and targets, both [batch, tokens]
@@ -27,8 +28,7 @@ class Whole:
         tokens = model.context // parallel.sequence
         begin = place(engine.global_rank, parallel).sequence * tokens
         self._slice = slice(begin, begin + tokens)
-        # Over the slices of a sequence DeepSpeed sums gradients, but with ZeRO-3 averages them.
-        self._scale = 1.0 if parallel.zero == 3 else 1 / parallel.sequence
+        self._scale = gradient_scale(parallel)
         self._positions_t = torch.arange(begin, begin + tokens, device=engine.device)
 
     def train(self, batches: Batches, count: int) -> Tensor:

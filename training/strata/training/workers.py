@@ -4,6 +4,7 @@ Ray's `fit` blocks and, on the main thread, takes Ctrl-C to abort the workers; s
 main thread shows progress and turns a signal into a request to stop at the next step with a checkpoint.
 """
 
+import os
 import threading
 import time
 from pathlib import Path
@@ -48,6 +49,8 @@ class Fit(threading.Thread):
         self._error: Exception | None = None
 
     def run(self) -> None:
+        if "RAY_ADDRESS" not in os.environ:  # our own cluster, on this machine: no cloud will take it back
+            os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
         import ray.train
         from ray.train.torch import TorchTrainer
 

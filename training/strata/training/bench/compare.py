@@ -24,10 +24,10 @@ CONTENDERS: tuple[Contender, ...] = ("bare", *LIGER, "ours")
 
 @dataclass(frozen=True)
 class Settings:
-    """`rounds` None: two on CPUs, which others often share, and one on GPUs. `only` None: everybody."""
+    """`rounds` None: three on CPUs, which others often share, and one on GPUs. `only` None: everybody."""
 
-    steps: int = 30
-    warmup: int = 5
+    steps: int = 60
+    warmup: int = 20
     rounds: int | None = None
     only: Contender | None = None
     ray: bool = True
@@ -70,7 +70,7 @@ def _compete(recipe: Recipe, settings: Settings, tokens: Path, peak: float | Non
     left_out = {contender: reason for contender in chosen if (reason := obstacle(contender, recipe))}
     rounds: dict[Contender, list[Round]] = {contender: [] for contender in chosen if contender not in left_out}
     with_ray = settings.ray and has_ray()
-    count = settings.rounds or (2 if recipe.parallel.device == "cpu" else 1)
+    count = settings.rounds or (3 if recipe.parallel.device == "cpu" else 1)
     work = cache_dir() / "bench"  # on storage that all workers share, like runs
     work.mkdir(parents=True, exist_ok=True)
     for number in range(count):

@@ -22,14 +22,16 @@ KEPT = {
 }
 
 
-def apply(model: nn.Module, mode: Literal["none", "selective", "full"]) -> None:
+def apply(model: nn.Module, mode: Literal["none", "selective", "full"]) -> "Selection | None":
     """Full keeps each layer's input alone; selective keeps the matrix products and attention as well."""
     if mode == "none":
-        return
-    context = {"context_fn": partial(create_selective_checkpoint_contexts, _policy)} if mode == "selective" else {}
+        return None
+    selection = Selection() if mode == "selective" else None
+    context = {"context_fn": partial(create_selective_checkpoint_contexts, selection.policy)} if selection else {}
     for layer in model.modules():
         if isinstance(layer, Layer):
             layer.forward = partial(_recomputed, layer.forward, context)  # type: ignore[method-assign]
+    return selection
 
 
 def _recomputed(forward: Any, context: dict[str, Any], *inputs: Any) -> Any:
@@ -38,5 +40,24 @@ def _recomputed(forward: Any, context: dict[str, Any], *inputs: Any) -> Any:
     return checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=False, **context)
 
 
-def _policy(_: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if op in KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+class Selection:
+    """Which results are kept. Not the products that tensor parallelism sums over workers: it does so in place, and what was
+    kept would be summed again."""
+
+    def __init__(self) -> None:
+        self._summed = False
+
+    def policy(self, _: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        return CheckpointPolicy.MUST_SAVE if op in KEPT and not self._summed else CheckpointPolicy.PREFER_RECOMPUTE
+
+    def spare_sums(self, model: nn.Module) -> None:
+        """When DeepSpeed has put its layers in place."""
+        from deepspeed.module_inject.layers import LinearAllreduce
+
+        def inside(summed: bool, *_: Any) -> None:
+            self._summed = summed
+
+        for module in model.modules():
+            if isinstance(module, LinearAllreduce):
+                module.register_forward_pre_hook(partial(inside, True))
+                module.register_forward_hook(partial(inside, False))

@@ -1,5 +1,5 @@
 """Megatron's tensor parallelism, by DeepSpeed's AutoTP: the matrices that read the residual stream are cut by columns, the
-ones that write to it by rows, so that a block needs one reduction forward and one backward. Embeddings, norms, routers and the
+ones that write to it by rows, so that a block's workers meet only where it begins and ends. Embeddings, norms, routers and the
 output head stay whole on every worker."""
 
 import re
