@@ -90,6 +90,12 @@ def test_nothing_whole_left_is_an_error(tmp_path: Path) -> None:
         newest(folder(tmp_path), lambda _: None)
 
 
+def test_one_that_was_never_finished_is_none(tmp_path: Path) -> None:
+    """A run that was killed in its first save begins again, instead of being refused."""
+    lose_a_rank(write(tmp_path, 4))
+    assert newest(folder(tmp_path), lambda _: None) is None
+
+
 def test_going_on_forgets_what_lies_beyond(tmp_path: Path) -> None:
     write(tmp_path, 4), write(tmp_path, 8)
     (tmp_path / checkpoint.RAY_SNAPSHOT).write_text("{}")

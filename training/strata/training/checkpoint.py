@@ -34,6 +34,10 @@ class Damaged(Exception):
     """Says what is wrong with a checkpoint."""
 
 
+class Unfinished(Damaged):
+    """It never was one: whoever wrote it was stopped before the end."""
+
+
 @dataclass(frozen=True)
 class Origin:
     """What a checkpoint can be loaded into: the same model and order of data, in whatever layout."""
@@ -124,7 +128,7 @@ def examine(folder: Folder) -> Checkpoint:
     except (ValueError, KeyError, TypeError):
         raise Damaged("a manifest is cut short") from None
     if not manifests or len(manifests) != manifests[0].ranks or len({manifest.step for manifest in manifests}) != 1:
-        raise Damaged("it was not written to the end")
+        raise Unfinished("it was not written to the end")
     for manifest in manifests:
         size = folder.size(manifest.file)
         if size is None:
@@ -137,21 +141,23 @@ def examine(folder: Folder) -> Checkpoint:
 def verify(checkpoint: Checkpoint, manifests: Iterable[Manifest] | None = None) -> None:
     """The digests, of all files or, where ranks share the work, of some."""
     with ThreadPoolExecutor(4) as pool:
-        for _ in pool.map(lambda manifest: _verify_file(checkpoint.folder, manifest), manifests or checkpoint.manifests):
+        chosen = checkpoint.manifests if manifests is None else manifests
+        for _ in pool.map(lambda manifest: _verify_file(checkpoint.folder, manifest), chosen):
             pass
 
 
 def newest(checkpoints: Folder, say: Callable[[str], None], check: Callable[[Checkpoint], None] = verify) -> Checkpoint | None:
-    """None if there is none at all; an error if there are some and none is whole."""
-    names = step_names(checkpoints)
-    for name in names:
+    """None if none was ever finished; an error if some were and none is whole any more."""
+    lost = False
+    for name in step_names(checkpoints):
         try:
             found = examine(checkpoints / name)
             check(found)
             return found
         except Damaged as damage:
+            lost |= not isinstance(damage, Unfinished)
             say(f"Checkpoint {name} is damaged ({damage}); looking at the one before it.")
-    if names:
+    if lost:
         raise UserError(f"No checkpoint in {checkpoints.path} is whole.", "Restore the files, or train again (--run).")
     return None
 

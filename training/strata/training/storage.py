@@ -33,9 +33,10 @@ class Folder:
         return data
 
     def write(self, name: str, data: bytes) -> None:
-        self.filesystem.create_dir(self.path)
-        with self.filesystem.open_output_stream(f"{self.path}/{name}") as stream:
+        """All of it or, if the writer is killed, nothing."""
+        with self.create(f".{name}") as stream:
             stream.write(data)
+        self.filesystem.move(f"{self.path}/.{name}", f"{self.path}/{name}")
 
     def open(self, name: str) -> Any:
         """For reading at any place."""

@@ -1,0 +1,69 @@
+"""When a run saves and when it stops, with a worker that has no engine."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from strata.platform.recipe import Recipe
+from strata.training.loop import Job, Worker, train
+from strata.training.records import Record
+from strata.training.saving import Saver
+
+
+@dataclass
+class FakeWorker:
+    """Its losses and gradient norms are given; everything is finite where nothing is said."""
+
+    job: Job
+    losses: dict[int, float] = field(default_factory=dict)
+    norms: dict[int, float] = field(default_factory=dict)
+
+    def step(self, step: int) -> tuple[float, bool]:
+        return self.losses.get(step + 1, 3.0), False
+
+    def record(self, step: int, loss: float, seconds: float) -> Record:
+        norm = self.norms.get(step, 1.0)
+        return Record(step=step, loss=loss, lr=0.1, grad_norm=norm, tokens_per_s=1.0, time=0.0, seconds={"forward": seconds})
+
+    def evaluate(self) -> float:
+        return 2.5
+
+
+@dataclass
+class FakeSaver:
+    saved: list[tuple[int, float | None, str]] = field(default_factory=list)
+
+    def save(self, step: int, val_loss: float | None, mode: str) -> float:
+        self.saved.append((step, val_loss, mode))
+        return 0.125
+
+
+def run(recipe: Recipe, **worker: Any) -> tuple[Any, list[Record], FakeSaver]:
+    reported: list[Record] = []
+    saver = FakeSaver()
+    job = Job(Path("run"), Path("tokens"), recipe.model, recipe.train, recipe.parallel)
+    outcome = train(cast(Worker, FakeWorker(job, **worker)), 0, reported.append, cast(Saver, saver))
+    return outcome, reported, saver
+
+
+def test_saves_go_on_beside_the_steps_but_for_the_last(small_recipe: Recipe) -> None:
+    outcome, reported, saver = run(small_recipe)
+    assert (outcome.step, outcome.problem) == (8, None)
+    assert saver.saved == [(4, 2.5, "async"), (8, 2.5, "sync")]
+    assert [record["step"] for record in reported if "checkpoint_stall_s" in record] == [5]
+    assert reported[4]["seconds"]["checkpoint"] == 0.125
+
+
+@pytest.mark.parametrize(
+    ("worker", "message"),
+    [
+        ({"losses": {6: float("nan")}}, "The loss is nan at step 6"),
+        ({"norms": {6: float("inf")}}, "The gradient norm is inf at step 6"),
+    ],
+)
+def test_run_that_turns_nan_stops_before_it_saves(small_recipe: Recipe, worker: dict[str, Any], message: str) -> None:
+    outcome, reported, saver = run(small_recipe, **worker)
+    assert outcome.problem is not None and message in outcome.problem.cause
+    assert [step for step, *_ in saver.saved] == [4] and reported[-1]["step"] == 5
