@@ -108,7 +108,7 @@ def test_results_outlive_a_failure_of_ours(small_recipe: Recipe, home: Path, mon
 
     monkeypatch.setattr(launch, "run", run)
     with pytest.raises(UserError, match=r"Our own training failed: \[out\] of memory"):
-        bench(small_recipe, Settings(steps=3, warmup=1), home / "bench.json")
+        bench(small_recipe, Settings(steps=3, warmup=1, rounds=2), home / "bench.json")
     result = json.loads((home / "bench.json").read_text())
     assert result["left_out"]["ours"] == "[out] of memory"
     assert len(result["contenders"]["bare"]["rounds"]) == 2
