@@ -21,12 +21,14 @@ from .ranks import Trained, train
 from .reference import Reference, train_plainly
 
 STEPS = 20
-MORE = 5
-SHAPE = ("model.layers=4", "model.kv_heads=4", "train.batch=8", "train.micro_batch=1", "train.steps=40")
+MORE = 3
+SHAPE = ("model.layers=4", "model.kv_heads=4", "train.batch=8", "train.micro_batch=2", "train.steps=40")
 MIXTURE = ("model.moe.experts=4", "model.moe.top_k=2", "model.moe.shared_ffn=32")
 UNTIED = ("model.tie_embeddings=false",)
 
-# Every one accumulates gradients: 8 sequences a step, one a micro-batch, at most 2 data-parallel workers.
+# Every one accumulates gradients: 8 sequences a step, two a micro-batch (a pipeline wants more of them), at most 2 data-parallel
+# workers.
+SINGLY = "train.micro_batch=1"
 DENSE = {
     "ZeRO-0": "workers=2 zero=0",
     "ZeRO-1": "workers=2 zero=1",
@@ -34,30 +36,30 @@ DENSE = {
     "ZeRO-3": "workers=2 zero=3",
     "tensor": "workers=2 tensor=2 zero=0",
     "data x tensor, ZeRO-3": "workers=4 tensor=2 zero=3",
-    "pipeline": "workers=2 pipeline=2 zero=0",
-    "pipeline of 3, data, ZeRO-1": "workers=6 pipeline=3 zero=1",
-    "DualPipeV": "workers=2 pipeline=2 schedule=dualpipev zero=0",
-    "tensor x pipeline": "workers=4 tensor=2 pipeline=2 zero=0",
-    "data x tensor x pipeline": "workers=8 tensor=2 pipeline=2 zero=1",
-    "data x tensor x DualPipeV": "workers=8 tensor=2 pipeline=2 schedule=dualpipev zero=1",
+    "pipeline": f"workers=2 pipeline=2 zero=0 {SINGLY}",
+    "pipeline of 3, data, ZeRO-1": f"workers=6 pipeline=3 zero=1 {SINGLY}",
+    "DualPipeV": f"workers=2 pipeline=2 schedule=dualpipev zero=0 {SINGLY}",
+    "tensor x pipeline": f"workers=4 tensor=2 pipeline=2 zero=0 {SINGLY}",
+    "data x tensor x pipeline": f"workers=8 tensor=2 pipeline=2 zero=1 {SINGLY}",
+    "data x tensor x DualPipeV": f"workers=8 tensor=2 pipeline=2 schedule=dualpipev zero=1 {SINGLY}",
     "sequence": "workers=2 sequence=2 zero=0",
     "data x sequence, ZeRO-3": "workers=4 sequence=2 zero=3",
     "ZeRO-1, recompute all": "workers=2 zero=1 train.recompute=full",
     "ZeRO-3, recompute some": "workers=2 zero=3 train.recompute=selective",
     "tensor, recompute some": "workers=2 tensor=2 zero=1 train.recompute=selective",
-    "tensor x pipeline, recompute all": "workers=4 tensor=2 pipeline=2 zero=1 train.recompute=full",
+    "tensor x pipeline, recompute all": f"workers=4 tensor=2 pipeline=2 zero=1 train.recompute=full {SINGLY}",
     "ZeRO-2, offloaded optimizer": "workers=2 zero=2 offload=optimizer",
     "ZeRO-3, offloaded parameters": "workers=2 zero=3 offload=all",
 }
 SPARSE = {
     "mixture, data": "workers=2 zero=1",
     "mixture, tensor": "workers=2 tensor=2 zero=1",
-    "mixture, pipeline": "workers=2 pipeline=2 zero=1",
+    "mixture, pipeline": f"workers=2 pipeline=2 zero=1 {SINGLY}",
     "expert": "workers=2 expert=2 zero=0",
     "data x expert, ZeRO-2": "workers=4 expert=2 zero=2",
     "expert, ZeRO-3, recompute all": "workers=2 expert=2 zero=3 train.recompute=full",
 }
-UNSHARED = {"untied, pipeline": "workers=2 pipeline=2 zero=1", "untied, tensor": "workers=2 tensor=2 zero=1"}
+UNSHARED = {"untied, pipeline": f"workers=2 pipeline=2 zero=1 {SINGLY}", "untied, tensor": "workers=2 tensor=2 zero=1"}
 
 LAYOUTS = {
     **{name: (SHAPE, layout) for name, layout in DENSE.items()},
