@@ -55,15 +55,17 @@ def test_killed_at_random_moments_a_run_ends_as_an_undisturbed_one(home: Path, c
     victims = ["worker", "worker", "worker", "driver", "driver"]
     chance.shuffle(victims)
     process = strata_process(home, "train", "--run", disturbed.name, *settings)
+    starts = disturbed.path / "starts"  # written by workers that begin, after they have cut the history back
     for moment, victim in zip(moments, victims, strict=True):
-        # Workers that begin again write their history anew, up to the checkpoint they begin from.
         wait_until(lambda moment=moment: (done := losses_of(disturbed)) != [] and done[-1][0] >= moment)
+        killed = time.time()
         if victim == "worker":
             chance.choice(workers_of(process.pid)).kill()
         else:
             os.kill(process.pid, signal.SIGKILL)
             process.communicate()
             process = strata_process(home, "train", "--resume", disturbed.name)
+        wait_until(lambda killed=killed: starts.exists() and starts.stat().st_mtime > killed)
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 0, output
     assert losses_of(disturbed) == losses_of(undisturbed)
