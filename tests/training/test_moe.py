@@ -13,6 +13,7 @@ from strata.platform.recipe import ModelSection
 from strata.training import balance
 from strata.training.export import write_folder
 from strata.training.model import Llama, MoE, count_active_parameters, count_parameters, initialize, token_losses
+from strata.training.parallel import expert
 
 BASE = {"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "ffn": 48, "vocab": 512, "context": 32}
 SHAPES = {
@@ -191,24 +192,7 @@ def test_deepspeeds_expert_parallel_layer_computes_the_same(section: ModelSectio
     from deepspeed.module_inject.auto_ep_layer import AutoEPMoELayer
 
     assert section.moe is not None
-    settings = {
-        "enabled": True,
-        "autoep_size": 1,
-        "use_grouped_mm": False,
-        "load_balance_coeff": None,
-        "moe_layer_pattern": r"model\.layers\.\d+\.mlp",
-        "router_pattern": "gate",
-        "expert_pattern": "experts",
-        "expert_w1": "gate_proj",
-        "expert_w2": "down_proj",
-        "expert_w3": "up_proj",
-        "top_k": section.moe.top_k,
-        "route_norm": True,
-        "has_shared_experts": section.moe.shared_ffn > 0,
-        "shared_experts_pattern": "shared_expert",
-        "shared_experts_gate_pattern": "shared_expert_gate",
-    }
-    config = parse_autoep_config(settings)
+    config = parse_autoep_config(expert.config(1, section.moe) | {"use_grouped_mm": False})
     ours, theirs = lively(section), lively(section)
     for spec, layer in zip(AutoEP(theirs, config).ep_parser(), theirs.model.layers, strict=True):
         layer.mlp = AutoEPMoELayer(spec, layer.mlp, ep_size=1, ep_rank=0, config=config)

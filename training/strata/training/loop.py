@@ -5,7 +5,6 @@ So the state to save is the engine's and the step, and a resumed run repeats the
 """
 
 import math
-import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from strata.platform.recipe import ModelSection, ParallelSection, TrainSection
 from strata.platform.runs import Run
 from strata.training import checkpoint, engine, flops, records
 from strata.training.layout import accumulation, place
+from strata.training.memory import peak_memory
 from strata.training.records import Record
 from strata.training.sampler import Indices, rank_indices
 from strata.training.saving import Saver
@@ -191,13 +191,6 @@ class Worker:
                 if counts is not None:
                     targets[~torch.from_numpy(counts[number])] = IGNORED
             yield tokens[:, :-1], targets
-
-
-def peak_memory(device: torch.device) -> int:
-    """The most this process has held so far, on its GPU or, without one, in all."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _not_finite(record: Record) -> UserError | None:

@@ -1,9 +1,17 @@
-"""Will it fit? A first-order answer before any worker starts, so that a model that is far too large costs nothing."""
+"""Will it fit? A first-order answer before any worker starts, so that a model that is far too large costs nothing; and what it
+took when it ran."""
+
+import resource
+import sys
+from typing import TYPE_CHECKING
 
 from strata.platform.errors import UserError
 from strata.platform.machine import available_memory
 from strata.platform.recipe import ModelSection, ParallelSection, TrainSection
 from strata.training.model import count_parameters
+
+if TYPE_CHECKING:
+    import torch
 
 WORKER_BASE = 700 * 2**20  # a process that has imported torch, Ray and DeepSpeed
 
@@ -41,3 +49,12 @@ def require_memory(model: ModelSection, train: TrainSection, parallel: ParallelS
             f"Training needs about {needed / 2**30:.1f} GiB ({parallel.workers} workers); {free / 2**30:.1f} GiB are free.",
             "Make the model smaller (model.layers, model.hidden), or train.micro_batch, or raise parallel.zero.",
         )
+
+
+def peak_memory(device: "torch.device") -> int:
+    """The most this process has held so far: of its GPU, or without one in all, which Linux counts in KiB and macOS in bytes."""
+    if device.type == "cuda":
+        import torch
+
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -5,8 +5,6 @@ bf16 it does what DeepSpeed does: parameters and gradients in bf16, and an fp32 
 all activations and shards nothing, which is quicker where it fits.
 """
 
-import resource
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -20,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from strata.platform.recipe import Recipe, TrainSection
 from strata.training.bench.contest import Job, accumulation
+from strata.training.memory import peak_memory
 from strata.training.records import Record
 from strata.training.sampler import step_indices
 from strata.training.schedule import learning_rate
@@ -45,7 +44,7 @@ def train(module: nn.Module, job: Job, device: torch.device, report: Callable[[R
             grad_norm=norm.item(),
             tokens_per_s=section.batch * recipe.model.context / (time.perf_counter() - begin),
             time=time.time(),
-            peak_memory_bytes=_peak_memory(device),
+            peak_memory_bytes=peak_memory(device),
         )
         report(record)
 
@@ -111,10 +110,3 @@ def parameter_groups(module: nn.Module, masters: dict[nn.Parameter, nn.Parameter
         {"params": tables, "weight_decay": 0.0, "ratio": train.embedding_lr_ratio},
         {"params": norms, "weight_decay": 0.0, "ratio": 1.0},
     ]
-
-
-def _peak_memory(device: torch.device) -> int:
-    """On a GPU what tensors took there; on a CPU all of the process, of which Linux counts KiB and macOS bytes."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
