@@ -57,8 +57,8 @@ def build(model: ModelSection, train: TrainSection, parallel: ParallelSection) -
         mpu=groups,
     )
     clipping.correct(engine, parallel)
-    if data.overlaps(parallel):
-        data.overlap(engine)
+    if data.ours(parallel):
+        data.attach(engine)
     if selection and parallel.tensor > 1:
         selection.spare_sums(module)
     if model.moe:

@@ -18,6 +18,7 @@ from strata.platform.recipe import ParallelSection
 from strata.platform.runs import Run, State
 from strata.training.interrupts import Interrupts
 from strata.training.loop import Job, Outcome, train_worker
+from strata.training.memory import KEEP_FREED_MEMORY
 from strata.training.progress import TrainingProgress
 from strata.training.records import Follower
 
@@ -70,6 +71,7 @@ class Fit(threading.Thread):
                 storage_filesystem=checkpoints.filesystem,
                 name=Path(checkpoints.path).name,
                 failure_config=ray.train.FailureConfig(max_failures=job.train.max_failures),
+                worker_runtime_env=None if gpu else {"env_vars": KEEP_FREED_MEMORY},
             ),
         )
         try:

@@ -16,7 +16,7 @@ def bench_train(
     recipe: Annotated[str, typer.Option(help="A recipe's name, or a path to one.")] = recipe_file.DEFAULT,
     steps: Annotated[int, typer.Option(help="Steps of each contender.", min=2)] = 60,
     warmup: Annotated[int, typer.Option(help="First steps that do not count.", min=1)] = 20,
-    rounds: Annotated[int | None, typer.Option(help="Turns of each contender. Default: 3 on CPUs, 1 on GPUs.", min=1)] = None,
+    rounds: Annotated[int | None, typer.Option(help="Turns of each contender. Default: 5 on CPUs, 1 on GPUs.", min=1)] = None,
     only: Annotated[Contender | None, typer.Option(help="This contender alone.")] = None,
     ray: Annotated[bool, typer.Option("--ray/--no-ray", help="Ours as 'strata train', or its loop in plain processes.")] = True,
     json: Annotated[Path | None, typer.Option(help="The file to write. Default: train.json among the benchmarks.")] = None,

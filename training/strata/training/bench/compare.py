@@ -24,7 +24,7 @@ CONTENDERS: tuple[Contender, ...] = ("bare", *LIGER, "ours")
 
 @dataclass(frozen=True)
 class Settings:
-    """`rounds` None: three on CPUs, which others often share, and one on GPUs. `only` None: everybody."""
+    """`rounds` None: five on CPUs, which others often share, and one on GPUs. `only` None: everybody."""
 
     steps: int = 60
     warmup: int = 20
@@ -70,7 +70,7 @@ def _compete(recipe: Recipe, settings: Settings, tokens: Path, peak: float | Non
     left_out = {contender: reason for contender in chosen if (reason := obstacle(contender, recipe))}
     rounds: dict[Contender, list[Round]] = {contender: [] for contender in chosen if contender not in left_out}
     with_ray = settings.ray and has_ray()
-    count = settings.rounds or (3 if recipe.parallel.device == "cpu" else 1)
+    count = settings.rounds or (5 if recipe.parallel.device == "cpu" else 1)
     work = cache_dir() / "bench"  # on storage that all workers share, like runs
     work.mkdir(parents=True, exist_ok=True)
     for number in range(count):

@@ -13,6 +13,7 @@ from strata.platform import ports
 from strata.training import records
 from strata.training.bench.contest import Job
 from strata.training.bench.ours import prepare_home, run_metrics
+from strata.training.memory import KEEP_FREED_MEMORY
 from strata.training.records import Follower, Record
 
 POLL_S = 0.2
@@ -34,7 +35,8 @@ def run(job: Job, with_ray: bool, logs: Path, step: Callable[[int], None]) -> li
     else:
         metrics = job.metrics
         command = [sys.executable, "-m", "strata.training.bench.peer", job.model_dump_json()]
-        commands = [(command, threads | group) for group in _process_group(job.recipe.parallel.workers)]
+        ours = KEEP_FREED_MEMORY if job.contender == "ours" and job.recipe.parallel.device == "cpu" else {}
+        commands = [(command, threads | ours | group) for group in _process_group(job.recipe.parallel.workers)]
     files = [logs / f"{job.contender}-{number}.log" for number in range(len(commands))]
     with _started(commands, files) as processes:
         follower = Follower(metrics)
