@@ -1,8 +1,9 @@
 """Gradients that workers of one machine add up in its memory."""
 
 import pytest
-from training.ranks import on_ranks
-from training.sums import SIZES, sum_on_this_rank
+
+from .ranks import on_ranks
+from .sums import SIZES, sum_on_this_rank
 
 
 @pytest.mark.parametrize("desk_bytes", [4, 1000, 1 << 20])
