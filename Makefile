@@ -56,7 +56,7 @@ test-gpu: setup ## the tests that need a GPU
 	@$(VENV)/bin/pytest tests/gpu $(ARGS)
 
 lint: setup ## ruff and mypy
-	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/mypy -p strata.platform -p strata.training -p strata.serving
+	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/mypy -p strata.platform -p strata.planner -p strata.training -p strata.serving
 
 lock: setup ## write the constraint files anew from pyproject.toml
 	@platform/setup/lock "$(VENV)"

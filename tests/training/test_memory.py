@@ -3,7 +3,7 @@ import pytest
 from strata.platform import recipe_file
 from strata.platform.errors import UserError
 from strata.training import memory
-from strata.training.memory import require_memory, worker_bytes
+from strata.training.memory import misfits, require_memory, worker_bytes
 
 GIB = 2**30
 
@@ -29,3 +29,10 @@ def test_too_little_memory_says_how_much(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(UserError, match=r"needs about \d.\d GiB .2 workers.; 1.0 GiB are free") as raised:
         require_memory(recipe.model, recipe.train, recipe.parallel)
     assert "micro_batch" in raised.value.fix
+
+
+def test_gpus_that_are_too_small_are_named() -> None:
+    recipe = recipe_file.load("h200")
+    lines = misfits(recipe.model, recipe.train, recipe.parallel, ["H200", "L40S", "a GPU nobody knows"])
+    assert len(lines) == 1
+    assert "l40s" in lines[0]

@@ -1,14 +1,16 @@
 """The `strata` command. It knows no room: commands come through the entry-point group `strata.commands`.
 
-A name with a dot nests (`bench.startup` is `strata bench startup`). Modules named there import nothing heavy, so that
-`strata --help` answers at once.
+A name with a dot nests (`bench.startup` is `strata bench startup`); a name that others nest under may be a command as well
+(`plan` beside `plan.search`). Modules named there import nothing heavy, so that `strata --help` answers at once.
 """
 
 import sys
 from importlib.metadata import entry_points
+from typing import Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
 from strata.platform.errors import UserError
 
@@ -17,18 +19,36 @@ GROUP = "strata.commands"
 
 def build() -> typer.Typer:
     app = _group("Plan, train, serve and watch a language model, from one recipe.")
-    groups: dict[str, typer.Typer] = {}
-    for entry in sorted(entry_points(group=GROUP), key=lambda e: e.name):
+    entries = sorted(entry_points(group=GROUP), key=lambda e: e.name)
+    groups = {entry.name.split(".")[0]: _group(None) for entry in entries if "." in entry.name}
+    for entry in entries:
         *parents, name = entry.name.split(".")
-        target = app
         if parents:
             [parent] = parents
-            if parent not in groups:
-                groups[parent] = _group(None)
-                app.add_typer(groups[parent], name=parent, help=f"See 'strata {parent} --help'.")
-            target = groups[parent]
-        target.command(name)(entry.load())
+            groups[parent].command(name)(entry.load())
+        elif name in groups:
+            command = entry.load()
+            groups[name].callback(cls=CommandToo, invoke_without_command=True, help=command.__doc__)(command)
+        else:
+            app.command(name)(entry.load())
+    for name, group in groups.items():
+        if group.registered_callback:
+            app.add_typer(group, name=name)
+        else:
+            app.add_typer(group, name=name, help=f"See 'strata {name} --help'.")
     return app
+
+
+class CommandToo(TyperGroup):
+    """A group that is a command as well: words that name none of its commands are its own arguments, left in `ctx.args`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        alone = not any(word in self.commands for word in args)
+        ctx.allow_interspersed_args = alone
+        super().parse_args(ctx, args)
+        if alone:
+            ctx.args, ctx._protected_args = [*ctx._protected_args, *ctx.args], []
+        return list(ctx.args)
 
 
 def _group(text: str | None) -> typer.Typer:

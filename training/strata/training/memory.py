@@ -3,11 +3,14 @@ took when it ran."""
 
 import resource
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from strata.planner import library
+from strata.planner.recipes import warning
 from strata.platform.errors import UserError
 from strata.platform.machine import available_memory
-from strata.platform.recipe import ModelSection, ParallelSection, TrainSection
+from strata.platform.recipe import ModelSection, ParallelSection, Recipe, TrainSection
 from strata.training.model import count_parameters
 
 if TYPE_CHECKING:
@@ -52,6 +55,13 @@ def require_memory(model: ModelSection, train: TrainSection, parallel: ParallelS
             f"Training needs about {needed / 2**30:.1f} GiB ({parallel.workers} workers); {free / 2**30:.1f} GiB are free.",
             "Make the model smaller (model.layers, model.hidden), or train.micro_batch, or raise parallel.zero.",
         )
+
+
+def misfits(model: ModelSection, train: TrainSection, parallel: ParallelSection, kinds: Iterable[str]) -> list[str]:
+    """What the planner says of GPUs that workers could land on, by Ray's names for them: a line for each that is too small."""
+    recipe = Recipe(model=model, train=train, parallel=parallel)
+    gpus = [library.gpu(kind) for kind in kinds if library.has_gpu(kind)]
+    return [line for gpu in gpus if (line := warning(recipe, gpu))]
 
 
 def peak_memory(device: "torch.device") -> int:

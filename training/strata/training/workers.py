@@ -18,7 +18,7 @@ from strata.platform.recipe import ParallelSection
 from strata.platform.runs import Run, State
 from strata.training.interrupts import Interrupts
 from strata.training.loop import Job, Outcome, train_worker
-from strata.training.memory import KEEP_FREED_MEMORY
+from strata.training.memory import KEEP_FREED_MEMORY, misfits
 from strata.training.progress import TrainingProgress
 from strata.training.records import Follower
 
@@ -31,6 +31,9 @@ def run_workers(job: Job, interrupts: Interrupts, console: Console) -> Outcome:
     job.starts.unlink(missing_ok=True)
     with TrainingProgress(console, job.train.steps) as progress, cluster.connected(_cpus(job.parallel)):
         _require_gpus(job.parallel)
+        if job.parallel.device == "gpu":
+            for line in misfits(job.model, job.train, job.parallel, _gpu_kinds()):
+                console.print(line)
         fit = Fit(job)
         interrupts.ask = job.stop.touch
         fit.start()
@@ -112,6 +115,14 @@ def follow(fit: Fit, job: Job, interrupts: Interrupts, progress: TrainingProgres
 
 def _cpus(parallel: ParallelSection) -> int:
     return parallel.workers * parallel.cpus_per_worker
+
+
+def _gpu_kinds() -> list[str]:
+    """Of the cluster's GPUs, such as H100."""
+    import ray
+
+    prefix = "accelerator_type:"
+    return [name.removeprefix(prefix) for name in ray.cluster_resources() if name.startswith(prefix)]
 
 
 def _require_gpus(parallel: ParallelSection) -> None:

@@ -35,7 +35,7 @@ def attach(engine: Any) -> None:
     shared = {group: parameters for group, parameters in groups.items() if dist.get_world_size(group) > 1}
     if all(parameter.device.type == "cpu" for parameter in engine.module.parameters()) and shared_memory.reachable(None):
         sums = [shared_memory.SharedSum(group, parameters, BUCKET_BYTES) for group, parameters in shared.items()]
-        engine.buffered_allreduce_fallback = lambda grads, elements_per_buffer: [each.add_up() for each in sums]
+        engine.buffered_allreduce_fallback = lambda grads, elements_per_buffer: shared_memory.add_up(sums)
     else:
         reduction = Reduction(engine)
         for parameter in engine.module.parameters():

@@ -52,7 +52,12 @@ class SharedSum:
             for part in parts[2:]:
                 total += part
             dist.barrier(self._group)
-            torch._foreach_copy_(gradients, desks[-1].split([g.numel() for g in gradients]))
+            torch._foreach_copy_(gradients, torch.split(desks[-1], [g.numel() for g in gradients]))
+
+
+def add_up(sums: Iterable[SharedSum]) -> None:
+    for each in sums:
+        each.add_up()
 
 
 def _loads(parameters: Iterable[nn.Parameter], desk_bytes: int) -> Iterator[list[nn.Parameter]]:

@@ -1,0 +1,218 @@
+"""The algorithms of collectives step by step: in each step, who sends which chunks of its buffer to whom.
+
+`run` carries the steps out on buffers that only remember whose data they hold, which proves an algorithm right without any
+numbers. In reality steps overlap, chunk by chunk; what is sent stays the same, and `patterns.py` counts with it.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """ "add": the target adds what comes to its own; "copy": it puts it in its place."""
+
+    source: int
+    target: int
+    chunks: tuple[int, ...]
+    action: Literal["copy", "add"]
+
+
+Step = list[Transfer]
+Held = Counter[int]  # how often each rank's data are in a chunk
+Buffers = list[dict[int, Held]]  # by node, then by chunk
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """`chunks` that a rank's buffer is cut into, all of one size; `nodes` are the ranks and, behind them, switches that add."""
+
+    name: str
+    ranks: int
+    chunks: int
+    steps: list[Step]
+    switches: int = 0
+
+    @property
+    def nodes(self) -> int:
+        return self.ranks + self.switches
+
+    def sent(self, rank: int) -> float:
+        """Per byte of the buffer."""
+        return sum(len(one.chunks) for step in self.steps for one in step if one.source == rank) / self.chunks
+
+    def received(self, rank: int) -> float:
+        return sum(len(one.chunks) for step in self.steps for one in step if one.target == rank) / self.chunks
+
+
+def run(steps: list[Step], buffers: Buffers) -> Buffers:
+    """All transfers of a step read what was there before it."""
+    buffers = [dict(held) for held in buffers]
+    for step in steps:
+        arriving = [(one, chunk, buffers[one.source][chunk]) for one in step for chunk in one.chunks]
+        for one, chunk, held in arriving:
+            there = buffers[one.target].get(chunk)
+            buffers[one.target][chunk] = there + held if one.action == "add" and there is not None else held
+    return buffers
+
+
+def own_data(algorithm: Algorithm) -> Buffers:
+    """Before an all-reduce: each rank has its own data in every chunk."""
+    ranks: Buffers = [{chunk: Counter([rank]) for chunk in range(algorithm.chunks)} for rank in range(algorithm.ranks)]
+    return ranks + [{} for _ in range(algorithm.switches)]
+
+
+def own_blocks(algorithm: Algorithm) -> Buffers:
+    """Before an all-to-all: chunk `source * ranks + target` is at its source."""
+    n = algorithm.ranks
+    return [{source * n + target: Counter([source]) for target in range(n)} for source in range(n)]
+
+
+def ring(ranks: int) -> Algorithm:
+    """Reduce-scatter, then all-gather, each once around."""
+    members, groups = list(range(ranks)), [(chunk,) for chunk in range(ranks)]
+    return Algorithm("ring", ranks, ranks, reduce_scatter(members, groups) + all_gather(members, groups))
+
+
+def reduce_scatter(members: list[int], groups: Sequence[tuple[int, ...]]) -> list[Step]:
+    """Around a ring; member i ends with the sum of group i + 1 (the next one's, in a circle)."""
+    n = len(members)
+    return [
+        [Transfer(members[i], members[(i + 1) % n], groups[(i - step) % n], "add") for i in range(n)] for step in range(n - 1)
+    ]
+
+
+def all_gather(members: list[int], groups: Sequence[tuple[int, ...]]) -> list[Step]:
+    """Around a ring, from where `reduce_scatter` ends."""
+    n = len(members)
+    return [
+        [Transfer(members[i], members[(i + 1) % n], groups[(i + 1 - step) % n], "copy") for i in range(n)]
+        for step in range(n - 1)
+    ]
+
+
+def tree(ranks: int) -> Algorithm:
+    """Sums go up, results come down."""
+    return Algorithm("tree", ranks, 1, up_and_down([parent(rank, ranks) for rank in range(ranks)], 0))
+
+
+def double_tree(ranks: int) -> Algorithm:
+    """A tree for each half of the buffer. The second is the first one's mirror image, or shifted by one for an odd number, so
+    that who has children in one is a leaf in the other and all send about as much."""
+    first = [parent(rank, ranks) for rank in range(ranks)]
+    second: list[int | None] = [None] * ranks
+    for rank, above in enumerate(first):
+        second[_other(rank, ranks)] = None if above is None else _other(above, ranks)
+    steps = together([up_and_down(first, 0), up_and_down(second, 1)])
+    return Algorithm("double_tree", ranks, 2, steps)
+
+
+def _other(rank: int, ranks: int) -> int:
+    return (rank + 1) % ranks if ranks % 2 else ranks - 1 - rank
+
+
+def parent(rank: int, ranks: int) -> int | None:
+    """In NCCL's binary tree (`src/graph/trees.cc`): by the lowest set bit, so that every odd rank is a leaf."""
+    if rank == 0:
+        return None
+    bit = rank & -rank
+    above = (rank ^ bit) | (bit << 1)
+    return above if above < ranks else rank ^ bit
+
+
+def up_and_down(parents: list[int | None], chunk: int) -> list[Step]:
+    """A node sends up once it has heard from all below it, and down in the step after it has heard from above."""
+    ranks = len(parents)
+    heights, depths = [0] * ranks, [0] * ranks
+    for rank in range(ranks):
+        above, steps = parents[rank], 1
+        while above is not None:
+            heights[above] = max(heights[above], steps)
+            above, steps = parents[above], steps + 1
+        depths[rank] = steps - 1
+    up = [
+        [Transfer(rank, above, (chunk,), "add") for rank, above in enumerate(parents) if above is not None and heights[rank] == h]
+        for h in range(max(heights))
+    ]
+    down = [
+        [Transfer(above, rank, (chunk,), "copy") for rank, above in enumerate(parents) if above is not None and depths[rank] == d]
+        for d in range(1, max(depths) + 1)
+    ]
+    return up + down
+
+
+def nvls(ranks: int) -> Algorithm:
+    """The switch, the node behind the last rank, adds up what it reads from all. Each rank fetches the sum of its share of the
+    chunks and sends it back once, and the switch writes it to all."""
+    switch, everything = ranks, tuple(range(ranks))
+    steps: list[Step] = [
+        [Transfer(rank, switch, everything, "add") for rank in range(ranks)],
+        [Transfer(switch, rank, (rank,), "copy") for rank in range(ranks)],
+        [Transfer(rank, switch, (rank,), "copy") for rank in range(ranks)],
+        [Transfer(switch, rank, everything, "copy") for rank in range(ranks)],
+    ]
+    return Algorithm("nvls", ranks, ranks, steps, switches=1)
+
+
+def halving_doubling(ranks: int) -> Algorithm:
+    """Pairs at half the distance exchange halves of what they still add up, then all the way back. Ranks beyond the largest power
+    of two hand their data to a partner first and get the result in the end."""
+    core = 1 << (ranks.bit_length() - 1)
+    everything = tuple(range(core))
+    before: Step = [Transfer(rank, rank - core, everything, "add") for rank in range(core, ranks)]
+    after: Step = [Transfer(rank - core, rank, everything, "copy") for rank in range(core, ranks)]
+    halving: list[Step] = []
+    distance = core // 2
+    while distance:
+        # A rank keeps the chunks that agree with it in all bits seen so far; its partner's half it gives away.
+        halving.append([_exchange(rank, distance, core, "add") for rank in range(core)])
+        distance //= 2
+    doubling: list[Step] = [[Transfer(one.target, one.source, one.chunks, "copy") for one in step] for step in reversed(halving)]
+    steps = [before, *halving, *doubling, after] if before else halving + doubling
+    return Algorithm("halving_doubling", ranks, core, steps)
+
+
+def _exchange(rank: int, distance: int, core: int, action: Literal["copy", "add"]) -> Transfer:
+    partner = rank ^ distance
+    chunks = tuple(chunk for chunk in range(core) if chunk // distance == partner // distance)
+    return Transfer(rank, partner, chunks, action)
+
+
+def pairwise(ranks: int) -> Algorithm:
+    """All-to-all: in step k everyone sends to the k-th rank after it."""
+    steps: list[Step] = [
+        [Transfer(rank, (rank + distance) % ranks, (rank * ranks + (rank + distance) % ranks,), "copy") for rank in range(ranks)]
+        for distance in range(1, ranks)
+    ]
+    return Algorithm("pairwise", ranks, ranks, steps)
+
+
+def hierarchical(inside: int, domains: int) -> Algorithm:
+    """Reduce-scatter in each domain, all-reduce of each share between domains, all-gather in each domain; rings throughout."""
+    shares = [tuple(range(share * domains, (share + 1) * domains)) for share in range(inside)]
+    domain = [list(range(first, first + inside)) for first in range(0, inside * domains, inside)]
+    scatter = together([reduce_scatter(members, shares) for members in domain])
+    between = []
+    for i in range(inside):
+        peers, chunks = [members[i] for members in domain], [(chunk,) for chunk in shares[(i + 1) % inside]]
+        between.append(reduce_scatter(peers, chunks) + all_gather(peers, chunks))
+    gather = together([all_gather(members, shares) for members in domain])
+    return Algorithm("hierarchical", inside * domains, inside * domains, scatter + together(between) + gather)
+
+
+def together(parts: Iterable[list[Step]]) -> list[Step]:
+    """The steps of several groups at the same time."""
+    return [[one for step in steps if step for one in step] for steps in zip_longest(*parts)]
+
+
+BY_NAME: dict[str, Callable[[int], Algorithm]] = {
+    "ring": ring,
+    "tree": tree,
+    "double_tree": double_tree,
+    "nvls": nvls,
+    "halving_doubling": halving_doubling,
+    "pairwise": pairwise,
+}

@@ -1,0 +1,304 @@
+"""`strata plan serve`, `failures`, `schedule` and `collectives`: questions that stand beside a training layout.
+
+Light imports only: the command line loads this module to print its help.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+
+import typer
+from rich.console import RenderableType
+from rich.text import Text
+
+from strata.planner import library
+from strata.planner.errors import choose
+from strata.planner.layout import Schedule
+from strata.planner.options import (
+    GPU,
+    Explain,
+    FabricName,
+    GpuName,
+    Json,
+    Model,
+    Plot,
+    Price,
+    answer,
+    chunks_of,
+    open_fabric,
+    open_gpu,
+    open_model,
+)
+from strata.planner.output import jsonable
+from strata.planner.sheet import Sheet
+from strata.planner.units import size
+from strata.platform.errors import UserError
+
+if TYPE_CHECKING:
+    from strata.planner.patterns import Place
+
+Precision = Literal["fp16", "bf16", "fp8"]
+Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"]
+RANKS = 8
+MEASURED_BYTES = [2**power for power in range(10, 25, 2)]  # 1 KiB to 16 MiB: seconds on a laptop
+
+
+def plan_serve(
+    model: Model = None,
+    rate: Annotated[float, typer.Option(help="Requests a second.")] = 10.0,
+    prompt: Annotated[int, typer.Option(help="Tokens of a prompt.")] = 1000,
+    output: Annotated[int, typer.Option(help="Tokens of an answer.")] = 300,
+    cached: Annotated[float, typer.Option(help="Share of a prompt that is in the cache already.")] = 0.0,
+    variation: Annotated[float, typer.Option(help="Of prompt lengths: standard deviation over mean.")] = 1.0,
+    ttft: Annotated[float, typer.Option(help="Seconds to the first token, for 99 of 100 requests.")] = 1.0,
+    itl: Annotated[float, typer.Option(help="Seconds between tokens, on average.")] = 0.05,
+    gpu: GpuName = GPU,
+    fabric: FabricName = None,
+    tensor: Annotated[int, typer.Option(help="GPUs that share a model.")] = 1,
+    precision: Annotated[Precision, typer.Option(help="Of weights and products.")] = "bf16",
+    kv_precision: Annotated[Precision, typer.Option(help="Of the KV cache.")] = "bf16",
+    link: Annotated[Literal["fabric", "nvlink", "pcie"], typer.Option(help="What KV caches travel over.")] = "fabric",
+    max_sequences: Annotated[int, typer.Option(help="Sequences that an engine runs at once.")] = 1024,
+    price: Price = None,
+    json: Json = None,
+    explain: Explain = False,
+    plot: Plot = None,
+) -> None:
+    """How many replicas serve a load within its latencies, prefill and decode together or apart, and for how much."""
+    from strata.planner import tables
+    from strata.planner.serving import Slo, draw, plan_serving
+    from strata.planner.serving_step import Load
+
+    shape, card = open_model(model), open_gpu(gpu, price)
+    load, slo, sheet = Load(rate, prompt, output, cached, variation), Slo(ttft, itl), Sheet(f"serving {model}")
+    found = plan_serving(
+        shape,
+        card,
+        open_fabric(fabric, card),
+        load,
+        slo,
+        tensor,
+        precision,
+        sheet=sheet,
+        kv_precision=kv_precision,
+        max_sequences=max_sequences,
+        link=link,
+    )
+
+    def pictures(folder: Path) -> list[Path]:
+        draw(found, folder / "latency.png")
+        return [folder / "latency.png"]
+
+    def data() -> dict[str, Any]:
+        return {"model": shape.name, "gpu": card.name, "tensor": tensor, "slo": slo, **jsonable(found)}
+
+    answer(lambda _: [tables.engine(found, card.name, tensor), tables.pools(found)], data, json, explain, sheet, plot, pictures)
+
+
+def plan_failures(
+    gpus: Annotated[int, typer.Option(help="GPUs of the run, all of which it needs.")],
+    model: Model = None,
+    state: Annotated[str | None, typer.Option(help="Bytes of a checkpoint, such as 5.6TB, in place of --model.")] = None,
+    step: Annotated[float, typer.Option(help="Seconds of a step.")] = 10.0,
+    storage: Annotated[str | None, typer.Option(help="Of the whole store, such as 200GB/s; unless said, Llama 3's.")] = None,
+    fleet: Annotated[str, typer.Option(help="Whose published failure rates to count with ('strata plan list').")] = "llama3",
+    spares: Annotated[int | None, typer.Option(help="Spare nodes; unless said, as many as it takes.")] = None,
+    detect: Annotated[float | None, typer.Option(help="Seconds until a failure is noticed and understood.")] = None,
+    repair: Annotated[float | None, typer.Option(help="Hours until a broken node is back.")] = None,
+    preemptions: Annotated[float | None, typer.Option(help="Of a spot node in an hour; asks for spot's price too.")] = None,
+    spot_price: Annotated[float, typer.Option(help="Of a spot node, to on demand.")] = 0.4,
+    gpu: GpuName = GPU,
+    price: Price = None,
+    json: Json = None,
+    explain: Explain = False,
+    plot: Plot = None,
+) -> None:
+    """How often something fails, how often to save, and what is left of the time."""
+    from strata.planner import failures, tables
+    from strata.planner.fleets import FLEETS
+    from strata.planner.training import state_bytes, usual_storage
+
+    usual = failures.USUAL
+    recovery = replace(
+        usual,
+        spares=spares,
+        detect_s=usual.detect_s if detect is None else detect,
+        repair_s=usual.repair_s if repair is None else repair * failures.HOUR,
+    )
+    sheet = Sheet(f"a run of {gpus} GPUs")
+    found = failures.plan_failures(
+        gpus,
+        size(state, "--state") if state else state_bytes(open_model(model), "bf16"),
+        step,
+        size(storage, "--storage") if storage else usual_storage(gpus),
+        sheet=sheet,
+        rates=choose("fleet", fleet, FLEETS),
+        recovery=recovery,
+        spot=failures.Spot(preemptions, spot_price) if preemptions is not None else None,
+        dollars_per_gpu_hour=open_gpu(gpu, price).dollars_per_hour,
+    )
+
+    def pictures(folder: Path) -> list[Path]:
+        failures.draw(found, folder / "checkpoints.png")
+        return [folder / "checkpoints.png"]
+
+    def parts(_: object) -> list[RenderableType]:
+        return [tables.failures_line(found), tables.failures(found), tables.failures_money(found)]
+
+    def data() -> dict[str, Any]:
+        return {"gpus": gpus, **jsonable(found), "best": found.best.mode}
+
+    answer(parts, data, json, explain, sheet, plot, pictures)
+
+
+def plan_schedule(
+    schedule: Annotated[Schedule, typer.Option(help="The one to show; the others are compared with it.")] = "1f1b",
+    stages: Annotated[int, typer.Option(help="Of the pipeline.")] = 4,
+    micro_batches: Annotated[int, typer.Option(help="Of a step.")] = 8,
+    interleave: Annotated[
+        int | None, typer.Option(help="Chunks of a stage; unless said, 2 where the schedule has several.")
+    ] = None,
+    forward: Annotated[float, typer.Option(help="Seconds of a stage's forward pass of a micro-batch.")] = 1.0,
+    backward: Annotated[float, typer.Option(help="Seconds of its backward pass, for inputs alone.")] = 1.0,
+    weight: Annotated[float, typer.Option(help="Seconds of its backward pass for weights.")] = 1.0,
+    transfer: Annotated[float, typer.Option(help="Seconds from one stage to the next.")] = 0.0,
+    json: Json = None,
+    plot: Plot = None,
+) -> None:
+    """What each stage of a pipeline does when; the bubble and the micro-batches in flight, beside the other schedules."""
+    from strata.planner import schedules, simulate, tables, timeline
+
+    chunks = chunks_of(schedule, interleave)
+
+    def play(one: Schedule, held: int) -> simulate.Simulation:
+        times = simulate.even(stages * held, forward / held, backward / held, weight / held, transfer)
+        return simulate.simulate(one, stages, micro_batches, held, times)
+
+    chosen = play(schedule, chunks)
+    others = []
+    for one in get_args(Schedule):
+        held = chunks if one == schedule else chunks_of(one, None)
+        if schedules.refusal(one, stages, micro_batches, held) is None:
+            others.append(chosen if one == schedule else play(one, held))
+
+    def pictures(folder: Path) -> list[Path]:
+        title = f"{schedule}, {stages} stages, {micro_batches} micro-batches"
+        timeline.draw(chosen, folder / "timeline.png", title)
+        return [folder / "timeline.png"]
+
+    def data() -> dict[str, Any]:
+        return {
+            "schedule": schedule,
+            "stages": stages,
+            "micro_batches": micro_batches,
+            "schedules": {
+                one.schedule: {
+                    "seconds": one.total,
+                    "bubble": one.bubble,
+                    "mean_bubble": one.mean_bubble,
+                    "in_flight": one.in_flight,
+                    "interleave": one.interleave,
+                }
+                for one in others
+            },
+            "timeline": [
+                [
+                    {"kind": o.kind, "micro_batch": o.micro_batch, "chunk": o.chunk, "start": s, "end": e}
+                    for o, s, e in chosen.placed(at)
+                ]
+                for at in range(stages)
+            ],
+        }
+
+    answer(
+        lambda out: [Text(timeline.as_text(chosen, out.width)), tables.schedules(others, schedule)],
+        data,
+        json,
+        plot=plot,
+        draw=pictures,
+    )
+
+
+def plan_collectives(
+    kind: Annotated[Collective, typer.Option(help="The collective.")] = "all_reduce",
+    ranks: Annotated[int | None, typer.Option(help="GPUs that take part; with --measure, processes.")] = None,
+    gpu: GpuName = GPU,
+    fabric: FabricName = None,
+    inside: Annotated[int | None, typer.Option(help="Ranks in one NVLink domain; unless said, as many as there can be.")] = None,
+    algorithm: Annotated[str | None, typer.Option("--show", help="An algorithm to show step by step, such as ring.")] = None,
+    buffer: Annotated[str, typer.Option("--size", help="The buffer whose time --explain derives.")] = "64MiB",
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Run the real collectives between processes of this machine.")
+    ] = False,
+    json: Json = None,
+    explain: Explain = False,
+    plot: Plot = None,
+) -> None:
+    """Algorithms of collectives: who sends what to whom, what it costs at every size, and the real thing beside it."""
+    if algorithm:
+        _show(algorithm, ranks or RANKS, inside, json)
+        return
+    from strata.planner import collectives, lab
+
+    card = library.gpu(gpu)
+    links = collectives.links(card, open_fabric(fabric, card))
+    if measure:
+        taken = lab.measure(ranks or _own_ranks(), MEASURED_BYTES, links=links)
+        answer(lambda _: [lab.measured_table(taken)], lambda: {"measured": taken}, json)
+        return
+    place = _place(ranks or RANKS, inside or min(ranks or RANKS, card.domain))
+
+    def data() -> dict[str, Any]:
+        costs = [
+            {
+                "bytes": each,
+                **jsonable(collectives.cost(kind, each, place, links)),
+                "algorithms": lab.by_algorithm(kind, each, place, links),
+            }
+            for each in lab.SIZES
+        ]
+        return {"kind": kind, "place": place, "costs": costs, "crossovers": lab.crossovers(kind, place, links)}
+
+    def pictures(folder: Path) -> list[Path]:
+        lab.plot(kind, place, links, folder / "collectives.png")
+        return [folder / "collectives.png"]
+
+    sheet = collectives.explain(kind, size(buffer, "--size"), place, links)
+    answer(lambda _: [lab.costs(kind, place, links)], data, json, explain, sheet, plot, pictures)
+
+
+def _show(name: str, ranks: int, inside: int | None, json: str | None) -> None:
+    from strata.planner import algorithms, lab
+
+    table = lab.show(name, ranks, inside)  # refuses what there is not
+
+    def data() -> dict[str, Any]:
+        found = (
+            algorithms.hierarchical(inside, ranks // inside)
+            if inside and name == lab.HIERARCHICAL
+            else algorithms.BY_NAME[name](ranks)
+        )
+        return {"algorithm": name, "ranks": ranks, "chunks": found.chunks, "steps": found.steps}
+
+    answer(lambda _: [table], data, json)
+
+
+def _own_ranks() -> int:
+    """A process for each GPU, and where there are none, two: each more waits for a core."""
+    from importlib.util import find_spec
+
+    if find_spec("torch") is None:
+        return 2  # measuring will say what is missing
+    import torch
+
+    return max(2, torch.cuda.device_count())
+
+
+def _place(ranks: int, inside: int) -> "Place":
+    from strata.planner.patterns import Place
+
+    if ranks < 2 or inside < 1 or ranks % inside:
+        raise UserError(
+            f"{ranks} ranks cannot lie in domains of {inside}.", "Give at least 2 ranks, a multiple of those in a domain."
+        )
+    return Place(inside, ranks // inside)

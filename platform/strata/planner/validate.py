@@ -1,0 +1,146 @@
+"""`strata plan validate`: what was published, what the planner says, and how far off it may be."""
+
+from dataclasses import dataclass
+from itertools import groupby
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from strata.planner import check_collectives, check_memory, check_training
+from strata.planner.tables import grid
+from strata.planner.units import show
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    published: float
+    planned: float
+    unit: str
+    error: float
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Check:
+    """Rows of one kind with the bars they are held to; without bars they are shown for information."""
+
+    name: str
+    tables: dict[str, list[Row]]
+    mean: float
+    worst: float
+    mean_bar: float | None = None
+    worst_bar: float | None = None
+    mean_kind: str = "mean"
+
+    @property
+    def passed(self) -> bool:
+        bars = ((self.mean, self.mean_bar), (self.worst, self.worst_bar))
+        return all(bar is None or error <= bar for error, bar in bars)
+
+
+def checks() -> list[Check]:
+    return [_training(), _other_runs(), _zero(), _collectives()]
+
+
+def _training() -> Check:
+    found = check_training.rows()
+    return Check(
+        "step time",
+        _by_table(found),
+        check_training.mean_error(found),
+        check_training.worst_error(found),
+        check_training.MEAN_BAR,
+        check_training.WORST_BAR,
+    )
+
+
+def _other_runs() -> Check:
+    found = check_training.other_runs()
+    return Check(
+        "runs of which too little is published to hold a bar to",
+        _by_table(found),
+        check_training.mean_error(found),
+        check_training.worst_error(found),
+    )
+
+
+def _by_table(rows: list[check_training.Row]) -> dict[str, list[Row]]:
+    return {
+        name: [
+            Row(row.model, row.published, row.planned, row.unit, row.error, "" if row.unit == "s" else row.unit) for row in group
+        ]
+        for name, group in groupby(rows, key=lambda row: row.table)
+    }
+
+
+def _zero() -> Check:
+    """Errors are from the nearest figure that would be printed as the published one is."""
+    found = check_memory.zero_table()
+    rows = [
+        Row(
+            f"{row.params_b:g}B parameters, {row.dp} GPU{'s' * (row.dp > 1)}, ZeRO-{row.zero}",
+            row.published,
+            row.predicted,
+            "GB",
+            row.error,
+        )
+        for row in found
+    ]
+    mean, worst = check_memory.mean_error(found), check_memory.worst_error(found)
+    return Check("memory", {"ZeRO paper: state of a GPU, GB": rows}, mean, worst, worst_bar=check_memory.BAR)
+
+
+def _collectives() -> Check:
+    found = check_collectives.published_allreduce()
+    rows = [Row(show(row.bytes, "B"), row.measured, row.predicted, "s", row.error, row.algorithm) for row in found]
+    return Check(
+        "collectives",
+        {"all-reduce on 8 H200, NCCL": rows},
+        check_collectives.mean_error(found),
+        check_collectives.worst_error(found),
+        check_collectives.MEAN_BAR,
+        check_collectives.WORST_BAR,
+        mean_kind="geometric mean",
+    )
+
+
+def tables(found: list[Check]) -> list[RenderableType]:
+    parts: list[RenderableType] = []
+    for check in found:
+        for name, rows in check.tables.items():
+            table = grid(name, [""], ["published", "planned", "error"])
+            noted = any(row.note for row in rows)
+            if noted:
+                table.add_column("")
+            for row in rows:
+                over = check.worst_bar is not None and abs(row.error) > check.worst_bar
+                error = Text(f"{row.error:+.1%}", "red" if over else "")
+                table.add_row(
+                    row.name,
+                    _figure(row.published, row.unit),
+                    _figure(row.planned, row.unit),
+                    error,
+                    *([row.note] if noted else []),
+                )
+            parts.append(table)
+        parts.append(summary(check))
+    return parts
+
+
+def summary(check: Check) -> Text:
+    text = Text(f"{check.name}: ", "bold")
+    text.append(
+        f"{check.mean_kind} {check.mean:.1%}{_bar(check.mean_bar)}, worst {check.worst:.1%}{_bar(check.worst_bar)}", "not bold"
+    )
+    if check.mean_bar is not None or check.worst_bar is not None:
+        text.append("  ok" if check.passed else "  past the bar", "bold green" if check.passed else "bold red")
+    return text
+
+
+def _bar(bar: float | None) -> str:
+    return "" if bar is None else f" (bar {bar:.0%})"
+
+
+def _figure(value: float, unit: str) -> str:
+    return show(value, unit) if unit == "s" else f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"

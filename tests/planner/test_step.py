@@ -1,0 +1,86 @@
+"""Step times: beside published ones, and what must hold of any."""
+
+from dataclasses import replace
+
+import pytest
+
+from strata.planner import check_training, library
+from strata.planner.layout import Layout
+from strata.planner.sheet import Sheet
+from strata.planner.software import PROGRAMS, program
+from strata.planner.stages import layers_of, parts_of, stage_parameters
+from strata.planner.step import Step, plan_step
+
+LLAMA = library.model("llama-3.1-70b")
+LAYOUT = Layout(data=4, tensor=8, pipeline=4, zero=1, micro_batch=1, batch=256, sequence_parallel=True)
+MIXTURE = library.model("mixtral-8x7b")
+SPREAD = Layout(data=16, tensor=2, pipeline=2, expert=8, zero=1, micro_batch=1, batch=256)
+SHARDED = Layout(data=64, zero=3, micro_batch=1, batch=128, recompute="full")
+
+
+def plan(shape=LLAMA, layout=LAYOUT, gpu="h100", fabric="ndr-400", software="megatron-core", sequence=4096) -> Step:
+    wires = library.fabric(fabric) if isinstance(fabric, str) else fabric
+    return plan_step(shape, layout, library.gpu(gpu), wires, program(software), Sheet("test"), sequence)
+
+
+def test_published_steps_are_met() -> None:
+    rows = check_training.rows()
+    assert len(rows) == 23
+    tables = {row.table for row in rows}
+    for table in tables:
+        assert check_training.mean_error([row for row in rows if row.table == table]) <= check_training.MEAN_BAR, table
+    assert check_training.worst_error(rows) <= check_training.WORST_BAR
+
+
+def test_other_published_runs_are_not_far_off() -> None:
+    """Their settings are partly assumed: a quarter either way says that nothing large is missing."""
+    for row in check_training.other_runs():
+        assert abs(row.error) <= 0.25, row
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(("shape", "layout"), [(LLAMA, LAYOUT), (MIXTURE, SPREAD), (LLAMA, SHARDED)])
+def test_time_spent_adds_up(name: str, shape, layout: Layout) -> None:
+    step = plan(shape, layout, software=name)
+    assert sum(step.spent.values()) == pytest.approx(step.seconds)
+    assert all(seconds > -1e-9 for seconds in step.spent.values()), step.spent
+    assert step.limit in step.spent
+    assert 0 < step.mfu <= step.hfu < 1
+
+
+@pytest.mark.parametrize(("shape", "layout"), [(LLAMA, LAYOUT), (MIXTURE, SPREAD), (LLAMA, SHARDED)])
+def test_more_oversubscription_never_shortens_a_step(shape, layout: Layout) -> None:
+    tree = replace(library.fabric("roce-400"), topology="fat-tree")
+    times = [plan(shape, layout, fabric=replace(tree, oversubscription=ratio)).seconds for ratio in (1, 1.5, 2, 4, 8)]
+    assert times == sorted(times)
+
+
+def test_quicker_hardware_never_takes_longer() -> None:
+    assert plan(gpu="h200").seconds <= plan(gpu="h100").seconds <= plan(gpu="a100").seconds
+
+
+def test_recompute_costs_time() -> None:
+    times = [plan(layout=replace(LAYOUT, recompute=mode)).seconds for mode in ("none", "selective", "full")]
+    assert times == sorted(times)
+
+
+def test_more_micro_batches_shrink_the_bubble() -> None:
+    shares = []
+    for batch in (64, 128, 512):
+        step = plan(layout=replace(LAYOUT, batch=batch))
+        shares.append(step.spent["pipeline bubble"] / step.seconds)
+    assert shares == sorted(shares, reverse=True)
+
+
+def test_layers_are_dealt_out_once() -> None:
+    shape = library.model("deepseek-v3")
+    for parts in (1, 2, 7, 16, 61):
+        counts = layers_of(shape, parts)
+        assert sum(dense for dense, _ in counts) == shape.dense_layers
+        assert sum(sparse for _, sparse in counts) == shape.sparse_layers
+
+
+def test_one_gpu_holds_the_whole_model() -> None:
+    layout = Layout()
+    dense, experts = stage_parameters(MIXTURE, layout, layers_of(MIXTURE, parts_of(layout)))
+    assert dense + experts == MIXTURE.parameters()

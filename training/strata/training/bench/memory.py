@@ -1,0 +1,74 @@
+"""What the planner says our training holds on this machine's CPUs, beside what its processes come to hold.
+
+The baseline is a run of next to no model in the same layout: a process with all its libraries at work. Ranks of these layouts are
+alike, so that the first one's peak, which its records carry, stands for all.
+"""
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from strata.planner.activations import EAGER_ON_CPU
+from strata.planner.memory import peak_bytes
+from strata.planner.recipes import from_recipe
+from strata.platform import recipe_file
+from strata.platform.files import cache_dir
+from strata.platform.recipe import DataSection, ModelSection, Recipe
+from strata.training import shards
+from strata.training.bench import launch
+from strata.training.bench.contest import Job, shortened
+from strata.training.corpus import open_corpus
+
+BAR = 0.10
+STEPS = 6  # by the fourth or fifth the heap grows no more
+LAYOUTS = {
+    "data 2, ZeRO 0": ("parallel.zero=0",),
+    "data 2, ZeRO 2": ("parallel.zero=2",),
+    "tensor 2, ZeRO 0": ("parallel.zero=0", "parallel.tensor=2"),
+}
+# State and activations of hundreds of megabytes each, in a second or two a step.
+MODEL = ModelSection(layers=4, hidden=768, heads=12, kv_heads=4, ffn=2048, vocab=4096, context=256)
+NEXT_TO_NOTHING = ModelSection(layers=1, hidden=16, heads=2, kv_heads=2, ffn=16, vocab=MODEL.vocab, context=16)
+SETTINGS = ("train.batch=8", "train.micro_batch=2", "parallel.workers=2", "parallel.device=cpu", "parallel.cpus_per_worker=1")
+
+
+@dataclass(frozen=True)
+class Row:
+    """Bytes of one worker, without the baseline's."""
+
+    layout: str
+    planned: float
+    measured: float
+    baseline: float
+
+    @property
+    def error(self) -> float:
+        return self.planned / self.measured - 1
+
+
+def compare(data: DataSection | None = None, say: Callable[[str], None] = lambda _: None) -> list[Row]:
+    """`data`: a corpus, by default the standard library's source. `say` is told what is being run."""
+    data = data or DataSection()
+    say("reading the corpus")
+    tokens = shards.prepare(open_corpus(data), MODEL.vocab, data.holdout)
+    rows = []
+    for name, overrides in LAYOUTS.items():
+        recipe = recipe_file.load(recipe_file.DEFAULT, (*SETTINGS, *overrides))
+        say(f"{name}: next to no model, for a baseline")
+        baseline = _peak(recipe, NEXT_TO_NOTHING, tokens)
+        say(f"{name}: {STEPS} steps")
+        peak = _peak(recipe, MODEL, tokens)
+        shape, layout, sequence = from_recipe(recipe.model_copy(update={"model": MODEL}))
+        rows.append(Row(name, peak_bytes(shape, layout, EAGER_ON_CPU, sequence), peak - baseline, baseline))
+    return rows
+
+
+def _peak(recipe: Recipe, model: ModelSection, tokens: Path) -> int:
+    """Of the first worker's process, in bytes."""
+    work = cache_dir() / "bench"
+    work.mkdir(parents=True, exist_ok=True)
+    short = shortened(recipe.model_copy(update={"model": model}), STEPS)
+    with tempfile.TemporaryDirectory(dir=work, prefix=".memory-") as folder:
+        job = Job(contender="ours", recipe=short, tokens=tokens, folder=Path(folder))
+        return launch.run(job, False, work, lambda _: None)[-1]["peak_memory_bytes"]
