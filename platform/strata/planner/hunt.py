@@ -1,14 +1,14 @@
 """The quickest layouts on a number of GPUs, best first.
 
-Groups of layouts are opened in the order of how quick they could be (`bounds.py`), then the layouts in them. A layout's memory
-is worked out once no other could be quicker, and its pipeline played if it fits. So the first that comes out is the quickest, and
-nothing was left out that could be quicker.
+Groups of layouts are opened in the order of how quick they could be (`bounds.py`), then those layouts in them that fit. A
+layout's pipeline is played once no other could be quicker. So the first that comes out is the quickest, and nothing was left
+out that could be quicker.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from itertools import count
+from itertools import count, islice
 from math import inf
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ from strata.planner.sheet import Sheet
 from strata.planner.space import Batch, Limits, Line, Pipeline, Slice, layout_of, pipelines, share_out, slices
 from strata.planner.step import Step, plan_step
 
-WORTH_IT = 0.98  # of what a layer keeps: recomputing for less than this saving is not looked at
+WORTH_IT = 0.98  # recomputation that leaves more than this share of what layers keep is not looked at
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Group(NamedTuple):
 
 
 class Hunt:
-    """`considered` counts layouts that were looked at one by one, `fitting` those that turned out to fit."""
+    """`considered` counts layouts whose memory was worked out, `fitting` those of them that fit."""
 
     def __init__(
         self, desk: Desk, room: Room, batch: Batch, most: int, limits: Limits, memory: float, budget_tokens: float | None
@@ -98,7 +98,8 @@ class Hunt:
             yield from self._lines(one, gpus)
         elif isinstance(one, Line):
             yield from self._layouts(one)
-        elif candidate := self._plan(one, gpus):
+        else:
+            candidate = self._plan(one, gpus)
             yield candidate.step.seconds / one.batch, candidate
 
     def _least(self, group: Group, gpus: int) -> float:
@@ -109,7 +110,7 @@ class Hunt:
         desk, batch = self.desk, self.batch.sequences
         for slice in slices(desk.shape, desk.sequence, desk.gpu.domain, gpus, batch, self.limits):
             for recompute in self.limits.recomputes:
-                if recompute == "none" or self._saves(slice, recompute):
+                if recompute == self.limits.recomputes[0] or self._saves(slice, recompute):
                     for covering in (False, True):
                         work, way = desk.least_work(slice, recompute, covering)
                         yield Group(slice, recompute, covering, work * slice.gpus / slice.micro_batch, way)
@@ -137,29 +138,30 @@ class Hunt:
         return self._ways[key]
 
     def _layouts(self, line: Line) -> Iterator[tuple[float, Layout]]:
-        for layout in self.layouts(line):
+        for layout in self._allowed(line):
             if self.room.least(line, layout.zero, layout.offload) <= self.memory:
                 self.considered += 1
-                yield self.desk.least_step(line, layout.zero) / layout.batch, layout
+                if self.room.peak(layout) <= self.memory:
+                    self.fitting += 1
+                    yield self.desk.least_step(line, layout.zero) / layout.batch, layout
 
-    def layouts(self, line: Line) -> Iterator[Layout]:
+    def _allowed(self, line: Line) -> Iterator[Layout]:
         """Where there is nobody to share with, all stages of ZeRO are one: the first that is allowed stands for them."""
         alone = line.data * line.slice.sequence * line.slice.context == 1
         for offload in self.limits.offloads:
-            for zero in self.limits.zeros:
-                layout = layout_of(line, self.desk.precision, zero, offload)
-                if self.limits.refuses is None or not self.limits.refuses(self.desk.shape, layout, self.desk.sequence):
-                    yield layout
-                    if alone:
-                        break
+            allowed = (layout for zero in self.limits.zeros if self.allows(layout := self.layout(line, zero, offload)))
+            yield from islice(allowed, 1 if alone else None)
 
-    def _plan(self, layout: Layout, gpus: int) -> Candidate | None:
+    def layout(self, line: Line, zero: int, offload: Offload) -> Layout:
+        return layout_of(line, self.desk.precision, zero, offload)
+
+    def allows(self, layout: Layout) -> bool:
+        refuses = self.limits.refuses
+        return refuses is None or refuses(self.desk.shape, layout, self.desk.sequence) is None
+
+    def _plan(self, layout: Layout, gpus: int) -> Candidate:
         desk, tokens = self.desk, self.budget_tokens
-        peak = self.room.peak(layout)
-        if peak > self.memory:
-            return None
-        self.fitting += 1
         step = plan_step(desk.shape, layout, desk.gpu, desk.fabric, desk.software, Sheet(""), desk.sequence, desk.layers)
         cost = gpus * desk.gpu.dollars_per_hour / 3600 / step.tokens_per_s * 1e6
         days = tokens / step.tokens_per_s / 86400 if tokens else None
-        return Candidate(layout, step, peak, gpus, cost, days, cost * tokens / 1e6 if tokens else None)
+        return Candidate(layout, step, self.room.peak(layout), gpus, cost, days, cost * tokens / 1e6 if tokens else None)

@@ -1,7 +1,6 @@
 """When nothing fits: by how much the leanest layout misses, and what would make it fit."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from strata.planner.hunt import Hunt
 from strata.planner.layout import Layout, Offload
@@ -54,14 +53,10 @@ def leanest(hunt: Hunt, gpus: int, offload: Offload) -> tuple[float, Layout] | N
     for least, _, line in lines:
         if best and least > best[0]:
             break
-        for layout in hunt.layouts(line):
-            offloading = replace(layout, offload=offload)
-            refuses = hunt.limits.refuses
-            if offload != "none" and refuses and refuses(hunt.desk.shape, offloading, hunt.desk.sequence):
-                continue
-            peak = hunt.room.peak(offloading)
-            if best is None or peak < best[0]:
-                best = peak, offloading
+        for zero in hunt.limits.zeros:
+            layout = hunt.layout(line, zero, offload)
+            if hunt.allows(layout) and (best is None or hunt.room.peak(layout) < best[0]):
+                best = hunt.room.peak(layout), layout
     return best
 
 

@@ -11,13 +11,14 @@ from strata.planner.activations import EAGER, FLASH, UNFUSED, Keeping, layer_par
 from strata.planner.chains import deal
 from strata.planner.layout import Layout, Offload, Recompute
 from strata.planner.memory import peak_bytes
+from strata.planner.memory_buffers import CUDA_CONTEXT, GAPS
 from strata.planner.shape import Shape
 from strata.planner.software import Software
 from strata.planner.space import Line, Pipeline, Slice, TrainingPrecision, layout_of
 
 
 class First(NamedTuple):
-    """What the first stage of a pipeline has: dense and sparse layers, and their parameters, experts apart."""
+    """What the first stage of a pipeline has: dense and sparse layers, and parameters, experts apart."""
 
     dense: int
     sparse: int
@@ -38,7 +39,7 @@ class Room:
         return peak_bytes(self._shape, layout, self._keeping, self._sequence)
 
     def least(self, line: Line, zero: int, offload: Offload) -> float:
-        """Bytes of the first stage's state and activations, without embedding, buffers and allowances."""
+        """Bytes of the first stage's state and activations, without what comes and goes beside them."""
         slice, pipeline, recompute, data, micro_batches = line
         dense, sparse, parameters, experts = self._first.get(pipeline) or self._deal(pipeline)
         peers = data * slice.sequence * slice.context
@@ -46,7 +47,7 @@ class Room:
         state = parameters * (whole + shared / peers) + experts * (whole / slice.expert + shared / max(peers, slice.expert))
         dense_kept, sparse_kept = self.kept(slice, recompute)
         kept = _in_flight(pipeline, micro_batches) * (dense * dense_kept + sparse * sparse_kept)
-        return state / slice.tensor + kept
+        return state / slice.tensor + (1 + GAPS) * kept + CUDA_CONTEXT
 
     def least_state(self, zero: int, offload: Offload, gpus: int) -> float:
         """Bytes of state of the mean GPU, however the model is cut."""
@@ -78,7 +79,7 @@ class Room:
         shape = self._shape
         dense, sparse, _ = deal(shape, pipeline).stages[0].own
         parameters = (dense + sparse) * shape.attention_parameters() + dense * shape.dense_ffn_parameters()
-        parameters += sparse * (shape.router_parameters() + shape.shared_parameters())
+        parameters += sparse * (shape.router_parameters() + shape.shared_parameters()) + shape.vocab * shape.hidden
         experts = sparse * shape.expert_parameters() * (shape.experts.count if shape.experts else 0)
         self._first[pipeline] = First(dense, sparse, parameters, experts)
         return self._first[pipeline]

@@ -23,8 +23,8 @@ Goal = Literal["time", "cost", "gpus"]
 @dataclass(frozen=True)
 class SearchResult:
     """`by_gpus` has the quickest layout for each number of GPUs that was looked at, `pareto` those of them to which no other is
-    both quicker and cheaper. `considered` are layouts that were looked at one by one, the rest being left out in groups;
-    `fitting` is how many of those whose memory had to be known fit."""
+    both quicker and cheaper. `considered` layouts were looked at one by one, of which `fitting` fit; of all others it was seen,
+    many at once, that they would not fit or be quick enough."""
 
     best: list[Candidate]
     pareto: list[Candidate]
@@ -62,9 +62,15 @@ def search(
     sequence = sequence or shape.context
     if (batch is None) == (batch_tokens is None):
         raise UserError("A search needs a batch, in sequences or in tokens.", "Give one of the two.")
+    if (batch or batch_tokens or 0) <= 0:
+        raise UserError(
+            f"A batch of {batch if batch_tokens is None else batch_tokens:g} is empty.", "Give at least one sequence."
+        )
     if deadline_days is not None and budget_tokens is None:
         raise UserError("A deadline needs a number of tokens.", "Say how many tokens are to be trained on.")
-    numbers = sorted(set(gpus)) if isinstance(gpus, tuple) else _halves(gpus)
+    numbers = sorted(set(gpus if isinstance(gpus, tuple) else (gpus >> halvings for halvings in range(gpus.bit_length() or 1))))
+    if numbers[0] < 1:
+        raise UserError(f"{numbers[0]} GPUs are none.", "Give at least one.")
     hunt = Hunt(
         Desk(shape, gpu, fabric, software, sequence, precision),
         Room(shape, software, sequence, precision),
@@ -92,12 +98,6 @@ def search(
         fitting=hunt.fitting,
         seconds=time.perf_counter() - began,
     )
-
-
-def _halves(gpus: int) -> list[int]:
-    if gpus < 1:
-        raise UserError(f"{gpus} GPUs are none.", "Give at least one.")
-    return sorted({gpus >> halvings for halvings in range(gpus.bit_length())})
 
 
 def _fewest(hunt: Hunt, by_gpus: list[Candidate], deadline_days: float | None, exactly: bool) -> int:

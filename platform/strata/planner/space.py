@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from math import ceil, gcd
 from typing import Literal, NamedTuple
 
@@ -24,7 +25,7 @@ TRIES = 24  # numbers of micro-batches that are looked at for one that divides s
 
 @dataclass(frozen=True)
 class Limits:
-    """What may be chosen from. `refuses` says why a layout may not be, or None."""
+    """What may be chosen from; what needs the least memory is last. `refuses` says why a layout may not be, or None."""
 
     schedules: tuple[Schedule, ...] = ("1f1b", "interleaved", "zb-h1", "zbv", "dualpipe", "dualpipev")
     recomputes: tuple[Recompute, ...] = ("none", "selective", "full")
@@ -105,8 +106,8 @@ def layout_of(line: Line, precision: TrainingPrecision, zero: int = 0, offload: 
 
 
 def slices(shape: Shape, sequence: int, domain: int, gpus: int, batch: int, limits: Limits) -> Iterator[Slice]:
-    """A sequence is shared by heads or in a ring, not both, and then has a micro-batch to itself: half the GPUs for one of half
-    as many sequences would say less for the same work."""
+    """A sequence is shared by heads or in a ring, not both, and then has a micro-batch to itself: where two GPUs share two
+    sequences, each could have one of them and say less."""
     for tensor in _powers(min(domain, gpus)):
         if shape.heads % tensor or (shape.kv_heads % tensor and tensor % shape.kv_heads):
             continue
@@ -148,8 +149,7 @@ def _chunks(schedule: Schedule, layers: int) -> tuple[int, ...]:
 
 
 def share_out(batch: Batch, slice: Slice, pipeline: Pipeline, gpus: int) -> tuple[int, int] | None:
-    """The most data-parallel GPUs that leave the fewest idle, and the micro-batches that each then has. None if the batch cannot
-    be shared out so."""
+    """The most data-parallel GPUs that can share the batch, and the micro-batches that each then has; None if none can."""
     most = gpus // (slice.gpus * pipeline.stages)
     if most < slice.step:
         return None
@@ -169,11 +169,8 @@ def _numbers(batch: Batch, micro_batch: int, most: int, pipeline: Pipeline) -> t
     if batch.slack == 0:
         whole, rest = divmod(batch.sequences, micro_batch)
         return tuple(n for n in (() if rest else _divisors(whole)) if n >= fewest and _runs(pipeline, n))
-    found: list[int] = []
-    for number in range(fewest, fewest + TRIES + 2 * pipeline.stages):
-        if _runs(pipeline, number):
-            found.append(number)
-    return tuple(found[:TRIES])
+    some = range(fewest, fewest + TRIES + 2 * pipeline.stages)
+    return tuple(islice((number for number in some if _runs(pipeline, number)), TRIES))
 
 
 @lru_cache(maxsize=2**16)

@@ -1,0 +1,311 @@
+"""The search: nothing that is better than what it returns was left out, everything it returns works, and it is quick."""
+
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from strata.planner import library, recipes
+from strata.planner.bounds import Desk
+from strata.planner.checks import check
+from strata.planner.hardware import Fabric, Gpu
+from strata.planner.layout import Layout, Recompute, Schedule
+from strata.planner.memory import peak_bytes
+from strata.planner.pareto import front
+from strata.planner.room import Room, keeping_of
+from strata.planner.search import SearchResult, search
+from strata.planner.shape import Experts, Shape
+from strata.planner.sheet import Sheet
+from strata.planner.software import program
+from strata.planner.space import ANYTHING, SLACK, STRATA, Batch, Limits, Line, layout_of, pipelines, share_out, slices
+from strata.planner.step import plan_step
+from strata.platform import recipe_file
+from strata.platform.errors import UserError
+from strata.platform.recipe import ModelSection, ParallelSection, Recipe, TrainSection
+from strata.training import layout as training
+
+H100, NDR, MEGATRON = library.gpu("h100"), library.fabric("ndr-400"), program("megatron-core")
+MIXTURE = Shape("a mixture", 8, 1024, 16, 8, 64, 2816, 32000, 4096, experts=Experts(count=8, top_k=2, ffn=1408, dense_layers=1))
+
+
+def find(shape: Shape, gpus: int | tuple[int, ...], batch_tokens: float, fabric: Fabric = NDR, **more: object) -> SearchResult:
+    return search(shape, H100, fabric, gpus, MEGATRON, batch_tokens=batch_tokens, sequence=4096, **more)  # type: ignore[arg-type]
+
+
+# What bounds promise
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "sequences"), [("llama-3-8b", 64, 96), ("qwen3-30b-a3b", 96, 512), ("mixtral-8x7b", 1000, 300)]
+)
+def test_no_layout_is_quicker_or_leaner_than_its_bounds(name: str, gpus: int, sequences: int) -> None:
+    shape, chance = library.model(name), random.Random(name)
+    desk, room = Desk(shape, H100, NDR, MEGATRON, 4096, "bf16"), Room(shape, MEGATRON, 4096, "bf16")
+    cuts = list(slices(shape, 4096, H100.domain, gpus, sequences, ANYTHING))
+    ways = [way for way in pipelines(shape.layers, ANYTHING) if way.stages <= 16]
+    seen = 0
+    while seen < 150:
+        cut, way, recompute, zero = (chance.choice(each) for each in (cuts, ways, ANYTHING.recomputes, ANYTHING.zeros))
+        shared = share_out(Batch(sequences, SLACK), cut, way, gpus)
+        if shared is None:
+            continue
+        seen += 1
+        line = Line(cut, way, recompute, *shared)
+        layout = layout_of(line, "bf16", zero)
+        check(shape, layout, 4096, H100)
+        step = plan_step(shape, layout, H100, NDR, MEGATRON, Sheet(""), 4096, desk.layers)
+        assert desk.least_step(line, zero) <= step.seconds * (1 + 1e-9), layout
+        assert desk.least_pipeline(line) <= step.seconds * (1 + 1e-9), layout
+        for covering in {way.schedule.startswith("dualpipe"), True}:
+            work, there_and_back = desk.least_work(cut, recompute, covering)
+            assert work * layout.micro_batches / layout.pipeline <= step.seconds * (1 + 1e-9), layout
+            assert there_and_back <= step.seconds * (1 + 1e-9), layout
+        assert room.least(line, zero, "none") <= room.peak(layout), layout
+        assert room.least_state(zero, "none", layout.gpus) <= room.peak(layout), layout
+
+
+def every_layout(shape: Shape, gpus: int, batch: int) -> Iterator[Layout]:
+    """More than a search looks at, by plain loops: sequences shared in both ways, or by several in a micro-batch."""
+    sizes = [1, 2, 4, 8]
+    chunks: dict[Schedule, int] = {"1f1b": 1, "interleaved": 2, "zb-h1": 1, "zbv": 2, "dualpipe": 1, "dualpipev": 2}
+    recomputes: tuple[Recompute, ...] = ("none", "full")
+    for tensor, pipeline, ulysses, ring, micro_batch in product(sizes, sizes, [1, 2], [1, 2], [1, 2, 4]):
+        data = gpus // (tensor * pipeline * ulysses * ring)
+        cut = Layout(data, tensor, pipeline, ulysses, ring, micro_batch=micro_batch, batch=batch)
+        schedules = list(chunks) if pipeline > 1 else list(chunks)[:1]
+        experts = sizes if shape.experts else [1]
+        for expert, schedule, zero, recompute in product(experts, schedules, range(4), recomputes):
+            layout = replace(cut, expert=expert, schedule=schedule, interleave=chunks[schedule], zero=zero, recompute=recompute)
+            if data >= 1:
+                yield from (layout, replace(layout, sequence_parallel=True))
+
+
+SLOW = Fabric("one card of 25 Gb/s", nic=3.1e9, nics=1, kind="roce", topology="fat-tree")
+PAIRS = replace(H100, name="pairs of H100", domain=2)
+DENSE = replace(library.model("llama-3.2-1b"), layers=8)
+
+
+@pytest.mark.parametrize(
+    ("shape", "gigabytes", "gpu", "fabric"),
+    [(DENSE, 17.0, H100, NDR), (DENSE, 12.0, PAIRS, SLOW), (MIXTURE, 7.0, H100, NDR)],
+)
+def test_it_finds_what_trying_everything_finds(shape: Shape, gigabytes: float, gpu: Gpu, fabric: Fabric) -> None:
+    batch, keeping, desk = 32, keeping_of(MEGATRON), Desk(shape, gpu, fabric, MEGATRON, 4096, "bf16")
+    best, tried = float("inf"), 0
+    for layout in every_layout(shape, 8, batch):
+        try:
+            check(shape, layout, 4096, gpu)
+        except UserError:
+            continue
+        tried += 1
+        if peak_bytes(shape, layout, keeping, 4096) <= gigabytes * 1e9:
+            step = plan_step(shape, layout, gpu, fabric, MEGATRON, Sheet(""), 4096, desk.layers)
+            best = min(best, step.seconds)
+    found = search(shape, gpu, fabric, 8, MEGATRON, batch=batch, sequence=4096, memory=gigabytes * 1e9)
+    assert tried > 500
+    assert found.best[0].step.seconds == pytest.approx(best, rel=1e-9)
+
+
+# What comes out of it
+
+
+@pytest.mark.parametrize("gpus", [1, 8, 24, 100])
+def test_everything_it_returns_works_and_fits(gpus: int) -> None:
+    found = find(library.model("llama-3.2-3b"), gpus, 4e6)
+    for one in (*found.best, *found.by_gpus, *found.pareto):
+        check(library.model("llama-3.2-3b"), one.layout, 4096, H100)
+        assert one.peak == peak_bytes(library.model("llama-3.2-3b"), one.layout, keeping_of(MEGATRON), 4096) <= H100.memory
+        assert one.layout.gpus + one.idle == one.gpus <= gpus
+        assert one.layout.batch * 4096 == pytest.approx(4e6, rel=SLACK + 1e-3)
+    seconds = [one.step.seconds / one.layout.batch for one in found.best]
+    assert seconds == sorted(seconds) and len(set(map(str, found.best))) == len(found.best) > 1
+
+
+def test_a_batch_in_sequences_is_kept_exactly_and_one_in_tokens_uses_odd_numbers_of_gpus() -> None:
+    exact = search(library.model("llama-3-8b"), H100, NDR, (100,), MEGATRON, batch=512, sequence=4096).best[0]
+    near = find(library.model("llama-3-8b"), (100,), 512 * 4096).best[0]
+    assert exact.layout.batch == 512 and exact.layout.gpus <= 64 + 32  # powers of two, or nothing divides it
+    assert near.layout.gpus >= 96 and near.step.tokens_per_s > exact.step.tokens_per_s
+
+
+def test_more_memory_never_lowers_the_best_throughput() -> None:
+    rates = [
+        find(library.model("llama-3-8b"), (16,), 1e6, memory=gigabytes * 1e9).best[0].step.tokens_per_s
+        for gigabytes in (20, 24, 32, 48, 80, 160)
+    ]
+    assert rates == sorted(rates) and rates[0] < rates[-1]
+
+
+def test_more_oversubscription_never_shortens_the_best_step() -> None:
+    base = library.fabric("roce-400")
+    seconds = []
+    for times in (1.0, 2.0, 4.0, 16.0):
+        best = find(library.model("mixtral-8x7b"), (128,), 4e6, fabric=replace(base, oversubscription=times)).best[0]
+        seconds.append(best.step.seconds / best.layout.batch)
+    assert seconds == sorted(seconds) and seconds[0] < seconds[-1]
+
+
+@pytest.mark.parametrize("wrong", [{"gpus": 0}, {"gpus": (0, 8)}, {"batch": 0}, {"batch_tokens": 1e6}, {"deadline_days": 3.0}])
+def test_what_cannot_be_searched_for_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(UserError):
+        search(**{"shape": DENSE, "gpu": H100, "fabric": NDR, "gpus": 8, "software": MEGATRON, "batch": 8} | wrong)  # type: ignore[arg-type]
+
+
+def test_goals() -> None:
+    shape = library.model("llama-3-8b")
+    quick, cheap, few = (find(shape, 256, 4e6, goal=goal, budget_tokens=1e12) for goal in ("time", "cost", "gpus"))
+    assert quick.best[0].gpus == 256
+    assert cheap.best[0].cost == min(one.cost for one in (*quick.by_gpus, *cheap.by_gpus)) < quick.best[0].cost
+    assert few.best[0].gpus < cheap.best[0].gpus < 256
+    with pytest.raises(UserError, match="does not fit"):
+        find(shape, few.best[0].gpus - 1, 4e6)
+    assert few.best[0].days is not None and few.best[0].dollars is not None
+    assert few.best[0].dollars == pytest.approx(few.best[0].gpus * few.best[0].days * 24 * H100.dollars_per_hour)
+
+
+def test_the_fewest_gpus_that_meet_a_deadline() -> None:
+    shape = library.model("llama-3-8b")
+    best = find(shape, 512, 4e6, goal="gpus", budget_tokens=1e12, deadline_days=20).best[0]
+    assert best.days is not None and best.days <= 20
+    fewer = find(shape, (best.gpus - H100.domain,), 4e6, budget_tokens=1e12).best[0]
+    assert fewer.days is not None and fewer.days > 20
+    with pytest.raises(UserError, match="days at best, not 1"):
+        find(shape, 512, 4e6, goal="gpus", budget_tokens=1e12, deadline_days=1)
+
+
+def test_the_front_has_what_is_quickest_and_what_is_cheapest_and_nothing_between_that_is_neither() -> None:
+    found = find(library.model("llama-3-8b"), 256, 4e6, budget_tokens=1e12)
+    assert found.pareto[0].gpus == max(found.by_gpus, key=lambda one: one.step.tokens_per_s).gpus
+    assert found.pareto[-1].cost == min(one.cost for one in found.by_gpus)
+    costs = [one.cost for one in found.pareto]
+    assert costs == sorted(costs, reverse=True) and len(costs) > 1
+    points = [(1, 9), (2, 9), (3, 4), (2, 7), (5, 4), (4, 3)]
+    assert front(points, lambda point: point) == [(1, 9), (2, 7), (3, 4), (4, 3)]
+
+
+def test_when_nothing_fits_it_says_by_how_much_and_what_would() -> None:
+    with pytest.raises(UserError) as error:
+        find(library.model("llama-3-70b"), 8, 1e6)
+    assert "does not fit on 8 h100-sxm" in error.value.cause and "too much" in error.value.cause
+    assert "on 16 GPUs" in error.value.fix and "offload" in error.value.fix
+    fits = search(library.model("llama-3-70b"), H100, NDR, 16, MEGATRON, batch_tokens=1e6, sequence=4096)
+    assert fits.best[0].peak <= H100.memory
+    with pytest.raises(UserError, match="offload all"):  # what strata train allows on one GPU
+        search(library.model("llama-3-8b"), H100, NDR, 1, program("strata"), batch=8, sequence=2048, memory=24e9, limits=STRATA)
+    offloaded = find(library.model("llama-3-70b"), 8, 1e6, limits=Limits(offloads=("none", "optimizer")))
+    assert offloaded.best[0].layout.offload == "optimizer"
+
+
+@pytest.mark.parametrize("goal", ["time", "cost", "gpus"])
+@pytest.mark.parametrize(("name", "gpus", "tokens", "seconds"), [("1t-moe", 100_000, 64e6, 5.0), ("llama-3-70b", 512, 4e6, 2.0)])
+def test_it_is_quick(name: str, gpus: int, tokens: float, seconds: float, goal: str) -> None:
+    began = time.process_time()
+    found = search(library.model(name), H100, NDR, gpus, MEGATRON, batch_tokens=tokens, goal=goal)  # type: ignore[arg-type]
+    assert time.process_time() - began < seconds
+    assert found.best[0].layout.gpus > 0.97 * found.best[0].gpus
+
+
+# Between plans and recipes
+
+
+@pytest.mark.parametrize(
+    ("shape", "gpus"),
+    [(library.model("llama-3-8b"), 16), (library.model("llama-3-70b"), 256), (library.model("mixtral-8x7b"), 64)],
+)
+def test_strata_trains_what_the_search_finds_for_it(shape: Shape, gpus: int, tmp_path: Path) -> None:
+    found = search(shape, H100, NDR, gpus, program("strata"), batch_tokens=2e6, sequence=4096, limits=STRATA, top=20)
+    for one in (*found.best, *found.by_gpus):
+        recipe = recipes.as_recipe(shape, one.layout, 4096, tokens=1e10)
+        (tmp_path / "recipe.yaml").write_text(recipe_file.dump(recipe))
+        loaded = recipe_file.load(str(tmp_path / "recipe.yaml"))
+        training.require_workable(loaded.model, loaded.train, loaded.parallel)
+        again, layout, sequence = recipes.from_recipe(loaded)
+        assert (replace(again, name=shape.name, context=shape.context, ffn=shape.ffn), layout, sequence) == (
+            shape,
+            one.layout,
+            4096,
+        )
+        assert recipes.warning(loaded, H100) is None
+
+
+def test_its_rules_are_those_of_training() -> None:
+    """On layouts of eight workers, workable or not."""
+    dense = ModelSection(layers=4, hidden=256, heads=8, kv_heads=4, ffn=1024, vocab=512, context=64)
+    sparse = dense.model_copy(update={"moe": recipe_file.load("laptop-moe").model.moe})
+    refused = 0
+    cuts = product(
+        (1, 2, 4, 8), (1, 2, 4), (1, 2, 4, 8), (1, 2, 4), range(4), ("none", "optimizer", "all"), ("1f1b", "dualpipev")
+    )
+    for tensor, pipeline, sequence, expert, zero, offload, schedule in cuts:
+        data, rest = divmod(8, tensor * pipeline * sequence)
+        if rest or data % expert:
+            continue
+        parallel = ParallelSection(
+            workers=8,
+            tensor=tensor,
+            pipeline=pipeline,
+            sequence=sequence,
+            expert=expert,
+            zero=zero,
+            offload=offload,
+            schedule=schedule,
+        )
+        for model, precision, batch in product((dense, sparse), ("bf16", "fp32"), (8, 32)):
+            train = TrainSection(steps=1, batch=batch, micro_batch=1, lr=1e-3, precision=precision)
+            shape, layout, length = recipes.from_recipe(Recipe(model=model, train=train, parallel=parallel))
+            theirs, ours = training.obstacle(model, train, parallel), recipes.obstacle(shape, layout, length)
+            assert (theirs is None) == (ours is None), (theirs, ours, layout)
+            refused += theirs is not None
+    assert refused > 100
+
+
+def test_what_training_does_not_know_is_refused() -> None:
+    llama = library.model("llama-3-8b")
+    for shape in (library.model("deepseek-v3"), library.model("gpt-3-6.7b"), library.model("qwen3-0.6b")):
+        with pytest.raises(UserError, match="strata train cannot run this plan"):
+            recipes.as_recipe(shape, Layout(), 2048)
+        with pytest.raises(UserError):
+            search(shape, H100, NDR, 64, program("strata"), batch=64, sequence=2048, limits=STRATA)
+    for change in (
+        {"context": 2},
+        {"schedule": "interleaved", "interleave": 2},
+        {"precision": "fp8"},
+        {"sequence_parallel": True},
+    ):
+        with pytest.raises(UserError):
+            recipes.as_recipe(llama, replace(Layout(tensor=2, pipeline=2, batch=8), **change), 2048)  # type: ignore[arg-type]
+
+
+def test_a_recipe_that_does_not_fit_is_warned_of_on_gpus_alone() -> None:
+    small, large = recipe_file.load("8xh100"), recipe_file.load("8xh100", ["model.layers=320"])
+    assert recipes.warning(small, H100) is None
+    text = recipes.warning(large, H100)
+    assert text and "too little" in text and "h100-sxm" in text and "\n" not in text
+    assert recipes.warning(recipe_file.load("8xh100", ["model.layers=320", "parallel.device=cpu"]), H100) is None
+
+
+@pytest.mark.parametrize(
+    ("device", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100-sxm"),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80gb"),
+        ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
+        ("Tesla V100-SXM2-32GB", "v100-32gb"),
+        ("NVIDIA B200", "b200"),
+        ("NVIDIA L40S", "l40s"),
+        ("AMD Instinct MI300X", "mi300x"),
+        ("NVIDIA GH200 480GB", None),
+        ("NVIDIA H100 NVL", None),
+        ("NVIDIA GeForce RTX 4090", None),
+        ("Tesla V100-SXM2-16GB", None),
+    ],
+)
+def test_gpus_by_their_drivers_names(device: str, name: str | None) -> None:
+    found = recipes.gpu_named(device)
+    assert (found.name if found else None) == name
