@@ -13,7 +13,7 @@ ARGS ?=
 STRATA := $(VENV)/bin/strata
 export PYTHONUNBUFFERED := 1
 
-.PHONY: help setup train serve chat doctor runs demo bench-startup bench-train bench-checkpoint test test-gpu lint clean lock
+.PHONY: help setup train serve chat doctor runs demo bench-startup bench-train bench-checkpoint bench-memory test test-gpu lint clean lock
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ bench-train: setup ## tokens a second when training RECIPE, beside a bare torch 
 
 bench-checkpoint: setup ## how long steps of RECIPE stand still for a checkpoint, asynchronous and synchronous
 	@$(STRATA) bench checkpoint --recipe "$(RECIPE)" $(ARGS)
+
+bench-memory: setup ## what workers on this machine hold, beside what 'strata plan' says
+	@$(STRATA) bench memory $(ARGS)
 
 test: setup lint ## every test that needs no GPU
 	@$(VENV)/bin/pytest $(ARGS)

@@ -1,4 +1,4 @@
-"""`strata bench train` and `strata bench checkpoint`. Light imports only: the command line loads this module for its help."""
+"""`strata bench train`, `checkpoint` and `memory`. Light imports only: the command line loads this module for its help."""
 
 from pathlib import Path
 from typing import Annotated
@@ -40,3 +40,19 @@ def bench_checkpoint(
     from strata.training.bench import stalls
 
     stalls.bench(chosen, saves, rounds, json)
+
+
+def bench_memory() -> None:
+    """What workers on this machine's CPUs come to hold, beside what 'strata plan' says they will, in three layouts."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from strata.training.bench import memory
+
+    console = Console(highlight=False)
+    with console.status("") as status:
+        rows = memory.compare(say=status.update)
+    result = Table("layout", "planned", "measured", "error", box=None, header_style="bold")
+    for row in rows:
+        result.add_row(row.layout, f"{row.planned / 2**20:.0f} MiB", f"{row.measured / 2**20:.0f} MiB", f"{row.error:+.1%}")
+    console.print(result)
