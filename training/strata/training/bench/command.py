@@ -43,7 +43,8 @@ def bench_checkpoint(
 
 
 def bench_memory() -> None:
-    """What workers on this machine's CPUs come to hold, beside what 'strata plan' says they will, in three layouts."""
+    """What workers on this machine's CPUs come to hold, beside what 'strata plan' says they will, in three layouts. Past an error
+    of a tenth it exits with 1."""
     from rich.console import Console
     from rich.table import Table
 
@@ -56,3 +57,5 @@ def bench_memory() -> None:
     for row in rows:
         result.add_row(row.layout, f"{row.planned / 2**20:.0f} MiB", f"{row.measured / 2**20:.0f} MiB", f"{row.error:+.1%}")
     console.print(result)
+    if any(abs(row.error) > memory.BAR for row in rows):
+        raise typer.Exit(1)
