@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from strata.planner import library, recipes
+from strata.planner.activations import keeping_of
 from strata.planner.bounds import Desk
 from strata.planner.checks import check
 from strata.planner.hardware import Fabric, Gpu
 from strata.planner.layout import Layout, Recompute, Schedule
 from strata.planner.memory import peak_bytes
 from strata.planner.pareto import front
-from strata.planner.room import Room, keeping_of
+from strata.planner.room import Room
 from strata.planner.search import SearchResult, search
 from strata.planner.shape import Experts, Shape
 from strata.planner.sheet import Sheet

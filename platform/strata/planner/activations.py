@@ -37,11 +37,14 @@ FLASH = Keeping("flash", "megatron")
 FSDP = Keeping("flash", "fsdp", "half")  # as torchtitan uses torch's FSDP2
 EAGER = Keeping("eager", "deepspeed", "streams")  # Strata's own training
 EAGER_ON_CPU = replace(EAGER, cpu=True)
+# With train.compile: torch.compile computes norms and activation functions again rather than keep what they made. One H200 with
+# the h200 recipe: 61 GiB allocated, 71 planned so and 87 as eager.
+COMPILED = replace(EAGER, style="flash")
 
 
 def keeping_of(software: Software) -> Keeping:
     if software.name == "strata":
-        return EAGER
+        return COMPILED
     if software.selective == "half":
         return FSDP
     return Keeping(software.attention, "megatron", fp32_gradients=software.gradient_bytes == 4)

@@ -4,7 +4,7 @@ import re
 from math import ceil
 
 from strata.planner import library
-from strata.planner.activations import EAGER
+from strata.planner.activations import COMPILED, EAGER
 from strata.planner.hardware import Gpu
 from strata.planner.layout import Layout
 from strata.planner.memory import peak_bytes
@@ -168,7 +168,7 @@ def warning(recipe: Recipe, gpu: Gpu) -> str | None:
     if recipe.parallel.device != "gpu":
         return None
     shape, layout, sequence = from_recipe(recipe)
-    peak = peak_bytes(shape, layout, EAGER, sequence)
+    peak = peak_bytes(shape, layout, COMPILED if recipe.train.compile else EAGER, sequence)
     if peak <= gpu.memory:
         return None
     return (

@@ -4,10 +4,9 @@ Most of what a search could look at does not fit by far. The state and the activ
 in a fiftieth of the time.
 """
 
-from dataclasses import replace
 from typing import NamedTuple
 
-from strata.planner.activations import EAGER, FLASH, UNFUSED, Keeping, layer_parts
+from strata.planner.activations import keeping_of, layer_parts
 from strata.planner.chains import deal
 from strata.planner.layout import Layout, Offload, Recompute
 from strata.planner.memory import peak_bytes
@@ -83,12 +82,6 @@ class Room:
         experts = sparse * shape.expert_parameters() * (shape.experts.count if shape.experts else 0)
         self._first[pipeline] = First(dense, sparse, parameters, experts)
         return self._first[pipeline]
-
-
-def keeping_of(software: Software) -> Keeping:
-    if software.name == "strata":
-        return EAGER
-    return replace(UNFUSED if software.attention == "unfused" else FLASH, fp32_gradients=software.gradient_bytes == 4)
 
 
 def _in_flight(pipeline: Pipeline, micro_batches: int) -> float:

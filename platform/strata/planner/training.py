@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
+from strata.planner.activations import keeping_of
 from strata.planner.budget import Budget, plan_budget
 from strata.planner.checks import check
 from strata.planner.failures import FailurePlan, plan_failures
 from strata.planner.hardware import Fabric, Gpu
 from strata.planner.layout import Layout
 from strata.planner.memory import MemoryPlan, plan_memory
-from strata.planner.room import keeping_of
 from strata.planner.shape import Shape
 from strata.planner.sheet import Sheet
 from strata.planner.software import Software
