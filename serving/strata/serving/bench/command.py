@@ -1,0 +1,135 @@
+"""`strata bench serve`. Light imports only: the command line loads this module for its help."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from strata.platform import recipe_file
+from strata.platform.errors import UserError
+
+if TYPE_CHECKING:
+    from strata.serving.bench.load import Level
+    from strata.serving.bench.workloads import Name, Workload
+
+Number = TypeVar("Number", int, float)
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[section.key=value]...", help="Changes to the recipe.")]
+
+
+def bench_serve(
+    overrides: Overrides = None,
+    model: Annotated[Path | None, typer.Option(help="Serve this Hugging Face model folder.")] = None,
+    run: Annotated[str | None, typer.Option(help="Serve what this run exported. Default: the newest with an export.")] = None,
+    dummy_model_wanted: Annotated[
+        bool, typer.Option("--dummy-model", help="Serve random weights in the shape of the recipe's model.")
+    ] = False,
+    recipe: Annotated[str | None, typer.Option(help="Recipe for the serve section. Default: the run's own, else laptop.")] = None,
+    contenders: Annotated[str | None, typer.Option(help="Who takes part, such as vllm,ray,strata. Default: all.")] = None,
+    workload: Annotated[str, typer.Option(help="uniform, mixed (short prompts and long ones) or multiturn.")] = "uniform",
+    concurrency: Annotated[
+        str | None, typer.Option(help="Requests at once, in turn. Default: 1,16,64,256 on GPUs, 1,4,16 on CPUs.")
+    ] = None,
+    rate: Annotated[str | None, typer.Option(help="Poisson loads in requests a second, such as 4,8.")] = None,
+    input: Annotated[int | None, typer.Option(help="Tokens of a prompt. Default: 512, or half of the context.", min=1)] = None,
+    output: Annotated[int | None, typer.Option(help="Tokens of an answer. Default: 128, or a quarter of it.", min=2)] = None,
+    long_input: Annotated[int, typer.Option(help="Tokens of the long prompts in 'mixed'.", min=1)] = 8192,
+    long_share: Annotated[float, typer.Option(help="Share of the long prompts in 'mixed'.", min=0, max=1)] = 0.1,
+    turns: Annotated[int, typer.Option(help="Turns of a conversation in 'multiturn'.", min=2)] = 4,
+    requests: Annotated[
+        int | None, typer.Option(help="Requests of a level. Default: 4 times as many as at once, 32 at least.", min=1)
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="How long a Poisson load lasts, without --requests.", min=1)] = 30,
+    clients: Annotated[int | None, typer.Option(help="Client processes. Default: half of the cores.", min=1)] = None,
+    slo_ttft_ms: Annotated[float, typer.Option(help="Goodput counts requests with a TTFT up to this ...")] = 500,
+    slo_itl_ms: Annotated[float, typer.Option(help="... and a mean ITL up to this.")] = 50,
+    cross_check: Annotated[bool, typer.Option("--cross-check", help="Drive one level with 'vllm bench serve' too.")] = False,
+    seed: Annotated[int, typer.Option(help="Of the prompts and of the times of Poisson loads.", min=0)] = 0,
+    json: Annotated[Path | None, typer.Option(help="The file to write. Default: serve.json among the benchmarks.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="The picture to draw. Default: serve.png beside it.")] = None,
+) -> None:
+    """Throughput, TTFT, ITL and goodput of our endpoint, beside bare vLLM and Ray Serve LLM, all on this machine."""
+    import signal
+    import tempfile
+
+    from rich.console import Console
+
+    from strata.platform.files import cache_dir
+    from strata.serving.bench import compare, dummy_model, subject
+    from strata.serving.bench.measure import Slo
+    from strata.serving.bench.results import Settings
+    from strata.serving.bench.workloads import Workload
+
+    name, chosen = _workload(workload), _contenders(contenders)
+    if cross_check and name != "uniform":
+        raise UserError("'vllm bench serve' can only send the uniform workload.", "Leave --cross-check out.")
+    if dummy_model_wanted and (model or run):
+        raise UserError("--dummy-model needs no other model.", "Leave --model and --run out.")
+    signal.signal(signal.SIGTERM, _interrupt)
+    console = Console(highlight=False, width=None if os.isatty(1) else 180)
+    json_file = json or cache_dir() / "bench" / "serve.json"
+    picture = plot or json_file.with_suffix(".png")
+    with tempfile.TemporaryDirectory(prefix="strata-bench-") as temporary:
+        if dummy_model_wanted:
+            model = Path(temporary) / "dummy"
+            with console.status("Writing a model of random weights …"):
+                dummy_model.write(model, recipe_file.load(recipe or recipe_file.DEFAULT, overrides or []))
+        served = subject.choose(overrides or [], run, model, recipe)
+        prompt, answer = input or min(512, served.context // 2), output or min(128, served.context // 4)
+        asked = Workload(name, served.vocab, prompt, answer, long_input, long_share, turns)
+        if asked.longest > served.context:
+            cause = f"The longest prompt and answer are {asked.longest} tokens; the model takes {served.context}."
+            raise UserError(cause, "Lower --input, --output, --long-input or --turns, or raise the model's context.")
+        if not concurrency and not rate:
+            concurrency = "1,4,16" if served.section.device == "cpu" else "1,16,64,256"
+        levels = _levels(asked, concurrency, rate, requests, seconds)
+        processes = clients or max(1, (os.cpu_count() or 1) // 2)
+        settings = Settings(asked, levels, processes, Slo(slo_ttft_ms / 1000, slo_itl_ms / 1000), seed, cross_check)
+        try:
+            results = compare.bench(served, chosen, settings, console, json_file, picture)
+        except KeyboardInterrupt:
+            console.print("Stopped.")
+            raise typer.Exit(130) from None
+    compare.show(settings, results, console)
+    console.print(f"written to {json_file} and {picture}")
+
+
+def _workload(name: str) -> "Name":
+    from strata.serving.bench.workloads import NAMES
+
+    if found := [known for known in NAMES if known == name]:
+        return found[0]
+    raise UserError(f"There is no workload '{name}'.", f"Choose one of {', '.join(NAMES)}.")
+
+
+def _contenders(words: str | None) -> list[str]:
+    from strata.serving.bench.contenders import CONTENDERS
+
+    chosen = [word.strip() for word in words.split(",")] if words else list(CONTENDERS)
+    if unknown := [word for word in chosen if word not in CONTENDERS]:
+        raise UserError(f"There is no contender '{unknown[0]}'.", f"Choose among {', '.join(CONTENDERS)}.")
+    return chosen
+
+
+def _levels(
+    workload: "Workload", concurrency: str | None, rate: str | None, requests: int | None, seconds: float
+) -> "list[Level]":
+    from strata.serving.bench import load
+
+    levels = [load.closed(value, requests, workload) for value in _numbers(concurrency, int, "--concurrency")]
+    return levels + [load.poisson(value, requests, seconds, workload) for value in _numbers(rate, float, "--rate")]
+
+
+def _numbers(text: str | None, kind: Callable[[str], Number], option: str) -> list[Number]:
+    try:
+        values = [kind(part) for part in text.split(",")] if text else []
+    except ValueError:
+        values = [kind("0")]
+    if any(value <= 0 for value in values):
+        raise UserError(f"{option} {text} is no list of positive numbers.", f"Write {option} 4,8.")
+    return values
+
+
+def _interrupt(signum: int, frame: object) -> None:
+    raise KeyboardInterrupt

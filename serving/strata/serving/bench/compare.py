@@ -1,0 +1,89 @@
+"""One run: each contender in turn, started, warmed up, driven through all levels, and stopped."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from strata.platform.errors import UserError
+from strata.platform.files import write_atomic
+from strata.serving.bench import calibration, cross_check, load, measure, plot, report, server
+from strata.serving.bench.contenders import BARE, CONTENDERS
+from strata.serving.bench.results import Measured, Ran, Results, Settings
+from strata.serving.bench.subject import Subject
+
+
+def bench(
+    subject: Subject, names: Sequence[str], settings: Settings, console: Console, json_file: Path, picture: Path
+) -> Results:
+    """Files are written anew after each contender: a run that is cut short has shown something."""
+    with console.status("Timing the clients against a server that only keeps a pace …"):
+        results = Results(calibration.calibrate(settings.clients))
+    console.print(_calibrated(results.calibration))
+    logs = json_file.parent / "logs"
+    for name in names:
+        contender = CONTENDERS[name]
+        if missing := contender.missing():
+            results.failed[name] = f"It needs {', '.join(missing)}, not installed here."
+            console.print(f"[bold]{name}[/] left out: {results.failed[name]}")
+            continue
+        try:
+            with (
+                console.status(f"Starting {name}: {contender.about} …") as status,
+                server.running(contender, subject, settings.workload.prefix_caching, logs / f"{name}.log") as up,
+            ):
+                console.print(f"[bold]{name}[/] answers after {up.start_s:.1f} s")
+                results.ran[name] = _drive(name, up, subject, settings, logs, console, status.update)
+        except server.Failed as failure:
+            results.failed[name] = str(failure)
+            console.print(f"[bold red]{name} failed.[/] {escape(str(failure))}")
+            continue
+        write_atomic(json_file, json.dumps(report.as_json(subject, settings, results), indent=2))
+        write_atomic(picture, plot.draw(settings, results))
+    if not results.ran:
+        raise UserError("No contender came to answer.", f"Their logs are in {logs}.")
+    return results
+
+
+def _drive(
+    name: str, up: server.Server, subject: Subject, settings: Settings, logs: Path, console: Console, say: Callable[[str], None]
+) -> Ran:
+    measured = []
+    for number, level in enumerate(settings.levels):
+        say(f"{name}: {level.label} …")
+        seed = settings.seed + number  # a prefix cache must not know this level's prompts from the one before
+        outcome = load.run(up.target, settings.workload, level, settings.clients, seed)
+        summary = measure.summarise(outcome.records, settings.slo)
+        kinds = measure.by_kind(outcome.records, settings.slo)
+        measured.append(Measured(level, summary, kinds, outcome.client_cpu))
+        console.print(f"  {level.label}: {report.line(summary)}")
+        if summary.first_error:
+            console.print(f"  [red]first error:[/] {escape(summary.first_error)}")
+    level_there = cross_check.level_for(settings.levels) if settings.cross_check else None
+    checked = None
+    if level_there:
+        say(f"{name}: vllm bench serve, {level_there.label} …")
+        checked = cross_check.run(up.target, subject, settings.workload, level_there, settings.seed, logs / name)
+    return Ran(up.start_s, measured, checked)
+
+
+def _calibrated(found: calibration.Calibration) -> str:
+    seen = f"p50 {1000 * found.itl_p50:.2f}, p99 {1000 * found.itl_p99:.2f} ms for a pace of {1000 * found.pace_s:.0f} ms"
+    return f"{found.clients} client processes can take {found.events_per_s:,.0f} events/s, and see {seen}"
+
+
+def show(settings: Settings, results: Results, console: Console) -> None:
+    console.print(report.table(settings, results))
+    console.print("[dim]Latencies in ms. ITL: gaps between events; 'tok at once': tokens that came in one read.[/]")
+    if BARE in results.ran and len(results.ran) > 1:
+        console.print(report.ratio_table(settings, results))
+    if settings.cross_check:
+        console.print(report.cross_check_table(settings, results))
+    for name, ran in results.ran.items():
+        for one in ran.measured:
+            if doubts := one.doubts(results.calibration):
+                console.print(f"[yellow]{name}, {one.level.label}: {doubts}: it may be the clients that were measured.[/]")
+    for name, reason in results.failed.items():
+        console.print(f"[red]{name} has no numbers:[/] {escape(reason.splitlines()[0])}")

@@ -1,0 +1,226 @@
+"""The load: several client processes, each with its share of the requests, that start together.
+
+Closed loop: so many requests are always under way. Poisson: requests come at random times, however busy the server is.
+"""
+
+import asyncio
+import gc
+import json
+import math
+import multiprocessing
+import signal
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection as Pipe
+from typing import Any
+
+import numpy
+
+from strata.serving.bench.stream import Answer, Connections
+from strata.serving.bench.workloads import Request, Workload
+
+LIMIT_S = 300.0  # of one request
+WARM_UP_TOKENS = 16
+WARM_UP_NUMBER = 10**9  # numbers of conversations from here on are no measured ones: warming up must not fill a prefix cache
+
+
+@dataclass(frozen=True)
+class Level:
+    """One strength of the load: `concurrency` for a closed loop, `rate` (requests a second) for Poisson; never both."""
+
+    conversations: int
+    concurrency: int | None = None
+    rate: float | None = None
+
+    @property
+    def label(self) -> str:
+        return f"{self.concurrency} at once" if self.concurrency else f"{self.rate:g}/s"
+
+
+@dataclass(frozen=True)
+class Target:
+    host: str
+    port: int
+    model: str
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a client saw of one request. The clock is the machine's, so records of several processes compare."""
+
+    kind: str
+    start: float
+    end: float
+    arrivals: tuple[float, ...]
+    tokens: int
+    error: str | None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    records: list[Record]
+    client_cpu: list[float]  # of each client process: the share of a core it used
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one of the client processes does."""
+
+    target: Target
+    workload: Workload
+    level: Level
+    seed: int
+    number: int
+    of: int
+
+    def slots(self) -> int:
+        concurrency = self.level.concurrency or self.of
+        return concurrency // self.of + (self.number < concurrency % self.of)
+
+    def numbers(self) -> range:
+        return range(self.number, self.level.conversations, self.of)
+
+
+def run(target: Target, workload: Workload, level: Level, clients: int, seed: int) -> Outcome:
+    clients = min(clients, level.concurrency or clients)
+    context = multiprocessing.get_context("spawn")
+    barrier = context.Barrier(clients)
+    processes, pipes = [], []
+    try:
+        for number in range(clients):
+            here, there = context.Pipe(duplex=False)
+            share = Share(target, workload, level, seed, number, clients)
+            process = context.Process(target=_client, args=(share, barrier, there), daemon=True)
+            process.start()
+            there.close()
+            processes.append(process)
+            pipes.append(here)
+        results: list[tuple[list[Record], float]] = [pipe.recv() for pipe in pipes]
+    except EOFError:
+        raise RuntimeError("a client process of the load ended before it was done") from None
+    finally:
+        for process in processes:
+            process.terminate()
+            process.join()
+    return Outcome([record for records, _ in results for record in records], [cpu for _, cpu in results])
+
+
+def _client(share: Share, barrier: Any, pipe: Pipe) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which ends us
+    pipe.send(asyncio.run(_drive(share, barrier)))
+
+
+async def _drive(share: Share, barrier: Any) -> tuple[list[Record], float]:
+    work = [_prepare(share, number) for number in share.numbers()]
+    connections = Connections(share.target.host, share.target.port)
+    await _warm_up(share, connections)
+    gc.collect()
+    gc.disable()  # its pauses would look like the server's
+    await asyncio.to_thread(barrier.wait, LIMIT_S)
+    began, cpu = time.perf_counter(), time.process_time()
+    if share.level.concurrency:
+        records = await _closed_loop(connections, deque(work), share.slots())
+    else:
+        records = await _poisson(connections, work, began, _arrivals(share))
+    used = (time.process_time() - cpu) / (time.perf_counter() - began)
+    connections.close()
+    return records, used
+
+
+Prepared = list[tuple[Request, bytes]]
+
+
+def _prepare(share: Share, number: int) -> Prepared:
+    return [(request, message(share.target, request)) for request in share.workload.conversation(share.seed, number)]
+
+
+def message(target: Target, request: Request) -> bytes:
+    body = json.dumps(
+        {
+            "model": target.model,
+            "prompt": request.prompt,
+            "max_tokens": request.output,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+    ).encode()
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: {target.host}:{target.port}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+async def _warm_up(share: Share, connections: Connections) -> None:
+    """As many at once as will be measured, with short answers. It fails where the measurement will: that one tells."""
+    asked: list[Request] = []
+    for slot in range(max(share.slots(), 2)):
+        number = WARM_UP_NUMBER + slot * share.of + share.number
+        first = share.workload.conversation(share.seed, number)[0]
+        asked.append(Request(first.prompt, min(first.output, WARM_UP_TOKENS), first.kind))
+    await asyncio.gather(*(_ask(connections, request, message(share.target, request)) for request in asked))
+
+
+async def _closed_loop(connections: Connections, work: deque[Prepared], slots: int) -> list[Record]:
+    async def slot() -> list[Record]:
+        records: list[Record] = []
+        while work:
+            records += await _converse(connections, work.popleft())
+        return records
+
+    return _flat(await asyncio.gather(*(slot() for _ in range(slots))))
+
+
+async def _poisson(connections: Connections, work: list[Prepared], began: float, arrivals: Iterator[float]) -> list[Record]:
+    tasks = []
+    for prepared, at in zip(work, arrivals, strict=True):
+        await asyncio.sleep(began + at - time.perf_counter())
+        tasks.append(asyncio.create_task(_converse(connections, prepared)))
+    return _flat(await asyncio.gather(*tasks))
+
+
+def _arrivals(share: Share) -> Iterator[float]:
+    """One Poisson process for all clients, of which each has every n-th arrival. Conversations come, so that requests come
+    at the rate asked for."""
+    assert share.level.rate
+    mean = share.workload.requests_per_conversation / share.level.rate
+    gaps = numpy.random.default_rng(share.seed).exponential(mean, share.level.conversations)
+    times = numpy.cumsum(gaps)
+    return iter(times[share.number :: share.of].tolist())
+
+
+async def _converse(connections: Connections, conversation: Prepared) -> list[Record]:
+    return [await _ask(connections, request, payload) for request, payload in conversation]
+
+
+async def _ask(connections: Connections, request: Request, payload: bytes) -> Record:
+    start = time.perf_counter()
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            answer = await connections.ask(payload)
+    except TimeoutError:
+        answer = Answer((), 0, f"no answer within {LIMIT_S:.0f} s")
+    except OSError as failure:
+        answer = Answer((), 0, str(failure))
+    error = answer.error
+    if error is None and answer.tokens != request.output:  # fewer tokens would pass for speed
+        error = f"{answer.tokens} tokens, where {request.output} were asked for"
+    return Record(request.kind, start, time.perf_counter(), answer.arrivals, answer.tokens, error)
+
+
+def _flat(lists: list[list[Record]]) -> list[Record]:
+    return [record for records in lists for record in records]
+
+
+def closed(concurrency: int, requests: int | None, workload: Workload) -> Level:
+    count = requests or max(4 * concurrency, 32)
+    return Level(max(concurrency, math.ceil(count / workload.requests_per_conversation)), concurrency=concurrency)
+
+
+def poisson(rate: float, requests: int | None, seconds: float, workload: Workload) -> Level:
+    count = requests or max(rate * seconds, 32)
+    return Level(math.ceil(count / workload.requests_per_conversation), rate=rate)

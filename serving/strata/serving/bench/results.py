@@ -1,0 +1,56 @@
+"""What a run of the benchmark has found so far."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from strata.serving.bench.calibration import Calibration
+from strata.serving.bench.load import Level
+from strata.serving.bench.measure import Slo, Summary
+from strata.serving.bench.workloads import Workload
+
+BUSY = 0.5  # of what the clients can take: above, they may be what is measured
+
+
+@dataclass(frozen=True)
+class Settings:
+    workload: Workload
+    levels: list[Level]
+    clients: int
+    slo: Slo
+    seed: int
+    cross_check: bool
+
+
+@dataclass(frozen=True)
+class Measured:
+    level: Level
+    summary: Summary
+    kinds: dict[str, Summary]
+    client_cpu: list[float]
+
+    def doubts(self, calibration: Calibration) -> str | None:
+        """Why the clients, not the server, may be what was measured here."""
+        share = self.summary.events_per_s / (calibration.events_per_s * len(self.client_cpu) / calibration.clients)
+        if share > BUSY:
+            return f"{share:.0%} of the events its clients can take"
+        if max(self.client_cpu) > BUSY:
+            return f"a client used {max(self.client_cpu):.0%} of a core"
+        return None
+
+
+@dataclass(frozen=True)
+class Ran:
+    start_s: float
+    measured: list[Measured]
+    cross_check: dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class Results:
+    calibration: Calibration
+    ran: dict[str, Ran] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def at(self, contender: str, level: Level) -> Measured | None:
+        found = self.ran.get(contender)
+        return next((one for one in found.measured if one.level == level), None) if found else None
