@@ -1,0 +1,1 @@
+"""`strata chaos`: replicas are killed under load, and every answer is compared with the one an undisturbed endpoint gave."""

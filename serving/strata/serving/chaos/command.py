@@ -1,0 +1,31 @@
+"""`strata chaos`. Light imports only: the command line loads this module for its help."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[section.key=value]...", help="Changes to the recipe.")]
+
+
+def chaos(
+    overrides: Overrides = None,
+    run: Annotated[str | None, typer.Option(help="Serve what this run exported. Default: the newest run with an export.")] = None,
+    model: Annotated[Path | None, typer.Option(help="Serve this Hugging Face model folder instead of a run.")] = None,
+    url: Annotated[str | None, typer.Option(help="An endpoint that runs on this machine already, instead of a new one.")] = None,
+    kill: Annotated[
+        str,
+        typer.Option(help="What to kill, how often: prefill, decode, gateway, prefill-engine, decode-engine; or nothing at all."),
+    ] = "prefill,decode,gateway",
+    requests: Annotated[int, typer.Option(help="Requests in the set.", min=1)] = 300,
+    concurrency: Annotated[int, typer.Option(help="Requests at once.", min=1)] = 16,
+    seed: Annotated[int, typer.Option(help="Of the requests, of the kills' moments and of who is killed.")] = 0,
+    overlap: Annotated[bool, typer.Option("--overlap", help="Kill a role's next replica before its last one is back.")] = False,
+    json: Annotated[Path | None, typer.Option(help="The file to write. Default: chaos.json among the benchmarks.")] = None,
+) -> None:
+    """Kill replicas under load, and compare every greedy answer with the undisturbed one. Exits with 1 if one is lost or
+    different, or if a killed replica is not replaced. '--kill decode=2,gateway' kills two that decode and one gateway."""
+    from strata.serving.chaos import session
+
+    if not session.hold(overrides or [], run, model, url, kill, requests, concurrency, seed, overlap, json):
+        raise typer.Exit(1)

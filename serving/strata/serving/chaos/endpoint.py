@@ -1,0 +1,55 @@
+"""An endpoint to kill replicas of, started as a user would start it."""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from strata.platform import ports
+from strata.platform.errors import UserError
+from strata.platform.files import cache_dir
+from strata.serving import choice
+
+READY = "Ctrl-C stops it"  # what `strata serve` says when it answers
+START_LIMIT_S = 600.0
+# Two that decode: a stream whose replica dies goes on at the other one at once.
+REPLICAS = ("serve.prefill.replicas=1", "serve.decode.replicas=2")
+
+
+@contextmanager
+def started(overrides: Sequence[str], run: str | None, model: Path | None) -> Iterator[str]:
+    """Yields its address. What it says is in a file, for the terminal is the report's."""
+    port = ports.find_free()
+    chosen = choice.choose([*REPLICAS, *overrides, f"serve.port={port}"], run, model, None)
+    log = cache_dir() / "chaos" / "serve.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as output:
+        command = [sys.executable, "-m", "strata.platform.cli", "serve", *chosen.words]
+        # In a session of its own: a Ctrl-C is this command's, which then stops the endpoint, once.
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
+    try:
+        wait_until_ready(process, log)
+        yield f"http://{chosen.section.host}:{port}"
+    finally:
+        _stop(process)
+
+
+def wait_until_ready(process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + START_LIMIT_S
+    while READY not in log.read_text(errors="replace"):
+        if process.poll() is not None or time.monotonic() > deadline:
+            tail = " ".join(log.read_text(errors="replace").split()[-60:])
+            raise UserError(f"The endpoint did not start: {tail}", f"See {log}, or start it alone: strata serve.")
+        time.sleep(0.2)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(timeout=60)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

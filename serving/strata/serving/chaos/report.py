@@ -1,0 +1,147 @@
+"""The outcome as tables, and as JSON with all that one needs to doubt it."""
+
+import os
+import platform
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any
+
+import psutil
+from rich.table import Table
+
+from strata.platform import metrics
+from strata.serving.chaos import counters
+from strata.serving.chaos.kills import Kill
+from strata.serving.chaos.run import Outcome, Pass, Verdict
+
+PACKAGES = ("strata", "ray", "torch", "nixl")
+SHOWN_FAILURES = 5
+
+
+def numbers(outcome: Outcome) -> dict[str, int]:
+    """What the clients saw, by the names that the table and the JSON use."""
+    sent, lost = len(outcome.storm.sent), outcome.count(Verdict.LOST)
+    return {
+        "sent": sent,
+        "answered": sent - lost,
+        "lost": lost,
+        "different": outcome.count(Verdict.DIFFERENT),
+        "broken by gateway": outcome.broken_by_gateway,
+        "sent again by the client": outcome.sent_again,
+        "kills": len(outcome.kills),
+        "not back": outcome.not_back,
+    }
+
+
+def counted(one: Pass) -> dict[str, dict[str, float]]:
+    """What the endpoint says it did."""
+    return {
+        "retried": counters.by(one.counted, metrics.SERVE_RETRIES, "reason"),
+        "migrated": counters.by(one.counted, metrics.SERVE_MIGRATIONS, "outcome"),
+        "prefilled": counters.by(one.counted, metrics.SERVE_PREFILLS, "where", "reason"),
+    }
+
+
+def summary(outcome: Outcome) -> Table:
+    """Everything beside the undisturbed pass, where that had it too."""
+    table = Table(box=None, header_style="bold")
+    table.add_column("requests")
+    for name in _passes(outcome):
+        table.add_column(name, justify="right")
+    for name, number in numbers(outcome).items():
+        table.add_row(name, str(len(outcome.peace.sent)) if name in ("sent", "answered") else "", str(number))
+    both = [counted(one) for one in _passes(outcome).values()]
+    for what in both[0]:
+        table.add_row(what, *(f"{sum(one[what].values()):g}" for one in both))
+        for how in sorted(set().union(*(one[what] for one in both))):
+            values = [one[what].get(how, 0.0) for one in both]
+            if any(values):
+                table.add_row(f"  {how}", *(f"{value:g}" for value in values))
+    table.add_row("longest pause in a stream", *(f"{one.longest_gap_s:.2f} s" for one in _passes(outcome).values()))
+    table.add_row("time", *(f"{one.ended - one.began:.1f} s" for one in _passes(outcome).values()))
+    return table
+
+
+def kills_table(outcome: Outcome) -> Table:
+    table = Table(box=None, header_style="bold")
+    for column in ("killed", "process", "at s", "back after s", "refused for s", "answers after s"):
+        table.add_column(column, justify="left" if column == "killed" else "right")
+    for kill in sorted(outcome.kills, key=lambda kill: kill.at):
+        since = (kill.back, kill.accepted, kill.answered)
+        cells = [_seconds(kill, moment) for moment in (since if kill.kind == "gateway" else since[:1])]
+        table.add_row(kill.kind, str(kill.pid), f"{kill.at - outcome.storm.began:.1f}", *cells)
+    return table
+
+
+def failures(outcome: Outcome) -> list[str]:
+    """The first few in words; the JSON has them all."""
+    return [
+        f"request {one['request']} {one['verdict']}: " + (one["error"] or f"expected {one['expected']}, got {one['answer']}")
+        for one in _failures(outcome)[:SHOWN_FAILURES]
+    ]
+
+
+def as_json(outcome: Outcome) -> dict[str, Any]:
+    began = outcome.storm.began
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": {
+            "architecture": platform.machine(),
+            "cores": os.cpu_count(),
+            "memory_gib": psutil.virtual_memory().total / 2**30,
+        },
+        "versions": {name: version(name) for name in PACKAGES},
+        "holds": outcome.holds,
+        "numbers": numbers(outcome),
+        "passes": {
+            name: {
+                "seconds": one.ended - one.began,
+                "longest_gap_s": one.longest_gap_s,
+                "counted": counted(one),
+            }
+            for name, one in _passes(outcome).items()
+        },
+        "kills": [
+            {
+                "kind": kill.kind,
+                "pid": kill.pid,
+                "at_s": kill.at - began,
+                "back_after_s": _after(kill, kill.back),
+                "refused_for_s": _after(kill, kill.accepted),
+                "answers_again_after_s": _after(kill, kill.answered),
+            }
+            for kill in outcome.kills
+        ],
+        "failures": _failures(outcome),
+    }
+
+
+def _failures(outcome: Outcome) -> list[dict[str, Any]]:
+    expected = outcome.expected
+    return [
+        {
+            "request": one.number,
+            "verdict": verdict,
+            "began_s": one.attempts[0].began - outcome.storm.began,
+            "ended_s": one.last.ended - outcome.storm.began,
+            "error": one.last.error,
+            "body": outcome.requests[one.number].body,
+            "expected": asdict(expected[one.number]),
+            "answer": asdict(one.last.answer) if one.last.answer else None,
+        }
+        for one, verdict in zip(outcome.storm.sent, outcome.verdicts(), strict=True)
+        if verdict != Verdict.SAME
+    ]
+
+
+def _passes(outcome: Outcome) -> dict[str, Pass]:
+    return {"undisturbed": outcome.peace, "disturbed": outcome.storm}
+
+
+def _after(kill: Kill, moment: float | None) -> float | None:
+    return None if moment is None else moment - kill.at
+
+
+def _seconds(kill: Kill, moment: float | None) -> str:
+    return "never" if moment is None else f"{moment - kill.at:.2f}"

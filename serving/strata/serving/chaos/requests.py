@@ -1,0 +1,81 @@
+"""The requests: the same for the same seed, of all the kinds whose answers a kill could spoil.
+
+All are greedy with one sequence, for only their answers are promised to be the same on another replica.
+"""
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+# Ids that every vocabulary has; special tokens are mostly before them.
+TOKEN_IDS = range(100, 500)
+WORDS = (
+    "import ",
+    "def ",
+    "self.",
+    "return ",
+    "class ",
+    "for ",
+    "in ",
+    "range(",
+    "None",
+    "):\n    ",
+    "= ",
+    "if ",
+    "not ",
+    "value ",
+)
+CHAT_ROOM = 32  # tokens that a chat template may add around the message
+STOPS = ("\n", ")", ":", "self", ".")
+LONGEST_ANSWER = 128
+
+
+@dataclass(frozen=True)
+class Request:
+    path: str  # /v1/completions | /v1/chat/completions
+    body: dict[str, Any]
+
+    @property
+    def streams(self) -> bool:
+        return bool(self.body["stream"])
+
+    def salted(self, salt: str) -> "Request":
+        """The same request, for which no KV block is cached that another salt left: or a second pass would prefill nothing."""
+        return Request(self.path, self.body | {"cache_salt": salt})
+
+
+def make(count: int, seed: int, model: str, context: int) -> tuple[Request, ...]:
+    draw = random.Random(f"requests {seed}")
+    return tuple(_one(draw, model, context) for _ in range(count))
+
+
+def _one(draw: random.Random, model: str, context: int) -> Request:
+    shape = draw.choice((_from_ids, _from_text, _chat))
+    answer = draw.randint(1, min(LONGEST_ANSWER, context // 2))
+    path, asked = shape(draw, context - answer)
+    body: dict[str, Any] = {"model": model, "temperature": 0, "max_tokens": answer, "stream": draw.random() < 0.7, **asked}
+    if draw.random() < 0.25:
+        body["stop"] = draw.sample(STOPS, draw.randint(1, 2))
+    if draw.random() < 0.25:
+        body |= {"logprobs": True, "top_logprobs": 2} if path.endswith("chat/completions") else {"logprobs": 2}
+    if body["stream"] and draw.random() < 0.5:
+        body["stream_options"] = {"include_usage": True}
+    return Request(path, body)
+
+
+def _from_ids(draw: random.Random, room: int) -> tuple[str, dict[str, Any]]:
+    return "/v1/completions", {"prompt": draw.choices(TOKEN_IDS, k=draw.randint(1, room))}
+
+
+def _from_text(draw: random.Random, room: int) -> tuple[str, dict[str, Any]]:
+    return "/v1/completions", {"prompt": _text(draw, room)}
+
+
+def _chat(draw: random.Random, room: int) -> tuple[str, dict[str, Any]]:
+    message = {"role": "user", "content": _text(draw, max(1, room - CHAT_ROOM))}
+    return "/v1/chat/completions", {"messages": [message]}
+
+
+def _text(draw: random.Random, room: int) -> str:
+    """At most `room` bytes, and so, whatever the tokenizer, as many tokens."""
+    return "".join(draw.choices(WORDS, k=room))[: draw.randint(1, room)]

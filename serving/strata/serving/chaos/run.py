@@ -1,0 +1,161 @@
+"""The phases: every request once in peace, then all of them again while replicas are killed."""
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from strata.platform.errors import UserError
+from strata.serving.chaos import counters, kills
+from strata.serving.chaos.client import Answer, fresh_connections
+from strata.serving.chaos.load import Sent, drive
+from strata.serving.chaos.requests import TOKEN_IDS, Request
+from strata.serving.chaos.victims import Kind, Population, Processes
+
+
+class Verdict(StrEnum):
+    SAME = "same"
+    DIFFERENT = "different"
+    LOST = "lost"
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One time through the load. `counted` is what the endpoint counted meanwhile."""
+
+    began: float
+    ended: float
+    sent: tuple[Sent, ...]
+    counted: Mapping[counters.Series, float]
+
+    @property
+    def longest_gap_s(self) -> float:
+        return max((attempt.longest_gap_s for one in self.sent for attempt in one.attempts), default=0.0)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    requests: tuple[Request, ...]
+    peace: Pass
+    storm: Pass
+    planned: tuple[kills.Plan, ...]
+    kills: tuple[kills.Kill, ...]
+
+    @property
+    def expected(self) -> dict[int, Answer]:
+        """By the request's number."""
+        return {one.number: one.last.answer for one in self.peace.sent if one.last.answer}
+
+    def verdicts(self) -> list[Verdict]:
+        """Of what was sent in the storm, in that order."""
+        expected = self.expected
+        return [_verdict(one.last.answer, expected[one.number]) for one in self.storm.sent]
+
+    def count(self, verdict: Verdict) -> int:
+        return self.verdicts().count(verdict)
+
+    @property
+    def broken_by_gateway(self) -> int:
+        """Requests, each of which may have been sent again more than once."""
+        return sum(len(one.attempts) > 1 for one in self.storm.sent)
+
+    @property
+    def sent_again(self) -> int:
+        return sum(len(one.attempts) - 1 for one in self.storm.sent)
+
+    @property
+    def not_back(self) -> int:
+        """Kills after which no other came, and those that were therefore not made."""
+        return len(self.planned) - sum(kill.back is not None for kill in self.kills)
+
+    @property
+    def holds(self) -> bool:
+        return self.count(Verdict.SAME) == len(self.storm.sent) and not self.not_back
+
+
+def _verdict(answer: Answer | None, expected: Answer) -> Verdict:
+    if answer is None:
+        return Verdict.LOST
+    return Verdict.SAME if answer == expected else Verdict.DIFFERENT
+
+
+def run(
+    url: str,
+    root_pid: int,
+    requests: Sequence[Request],
+    kinds: Sequence[Kind],
+    concurrency: int,
+    seed: int,
+    overlap: bool = False,
+    peace: Pass | None = None,
+) -> Outcome:
+    """Against an endpoint that runs, with its replicas among the descendants of `root_pid`. Each of `kinds` is one kill;
+    `peace` is an earlier outcome's, if the undisturbed answers are known."""
+    return asyncio.run(disturb(url, Processes(root_pid), requests, kinds, concurrency, seed, overlap, peace))
+
+
+async def disturb(
+    url: str,
+    population: Population,
+    requests: Sequence[Request],
+    kinds: Sequence[Kind],
+    concurrency: int,
+    seed: int,
+    overlap: bool = False,
+    peace: Pass | None = None,
+) -> Outcome:
+    wanted = {kind: len(population.find(kind)) for kind in set(kinds)}
+    for kind, number in wanted.items():
+        if not number:
+            raise UserError(f"There is no {kind} process to kill.", "Serve with one, or leave it out of --kill.")
+    salt = uuid.uuid4().hex  # the endpoint may have these prompts in its cache from an earlier run
+    peace = peace or await _in_peace(url, requests, concurrency, f"{salt}-peace")
+    planned = kills.plan(kinds, seed, peace.ended - peace.began)
+    async with _watched(url) as meter:
+        killer = kills.Killer(meter.http, population, wanted, meter, _probe(requests[0].body["model"]), seed, overlap)
+        began = time.monotonic()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(killer.carry_out(planned))
+            # Until it is over: a kill that comes late still comes under load, and new replicas are put to work.
+            sent = await drive(url, requests, concurrency, f"{salt}-storm", lambda: not killer.over, killer.excuses)
+            ended = time.monotonic()
+    storm = Pass(began, ended, tuple(sent), meter.increases)
+    return Outcome(tuple(requests), peace, storm, tuple(planned), tuple(killer.kills))
+
+
+async def _in_peace(url: str, requests: Sequence[Request], concurrency: int, salt: str) -> Pass:
+    async with _watched(url) as meter:
+        began = time.monotonic()
+        sent = await drive(url, requests, concurrency, salt)
+        ended = time.monotonic()
+    for one in sent:
+        if one.last.error:
+            raise UserError(
+                f"Request {one.number} was not answered although nothing was killed: {one.last.error}",
+                "Mend the endpoint first: there is no undisturbed answer to compare with.",
+            )
+    return Pass(began, ended, tuple(sent), meter.increases)
+
+
+@contextlib.asynccontextmanager
+async def _watched(url: str) -> AsyncIterator[counters.Meter]:
+    async with fresh_connections(url) as http:
+        meter = counters.Meter(http)
+        if not await meter.read():
+            raise UserError(f"{url}/metrics does not answer.", "Give the address of a Strata endpoint that runs (--url).")
+        watching = asyncio.create_task(meter.watch())
+        try:
+            yield meter
+        finally:
+            watching.cancel()
+        await meter.read()
+
+
+def _probe(model: str) -> Request:
+    """One token is enough to show that the whole way through the endpoint works."""
+    return Request(
+        "/v1/completions", {"model": model, "prompt": [TOKEN_IDS[0]], "max_tokens": 1, "temperature": 0, "stream": False}
+    )

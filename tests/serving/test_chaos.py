@@ -1,0 +1,340 @@
+"""What `strata chaos` counts and how it ends, against an endpoint that can be told to fail; no engine, no Ray."""
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+import typer
+from chaos_stand_in import StandIn, stand_in
+
+from strata.platform.errors import UserError
+from strata.serving.chaos import client, command, counters, kills, report, requests, run, session, victims
+from strata.serving.chaos.endpoint import wait_until_ready
+from strata.serving.chaos.victims import Kind, Processes
+
+SET = requests.make(24, 7, "stand-in", 64)
+
+
+@pytest.fixture(autouse=True)
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kills, "AFTER_S", 0.5)
+    monkeypatch.setattr(kills, "PERIOD_S", 0.05)
+    monkeypatch.setattr(counters, "PERIOD_S", 0.05)
+
+
+def disturbed(endpoint: StandIn, *kinds: Kind, overlap: bool = False) -> run.Outcome:
+    return asyncio.run(run.disturb(endpoint.url, endpoint, SET, kinds, concurrency=8, seed=3, overlap=overlap))
+
+
+def test_the_same_seed_makes_the_same_requests() -> None:
+    assert requests.make(50, 1, "m", 256) == requests.make(50, 1, "m", 256)
+    assert requests.make(50, 1, "m", 256) != requests.make(50, 2, "m", 256)
+
+
+@pytest.mark.parametrize("context", [64, 256, 2048])
+def test_requests_are_of_every_kind_and_fit_the_context(context: int) -> None:
+    made = requests.make(1500, 0, "m", context)
+    bodies = [one.body for one in made]
+    assert all(body["temperature"] == 0 for body in bodies)
+    for body in bodies:
+        prompt = body.get("prompt") or body["messages"][0]["content"]  # no tokenizer makes more tokens than bytes
+        assert prompt and len(prompt) + body["max_tokens"] <= context
+    kinds = {(one.path, one.streams, "stop" in one.body, "logprobs" in one.body) for one in made}
+    assert len(kinds) == 16
+    assert any("stream_options" in body for body in bodies)
+    assert any(isinstance(body.get("prompt"), list) for body in bodies)
+
+
+def test_kills_are_spread_and_seeded() -> None:
+    kinds = [Kind.DECODE, Kind.DECODE, Kind.PREFILL, Kind.GATEWAY]
+    planned = kills.plan(kinds, 5, 100.0)
+    assert planned == kills.plan(kinds, 5, 100.0) != kills.plan(kinds, 6, 100.0)
+    assert sorted(one.kind for one in planned) == sorted(kinds)
+    moments = [one.at_s for one in planned]
+    assert moments == sorted(moments) and moments[0] >= 5 and moments[-1] <= 75
+
+
+def test_what_survives_is_counted_as_the_same() -> None:
+    with stand_in() as endpoint:
+        outcome = disturbed(endpoint, Kind.PREFILL, Kind.DECODE)
+        assert sorted(endpoint.killed) == [Kind.DECODE, Kind.PREFILL]
+    assert outcome.holds
+    numbers = report.numbers(outcome)
+    assert numbers["sent"] == numbers["answered"] >= 24 and numbers["kills"] == 2
+    assert not any(numbers[name] for name in ("lost", "different", "broken by gateway", "sent again by the client", "not back"))
+    assert report.counted(outcome.storm)["migrated"] == {"continued": 1}
+    assert report.counted(outcome.peace)["migrated"] == {"continued": 0}
+    assert all(kill.back and kill.back - kill.at > 0.3 for kill in outcome.kills)
+
+
+def test_the_two_passes_share_no_cached_prefix() -> None:
+    with stand_in() as endpoint:
+        disturbed(endpoint)
+        salts = [body["cache_salt"] for body in endpoint.asked]
+    assert len(salts) == 48 and len(set(salts[:24])) == len(set(salts[24:])) == 1 and salts[0] != salts[-1]
+
+
+def test_of_two_decode_replicas_one_is_always_there() -> None:
+    with stand_in() as endpoint:
+        outcome = disturbed(endpoint, Kind.DECODE, Kind.DECODE, Kind.DECODE)
+        assert endpoint.least_decoding == 1
+    first, second, third = outcome.kills
+    assert first.back and second.back and first.back <= second.at and second.back <= third.at
+    assert third.back and max(one.attempts[0].began for one in outcome.storm.sent) > third.back  # the new one has work
+
+
+def test_overlapping_kills_leave_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kills, "LAST", kills.FIRST)  # both at once
+    with stand_in(away_s=1.0) as endpoint:
+        outcome = disturbed(endpoint, Kind.DECODE, Kind.DECODE, overlap=True)
+        assert endpoint.least_decoding == 0
+    assert outcome.holds
+
+
+@pytest.mark.parametrize("failure", ["breaks", "errs"])
+def test_streams_that_end_with_their_replica_are_lost(failure: str) -> None:
+    with stand_in(**{failure: True}) as endpoint:
+        outcome = disturbed(endpoint, Kind.DECODE)
+    assert 0 < outcome.count(run.Verdict.LOST) == endpoint.cut
+    assert outcome.count(run.Verdict.DIFFERENT) == outcome.broken_by_gateway == 0
+    assert not outcome.holds
+    assert "lost" in report.failures(outcome)[0]
+
+
+def test_answers_that_change_are_different() -> None:
+    with stand_in(wrong=True) as endpoint:
+        outcome = disturbed(endpoint, Kind.DECODE)
+    assert 0 < outcome.count(run.Verdict.DIFFERENT) == endpoint.spoiled
+    assert outcome.count(run.Verdict.LOST) == 0 and not outcome.holds
+
+
+def test_what_a_gateway_breaks_is_counted_apart_and_sent_again() -> None:
+    with stand_in() as endpoint:
+        outcome = disturbed(endpoint, Kind.GATEWAY)
+    assert outcome.holds and outcome.count(run.Verdict.SAME) == len(outcome.storm.sent)
+    assert 0 < outcome.broken_by_gateway <= outcome.sent_again
+    [kill] = outcome.kills
+    assert kill.accepted and kill.answered and kill.back
+    assert kill.at + endpoint.away_s <= kill.accepted <= kill.answered <= kill.back
+
+
+def test_a_replica_that_does_not_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kills, "BACK_LIMIT_S", 1.0)
+    with stand_in(dead=True) as endpoint:
+        outcome = disturbed(endpoint, Kind.DECODE, Kind.DECODE)
+        assert endpoint.killed == [Kind.DECODE]  # the other one was spared
+    assert outcome.not_back == 2 and not outcome.holds
+    assert report.as_json(outcome)["kills"][0]["back_after_s"] is None
+
+
+def test_nobody_comes_although_two_were_killed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kills, "BACK_LIMIT_S", 1.0)
+    with stand_in(dead=True) as endpoint:
+        outcome = disturbed(endpoint, Kind.PREFILL, Kind.PREFILL, overlap=True)
+        assert endpoint.killed == [Kind.PREFILL]  # there was only the one
+    assert outcome.not_back == 2 and not outcome.holds
+
+
+def test_known_answers_are_not_asked_for_again() -> None:
+    with stand_in() as endpoint:
+        before = disturbed(endpoint)
+        asked = len(endpoint.asked)
+        again = asyncio.run(run.disturb(endpoint.url, endpoint, SET, [Kind.DECODE], 8, 3, peace=before.peace))
+        assert len(endpoint.asked) == asked + len(again.storm.sent)
+    assert again.holds and again.peace is before.peace
+
+
+def test_an_endpoint_that_fails_in_peace_is_the_users_to_mend() -> None:
+    strange = requests.Request("/nowhere", {"stream": False, "prompt": [1]})
+    with stand_in() as endpoint, pytest.raises(UserError, match="although nothing was killed"):
+        asyncio.run(run.disturb(endpoint.url, endpoint, [strange], [], 1, 0))
+
+
+def test_nobody_to_kill() -> None:
+    with stand_in() as endpoint, pytest.raises(UserError, match="no decode-engine"):
+        endpoint._alive[Kind.DECODE_ENGINE] = []
+        disturbed(endpoint, Kind.DECODE_ENGINE)
+
+
+# One stream
+
+
+def heard(events: list[str]) -> client.Attempt:
+    async def ask() -> client.Attempt:
+        body = "".join(f"data: {event}\n\n" for event in events)
+        transport = httpx.MockTransport(lambda request: httpx.Response(200, text=body))
+        async with httpx.AsyncClient(base_url="http://e", transport=transport) as http:
+            return await client.send(http, requests.Request("/v1/completions", {"stream": True}))
+
+    return asyncio.run(ask())
+
+
+def event(text: str, finish: str | None = None, name: str = "a") -> str:
+    return json.dumps({"id": name, "choices": [{"text": text, "finish_reason": finish}]})
+
+
+def test_a_whole_stream() -> None:
+    usage = json.dumps({"id": "a", "choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}})
+    got = heard([event("x"), event("y", "length"), usage, "[DONE]"])
+    assert got.answer == client.Answer("xy", "length", 3, 2, ()) and got.events == 2 and got.error is None
+
+
+@pytest.mark.parametrize(
+    ("events", "error"),
+    [
+        ([event("x"), event("y", "length")], "without [DONE]"),
+        ([event("x"), "[DONE]"], "no finish_reason"),
+        ([event("x", "stop"), event("y", "stop"), "[DONE]"], "went on after"),
+        ([event("x"), event("y", "stop", "b"), "[DONE]"], "several ids"),
+        ([event("x"), json.dumps({"error": {"message": "engine died"}}), "[DONE]"], "engine died"),
+        ([event("x", "stop"), "[DONE]", event("y")], "after [DONE]"),
+        (["{"], "JSONDecodeError"),
+    ],
+)
+def test_streams_that_are_not_whole(events: list[str], error: str) -> None:
+    got = heard(events)
+    assert got.answer is None and not got.retryable
+    assert got.error and error in got.error
+
+
+# Counters
+
+
+def test_counters_that_begin_anew_are_summed_up() -> None:
+    meter = counters.Meter(httpx.AsyncClient())
+    text = 'strata_serve_retries_total{{model="m",reason="{}"}} {}\nvllm_other 3\n'
+    for moment, (reason, value) in enumerate([("a", 5), ("a", 7), ("b", 2), ("a", 1), ("a", 4)], 1):
+        meter.take(counters.parse(text.format(reason, value)), moment)
+    assert counters.by(meter.increases, counters.SERVE_RETRIES, "reason") == {"a": 6, "b": 2}
+
+
+# Processes
+
+
+@pytest.mark.parametrize(
+    ("title", "role", "is_one"),
+    [
+        ("ray::ServeReplica:strata:decode", "decode", True),
+        ("ray::ServeReplica:strata:decode.handle_request", "decode", True),
+        ("ray::ServeReplica:strata:decoder", "decode", False),
+        ("ray::ServeReplica:strata:prefill", "decode", False),
+        ("ray::ServeReplica:other:decode", "decode", False),
+        ("ray::IDLE", "decode", False),
+    ],
+)
+def test_replicas_by_their_title(title: str, role: str, is_one: bool) -> None:
+    assert victims.is_replica(title, role) is is_one
+
+
+REPLICA = """
+import subprocess, sys, time
+from setproctitle import setproctitle
+engine = "import time; from setproctitle import setproctitle; setproctitle('VLLM::EngineCore'); print(flush=True); time.sleep(60)"
+child = subprocess.Popen([sys.executable, "-c", engine], stdout=subprocess.PIPE)
+child.stdout.readline()
+setproctitle("ray::ServeReplica:strata:decode")
+print(child.pid, flush=True)
+time.sleep(60)
+"""
+
+
+@contextmanager
+def replica_process() -> Iterator[tuple[psutil.Process, psutil.Process]]:
+    pytest.importorskip("setproctitle")
+    with subprocess.Popen([sys.executable, "-c", REPLICA], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        engine = psutil.Process(int(process.stdout.readline()))
+        try:
+            yield psutil.Process(process.pid), engine
+        finally:
+            for one in (process, engine):
+                one.kill()
+
+
+def wait_until_gone(processes: Processes, kind: Kind) -> None:
+    deadline = time.monotonic() + 10
+    while processes.find(kind):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_replica_and_engine_are_found_and_killed_apart() -> None:
+    mine = Processes(psutil.Process().pid)
+    with replica_process() as (replica, engine):
+        [found] = mine.find(Kind.DECODE)
+        [found_engine] = mine.find(Kind.DECODE_ENGINE)
+        assert (found.pid, found_engine.pid) == (replica.pid, engine.pid)
+        assert mine.find(Kind.PREFILL) == mine.find(Kind.PREFILL_ENGINE) == mine.find(Kind.GATEWAY) == []
+        mine.kill(found_engine)
+        wait_until_gone(mine, Kind.DECODE_ENGINE)
+        assert mine.find(Kind.DECODE) == [found]
+        mine.kill(victims.Replica(found.pid, found.created - 100))  # another process that had this number
+        assert mine.find(Kind.DECODE) == [found]
+        mine.kill(found)
+        wait_until_gone(mine, Kind.DECODE)
+    mine.kill(found)  # gone: nothing to do
+
+
+def test_a_stranger_at_the_port_is_nobody_to_kill() -> None:
+    with stand_in() as endpoint, pytest.raises(UserError, match="No Strata gateway"):
+        victims.node_of(endpoint.url)
+
+
+# The command
+
+
+def test_kinds_as_written() -> None:
+    assert session.parse_kinds("prefill,decode=2") == [Kind.PREFILL, Kind.DECODE, Kind.DECODE]
+    assert session.parse_kinds("") == []
+    for wrong in ("proxy", "decode=two", "decode="):
+        with pytest.raises(UserError, match="cannot read"):
+            session.parse_kinds(wrong)
+
+
+@pytest.mark.parametrize(("behaviour", "code"), [({}, 0), ({"wrong": True}, 1), ({"errs": True}, 1)])
+def test_the_exit_code_and_the_files(
+    behaviour: dict[str, bool], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with stand_in(**behaviour) as endpoint:
+        monkeypatch.setattr(victims, "node_of", lambda url: 0)
+        monkeypatch.setattr(run, "Processes", lambda root: endpoint)
+        app = typer.Typer()
+        app.command()(command.chaos)
+        words = ["--url", endpoint.url, "--requests", "24", "--concurrency", "8", "--json", str(tmp_path / "c.json")]
+        with pytest.raises(SystemExit) as ended:
+            app(words, prog_name="chaos")
+    assert ended.value.code == code
+    written = json.loads((tmp_path / "c.json").read_text())
+    assert written["holds"] is (code == 0) and len(written["kills"]) == 3
+    assert bool(written["failures"]) is bool(code)
+    assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
+    assert "longest pause in a stream" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("says", ["error: no such model", "Chat with it: make chat. Ctrl-C stops it."])
+def test_an_endpoint_is_waited_for(says: str, tmp_path: Path) -> None:
+    log = tmp_path / "serve.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-c", f"import time; print({says!r}, flush=True); time.sleep(1)"], stdout=output
+        )
+    if "Ctrl-C" in says:
+        wait_until_ready(process, log)
+        assert process.poll() is None
+    else:
+        with pytest.raises(UserError, match="no such model"):
+            wait_until_ready(process, log)
+    process.wait()
+
+
+def test_a_url_leaves_nothing_to_serve() -> None:
+    with pytest.raises(UserError, match="--url"):
+        command.chaos(overrides=["serve.eager=true"], url="http://127.0.0.1:1")
