@@ -3,15 +3,16 @@ import subprocess
 import sys
 
 from strata.platform import metrics
-from strata.platform.metrics import Metric
+from strata.platform.metrics import Metric, ServeMetric
 
 DECLARED = [value for value in vars(metrics).values() if isinstance(value, Metric)]
 SPELLED_OUT = re.compile(r"_(ms|s|secs?|millis|kb|mb|gib|kib|mib|pct|percent)(_|$)")
 
 
 def test_every_constant_is_in_a_room_and_no_name_is_used_twice() -> None:
-    assert set(DECLARED) == set(metrics.TRAINING)
-    names = [metric.name for metric in metrics.TRAINING]
+    rooms = (*metrics.TRAINING, *metrics.SERVING)
+    assert set(DECLARED) == set(rooms)
+    names = [metric.name for metric in rooms]
     assert len(names) == len(set(names))
 
 
@@ -22,11 +23,24 @@ def test_names_follow_prometheus() -> None:
         assert metric.name.endswith("_total") == (metric.kind == "counter"), metric.name
         assert metric.help and not metric.help.endswith("."), metric.name
         assert all(re.fullmatch(r"[a-z]+", label) for label in metric.labels)
-        assert metric.exported == f"ray_{metric.name}"
 
 
-def test_training_series_can_be_told_apart_by_run() -> None:
+def test_training_goes_through_ray_and_serving_through_its_own_endpoint() -> None:
+    assert all(metric.exported == f"ray_{metric.name}" for metric in metrics.TRAINING)
+    assert all(isinstance(metric, ServeMetric) and metric.exported == metric.name for metric in metrics.SERVING)
+
+
+def test_series_can_be_told_apart_by_run_or_by_model() -> None:
     assert all(metric.labels[0] == "run" for metric in metrics.TRAINING)
+    assert all(metric.labels[0] == "model" for metric in metrics.SERVING)
+
+
+def test_histograms_have_rising_buckets_in_seconds_and_nothing_else_has_any() -> None:
+    for metric in metrics.SERVING:
+        assert (metric.kind == "histogram") == bool(metric.buckets), metric.name
+        assert list(metric.buckets) == sorted(set(metric.buckets)), metric.name
+        if metric.buckets:
+            assert metric.name.endswith("_seconds") and metric.buckets[0] <= 0.001, metric.name
 
 
 def test_names_cost_nothing_to_import() -> None:

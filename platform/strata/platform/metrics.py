@@ -2,6 +2,7 @@
 these constants, so that none of them can ask for a series that nobody writes.
 
 Ray exports what its workers measure under the prefix `ray_`: `strata_train_loss` is `ray_strata_train_loss` in Prometheus.
+The endpoint's series have no prefix, for the gateway's own /metrics gives them out, with or without Ray's dashboard.
 """
 
 from dataclasses import dataclass
@@ -21,6 +22,17 @@ class Metric:
     def exported(self) -> str:
         """The name to ask Prometheus for."""
         return RAY_PREFIX + self.name
+
+
+@dataclass(frozen=True)
+class ServeMetric(Metric):
+    """Given out by the endpoint itself, so under its own name."""
+
+    buckets: tuple[float, ...] = ()  # upper bounds of a histogram's buckets, in its unit
+
+    @property
+    def exported(self) -> str:
+        return self.name
 
 
 RUN = ("run",)
@@ -67,3 +79,126 @@ TRAINING = (
     TRAIN_CHECKPOINT_STEP,
     TRAIN_RESTARTS,
 )
+
+# Every process (role: gateway, decode or prefill) tells its own, apart from the others'; sums are Prometheus's business.
+REPLICA = ("model", "role", "replica")
+
+# Up to minutes: a request may wait in a queue, and an answer may be long.
+WAITS = (
+    *(0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075),
+    *(0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0),
+)
+# Dense between 1 and 10 ms, where a step of a small model on a large GPU lies: 2.3 and 3.7 ms must not look the same.
+GAPS = (
+    *(0.0005, 0.001, 0.0015, 0.002, 0.0025, 0.003, 0.004, 0.005, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075),
+    *(0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0),
+)
+
+SERVE_REPLICAS = ServeMetric(
+    "strata_serve_replicas", "gauge", "1 of each replica that answers: summed by role, how many", REPLICA
+)
+
+# As the client sees it, measured in the gateway.
+SERVE_REQUESTS = ServeMetric(
+    "strata_serve_requests_total", "counter", "Requests answered, by HTTP status", (*REPLICA, "route", "status")
+)
+SERVE_FIRST_TOKEN = ServeMetric(
+    "strata_serve_first_token_seconds",
+    "histogram",
+    "From the request's arrival to its first token on its way out",
+    REPLICA,
+    WAITS,
+)
+SERVE_INTER_TOKEN = ServeMetric(
+    "strata_serve_inter_token_seconds", "histogram", "From one token of a stream to the next, on their way out", REPLICA, GAPS
+)
+SERVE_REQUEST = ServeMetric(
+    "strata_serve_request_seconds", "histogram", "From a request's arrival to the end of its answer", (*REPLICA, "route"), WAITS
+)
+SERVE_QUEUE = ServeMetric(
+    "strata_serve_queue_seconds",
+    "histogram",
+    "How long admitted requests waited for a place on a decode engine",
+    REPLICA,
+    WAITS,
+)
+SERVE_PROMPT_TOKENS = ServeMetric(
+    "strata_serve_prompt_tokens_total", "counter", "Tokens in the prompts of answered requests", REPLICA
+)
+SERVE_GENERATED_TOKENS = ServeMetric("strata_serve_generated_tokens_total", "counter", "Tokens sent to clients", REPLICA)
+SERVE_IN_FLIGHT = ServeMetric("strata_serve_requests_in_flight", "gauge", "Requests that decode replicas are working on", REPLICA)
+SERVE_QUEUED = ServeMetric("strata_serve_requests_queued", "gauge", "Requests that wait for a place on a decode engine", REPLICA)
+SERVE_RETRIES = ServeMetric(
+    "strata_serve_retries_total", "counter", "Requests begun again elsewhere before their first token", (*REPLICA, "reason")
+)
+SERVE_MIGRATIONS = ServeMetric(
+    "strata_serve_migrations_total",
+    "counter",
+    "Streams whose decode replica was lost: continued from their tokens, restarted, or refused (an error to the client)",
+    (*REPLICA, "outcome"),
+)
+SERVE_REJECTIONS = ServeMetric("strata_serve_rejections_total", "counter", "Requests not admitted", (*REPLICA, "reason"))
+SERVE_DISCONNECTS = ServeMetric(
+    "strata_serve_client_disconnects_total", "counter", "Clients that left before the end of their answer", REPLICA
+)
+
+# Of the engines, measured in their replicas.
+SERVE_PREFILLS = ServeMetric(
+    "strata_serve_prefills_total", "counter", "Prompts by where they were prefilled, and why there", (*REPLICA, "where", "reason")
+)
+SERVE_REMOTE_PREFILL = ServeMetric(
+    "strata_serve_remote_prefill_seconds", "histogram", "From asking a prefill replica to its answer", REPLICA, WAITS
+)
+SERVE_REMOTE_PREFILL_FAILURES = ServeMetric(
+    "strata_serve_remote_prefill_failures_total", "counter", "Remote prefills that were lost, to be done again elsewhere", REPLICA
+)
+SERVE_KV_BYTES = ServeMetric("strata_serve_kv_transfer_bytes_total", "counter", "KV cache pulled from prefill engines", REPLICA)
+SERVE_KV_SECONDS = ServeMetric(
+    "strata_serve_kv_transfer_seconds", "histogram", "Time of one transfer between engines", REPLICA, WAITS
+)
+SERVE_KV_FAILURES = ServeMetric("strata_serve_kv_transfer_failures_total", "counter", "Transfers that failed", REPLICA)
+SERVE_KV_EXPIRED = ServeMetric(
+    "strata_serve_kv_expired_total", "counter", "Prefilled prompts whose blocks nobody came for and were released", REPLICA
+)
+SERVE_PREFIX_QUERIED = ServeMetric(
+    "strata_serve_prefix_cache_queried_tokens_total", "counter", "Prompt tokens looked for in the prefix cache", REPLICA
+)
+SERVE_PREFIX_HIT = ServeMetric(
+    "strata_serve_prefix_cache_hit_tokens_total", "counter", "Prompt tokens found in the prefix cache", REPLICA
+)
+SERVE_KV_USAGE = ServeMetric("strata_serve_kv_cache_usage", "gauge", "Share of KV blocks that requests hold, 0 to 1", REPLICA)
+SERVE_RUNNING = ServeMetric("strata_serve_sequences_running", "gauge", "Sequences in the engine's batch", REPLICA)
+SERVE_WAITING = ServeMetric(
+    "strata_serve_sequences_waiting", "gauge", "Sequences the engine has not begun or waits with", REPLICA
+)
+
+SERVING_GATEWAY = (
+    SERVE_REQUESTS,
+    SERVE_FIRST_TOKEN,
+    SERVE_INTER_TOKEN,
+    SERVE_REQUEST,
+    SERVE_QUEUE,
+    SERVE_PROMPT_TOKENS,
+    SERVE_GENERATED_TOKENS,
+    SERVE_IN_FLIGHT,
+    SERVE_QUEUED,
+    SERVE_RETRIES,
+    SERVE_MIGRATIONS,
+    SERVE_REJECTIONS,
+    SERVE_DISCONNECTS,
+)
+SERVING_ENGINE = (
+    SERVE_PREFILLS,
+    SERVE_REMOTE_PREFILL,
+    SERVE_REMOTE_PREFILL_FAILURES,
+    SERVE_KV_BYTES,
+    SERVE_KV_SECONDS,
+    SERVE_KV_FAILURES,
+    SERVE_KV_EXPIRED,
+    SERVE_PREFIX_QUERIED,
+    SERVE_PREFIX_HIT,
+    SERVE_KV_USAGE,
+    SERVE_RUNNING,
+    SERVE_WAITING,
+)
+SERVING = (SERVE_REPLICAS, *SERVING_GATEWAY, *SERVING_ENGINE)
