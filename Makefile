@@ -13,7 +13,7 @@ ARGS ?=
 STRATA := $(VENV)/bin/strata
 export PYTHONUNBUFFERED := 1
 
-.PHONY: help setup train serve chat doctor runs demo bench-startup bench-train bench-checkpoint bench-memory test test-gpu lint clean lock
+.PHONY: help setup train serve chat doctor runs demo bench-startup bench-serve chaos bench-train bench-checkpoint bench-memory test test-gpu lint clean lock
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +42,12 @@ demo: setup ## train, export, serve disaggregated, ask, print the latencies, sto
 
 bench-startup: setup ## seconds from the command to the first answer, beside two bare vLLM servers
 	@$(STRATA) bench startup $(if $(RUN),--run "$(RUN)") $(ARGS)
+
+bench-serve: setup ## throughput and latencies beside bare vLLM and stock ray.serve.llm, in one run
+	@$(STRATA) bench serve $(if $(RUN),--run "$(RUN)") $(ARGS)
+
+chaos: setup ## kill replicas under load and compare every answer with the undisturbed one; ARGS="--kill decode=2,gateway"
+	@$(STRATA) chaos $(if $(RUN),--run "$(RUN)") $(ARGS)
 
 bench-train: setup ## tokens a second when training RECIPE, beside a bare torch loop and, on GPUs, transformers with Liger
 	@$(STRATA) bench train --recipe "$(RECIPE)" $(ARGS)

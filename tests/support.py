@@ -52,12 +52,12 @@ class Served:
         raise AssertionError(self.output.read_text())
 
 
-def start_serving(home: Path, folder: Path) -> tuple[Served, subprocess.Popen[bytes]]:
+def start_serving(home: Path, folder: Path, *words: str) -> tuple[Served, subprocess.Popen[bytes]]:
     port = find_free()
     output = home / f"serve-{port}.out"
     with output.open("wb") as stream:
         process = subprocess.Popen(
-            [STRATA, "serve", "--run", "tiny", f"serve.port={port}"],
+            [STRATA, "serve", "--run", "tiny", f"serve.port={port}", *words],
             env=os.environ | {"STRATA_HOME": str(home)},
             stdout=stream,
             stderr=stream,

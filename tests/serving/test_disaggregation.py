@@ -1,67 +1,177 @@
-"""The decision and the fallback, with stand-ins for engines; real engines are in test_openai_api.py."""
+"""Where a prompt is prefilled, and what happens when a prefill engine is lost before, during or after its work; with stand-ins
+for engines. Real ones are in test_openai_api.py and test_failover.py."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import os
+from array import array
+from collections.abc import AsyncIterator, Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
-from strata.serving import disaggregation
+import pytest
+from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+from strata.serving import disaggregation, turn
+from strata.serving.engine_stats import EngineStats
+from strata.serving.link import SECRET_BYTES, Call, Link, Server
+from strata.serving.peers import Peer
+from strata.serving.policy import Rule
+from strata.serving.pool_load import PoolLoad
+from strata.serving.prefix_index import PrefixIndex
+from strata.serving.telemetry import Replica as Telemetry
+
+SECRET = os.urandom(SECRET_BYTES)
+ALWAYS = Rule(when="always", min_tokens=0, max_queue_s=1.0, stall_weight=0.0)
+PROMPT = {"type": "token", "prompt_token_ids": [5, 6, 7]}
 
 
-def request() -> SimpleNamespace:
-    return SimpleNamespace(
-        prompt="x", n=1, use_beam_search=False, prompt_logprobs=None, echo=False, logprobs=None, truncate_prompt_tokens=None
-    )
+class Prefiller:
+    """A prefill replica: answers with blocks named after it, or fails, or never answers; may die right after its answer."""
 
+    def __init__(self, name: str, does: str = "answers") -> None:
+        self.name, self.does = name, does
+        self.server = Server(self.handle, dict, SECRET)
 
-class Backend:
-    def prepare_prefill_request(self, request: Any, peer: None) -> Any:
-        return SimpleNamespace(**vars(request))
-
-    def prepare_decode_request(self, request: Any, peer: None, prefill_response: Any) -> Any:
-        return SimpleNamespace(**vars(request), kv_transfer_params=prefill_response.kv_transfer_params)
-
-
-class Engine:
-    _llm_config = SimpleNamespace(kv_connector_backend=Backend())
-
-    async def completions(self, request: Any) -> AsyncIterator[Any]:
-        async def chunks() -> AsyncIterator[Any]:
-            yield getattr(request, "kv_transfer_params", "computed here")
-
-        return chunks()
+    async def handle(self, call: Call) -> None:
+        tokens = array("I")
+        tokens.frombytes(call.body)
+        assert tokens.tolist() == PROMPT["prompt_token_ids"]
+        if self.does == "fails":
+            raise RuntimeError("out of blocks")
+        if self.does == "dies":
+            self.server.close()
+            await asyncio.sleep(60)
+        call.end({"blocks": {"remote_engine_id": self.name}, "uncached": 3, "engine_s": 0.01})
+        if self.does == "answers, then dies":
+            asyncio.get_running_loop().call_later(0.1, self.server.close)
 
 
 class Pool:
-    """Stands where the handle of the prefill deployment does."""
+    def __init__(self, peers: list[Peer]) -> None:
+        self._peers = peers
 
-    def __init__(self, outcome: Any) -> None:
-        self.prefill = self
-        self._outcome = outcome
+    def all(self) -> list[Peer]:
+        return [peer for peer in self._peers if peer.link.alive]
 
-    async def remote(self, method: str, request: Any) -> Any:
-        if isinstance(self._outcome, Exception):
-            raise self._outcome
-        return self._outcome
+    def least_busy(self, without: frozenset[str], cost: Callable[[Peer], float]) -> Peer | None:
+        return min((peer for peer in self.all() if peer.name not in without), key=cost, default=None)
 
 
-def ask(outcome: Any) -> tuple[str, list[Any]]:
-    async def run() -> tuple[str, list[Any]]:
-        answer = await disaggregation.run(Engine(), Pool(outcome), request())
-        return answer.prefill.header(), [chunk async for chunk in answer.chunks]
+class Vllm:
+    """An engine that says what it was given; blocks of an engine in `lost` never arrive."""
+
+    def __init__(self, lost: tuple[str, ...] = (), broken: tuple[str, ...] = ()) -> None:
+        self.lost, self.broken = lost, broken
+        self.aborted: list[str] = []
+        self.output_processor = SimpleNamespace(add_request=None)
+
+    async def generate(self, prompt: Any, params: SamplingParams, request_id: str) -> AsyncIterator[RequestOutput]:
+        source = ((params.extra_args or {}).get("kv_transfer_params") or {}).get("remote_engine_id", "computed here")
+        if source in self.lost:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                self.aborted.append(source)
+                raise
+        finish = "error" if source in self.broken else "length"
+        part = CompletionOutput(0, source, [1], None, None, finish_reason=finish)
+        yield RequestOutput(request_id, None, prompt["prompt_token_ids"], None, [part], finished=True)
+
+
+def ask(
+    prefillers: list[Prefiller], vllm: Vllm | None = None, params: SamplingParams | None = None, rule: Rule = ALWAYS
+) -> tuple[str, str, str]:
+    """Where, why, and whose blocks were decoded from."""
+
+    async def run() -> tuple[str, str, str]:
+        links = [await Link.connect(await p.server.listen("127.0.0.1"), SECRET, lambda _: None) for p in prefillers]
+        pool = Pool([Peer(p.name, link, {}) for p, link in zip(prefillers, links, strict=True)])
+        telemetry = Telemetry("tiny", "decode", "d-1")
+        load = PoolLoad(EngineStats(telemetry, 1), rule.min_tokens)
+        engine = disaggregation.Engine(vllm or Vllm(), pool, rule, PrefixIndex(16, 100), load, telemetry)  # type: ignore[arg-type]
+        now = turn.Turn()
+        turn.current.set(now)
+        outputs = [o async for o in engine.generate(PROMPT, params or SamplingParams(), "r-1")]
+        assert now.decision is not None and now.finished and now.fresh == [1]
+        for link in links:
+            link.close()
+        return now.decision.where, now.decision.reason, outputs[0].outputs[0].text
 
     return asyncio.run(run())
 
 
 def test_blocks_are_handed_over() -> None:
-    blocks = {"remote_engine_id": "p-1"}
-    assert ask(SimpleNamespace(kv_transfer_params=blocks)) == ("remote; engine=p-1", [blocks])
+    assert ask([Prefiller("p-1")]) == ("remote", "always", "p-1")
 
 
-def test_a_lost_prefill_is_done_here() -> None:
-    assert ask(ConnectionError("gone")) == ("local; reason=prefill-failed", ["computed here"])
+@pytest.mark.parametrize("trouble", ["fails", "dies"])
+def test_a_lost_prefill_is_done_by_another(trouble: str) -> None:
+    assert ask([Prefiller("p-1", trouble), Prefiller("p-2")]) == ("remote", "always", "p-2")
 
 
-def test_a_refused_prompt_is_refused() -> None:
-    refusal = SimpleNamespace(error=SimpleNamespace(code=400))
-    assert ask(refusal) == ("remote; refused", [refusal])
+@pytest.mark.parametrize("trouble", ["fails", "dies"])
+def test_the_last_lost_prefill_is_done_here(trouble: str) -> None:
+    assert ask([Prefiller("p-1", trouble)]) == ("local", "prefill-failed", "computed here")
+
+
+def test_blocks_lost_after_the_prefill_are_computed_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disaggregation, "NOTICE_S", 0.2)
+    vllm = Vllm(lost=("p-1",))
+    assert ask([Prefiller("p-1", "answers, then dies")], vllm) == ("local", "prefill-failed", "computed here")
+    assert vllm.aborted == ["p-1"]  # the request that waited for them holds no blocks
+
+
+def test_a_transfer_that_failed_is_computed_here() -> None:
+    assert ask([Prefiller("p-1")], Vllm(broken=("p-1",))) == ("local", "prefill-failed", "computed here")
+
+
+def test_no_pool_no_question() -> None:
+    assert ask([]) == ("local", "no-prefill-engine", "computed here")
+
+
+def test_short_prompts_stay() -> None:
+    rule = Rule(when="cheaper", min_tokens=256, max_queue_s=1.0, stall_weight=0.0)
+    assert ask([Prefiller("p-1")], rule=rule) == ("local", "short", "computed here")
+
+
+@pytest.mark.parametrize(
+    ("params", "reason"),
+    [
+        (SamplingParams(n=2, temperature=1.0, output_kind=RequestOutputKind.FINAL_ONLY), "several-sequences"),
+        (SamplingParams(prompt_logprobs=1), "prompt-logprobs"),
+    ],
+)
+def test_what_cannot_be_handed_over_is_prefilled_here(params: SamplingParams, reason: str) -> None:
+    assert ask([Prefiller("p-1")], params=params) == ("local", reason, "computed here")
+
+
+def test_a_request_that_is_cancelled_is_cancelled_at_the_prefill_engine() -> None:
+    async def run(test: Callable[[], Awaitable[None]]) -> None:
+        await test()
+
+    cancelled = asyncio.Event()
+
+    class Hanging(Prefiller):
+        async def handle(self, call: Call) -> None:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                cancelled.set()
+                raise
+
+    async def test() -> None:
+        prefiller = Hanging("p-1")
+        link = await Link.connect(await prefiller.server.listen("127.0.0.1"), SECRET, lambda _: None)
+        telemetry = Telemetry("tiny", "decode", "d-1")
+        load = PoolLoad(EngineStats(telemetry, 1), 0)
+        pool: Any = Pool([Peer("p-1", link, {})])
+        engine = disaggregation.Engine(Vllm(), pool, ALWAYS, PrefixIndex(16, 100), load, telemetry)
+        turn.current.set(turn.Turn())
+        asking = asyncio.ensure_future(anext(engine.generate(PROMPT, SamplingParams(), "r-1")))
+        await asyncio.sleep(0.1)
+        asking.cancel()
+        await asyncio.wait_for(cancelled.wait(), 5)
+        assert load.queued_tokens(pool.all()[0]) == 0
+
+    asyncio.run(run(test))

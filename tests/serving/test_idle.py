@@ -7,7 +7,7 @@ from support import Served
 
 def test_idle_engines_use_hardly_any_cpu(endpoint: Served) -> None:
     engines = [p for p in endpoint.process.children(recursive=True) if p.name().startswith("VLLM")]
-    assert len(engines) == 2
+    assert len(engines) == 3
     time.sleep(2)  # whatever the test before this one asked for
 
     def seconds() -> float:
@@ -15,4 +15,4 @@ def test_idle_engines_use_hardly_any_cpu(endpoint: Served) -> None:
 
     before = seconds()
     time.sleep(5)
-    assert (seconds() - before) / 5 < 0.3  # of a core; NIXL's default takes two whole ones
+    assert (seconds() - before) / 5 < 0.3  # of a core; NIXL's default takes three whole ones

@@ -82,10 +82,8 @@ def test_sampling_with_a_seed_repeats(client: openai.OpenAI, endpoint: Served) -
     ("extra", "reason"),
     [
         ({"n": 2, "temperature": 1.0}, "several-sequences"),
-        ({"prompt": ["import os", "import sys"]}, "several-prompts"),
         ({"echo": True, "logprobs": 1}, "prompt-logprobs"),
         ({"prompt_logprobs": 1}, "prompt-logprobs"),
-        ({"truncate_prompt_tokens": 2}, "truncated-prompt"),
     ],
 )
 def test_what_cannot_be_handed_over_is_prefilled_locally(endpoint: Served, extra: dict, reason: str) -> None:
@@ -93,6 +91,13 @@ def test_what_cannot_be_handed_over_is_prefilled_locally(endpoint: Served, extra
     response = httpx.post(f"{endpoint.url}/v1/completions", json=request, timeout=60)
     assert response.status_code == 200, response.text
     assert prefill_header(response) == f"local; reason={reason}"
+
+
+def test_several_prompts_are_each_prefilled_remotely(endpoint: Served) -> None:
+    request = {"model": endpoint.model, "prompt": ["import os", "import sys"], "max_tokens": 4, "temperature": 0}
+    response = httpx.post(f"{endpoint.url}/v1/completions", json=request, timeout=60)
+    assert prefill_header(response).startswith("remote; engine=")
+    assert [choice["index"] for choice in response.json()["choices"]] == [0, 1]
 
 
 def test_minimum_tokens_are_the_clients_not_the_prefills(endpoint: Served) -> None:
@@ -136,9 +141,9 @@ BAD = {
     "prompt longer than the context": (
         b'{"model": "tiny", "prompt": "' + b"import os " * 500 + b'"}',
         400,
-        "context is 256 tokens",
+        "context length is 256 tokens",
     ),
-    "more asked than the context has": (b'{"model": "tiny", "prompt": "x", "max_tokens": 9999}', 400, "lower max_tokens"),
+    "more asked than the context has": (b'{"model": "tiny", "prompt": "x", "max_tokens": 9999}', 400, "max_tokens=9999"),
     "no prompt": (b'{"model": "tiny"}', 400, ""),
     "wrong type": (b'{"model": "tiny", "prompt": {"a": 1}}', 400, ""),
     "absurd temperature": (b'{"model": "tiny", "prompt": "x", "temperature": -5}', 400, "temperature"),

@@ -146,6 +146,8 @@ def _answers(address: str) -> bool:
 
 def _local(cpus: int | None, dashboard: bool) -> dict[str, Any]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # By default Ray's workers give way to everything else on the machine (nice 15), and those are what the user waits for.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     return {
         "address": "local",
         "num_cpus": max(os.cpu_count() or 1, cpus or 1),

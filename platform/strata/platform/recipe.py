@@ -10,6 +10,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Positive = Annotated[int, Field(gt=0)]
+NonNegative = Annotated[int, Field(ge=0)]
 Device = Literal["cpu", "gpu"]
 
 
@@ -153,7 +154,7 @@ class ParallelSection(Section):
 class PoolSection(Section):
     """One pool of engines, prefill or decode."""
 
-    replicas: Positive = 1
+    replicas: NonNegative = 1
     gpus: Annotated[float, Field(gt=0)] = Field(1.0, description="GPUs a replica takes; below 1, replicas share one")
     tensor_parallel: Positive = 1
     gpu_memory: Annotated[float, Field(gt=0, lt=1)] = Field(0.9, description="share of each GPU's memory an engine takes")
@@ -169,6 +170,17 @@ class PoolSection(Section):
         return self
 
 
+class RemotePrefillSection(Section):
+    """When a decode engine has a prompt prefilled by the prefill pool instead of doing it itself."""
+
+    when: Literal["cheaper", "always"] = Field("cheaper", description="by measured rates and queues, or whenever it is possible")
+    min_tokens: NonNegative = Field(256, description="fewer tokens that are not cached never leave")
+    max_queue_s: Annotated[float, Field(gt=0)] = Field(2.0, description="a prefill engine with more work ahead is busy")
+    stall_weight: Annotated[float, Field(ge=0)] = Field(
+        0.25, description="how much a second of each running stream's delay counts beside a second of the request's own"
+    )
+
+
 class ServeSection(Section):
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=1, le=65535)] = 8000
@@ -177,8 +189,20 @@ class ServeSection(Section):
     eager: bool = Field(False, description="skip torch.compile: slower tokens, a much faster start")
     kv_cache_gib: Positive = Field(1, description="KV cache of one CPU engine; on GPUs gpu_memory decides")
     max_sequences: Positive = Field(64, description="sequences an engine runs at once")
-    prefill: PoolSection = PoolSection()
+    max_queue: NonNegative = Field(256, description="sequences that may wait beyond those running; more get 429 and Retry-After")
+    prefix_caching: bool = Field(True, description="keep KV blocks of prompts for others that begin alike")
+    tool_parser: str | None = Field(None, description="how this model writes tool calls: a tool parser of vLLM's, such as hermes")
+    reasoning_parser: str | None = Field(None, description="how it marks its reasoning: a reasoning parser of vLLM's")
+    gateways: Positive = Field(1, description="front processes that share the port")
+    prefill: PoolSection = Field(PoolSection(), description="0 replicas: aggregated serving")
     decode: PoolSection = PoolSection()
+    remote_prefill: RemotePrefillSection = RemotePrefillSection()
+
+    @model_validator(mode="after")
+    def something_decodes(self) -> Self:
+        if self.decode.replicas == 0:
+            raise ValueError("decode.replicas=0 leaves nobody to answer; only prefill.replicas may be 0")
+        return self
 
 
 class Recipe(Section):

@@ -1,73 +1,262 @@
-"""One request's way: prefilled by another engine, its KV blocks pulled over NIXL, decoded here.
+"""The engine as vLLM's OpenAI classes see it: its `generate` prefills here or on another engine, and takes over streams.
 
-Ray Serve LLM's own orchestrator always prefills remotely and hands a prefill failure to the client. Here a request that
-cannot be handed over, or whose prefill failed, is prefilled by the decode engine itself, and the answer says so.
+Everything above (chat templates, tools, logprobs, usage) is vLLM's and knows nothing of it. A prefill engine that dies
+before, during or after its work costs time, never the request: it is prefilled on another one, and at last here.
 """
 
+import asyncio
+import json
 import logging
+import time
+from array import array
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from typing import Any
+
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+from strata.serving import policy, turn
+from strata.serving.link import Kind, LinkLost, Stream
+from strata.serving.peers import Peer, Peers
+from strata.serving.policy import Decision
+from strata.serving.pool_load import PoolLoad
+from strata.serving.prefix_index import PrefixIndex
+from strata.serving.resume import Resumption
+from strata.serving.telemetry import Replica as Telemetry
 
 logger = logging.getLogger("ray.serve")
 
-
-@dataclass(frozen=True)
-class Prefill:
-    """Where a prompt was prefilled and why, for the response header."""
-
-    where: str  # remote | local
-    detail: str
-
-    def header(self) -> str:
-        return f"{self.where}; {self.detail}"
-
-
-@dataclass(frozen=True)
-class Answer:
-    prefill: Prefill
-    chunks: AsyncIterator[Any]
+REMOTE_TRIES = 2
+# How long the engine may take to notice by itself that the blocks it waits for are gone with their owner.
+NOTICE_S = 3.0
+LOOK_S = 0.25
+# What an engine is told, and tells, when another is to decode (vLLM's NIXL connector).
+FOR_ANOTHER = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
 
 
-def obstacle(request: Any) -> str | None:
-    """Why this request cannot be split. The hand-over names the blocks of one sequence, computed without a look back:
-    several sequences cannot share it, and logits of the prompt need the prompt's own forward pass."""
-    if (request.n or 1) > 1 or request.use_beam_search:
+# A request's first output, and the rest of them.
+Begun = tuple[RequestOutput, AsyncIterator[RequestOutput]]
+
+
+class BlocksLost(Exception):
+    """The KV blocks of a remote prefill did not arrive."""
+
+
+def obstacle(prompt: Any, params: SamplingParams) -> str | None:
+    """Why a request cannot be split. The hand-over names the blocks of one sequence, computed without a look back: several
+    sequences cannot share it, and logits of the prompt need the prompt's own forward pass."""
+    if params.n > 1:
         return "several-sequences"
-    prompt = getattr(request, "prompt", None)
-    if isinstance(prompt, list) and not all(isinstance(token, int) for token in prompt):
-        return "several-prompts"
-    if getattr(request, "prompt_embeds", None) is not None:
-        return "prompt-embeddings"
-    if request.prompt_logprobs is not None or (request.echo and getattr(request, "logprobs", None)):
+    if prompt.get("type") != "token":
+        return "not-tokens"
+    if params.prompt_logprobs is not None:
         return "prompt-logprobs"
-    if request.truncate_prompt_tokens is not None:
-        return "truncated-prompt"
     return None
 
 
-async def run(server: Any, prefill_pool: Any, request: Any) -> Answer:
-    """`server` is the decode engine's LLMServer, `prefill_pool` the handle of the prefill deployment."""
-    method = "chat" if hasattr(request, "messages") else "completions"
-    reason = obstacle(request)
-    if reason is None:
-        backend = server._llm_config.kv_connector_backend
-        prefill_request = backend.prepare_prefill_request(request=request, peer=None)
-        prefill_request.min_tokens = 0  # the one token of a prefill may be fewer than the client's minimum
+class Engine:
+    """Stands in for vLLM's `AsyncLLM` wherever that is asked to generate; the rest is the real one's."""
+
+    def __init__(
+        self, real: Any, pool: Peers | None, rule: policy.Rule, prefixes: PrefixIndex, load: PoolLoad, telemetry: Telemetry
+    ) -> None:
+        self._real = real
+        self._pool = pool
+        self._rule = rule
+        self._prefixes = prefixes
+        self._load = load
+        self._telemetry = telemetry
+        self._resumption = Resumption(real)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    async def generate(
+        self, prompt: Any, sampling_params: SamplingParams, request_id: str, **more: Any
+    ) -> AsyncIterator[RequestOutput]:
+        now = turn.current.get()
         try:
-            response = await prefill_pool.prefill.remote(method, prefill_request)
-        except Exception:
-            # Whatever took the prefill engine away, this engine can still do all of the work.
-            logger.exception("Remote prefill failed; prefilling on the decode engine.")
-            reason = "prefill-failed"
-        else:
-            if getattr(response, "error", None) is not None:
-                return Answer(Prefill("remote", "refused"), _once(response))
-            request = backend.prepare_decode_request(request=request, peer=None, prefill_response=response)
-            chunks = await getattr(server, method)(request)
-            return Answer(Prefill("remote", f"engine={request.kv_transfer_params['remote_engine_id']}"), chunks)
-    return Answer(Prefill("local", f"reason={reason}"), await getattr(server, method)(request))
+            params = sampling_params
+            if now.resumed:
+                original = list(prompt["prompt_token_ids"])
+                params = self._resumption.expect(request_id, original, now.resumed, sampling_params)
+                prompt = {**prompt, "prompt_token_ids": [*original, *now.resumed]}
+            first, outputs = await self._begin(now, prompt, params, request_id, more)
+            if now.resumed:
+                now.replaying = True
+                yield self._resumption.shown(request_id, original, now.resumed, sampling_params)
+                now.replaying = False
+            _note_first(now, first)
+            _note(now, first)
+            yield first
+            async for output in outputs:
+                _note(now, output)
+                yield output
+            self._remember(prompt, now)
+        except Exception as error:
+            now.failure = error
+            raise
+        finally:
+            self._resumption.forget(request_id)
+
+    async def _begin(self, now: turn.Turn, prompt: Any, params: SamplingParams, request_id: str, more: Any) -> Begun:
+        decision, cached = self._decide(prompt, params)
+        if decision.where == "remote":
+            begun = await self._begin_remotely(now, decision, prompt, params, request_id, more)
+            if begun is not None:
+                return begun
+            decision = Decision("local", "prefill-failed")
+        self._decided(now, decision, "")
+        with self._load.prefilling_here(len(prompt.get("prompt_token_ids", ())) - cached):
+            outputs = self._real.generate(prompt, params, request_id, **more)
+            first = await anext(outputs)
+        self._load.prefilled_here(first)
+        return first, outputs
+
+    async def _begin_remotely(
+        self, now: turn.Turn, decision: Decision, prompt: Any, params: SamplingParams, request_id: str, more: Any
+    ) -> Begun | None:
+        handed = await self._prefill_remotely(prompt, request_id)
+        if handed is None:
+            return None
+        peer, blocks = handed
+        remote = params.clone()
+        remote.extra_args = {**(params.extra_args or {}), "kv_transfer_params": blocks}
+        began = time.monotonic()
+        outputs = self._real.generate(prompt, remote, request_id, **more)
+        try:
+            first = await _first(outputs, peer)
+        except BlocksLost as error:
+            logger.warning("%s; prefilling on the decode engine.", error)
+            self._telemetry.remote_prefill_failed()
+            return None
+        self._load.handed_over(len(prompt["prompt_token_ids"]), time.monotonic() - began)
+        self._decided(now, decision, blocks["remote_engine_id"])
+        return first, outputs
+
+    def _decided(self, now: turn.Turn, decision: Decision, engine: str) -> None:
+        if now.decision is None:
+            now.decision, now.engine = decision, engine
+        self._telemetry.prefilled(decision.where, decision.reason)
+
+    def _remember(self, prompt: Any, now: turn.Turn) -> None:
+        """The next turn of a conversation begins with this one."""
+        if self._pool is not None and "prompt_token_ids" in prompt:
+            self._prefixes.add([*prompt["prompt_token_ids"], *now.generated[:-1]], prompt.get("cache_salt"))
+
+    def _decide(self, prompt: Any, params: SamplingParams) -> tuple[Decision, int]:
+        reason = obstacle(prompt, params)
+        if reason is not None:
+            return Decision("local", reason), 0
+        tokens = prompt["prompt_token_ids"]
+        cached = self._prefixes.cached_tokens(tokens, prompt.get("cache_salt")) if self._pool is not None else 0
+        asked = policy.Prompt(tokens=len(tokens), cached=cached)
+        return policy.decide(asked, self._load.here(), self._load.pool(self._pool), self._load.rates(), self._rule), cached
+
+    async def _prefill_remotely(self, prompt: Any, request_id: str) -> tuple[Peer, dict[str, Any]] | None:
+        """The engine that holds the blocks, and how to ask for them; None if no prefill engine could do it."""
+        assert self._pool is not None
+        tried: frozenset[str] = frozenset()
+        tokens = prompt["prompt_token_ids"]
+        body = array("I", tokens).tobytes()
+        for _ in range(REMOTE_TRIES):
+            peer = self._pool.least_busy(tried, cost=self._load.queued_tokens)
+            if peer is None or peer.name in tried:
+                return None
+            tried |= {peer.name}
+            with self._load.prefilling_at(peer, len(tokens)):
+                began = time.monotonic()
+                asked = peer.link.call("prefill", {"request_id": request_id, "cache_salt": prompt.get("cache_salt")}, body)
+                try:
+                    answer = await _only(asked)
+                except LinkLost as error:
+                    logger.warning("Prefill on %s failed: %s", peer.name, error)
+                    self._telemetry.remote_prefill_failed()
+                    continue
+                finally:
+                    asked.cancel()
+            seconds = time.monotonic() - began
+            self._telemetry.remote_prefill(seconds)
+            self._load.prefilled_there(answer["uncached"], answer["engine_s"])
+            return peer, answer["blocks"]
+        return None
 
 
-async def _once(item: Any) -> AsyncIterator[Any]:
-    yield item
+async def _only(asked: Stream) -> dict[str, Any]:
+    kind, payload = await asked.next()
+    assert kind == Kind.END
+    answer: dict[str, Any] = json.loads(payload)
+    return answer
+
+
+async def _first(outputs: AsyncIterator[RequestOutput], peer: Peer) -> RequestOutput:
+    """The first output after a hand-over. vLLM recomputes blocks whose transfer failed, but cannot tell every death of a
+    peer from a slow one; the link to its replica can."""
+    waiting = asyncio.ensure_future(anext(outputs))
+    gone_since: float | None = None
+    try:
+        while True:
+            done, _ = await asyncio.wait({waiting}, timeout=LOOK_S)
+            if done:
+                first = waiting.result()
+                if first.outputs and first.outputs[0].finish_reason == "error":
+                    raise BlocksLost(f"KV blocks of {peer.name} did not arrive")
+                return first
+            if not peer.link.alive:
+                gone_since = gone_since or time.monotonic()
+                if time.monotonic() - gone_since > NOTICE_S:
+                    raise BlocksLost(f"{peer.name} died before its KV blocks were read")
+    finally:
+        if not waiting.done():
+            waiting.cancel()
+            await asyncio.wait({waiting})
+
+
+def _note_first(now: turn.Turn, first: RequestOutput) -> None:
+    now.prompt_tokens += len(first.prompt_token_ids or ())
+    now.cached_tokens += first.num_cached_tokens or 0
+    if first.metrics is not None and first.metrics.scheduled_ts:
+        now.queued_s = first.metrics.scheduled_ts - first.metrics.queued_ts
+
+
+def _note(now: turn.Turn, output: RequestOutput) -> None:
+    for part in output.outputs:
+        if part.finish_reason == "error":
+            raise RuntimeError("the engine gave up on this request")
+        now.fresh.extend(part.token_ids)
+        now.generated.extend(part.token_ids)
+    now.finished = output.finished
+
+
+async def prefill(engine: Any, tokens: bytes, request_id: str, cache_salt: str | None) -> dict[str, Any]:
+    """On a prefill engine: one token is generated and thrown away; what counts is how to ask for the blocks. Also how many
+    tokens were computed, and in what time."""
+    from vllm.inputs.engine import tokens_input
+
+    ids = array("I")
+    ids.frombytes(tokens)
+    params = SamplingParams(
+        max_tokens=1,
+        temperature=0.0,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        extra_args={"kv_transfer_params": dict(FOR_ANOTHER)},
+    )
+    last: RequestOutput | None = None
+    async for output in engine.generate(tokens_input(ids.tolist(), cache_salt=cache_salt), params, request_id):
+        last = output
+    if last is None or last.kv_transfer_params is None:
+        raise RuntimeError("the engine finished without saying where the blocks are")
+    clock = last.metrics
+    return {
+        "blocks": last.kv_transfer_params,
+        "uncached": len(ids) - (last.num_cached_tokens or 0),
+        "engine_s": clock.first_token_ts - clock.scheduled_ts if clock is not None else 0.0,
+    }

@@ -1,6 +1,8 @@
 """Bringing the endpoint up, keeping it up until it is told to stop, and taking it down without a trace."""
 
+import asyncio
 import math
+import os
 import re
 import time
 from collections.abc import Iterator
@@ -17,7 +19,8 @@ from strata.platform.errors import UserError
 from strata.platform.machine import available_memory
 from strata.platform.recipe import ServeSection
 from strata.serving import model_dir
-from strata.serving.spec import EngineSpec
+from strata.serving.directory import Directory
+from strata.serving.spec import EngineSpec, GatewaySpec, Network
 
 PROCESS_GIB = 1.5  # a CPU engine's two processes before any weights: Python, torch, vLLM
 
@@ -53,25 +56,33 @@ def running(section: ServeSection, folder: Path, model_id: str) -> Iterator[Endp
 
     began = psutil.Process().create_time()
     phases = {"this command": time.time() - began}
-    prefill = EngineSpec.of("prefill", section, folder, model_id, ports.find_free())
-    decode = EngineSpec.of("decode", section, folder, model_id, ports.find_free())
+    network = Network.within(one_machine="RAY_ADDRESS" not in os.environ)
+    gateway = GatewaySpec.of(section, model_id, network)
+    prefill = EngineSpec.of("prefill", section, folder, model_id, network)
+    decode = EngineSpec.of("decode", section, folder, model_id, network)
     with cluster.connected(math.ceil(prefill.cpus() + decode.cpus())) as ends_with_us:
         phases["Ray"] = _since(began, phases)
-        serve.start(http_options={"host": section.host, "port": section.port})
+        serve.start(proxy_location="Disabled")  # clients talk to our gateways
         phases["Serve"] = _since(began, phases)
         if app.NAME in serve.status().applications:
             raise UserError("This Ray cluster serves a Strata endpoint already.", "Stop that one first, or use another cluster.")
+        directory = Directory(model_id)
+        directory.clear()
         try:
             url = f"http://{section.host}:{section.port}"
-            handle = _deploy(app.build(prefill, decode), url, model_id)
-            replica = handle.start_phases.remote().result()
-            slowest = max(replica.values(), key=lambda seconds: sum(seconds.values()))
+            _deploy(app.build(gateway, prefill, decode), url, model_id)
+            slowest = max(_start_phases(directory), key=lambda seconds: sum(seconds.values()))
             phases |= {"replica process": slowest["process"], "import vLLM": slowest["imports"], "engine": slowest["engine"]}
             phases["first answer"] = _since(began, phases)
             yield Endpoint(url, model_id, phases)
         finally:
             if not ends_with_us:
                 _leave()
+
+
+def _start_phases(directory: Directory) -> list[dict[str, float]]:
+    entries = [asyncio.run(directory.entries(role)) for role in ("decode", "prefill")]
+    return [entry["phases"] for role in entries for entry in role.values()]
 
 
 def _leave() -> None:
@@ -89,7 +100,7 @@ def _since(began: float, phases: dict[str, float]) -> float:
     return time.time() - began - sum(phases.values())
 
 
-def _deploy(application: Any, url: str, model_id: str) -> Any:
+def _deploy(application: Any, url: str, model_id: str) -> None:
     """Up to the first answer, for there are models whose engine starts and fails only then. That answer also makes the
     two engines shake hands, which the first user would otherwise wait for."""
     from ray import serve
@@ -98,12 +109,11 @@ def _deploy(application: Any, url: str, model_id: str) -> Any:
 
     request = {"model": model_id, "prompt": "Strata", "max_tokens": 1}
     try:
-        handle = serve.run(application, name=NAME)
+        serve.run(application, name=NAME, route_prefix=None)
         httpx.post(f"{url}/v1/completions", json=request, timeout=120).raise_for_status()
     except (RuntimeError, httpx.HTTPError) as error:
         cause = f"vLLM cannot serve this model: {_cause(str(error))}"
         raise UserError(cause, "Mend the model folder or the recipe's serve section.") from None
-    return handle
 
 
 def _cause(failure: str) -> str:

@@ -1,77 +1,84 @@
-"""Ray Serve LLM's server around a vLLM engine, started with as few processes as it takes.
+"""A vLLM engine with its OpenAI classes, as vLLM's own server starts them, and with as few processes as it takes.
+
+Ray Serve LLM's wrapper around the same engine is not used: what it adds (a second process for each GPU, a task that reads the
+configuration, a layer that takes every event apart and puts it together again) is what this endpoint does without.
 
 Imports vLLM: only replicas import this file.
 """
 
+import argparse
 import os
+from dataclasses import dataclass
 from typing import Any
 
-from ray.llm._internal.common.callbacks.base import CallbackBase
-from ray.llm._internal.serve.engines.vllm.vllm_engine import VLLMEngine
-from ray.serve.llm import LLMConfig, LLMServer
-from ray.serve.llm.openai_api_models import ChatCompletionRequest
-from vllm.entrypoints.serve.engine.protocol import ErrorResponse
-from vllm.entrypoints.serve.tokenize.protocol import TokenizeChatRequest, TokenizeCompletionRequest
+from starlette.datastructures import State
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+from vllm.entrypoints.launchers.cli_args import FrontendArgs
+from vllm.usage.usage_lib import UsageContext
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.executor.abstract import Executor
 
+from strata.platform import ports
+from strata.serving import engine_stats, exposition
+from strata.serving.calls import DecodeCalls, PrefillCalls
+from strata.serving.disaggregation import Engine
+from strata.serving.engine_stats import EngineStats
 from strata.serving.fate import REPLICA_PID
+from strata.serving.peers import Peers
+from strata.serving.pool_load import PoolLoad
+from strata.serving.prefix_index import PrefixIndex
 from strata.serving.spec import EngineSpec
+from strata.serving.telemetry import Replica as Telemetry
 
 
-class ModelIsLocal(CallbackBase):  # type: ignore[misc]
-    """A model folder needs no download, and the task that would do it costs a worker process that imports vLLM."""
+@dataclass(frozen=True)
+class Started:
+    """A running engine, with its numbers."""
 
-    async def on_before_node_init(self) -> None:
-        self.ctx.run_init_node = False
+    vllm: Any  # AsyncLLM
+    app_state: Any  # vLLM's OpenAI classes around it
+    telemetry: Telemetry
+    stats: EngineStats
+    labels: dict[str, str]  # of vLLM's own series, which know of one engine only
 
+    @property
+    def context(self) -> int:
+        return int(self.vllm.model_config.max_model_len)
 
-class Engine(VLLMEngine):  # type: ignore[misc]
-    async def start(self) -> None:
-        await super().start()
-        # vLLM 0.29 renamed this; Ray 2.60 still looks for the old name and says that no model can tokenize.
-        self._oai_serving_tokenization = self._app_state.serving_tokenization
+    async def check_health(self) -> None:
+        await self.vllm.check_health()
 
-
-class OneProcessEngine(Engine):
-    """On the CPU vLLM puts its worker into a process of its own, to bind OpenMP threads there. Our threads are set by
-    the environment instead, so scheduler and worker share a process: one import of vLLM less per engine."""
-
-    def _start_async_llm_engine(self, engine_args: Any, engine_config: Any, placement_group: Any) -> Any:
-        engine_config.parallel_config.distributed_executor_backend = "uni"
-        return super()._start_async_llm_engine(engine_args, engine_config, placement_group)
+    def metrics(self) -> str:
+        return exposition.merge([({}, self.telemetry.text()), (self.labels, engine_stats.vllm_text())])
 
 
-class Server(LLMServer):  # type: ignore[misc]
-    """Without the usage report, which starts an actor of its own that imports vLLM once more."""
-
-    async def _start_engine(self) -> None:
-        await self.engine.start()
-
-
-async def start(spec: EngineSpec) -> LLMServer:
-    config = LLMConfig(
-        model_loading_config={"model_id": spec.model_id, "model_source": spec.model_dir},
-        accelerator_config={"kind": spec.device},
-        placement_group_config={"bundles": spec.bundles()},
-        engine_kwargs=spec.engine_kwargs(),
-        runtime_env={"env_vars": spec.environment()},
-        callback_config={"callback_class": ModelIsLocal},
-        experimental_configs={"NIXL_SIDE_CHANNEL_PORT_BASE": spec.nixl_port, "stream_batching_interval_ms": 0},
-    )
+async def start(spec: EngineSpec, replica: str, host: str) -> Started:
+    """`host` is where other engines reach this one's side of a transfer."""
     os.environ[REPLICA_PID] = str(os.getpid())
-    server = Server.sync_init(config, engine_cls=OneProcessEngine if spec.device == "cpu" else Engine)
-    await server.start()
-    return server
+    os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"] = host
+    os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(ports.find_free(host))
+    args = AsyncEngineArgs(model=spec.model_dir, served_model_name=[spec.model_id], **spec.engine_kwargs())
+    config = args.create_engine_config(UsageContext.OPENAI_API_SERVER)
+    if spec.device == "cpu":
+        # vLLM puts its CPU worker into a process of its own, to bind OpenMP threads there. Our threads are set by the
+        # environment instead, so scheduler and worker share a process: one import of vLLM less per engine.
+        config.parallel_config.distributed_executor_backend = "uni"
+    vllm = AsyncLLM(config, Executor.get_class(config), log_stats=True, log_requests=False)
+    state = State()
+    frontend = argparse.Namespace(**(vars(FrontendArgs(**spec.frontend_kwargs())) | vars(args)))
+    await init_app_state(vllm, state, frontend, await vllm.get_supported_tasks())
+    telemetry = Telemetry(spec.model_id, spec.role, replica)
+    stats = engine_stats.attach(vllm, telemetry)
+    return Started(vllm, state, telemetry, stats, {"role": spec.role, "replica": replica})
 
 
-async def count_prompt_tokens(server: LLMServer, request: Any) -> int | ErrorResponse:
-    """Rendered and tokenized as the engine will do it, so that a prompt that cannot fit costs no prefill."""
-    if isinstance(request, ChatCompletionRequest):
-        shared = TokenizeChatRequest.model_fields.keys() & type(request).model_fields.keys()
-        probe: Any = TokenizeChatRequest.model_construct(**{name: getattr(request, name) for name in shared})
-    elif isinstance(request.prompt, str):
-        probe = TokenizeCompletionRequest(prompt=request.prompt, add_special_tokens=request.add_special_tokens)
-    else:
-        return len(request.prompt)
-    async for answer in await server.tokenize(probe):
-        return answer if isinstance(answer, ErrorResponse) else int(answer.count)
-    raise RuntimeError("the engine's tokenizer gave no answer")
+def prefill_calls(started: Started) -> PrefillCalls:
+    return PrefillCalls(started.vllm, started.metrics)
+
+
+def decode_calls(started: Started, spec: EngineSpec, pool: Peers | None) -> DecodeCalls:
+    cache = started.vllm.vllm_config.cache_config
+    prefixes = PrefixIndex(cache.block_size, cache.num_gpu_blocks if cache.enable_prefix_caching else 0)
+    engine = Engine(started.vllm, pool, spec.rule, prefixes, PoolLoad(started.stats, spec.rule.min_tokens), started.telemetry)
+    return DecodeCalls(started.app_state, engine, started.metrics, spec.max_sequences)

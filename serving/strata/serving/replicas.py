@@ -1,12 +1,24 @@
-"""The two deployments. Thin on purpose: the driver imports this file, so vLLM is imported inside, in the replica."""
+"""The three deployments. Thin on purpose: the driver imports this file, so vLLM is imported inside, in the replica.
+
+Requests do not pass through Serve: it places, starts, watches, scales and replaces replicas, which find each other in the
+directory and talk over links. Serve's own request path costs a hundred microseconds a token.
+"""
 
 import asyncio
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import psutil
 
-from strata.serving.spec import EngineSpec
+from strata.serving.directory import Directory
+from strata.serving.link import Server
+from strata.serving.peers import Peers
+from strata.serving.spec import EngineSpec, GatewaySpec
+
+PUBLISH_S = 10.0
+# Within Serve's graceful_shutdown_timeout_s; what has not ended by then is continued elsewhere.
+DRAIN_LOOK_S = 0.2
 
 
 class _Phases:
@@ -22,14 +34,48 @@ class _Phases:
         self._last = now
 
 
-async def _start(spec: EngineSpec, phases: _Phases) -> Any:
-    phases.done("process")
-    # In a thread, for Serve's own messages to this replica go on meanwhile.
-    engine = await asyncio.to_thread(_import_engine)
-    phases.done("imports")
-    server = await engine.start(spec)
-    phases.done("engine")
-    return server
+@dataclass
+class _Presence:
+    """A replica's listed address, and the calls that come to it."""
+
+    directory: Directory
+    role: str
+    name: str
+    server: Server
+    host: str | None
+    publishing: asyncio.Task[None] | None = None
+
+    async def begin(self, entry: dict[str, Any]) -> None:
+        entry = entry | {"address": await self.server.listen(self.host or _node_address())}
+        await self.directory.publish(self.role, self.name, entry)
+        self.publishing = asyncio.get_running_loop().create_task(self._publish_for_ever(entry))
+
+    async def _publish_for_ever(self, entry: dict[str, Any]) -> None:
+        """A caller that could not reach this replica for a moment struck it off the list."""
+        while True:
+            await asyncio.sleep(PUBLISH_S)
+            await self.directory.publish(self.role, self.name, entry)
+
+    async def end(self) -> None:
+        """No new calls; those under way are finished first."""
+        if self.publishing is not None:
+            self.publishing.cancel()
+        await self.directory.withdraw(self.role, self.name)
+        while self.server.calls:
+            await asyncio.sleep(DRAIN_LOOK_S)
+        self.server.close()
+
+
+def _own_name() -> str:
+    from ray import serve
+
+    return str(serve.get_replica_context().replica_id.unique_id)
+
+
+def _node_address() -> str:
+    import ray
+
+    return str(ray.util.get_node_ip_address())
 
 
 def _import_engine() -> Any:
@@ -39,41 +85,87 @@ def _import_engine() -> Any:
 
 
 class PrefillReplica:
+    _presence: _Presence | None = None  # until it is up
+
     async def __init__(self, spec: EngineSpec) -> None:  # type: ignore[misc]  # Serve awaits it
-        phases = _Phases()
-        self._server = await _start(spec, phases)
-        self._phases = phases
-
-    async def prefill(self, method: str, request: Any) -> Any:
-        """One token is generated and thrown away; what counts is in the response's kv_transfer_params."""
-        async for response in await getattr(self._server, method)(request):
-            return response
-
-    async def start_phases(self) -> dict[str, float]:
-        return self._phases.seconds
+        self._phases = _Phases()
+        self._phases.done("process")
+        # In a thread, for Serve's own messages to this replica go on meanwhile.
+        engine = await asyncio.to_thread(_import_engine)
+        self._phases.done("imports")
+        name = _own_name()
+        self._engine = await engine.start(spec, name, spec.network.host or _node_address())
+        self._phases.done("engine")
+        calls = engine.prefill_calls(self._engine)
+        server = Server(calls.handle, lambda: {"calls": server.calls, "queued_tokens": calls.queued_tokens}, spec.network.secret)
+        self._presence = _Presence(Directory(spec.model_id), "prefill", name, server, spec.network.host)
+        await self._presence.begin({"phases": self._phases.seconds})
 
     async def check_health(self) -> None:
-        await self._server.check_health()
+        await self._engine.check_health()
+
+    async def __del__(self) -> None:
+        if self._presence is not None:
+            await self._presence.end()
 
 
 class DecodeReplica:
-    """Serves HTTP itself: `app.py` wraps it with `serve.ingress()`, which asks for the ASGI app once this is built."""
+    _presence: _Presence | None = None
 
-    async def __init__(self, spec: EngineSpec, prefill_pool: Any) -> None:  # type: ignore[misc]
-        phases = _Phases()
-        self._spec = spec
-        self._prefill_pool = prefill_pool
-        self._server = await _start(spec, phases)
-        self._phases = phases
-
-    async def __serve_build_asgi_app__(self) -> Any:
-        from strata.serving import api
-
-        context = self._server.engine._engine_client.model_config.max_model_len
-        return api.build(self._server, self._prefill_pool, self._spec.model_id, context)
-
-    async def start_phases(self) -> dict[str, dict[str, float]]:
-        return {"prefill": await self._prefill_pool.start_phases.remote(), "decode": self._phases.seconds}
+    async def __init__(self, spec: EngineSpec) -> None:  # type: ignore[misc]
+        self._phases = _Phases()
+        self._phases.done("process")
+        engine = await asyncio.to_thread(_import_engine)
+        self._phases.done("imports")
+        name = _own_name()
+        self._engine = await engine.start(spec, name, spec.network.host or _node_address())
+        self._phases.done("engine")
+        directory = Directory(spec.model_id)
+        pool = Peers(directory, "prefill", spec.network.secret) if spec.disaggregated else None
+        calls = engine.decode_calls(self._engine, spec, pool)
+        server = Server(calls.handle, lambda: {"calls": server.calls}, spec.network.secret)
+        self._presence = _Presence(directory, "decode", name, server, spec.network.host)
+        await self._presence.begin({"phases": self._phases.seconds, "context": self._engine.context})
 
     async def check_health(self) -> None:
-        await self._server.check_health()
+        await self._engine.check_health()
+
+    async def __del__(self) -> None:
+        if self._presence is not None:
+            await self._presence.end()
+
+
+class GatewayReplica:
+    async def __init__(self, spec: GatewaySpec, *engines: Any) -> None:  # type: ignore[misc]
+        from strata.serving.gateway import http
+        from strata.serving.gateway.admission import Admission
+        from strata.serving.gateway.app import App
+        from strata.serving.telemetry import Gateway as Telemetry
+
+        name = _own_name()
+        directory = Directory(spec.model_id)
+        decode = Peers(directory, "decode", spec.network.secret)
+        prefill = Peers(directory, "prefill", spec.network.secret) if spec.disaggregated else None
+        admission = Admission(lambda: spec.capacity(len(decode.all())) - sum(peer.link.elsewhere for peer in decode.all()))
+        telemetry = Telemetry(spec.model_id, name)
+        app = App(name, spec.model_id, decode, prefill, Peers(directory, "gateway", spec.network.secret), admission, telemetry)
+
+        async def metrics(call: Any) -> None:
+            call.head({"status": 200, "type": "text/plain"})
+            call.data(telemetry.text().encode())
+            call.end({})
+
+        self._presence = _Presence(directory, "gateway", name, Server(metrics, dict, spec.network.secret), spec.network.host)
+        await self._presence.begin({})
+        self._http = http.server(app)
+        self._serving = asyncio.get_running_loop().create_task(self._http.serve(sockets=[http.listen(spec.host, spec.port)]))
+
+    async def check_health(self) -> None:
+        if self._serving.done():
+            raise RuntimeError("The HTTP server ended.")
+
+    async def __del__(self) -> None:
+        """uvicorn takes no new connections and waits for the answers under way."""
+        self._http.should_exit = True
+        await self._serving
+        await self._presence.end()

@@ -1,78 +1,171 @@
-"""From the bytes a client sent to a checked request, or a 4xx in OpenAI's error shape. Nothing here reaches an engine."""
+"""From the bytes a client sent to a checked request, or a 4xx in OpenAI's error shape. Nothing here reaches an engine.
 
-import json
+The gateway calls `parse`, the decode replica `validate`: between the two a request is plain data of bounded size and depth.
+"""
+
+import re
 import uuid
 from typing import Any, TypeVar
 
+import msgspec
 from pydantic import BaseModel, ValidationError
-from starlette.requests import Request
 
 MAX_BODY_BYTES = 16 * 2**20
+MAX_DEPTH = 64  # xgrammar's time to read a schema grows with the cube of its depth: 60 levels take 0.1 s, 300 take 8 s
+MAX_VALUES = 2**20  # commas: a prompt of a million token ids
+MAX_BRACKETS = 2**17  # and colons; those in text count too (code has 3 in 100 characters). Parsing so many takes 0.2 s
+# Of one object or list that is not a prompt of token ids, and of all of them together: pydantic writes an error for each
+# wrong entry (a list of 100,000 wrong ones takes it 5 s).
+MAX_ENTRIES = 4096
+MAX_CONTAINERS = 2**14
+MAX_MESSAGE = 1000  # of our own errors: pydantic and vLLM quote what they refuse, whatever its size
+INT64 = range(-(2**63), 2**63)
 
 # vLLM passes these from the body to its connectors unchecked: with them a client could name another request's blocks,
 # or kill a decode engine (CVE-2026-94622). They are refused wherever they stand, `vllm_xargs` included.
 FORBIDDEN = frozenset({"kv_transfer_params", "ec_transfer_params"})
 
+# vLLM knows these; this endpoint does not offer them.
+UNSUPPORTED = {
+    "prompt_embeds": "send text or token ids as 'prompt'",
+    "chat_template": "the model's own template is used",
+    "media_io_kwargs": "the model reads text alone",
+    "mm_processor_kwargs": "the model reads text alone",
+    "vllm_xargs": "no extension reads it",
+    "priority": "requests are served in the order of their arrival",
+}
+
+TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "thinking")
+
 AnyRequest = TypeVar("AnyRequest", bound=BaseModel)
 
 
 class ApiError(Exception):
-    def __init__(self, status: int, message: str, kind: str = "invalid_request_error", param: str | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        kind: str = "invalid_request_error",
+        param: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        message = message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]}..."
         super().__init__(message)
         self.status = status
-        self.body = {"error": {"message": message, "type": kind, "param": param, "code": status}}
+        self.headers = headers or {}
+        self.body = {"error": {"message": message, "type": kind, "param": param and param[:100], "code": status}}
 
 
-async def read(request: Request, model: type[AnyRequest]) -> AnyRequest:
-    tree = _parse(await _body(request))
-    if found := forbidden_key(tree):
-        raise ApiError(400, f"'{found}' is set by the server alone; remove it from the request.", param=found)
+def parse(body: bytes) -> dict[str, Any]:
+    """msgspec is strict where Python's own parser is not: no NaN, no lone surrogates, nothing but UTF-8."""
+    if body.count(b",") >= MAX_VALUES or body.count(b"[") + body.count(b"{") + body.count(b":") > MAX_BRACKETS:
+        raise ApiError(400, f"The JSON of the request has more than {MAX_VALUES} values or {MAX_BRACKETS} lists and keys.")
+    try:
+        tree = msgspec.json.decode(body)
+    except RecursionError:
+        raise ApiError(400, f"The JSON of the request is nested deeper than {MAX_DEPTH} levels.") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ApiError(400, f"The request is not valid JSON: {error}") from None
+    if not isinstance(tree, dict):
+        raise ApiError(400, "The request must be a JSON object.")
+    _walk(tree)
+    for key in UNSUPPORTED.keys() & tree.keys():
+        if tree[key]:
+            raise ApiError(400, f"'{key}' is not supported: {UNSUPPORTED[key]}.", param=key)
+    return tree
+
+
+def validate(tree: dict[str, Any], model: type[AnyRequest]) -> AnyRequest:
+    _refuse_early(tree)
     try:
         checked = model.model_validate(tree)
     except ValidationError as error:
-        first = error.errors()[0]
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         raise ApiError(400, f"{where}: {first['msg']}" if where else str(first["msg"]), param=where or None) from None
     except Exception as error:
         # vLLM's own validators run before pydantic's: they raise errors of vLLM's, and trip over values of a wrong type.
         # It is the client's data all the same.
-        raise ApiError(400, f"The request is not valid: {error}") from None
+        raise ApiError(400, f"The request is not valid: {error}", param=getattr(error, "parameter", None)) from None
+    if checked.model_extra:
+        checked.model_extra.clear()  # what vLLM does not know must not answer when something asks for an attribute
     if "request_id" in model.model_fields:
         # The engines tell requests apart by this alone: a client must not choose another's.
         checked.request_id = uuid.uuid4().hex  # type: ignore[attr-defined]
     return checked
 
 
-def forbidden_key(tree: Any) -> str | None:
-    """Walks with a stack of its own: a client chooses how deep its JSON is."""
-    pending = [tree]
-    while pending:
-        node = pending.pop()
-        if isinstance(node, dict):
-            if found := FORBIDDEN & node.keys():
-                return min(found)
-            pending.extend(node.values())
-        elif isinstance(node, list):
-            pending.extend(node)
-    return None
+def _walk(tree: dict[str, Any]) -> None:
+    """Level by level, not by recursion: a client chooses how deep its JSON is."""
+    level: list[tuple[tuple[str, ...], Any]] = [((), tree)]
+    seen = 0
+    for _ in range(MAX_DEPTH):
+        below: list[tuple[tuple[str, ...], Any]] = []
+        for path, node in level:
+            if isinstance(node, dict) and (found := FORBIDDEN & node.keys()):
+                raise ApiError(400, f"'{min(found)}' is set by the server alone; remove it from the request.", param=min(found))
+            if _token_ids(path, node):
+                if max(node) not in INT64:
+                    raise _too_large(path[0])
+                continue
+            if len(node) > MAX_ENTRIES:
+                where = f"'{path[0]}'" if path else "The request"
+                message = f"{where} has {len(node)} entries; {MAX_ENTRIES} are allowed."
+                raise ApiError(400, message, param=path[0] if path else None)
+            for key, value in node.items() if isinstance(node, dict) else enumerate(node):
+                if isinstance(value, dict | list):
+                    below.append(((*path, str(key)), value))
+                elif isinstance(value, int) and value not in INT64:
+                    raise _too_large(path[0] if path else str(key))
+        if not below:
+            return
+        seen += len(below)
+        if seen > MAX_CONTAINERS:
+            raise ApiError(400, f"The JSON of the request has more than {MAX_CONTAINERS} lists and objects.")
+        level = below
+    raise ApiError(400, f"The JSON of the request is nested deeper than {MAX_DEPTH} levels.")
 
 
-async def _body(request: Request) -> bytes:
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            raise ApiError(413, f"The request is larger than {MAX_BODY_BYTES // 2**20} MiB.")
-    return bytes(body)
+def _token_ids(path: tuple[str, ...], node: Any) -> bool:
+    """A prompt, or one of several. Such a list may be long, so it is looked at as a whole, not entry by entry."""
+    if not (path == ("tokens",) or (path[:1] == ("prompt",) and len(path) <= 2)):
+        return False
+    return isinstance(node, list) and set(map(type, node)) == {int} and min(node) >= 0
 
 
-def _parse(body: bytes) -> dict[str, Any]:
-    try:
-        tree = json.loads(body)
-    except RecursionError:
-        raise ApiError(400, "The JSON of the request is nested too deeply.") from None
-    except ValueError as error:  # malformed JSON, or bytes that are not UTF-8
-        raise ApiError(400, f"The request is not valid JSON: {error}") from None
-    if not isinstance(tree, dict):
-        raise ApiError(400, "The request must be a JSON object.")
-    return tree
+def _too_large(where: str) -> ApiError:
+    return ApiError(400, f"'{where}' has a number beyond 64 bits.", param=where)
+
+
+def _refuse_early(tree: dict[str, Any]) -> None:
+    """What vLLM would act on while it validates. A structural tag goes to xgrammar in this process, and xgrammar can crash
+    (see `grammar_trial.py`); the contents of messages become iterators that can be read once."""
+    wanted, structured = tree.get("response_format"), tree.get("structured_outputs")
+    if isinstance(wanted, dict) and wanted.get("type") == "structural_tag":
+        raise ApiError(400, "'response_format' may be of type text, json_object or json_schema.", param="response_format")
+    if isinstance(structured, dict) and structured.get("structural_tag") is not None:
+        allowed = "json, json_object, regex, choice or grammar"
+        raise ApiError(400, f"'structured_outputs' may have {allowed}.", param="structured_outputs")
+    for message in _dicts(tree.get("messages")):
+        for part in _dicts(message.get("content")):
+            if part.get("type", "text") not in TEXT_PARTS:
+                kind = str(part["type"])[:50]
+                raise ApiError(400, f"The model reads text alone: content of type '{kind}' is not supported.", param="messages")
+        for call in _dicts(message.get("tool_calls")):
+            function = call.get("function")
+            arguments = function.get("arguments") if isinstance(function, dict) else None
+            if isinstance(arguments, str) and nesting(arguments) > MAX_DEPTH:
+                raise ApiError(400, f"The arguments of a tool call are nested deeper than {MAX_DEPTH} levels.", param="messages")
+
+
+def _dicts(value: Any) -> list[dict[str, Any]]:
+    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
+
+
+def nesting(text: str) -> int:
+    """Of JSON within a string, which vLLM reads by recursion. Brackets within its own strings count too."""
+    depth = deepest = 0
+    for bracket in re.findall(r"[\[\]{}]", text):
+        depth += 1 if bracket in "[{" else -1
+        deepest = max(deepest, depth)
+    return deepest

@@ -5,14 +5,30 @@ replica is this, and the replica turns it into Ray's and vLLM's own configuratio
 """
 
 import os
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from strata.platform.recipe import Device, PoolSection, ServeSection
+from strata.serving.link import SECRET_BYTES
 from strata.serving.nixl_patience import DELAY_US
+from strata.serving.policy import Rule
 
 Role = Literal["prefill", "decode"]
+LEASE_S = 12
+
+
+@dataclass(frozen=True)
+class Network:
+    """How the processes of one endpoint reach and know each other."""
+
+    host: str | None  # where they listen for each other; None: on the address their node has in the cluster
+    secret: bytes
+
+    @staticmethod
+    def within(one_machine: bool) -> "Network":
+        return Network("127.0.0.1" if one_machine else None, secrets.token_bytes(SECRET_BYTES))
 
 
 @dataclass(frozen=True)
@@ -26,11 +42,16 @@ class EngineSpec:
     max_sequences: int
     kv_cache_gib: int
     threads: int
+    prefix_caching: bool
+    tool_parser: str | None
+    reasoning_parser: str | None
     pool: PoolSection
-    nixl_port: int
+    disaggregated: bool  # there is a prefill pool
+    rule: Rule
+    network: Network
 
     @staticmethod
-    def of(role: Role, serve: ServeSection, model_dir: Path, model_id: str, nixl_port: int) -> "EngineSpec":
+    def of(role: Role, serve: ServeSection, model_dir: Path, model_id: str, network: Network) -> "EngineSpec":
         pool = serve.prefill if role == "prefill" else serve.decode
         engines = serve.prefill.replicas + serve.decode.replicas
         return EngineSpec(
@@ -43,26 +64,32 @@ class EngineSpec:
             max_sequences=serve.max_sequences,
             kv_cache_gib=serve.kv_cache_gib,
             threads=max(1, (os.cpu_count() or 1) // engines),
+            prefix_caching=serve.prefix_caching,
+            tool_parser=serve.tool_parser,
+            reasoning_parser=serve.reasoning_parser,
             pool=pool,
-            nixl_port=nixl_port,
+            disaggregated=serve.prefill.replicas > 0,
+            rule=Rule(**serve.remote_prefill.model_dump()),
+            network=network,
         )
 
     def cpus(self) -> float:
         """What the whole pool asks Ray for."""
-        return self.pool.replicas * sum(bundle["CPU"] for bundle in self.bundles())
+        return self.pool.replicas * self.resources()["num_cpus"]
 
-    def bundles(self) -> list[dict[str, float]]:
-        """What Ray reserves: the replica itself sits in the first bundle, the engine's GPU workers in one each."""
+    def resources(self) -> dict[str, float]:
+        """Of one replica, engine and all: it has its GPUs itself, and its engine's processes inherit them."""
         if self.device == "cpu":
-            return [{"CPU": 1.0}]
-        share = min(self.pool.gpus, 1.0)
-        return [{"CPU": 2.0, "GPU": share}] + [{"CPU": 1.0, "GPU": share}] * (self.pool.tensor_parallel - 1)
+            return {"num_cpus": 1}
+        return {"num_cpus": 2, "num_gpus": self.pool.gpus}
 
     def environment(self) -> dict[str, str]:
         """Set on the replica's process, and so on the engine processes it starts."""
         common = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "TOKENIZERS_PARALLELISM": "false"}
         if self.device == "gpu":
-            return common
+            # As vLLM's own server does; Ray would set it to the replica's CPUs, and threads that wait for each other cost an
+            # engine a tenth of its steps.
+            return common | {"OMP_NUM_THREADS": "1"}
         cpu = {
             "OMP_NUM_THREADS": str(self.threads),
             "VLLM_CPU_KVCACHE_SPACE": str(self.kv_cache_gib),
@@ -79,16 +106,70 @@ class EngineSpec:
         return common | cpu
 
     def engine_kwargs(self) -> dict[str, Any]:
-        transfer = {"kv_connector": "NixlConnector", "kv_role": "kv_producer" if self.role == "prefill" else "kv_consumer"}
+        """vLLM's. All of an engine's GPUs are on one node: its processes are plain ones, not Ray's."""
         kwargs: dict[str, Any] = {
             "dtype": self.dtype,
             "enforce_eager": self.eager,
             "max_num_seqs": self.max_sequences,
-            "kv_transfer_config": transfer,
+            "enable_prefix_caching": self.prefix_caching,
+        }
+        if self.reasoning_parser is not None:
+            kwargs["reasoning_parser"] = self.reasoning_parser
+        if self.disaggregated:
+            kwargs["kv_transfer_config"] = self._transfer()
+        if self.device == "gpu":
+            kwargs["tensor_parallel_size"] = self.pool.tensor_parallel
+            kwargs["distributed_executor_backend"] = "mp" if self.pool.tensor_parallel > 1 else "uni"
+            kwargs["gpu_memory_utilization"] = self.pool.gpu_memory
+        return kwargs
+
+    def frontend_kwargs(self) -> dict[str, Any]:
+        """Of vLLM's OpenAI classes."""
+        if self.tool_parser is None:
+            return {}
+        return {"tool_call_parser": self.tool_parser, "enable_auto_tool_choice": True}
+
+    def _transfer(self) -> dict[str, Any]:
+        transfer: dict[str, Any] = {
+            "kv_connector": "NixlConnector",
+            "kv_role": "kv_producer" if self.role == "prefill" else "kv_consumer",
+            # Blocks that were lost with their owner are computed here, instead of failing the request.
+            "kv_load_failure_policy": "recompute",
+            # Blocks whose reader died are free again after this many seconds (vLLM's default is 30).
+            "kv_connector_extra_config": {"kv_lease_duration": LEASE_S},
         }
         if self.device == "cpu":
             transfer["kv_buffer_device"] = "cpu"
-        else:
-            kwargs["tensor_parallel_size"] = self.pool.tensor_parallel
-            kwargs["gpu_memory_utilization"] = self.pool.gpu_memory
-        return kwargs
+        return transfer
+
+
+@dataclass(frozen=True)
+class GatewaySpec:
+    model_id: str
+    host: str
+    port: int
+    gateways: int
+    decode_replicas: int
+    max_sequences: int
+    max_queue: int
+    disaggregated: bool
+    network: Network
+
+    @staticmethod
+    def of(serve: ServeSection, model_id: str, network: Network) -> "GatewaySpec":
+        return GatewaySpec(
+            model_id=model_id,
+            host=serve.host,
+            port=serve.port,
+            gateways=serve.gateways,
+            decode_replicas=serve.decode.replicas,
+            max_sequences=serve.max_sequences,
+            max_queue=serve.max_queue,
+            disaggregated=serve.prefill.replicas > 0,
+            network=network,
+        )
+
+    def capacity(self, decode_replicas: int) -> int:
+        """Sequences that may be under way, running or queued. Replicas that are being replaced count, for those who wait for
+        them will be served."""
+        return max(decode_replicas, self.decode_replicas) * self.max_sequences + self.max_queue

@@ -27,7 +27,7 @@ from strata.platform.errors import UserError
 from strata.platform.files import cache_dir, write_atomic
 from strata.serving import choice, model_dir
 from strata.serving.nixl_patience import DELAY_US
-from strata.serving.spec import EngineSpec, Role
+from strata.serving.spec import EngineSpec, Network, Role
 
 LIMIT_S = 600.0
 Started = tuple[list[subprocess.Popen[bytes]], list[str]]  # the processes, and the addresses that must answer
@@ -110,7 +110,7 @@ def _start_bare(chosen: choice.Choice) -> Started:
     processes, urls = [], []
     roles: tuple[Role, ...] = ("prefill", "decode")
     for role in roles:
-        spec = EngineSpec.of(role, chosen.section, chosen.folder, chosen.model_id, ports.find_free())
+        spec = EngineSpec.of(role, chosen.section, chosen.folder, chosen.model_id, Network.within(one_machine=True))
         port = ports.find_free()
         kwargs = spec.engine_kwargs()
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", str(port)]
@@ -125,7 +125,7 @@ def _start_bare(chosen: choice.Choice) -> Started:
         # All of the settings but those behind our one-process engine and our patient NIXL: they are ours, not the peer's.
         ours = {"VLLM_ENABLE_V1_MULTIPROCESSING", DELAY_US}
         environment = {key: value for key, value in spec.environment().items() if key not in ours}
-        processes.append(_popen(command, environment | {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(spec.nixl_port)}))
+        processes.append(_popen(command, environment | {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(ports.find_free())}))
         urls.append(f"http://127.0.0.1:{port}")
     return processes, urls
 

@@ -1,0 +1,157 @@
+"""What a replica does when it is called: requests in OpenAI's shape on a decode replica, bare prefills on a prefill replica."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
+from vllm.entrypoints.serve.tokenize.protocol import DetokenizeRequest, TokenizeChatRequest, TokenizeCompletionRequest
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+from strata.serving import disaggregation, limits, turn
+from strata.serving.headers import PREFILL
+from strata.serving.lean import LeanChat, LeanCompletion
+from strata.serving.link import Call
+from strata.serving.requests import ApiError, validate
+
+logger = logging.getLogger("ray.serve")
+
+Metrics = Callable[[], str]  # this replica's, as text
+
+
+class DecodeCalls:
+    def __init__(self, app_state: Any, engine: disaggregation.Engine, metrics: Metrics, max_sequences: int) -> None:
+        self._engine = engine
+        self._metrics = metrics
+        self._max_sequences = max_sequences
+        self._completion, self._chat = app_state.openai_serving_completion, app_state.openai_serving_chat
+        self._tokenization = app_state.serving_tokenization
+        for serving, lean in ((self._completion, LeanCompletion), (self._chat, LeanChat)):
+            serving.engine_client = engine
+            serving.__class__ = lean  # vLLM builds its serving objects itself; these add no state of their own
+
+    async def handle(self, call: Call) -> None:
+        try:
+            if call.method in ("completions", "chat"):
+                await self._generate(call)
+            elif call.method in ("tokenize", "detokenize"):
+                await self._tokenize(call)
+            elif call.method == "metrics":
+                _answer(call, 200, self._metrics().encode(), "text/plain")
+            else:
+                raise LookupError(f"no such call: {call.method}")
+        except ApiError as error:
+            _answer(call, error.status, json.dumps(error.body).encode())
+
+    async def _generate(self, call: Call) -> None:
+        request = validate(json.loads(call.body), CompletionRequest if call.method == "completions" else ChatCompletionRequest)
+        limits.check(request, self._max_sequences)
+        request.request_id = call.meta["request_id"]
+        now = turn.Turn(resumed=tuple(call.meta.get("resumed", ())))
+        turn.current.set(now)
+        create = self._completion.create_completion if call.method == "completions" else self._chat.create_chat_completion
+        try:
+            result = await create(request, None)
+            if isinstance(result, ErrorResponse):
+                self._refuse(call, now, result)
+            elif hasattr(result, "__aiter__"):
+                await self._stream(call, now, result)
+            else:
+                _answer(call, 200, result.model_dump_json().encode(), headers=_named(now), trailer=_trailer(now, result))
+        except (ApiError, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            self._refuse(call, now, create_error_response(now.failure or error))
+
+    async def _stream(self, call: Call, now: turn.Turn, events: AsyncIterator[str]) -> None:
+        started = bool(now.resumed)
+        async with contextlib.aclosing(events):  # type: ignore[type-var]
+            async for event in events:
+                if now.failure is not None:
+                    # vLLM makes an event of it; before the first token a status code says it better.
+                    self._refuse(call, now, create_error_response(now.failure))
+                    return
+                if now.replaying:
+                    continue
+                if not started:
+                    started = True
+                    call.head({"status": 200, "type": "text/event-stream", "headers": _named(now)})
+                call.data(now.piece(event))
+        call.end(_trailer(now, None))
+
+    def _refuse(self, call: Call, now: turn.Turn, refusal: ErrorResponse) -> None:
+        if isinstance(now.failure, EngineDeadError) or self._engine.errored:
+            # Without its engine this process is of no use. Its callers see the connection break and go elsewhere, and
+            # Serve starts another.
+            logger.error("The engine died; this replica ends.")
+            os._exit(1)
+        if refusal.error.code >= 500 or isinstance(now.failure, EngineGenerateError):
+            raise now.failure or RuntimeError(refusal.error.message)  # not the client's fault: elsewhere it may go well
+        _answer(call, refusal.error.code, refusal.model_dump_json().encode(), headers=_named(now))
+
+    async def _tokenize(self, call: Call) -> None:
+        tree = json.loads(call.body)
+        if call.method == "detokenize":
+            answer = await self._tokenization.create_detokenize(validate(tree, DetokenizeRequest), None)
+        else:
+            kind = TokenizeChatRequest if "messages" in tree else TokenizeCompletionRequest
+            answer = await self._tokenization.create_tokenize(validate(tree, kind), None)
+        status = answer.error.code if isinstance(answer, ErrorResponse) else 200
+        _answer(call, status, answer.model_dump_json().encode())
+
+
+class PrefillCalls:
+    def __init__(self, engine: Any, metrics: Metrics) -> None:
+        self._engine = engine
+        self._metrics = metrics
+        self.queued_tokens = 0
+
+    async def handle(self, call: Call) -> None:
+        if call.method == "metrics":
+            _answer(call, 200, self._metrics().encode(), "text/plain")
+            return
+        tokens = len(call.body) // 4
+        self.queued_tokens += tokens
+        try:
+            done = await disaggregation.prefill(self._engine, call.body, call.meta["request_id"], call.meta["cache_salt"])
+        except EngineDeadError:
+            logger.error("The engine died; this replica ends.")
+            os._exit(1)
+        finally:
+            self.queued_tokens -= tokens
+        call.end(done)
+
+
+def _answer(
+    call: Call,
+    status: int,
+    body: bytes,
+    media: str = "application/json",
+    headers: dict[str, str] | None = None,
+    trailer: dict[str, Any] | None = None,
+) -> None:
+    call.head({"status": status, "type": media, "headers": headers or {}})
+    call.data(body)
+    call.end(trailer or {})
+
+
+def _named(now: turn.Turn) -> dict[str, str]:
+    if now.decision is None:
+        return {}
+    detail = f"engine={now.engine}" if now.engine else f"reason={now.decision.reason}"
+    return {PREFILL: f"{now.decision.where}; {detail}"}
+
+
+def _trailer(now: turn.Turn, response: Any) -> dict[str, Any]:
+    """What the gateway counts. Of a whole answer it sees no tokens, so they are told."""
+    told: dict[str, Any] = {"prompt_tokens": now.prompt_tokens, "queued_s": now.queued_s}
+    if response is not None:
+        told["tokens"] = response.usage.completion_tokens
+    return told

@@ -1,0 +1,247 @@
+"""The routes of the endpoint, as a plain ASGI application: what is not listed here does not exist."""
+
+import asyncio
+import json
+import logging
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from strata.serving import exposition, openapi, requests
+from strata.serving.gateway.admission import Admission
+from strata.serving.gateway.relay import Relay, Send
+from strata.serving.link import Kind, LinkLost
+from strata.serving.peers import Peer, Peers
+from strata.serving.requests import ApiError
+from strata.serving.telemetry import Gateway as Telemetry
+
+logger = logging.getLogger("ray.serve")
+
+# To send the whole of a request, and to read what was written of the answer.
+UPLOAD_S = 60.0
+STALLED_S = 60.0
+SWEEP_S = 5.0
+METRICS_S = 5.0
+GENERATING = {"/v1/completions": "completions", "/v1/chat/completions": "chat"}
+TOKENIZING = {"/tokenize": "tokenize", "/detokenize": "detokenize"}
+
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+
+
+class ClientGone(Exception):
+    pass
+
+
+class App:
+    def __init__(
+        self,
+        name: str,
+        model: str,
+        decode: Peers,
+        prefill: Peers | None,
+        gateways: Peers,
+        admission: Admission,
+        telemetry: Telemetry,
+    ) -> None:
+        self._name, self._model = name, model
+        self._decode, self._prefill, self._gateways = decode, prefill, gateways
+        self._admission = admission
+        self._telemetry = telemetry
+        self._relays: dict[Relay, asyncio.Task[None]] = {}
+        self._began = int(time.time())
+        self._sweeping = asyncio.get_running_loop().create_task(self._sweep())
+
+    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        assert scope["type"] == "http"
+        path, method = scope["path"], scope["method"]
+        if method == "POST" and path in GENERATING:
+            await self._generate(GENERATING[path], path, receive, send)
+            return
+        try:
+            if method == "POST" and path in TOKENIZING:
+                status, media, body = await self._ask(TOKENIZING[path], receive)
+            elif method in ("GET", "HEAD"):
+                status, media, body = await self._get(path)
+            else:
+                raise _no_such(path, method)
+            await _answer(send, status, body, {"content-type": media})
+        except ApiError as error:
+            await _refuse(send, error)
+        except ClientGone:
+            pass
+
+    async def _get(self, path: str) -> tuple[int, str, bytes]:
+        if path in ("/health", "/-/healthz"):
+            if not self._decode.all():
+                raise ApiError(503, "No decode replica is up.", "service_unavailable_error", headers={"retry-after": "5"})
+            return 200, "text/plain", b"success"
+        if path == "/-/routes":
+            return _json({"/": "strata"})
+        if path == "/openapi.json":
+            return _json(openapi.document(self._model))
+        if path == "/metrics":
+            return 200, "text/plain; version=0.0.4; charset=utf-8", (await self._metrics()).encode()
+        if path == "/v1/models":
+            return _json({"object": "list", "data": [self._card()]})
+        if path.startswith("/v1/models/"):
+            _require_model(path.removeprefix("/v1/models/"), self._model)
+            return _json(self._card())
+        raise _no_such(path, "GET")
+
+    def _card(self) -> dict[str, Any]:
+        card = {"id": self._model, "object": "model", "created": self._began, "owned_by": "strata"}
+        if peer := self._decode.least_busy():
+            card["max_model_len"] = peer.entry["context"]
+        return card
+
+    async def _generate(self, method: str, path: str, receive: Receive, send: Send) -> None:
+        began = time.monotonic()
+        relay: Relay | None = None
+        status = 0
+        try:
+            body = await _body(receive)
+            tree = requests.parse(body)
+            _require_model(tree.get("model"), self._model)
+            with self._admission.admitted(_sequences(tree)), self._telemetry.in_flight():
+                relay = Relay(method, tree, body, uuid.uuid4().hex, self._decode, self._telemetry, send)
+                await self._run(relay, receive)
+                status = relay.status or 0
+        except ApiError as error:
+            if error.status in (408, 413, 429, 503):
+                self._telemetry.rejected(_REASONS[error.status])
+            status = error.status
+            await _refuse(send, error)
+        except ClientGone:
+            self._telemetry.disconnected()
+            return
+        self._telemetry.request_ended(path, status, time.monotonic() - began)
+
+    async def _run(self, relay: Relay, receive: Receive) -> None:
+        """Until it is answered or the client has gone; then what it holds is freed at once."""
+        running = asyncio.ensure_future(relay.run())
+        gone = asyncio.ensure_future(receive())  # nothing more is to come from the client but its leaving
+        self._relays[relay] = running
+        try:
+            await asyncio.wait({running, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not running.done():
+                raise ClientGone
+            if running.cancelled():
+                raise ClientGone  # swept: it did not read
+            running.result()
+        finally:
+            del self._relays[relay]
+            for task in (running, gone):
+                task.cancel()
+            relay.cancel()
+
+    async def _sweep(self) -> None:
+        """Clients that stopped reading long ago are as good as gone."""
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            now = time.monotonic()
+            for relay, task in list(self._relays.items()):
+                if relay.writing_since is not None and now - relay.writing_since > STALLED_S:
+                    task.cancel()
+
+    async def _ask(self, method: str, receive: Receive) -> tuple[int, str, bytes]:
+        body = await _body(receive)
+        tree = requests.parse(body)
+        _require_model(tree.get("model"), self._model)
+        tried: frozenset[str] = frozenset()
+        while (peer := self._decode.least_busy(tried)) is not None and peer.name not in tried:
+            try:
+                return await _ask(peer, method, body)
+            except LinkLost:
+                tried |= {peer.name}
+        raise ApiError(503, "No decode replica is up.", "service_unavailable_error", headers={"retry-after": "5"})
+
+    async def _metrics(self) -> str:
+        """Everybody's, so that it does not matter which gateway is asked."""
+        gateways = [gateway for gateway in self._gateways.all() if gateway.name != self._name]
+        peers = [*self._decode.all(), *(self._prefill.all() if self._prefill else []), *gateways]
+        texts = await asyncio.gather(*(_metrics_of(peer) for peer in peers))
+        return exposition.merge([({}, text) for text in (self._telemetry.text(), *texts)])
+
+
+_REASONS = {408: "slow-upload", 413: "too-large", 429: "queue-full", 503: "no-replica"}
+
+
+async def _ask(peer: Peer, method: str, body: bytes) -> tuple[int, str, bytes]:
+    asked = peer.link.call(method, {}, body)
+    try:
+        _, head = await asked.next()
+        _, answer = await asked.next()
+        kind, _ = await asked.next()
+        assert kind == Kind.END
+    finally:
+        asked.cancel()
+    told = json.loads(head)
+    return told["status"], told["type"], answer
+
+
+async def _metrics_of(peer: Peer) -> str:
+    """Nothing, from one that is just dying: the others' numbers are still worth having."""
+    try:
+        async with asyncio.timeout(METRICS_S):
+            return (await _ask(peer, "metrics", b""))[2].decode()
+    except (LinkLost, TimeoutError):
+        return ""
+
+
+def _require_model(name: Any, model: str) -> None:
+    if name is not None and name != model:
+        raise ApiError(404, f"The model '{name}' does not exist; this endpoint serves '{model}'.", "not_found_error", "model")
+
+
+def _sequences(tree: dict[str, Any]) -> int:
+    n = tree.get("n")
+    return n if isinstance(n, int) and n > 0 else 1
+
+
+async def _body(receive: Receive) -> bytes:
+    body = bytearray()
+    try:
+        async with asyncio.timeout(UPLOAD_S):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                body += message.get("body", b"")
+                if len(body) > requests.MAX_BODY_BYTES:
+                    raise ApiError(413, f"The request is larger than {requests.MAX_BODY_BYTES // 2**20} MiB.")
+                if not message.get("more_body", False):
+                    return bytes(body)
+    except TimeoutError:
+        raise ApiError(408, f"The request was not sent within {UPLOAD_S:.0f} s.") from None
+
+
+def _no_such(path: str, method: str) -> ApiError:
+    known = (
+        path in GENERATING
+        or path in TOKENIZING
+        or path in ("/health", "/metrics", "/openapi.json")
+        or path.startswith("/v1/models")
+    )
+    if known:
+        allowed = "POST" if path in GENERATING or path in TOKENIZING else "GET"
+        return ApiError(405, f"{method} {path}: only {allowed} is allowed.", headers={"allow": allowed})
+    return ApiError(404, f"{method} {path}: there is no such route.", "not_found_error")
+
+
+def _json(tree: Any) -> tuple[int, str, bytes]:
+    return 200, "application/json", json.dumps(tree).encode()
+
+
+async def _refuse(send: Send, error: ApiError) -> None:
+    # What is left of a request that was not read to its end cannot be told from the next one.
+    closing = {"connection": "close"} if error.status in (408, 413) else {}
+    await _answer(
+        send, error.status, json.dumps(error.body).encode(), {"content-type": "application/json"} | error.headers | closing
+    )
+
+
+async def _answer(send: Send, status: int, body: bytes, headers: dict[str, str]) -> None:
+    encoded = [(name.encode(), value.encode()) for name, value in (headers | {"content-length": str(len(body))}).items()]
+    await send({"type": "http.response.start", "status": status, "headers": encoded})
+    await send({"type": "http.response.body", "body": body, "more_body": False})

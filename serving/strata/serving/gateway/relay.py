@@ -1,0 +1,174 @@
+"""One request's way through the gateway, over as many decode replicas as it takes."""
+
+import json
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from strata.serving import failover
+from strata.serving.headers import REQUEST_ID
+from strata.serving.link import Kind, LinkLost, Stream
+from strata.serving.peers import Peer, Peers
+from strata.serving.requests import ApiError
+from strata.serving.telemetry import Gateway as Telemetry
+from strata.serving.turn import open_piece
+
+# A request that loses replica after replica may be what kills them.
+TRIES = 4
+# Serve needs less than this to start an engine anew, should all be gone.
+PATIENCE_S = 300.0
+KEEP_ALIVE_S = 5.0
+EVENTS = "text/event-stream"
+# To clients behind a proxy that would collect a stream before it passes it on.
+UNBUFFERED = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+
+class Relay:
+    """What outlives a replica: the client's connection, and what it has been sent."""
+
+    def __init__(
+        self, method: str, tree: dict[str, Any], body: bytes, request_id: str, peers: Peers, telemetry: Telemetry, send: Send
+    ) -> None:
+        self._method, self._tree, self._body, self._request_id = method, tree, body, request_id
+        self._peers, self._telemetry, self._send = peers, telemetry, send
+        self._began = time.monotonic()
+        self._emitted: list[int] = []
+        self._gaps: list[float] = []
+        self._last_token_at = 0.0
+        self._finished = False  # the last token is out; usage and the end mark may be missing
+        self._call: Stream | None = None
+        self.status: int | None = None  # of the answer, once it has begun
+        self.writing_since: float | None = None  # a client that does not read makes it stand
+
+    def cancel(self) -> None:
+        if self._call is not None:
+            self._call.cancel()
+
+    async def run(self) -> None:
+        try:
+            await self._run()
+        finally:
+            self.cancel()
+            if self._gaps:
+                self._telemetry.tokens_came(self._gaps)
+
+    async def _run(self) -> None:
+        lost: frozenset[str] = frozenset()
+        while True:
+            peer = await self._replica(lost)
+            if not lost:
+                self._telemetry.queued(time.monotonic() - self._began)
+            meta = {"request_id": self._request_id, "resumed": self._emitted}
+            self._call = peer.link.call(self._method, meta, self._body)
+            try:
+                await self._relay(self._call)
+                return
+            except LinkLost as error:
+                lost |= {peer.name}
+                if not await self._goes_on(len(lost), str(error)):
+                    return
+
+    async def _replica(self, lost: frozenset[str]) -> Peer:
+        peer = self._peers.least_busy(lost)
+        if peer is not None:
+            return peer
+        deadline = time.monotonic() + PATIENCE_S
+        with self._telemetry.in_queue():
+            while (peer := self._peers.least_busy(lost)) is None:
+                if time.monotonic() > deadline:
+                    raise ApiError(503, "No decode replica is up.", "service_unavailable_error", headers={"retry-after": "10"})
+                await self._peers.changed(KEEP_ALIVE_S)
+                if self.status is not None:
+                    await self._write(b": waiting for a replica\n\n")
+        return peer
+
+    async def _relay(self, call: Stream) -> None:
+        whole, head = b"", {"status": 200, "type": EVENTS, "headers": {}}
+        while True:
+            kind, payload = call.take() or await call.next()
+            if kind == Kind.DATA and head["type"] == EVENTS:
+                await self._events(call, payload)
+            elif kind == Kind.DATA:
+                whole = payload
+            elif kind == Kind.HEAD:
+                head = json.loads(payload)
+                if head["type"] == EVENTS:
+                    await self._start(200, head["headers"] | UNBUFFERED | {"content-type": EVENTS})
+            else:
+                await self._end(head, whole, json.loads(payload))
+                return
+
+    async def _events(self, call: Stream, piece: bytes | None) -> None:
+        """Whatever has come by now leaves together."""
+        events = []
+        while piece is not None:
+            self._finished, tokens, event = open_piece(piece)
+            self._emitted.extend(tokens)
+            if tokens:
+                self._clock()
+            events.append(event)
+            piece = call.take_if(Kind.DATA)
+        await self._write(b"".join(events))
+
+    def _clock(self) -> None:
+        now = time.monotonic()
+        if self._last_token_at:
+            self._gaps.append(now - self._last_token_at)
+        else:
+            self._telemetry.first_token(now - self._began)
+        self._last_token_at = now
+
+    async def _end(self, head: dict[str, Any], whole: bytes, trailer: dict[str, Any]) -> None:
+        if "prompt_tokens" in trailer:
+            self._telemetry.tokens(trailer["prompt_tokens"], trailer.get("tokens", len(self._emitted)))
+        if head["type"] == EVENTS:
+            await self._write(b"", more=False)
+        elif self.status is None:
+            await self.answer(head["status"], whole, head["headers"] | {"content-type": head["type"]})
+        else:  # refused by the replica that was to go on with a stream
+            await self._write(b"data: " + whole + b"\n\n", more=False)
+
+    async def _goes_on(self, losses: int, why: str) -> bool:
+        if self._finished:
+            await self._write(b"data: [DONE]\n\n", more=False)
+            return False
+        if losses >= TRIES:
+            await self._give_up(f"{losses} replicas were lost while they worked on this request; the last one: {why}.")
+            return False
+        if not self._emitted:
+            self._telemetry.retried("replica-lost")
+            return True
+        obstacle = failover.obstacle(self._tree)
+        if obstacle is not None:
+            self._telemetry.migrated("refused")
+            await self._give_up(
+                f"The replica that generated this stream was lost, and a stream with {obstacle} cannot go on elsewhere."
+            )
+            return False
+        self._telemetry.migrated("continued")
+        return True
+
+    async def _give_up(self, why: str) -> None:
+        error = ApiError(503, f"{why} Send the request again.", "service_unavailable_error", headers={"retry-after": "1"})
+        if self.status is None:
+            raise error
+        await self._write(b"data: " + json.dumps(error.body).encode() + b"\n\n", more=False)
+
+    async def answer(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+        await self._start(status, headers | {"content-length": str(len(body))})
+        await self._write(body, more=False)
+
+    async def _start(self, status: int, headers: dict[str, str]) -> None:
+        if self.status is not None:
+            return
+        self.status = status
+        named = headers | {REQUEST_ID: self._request_id}
+        encoded = [(name.encode(), value.encode("latin-1", "replace")) for name, value in named.items()]
+        await self._send({"type": "http.response.start", "status": status, "headers": encoded})
+
+    async def _write(self, body: bytes, more: bool = True) -> None:
+        self.writing_since = time.monotonic()
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+        self.writing_since = None

@@ -1,0 +1,58 @@
+"""Real engines that die under load: no answer is lost, and every greedy one equals the undisturbed one."""
+
+import time
+
+import httpx
+import pytest
+from support import Served
+
+from strata.serving.chaos import report, run, session
+from strata.serving.chaos.victims import Kind
+
+REQUESTS = 300
+
+
+@pytest.fixture(scope="module")
+def storm(endpoint: Served) -> run.Outcome:
+    """One prefill and one decode replica killed while the requests run."""
+    requests = session.requests_for(endpoint.url, REQUESTS, seed=0)
+    return run.run(endpoint.url, endpoint.process.pid, requests, [Kind.DECODE, Kind.PREFILL], concurrency=12, seed=0)
+
+
+@pytest.mark.timeout(900)
+def test_no_answer_is_lost_and_all_are_equal(storm: run.Outcome) -> None:
+    assert storm.holds, report.failures(storm)
+    assert len(storm.verdicts()) >= REQUESTS
+
+
+def test_streams_went_on_elsewhere(storm: run.Outcome) -> None:
+    print(report.numbers(storm))
+    assert report.counted(storm)
+
+
+@pytest.mark.timeout(600)
+def test_engines_that_die_without_their_replica_and_a_gateway(endpoint: Served, storm: run.Outcome) -> None:
+    requests = session.requests_for(endpoint.url, 60, seed=1)
+    kinds = [Kind.DECODE_ENGINE, Kind.PREFILL_ENGINE, Kind.GATEWAY]
+    outcome = run.run(endpoint.url, endpoint.process.pid, requests, kinds, concurrency=8, seed=1)
+    assert outcome.holds, report.failures(outcome)
+    gateway = next(kill for kill in outcome.kills if kill.kind == Kind.GATEWAY)
+    assert gateway.answered is not None and gateway.answered - gateway.at < 20
+
+
+def test_a_client_that_leaves_frees_its_blocks_at_once(endpoint: Served) -> None:
+    request = {"model": endpoint.model, "prompt": "import os\n", "max_tokens": 200, "stream": True, "ignore_eos": True}
+    with httpx.stream("POST", f"{endpoint.url}/v1/completions", json=request, timeout=60) as response:
+        for _ in response.iter_lines():
+            break
+        held = _kv_usage(endpoint)
+    deadline = time.monotonic() + 2
+    while _kv_usage(endpoint) > 0:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert held > 0
+
+
+def _kv_usage(endpoint: Served) -> float:
+    text = httpx.get(f"{endpoint.url}/metrics", timeout=10).text
+    return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith("strata_serve_kv_cache_usage"))

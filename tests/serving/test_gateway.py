@@ -1,0 +1,259 @@
+"""The gateway with stand-in replicas: what a client sees when one of them is lost, is slow, or refuses. Real engines are in
+test_failover.py."""
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from strata.serving.gateway import http
+from strata.serving.gateway.admission import Admission
+from strata.serving.gateway.app import App
+from strata.serving.link import SECRET_BYTES, Call, Server
+from strata.serving.peers import Peers
+from strata.serving.telemetry import Gateway as Telemetry
+from strata.serving.turn import Turn
+
+SECRET = os.urandom(SECRET_BYTES)
+WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog", "and", "runs", "away", "from", "it"]
+
+
+class Directory:
+    """Ray's key-value store, without Ray."""
+
+    def __init__(self) -> None:
+        self.replicas: dict[str, dict[str, Any]] = {}
+
+    async def entries(self, role: str) -> dict[str, dict[str, Any]]:
+        return dict(self.replicas) if role == "decode" else {}
+
+    async def withdraw(self, role: str, name: str) -> None:
+        self.replicas.pop(name, None)
+
+
+class Replica:
+    """Generates WORDS, one a piece, from where it is told to go on; dies after `dies_after` words."""
+
+    def __init__(self, name: str, dies_after: int | None = None, pause_s: float = 0.0) -> None:
+        self.name, self.dies_after, self.pause_s = name, dies_after, pause_s
+        self.cancelled = 0
+        self.asked: list[dict[str, Any]] = []
+        self.server = Server(self.handle, lambda: {"calls": self.server.calls}, SECRET)
+
+    async def handle(self, call: Call) -> None:
+        try:
+            await self.generate(call)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+
+    async def generate(self, call: Call) -> None:
+        self.asked.append(call.meta)
+        tree = json.loads(call.body)
+        now = Turn(resumed=tuple(call.meta["resumed"]))
+        if tree.get("prompt") == "refuse":
+            call.head({"status": 400, "type": "application/json", "headers": {}})
+            call.data(json.dumps({"error": {"message": "no", "type": "x", "param": None, "code": 400}}).encode())
+            call.end({})
+            return
+        if tree.get("stream") and not now.resumed:
+            call.head({"status": 200, "type": "text/event-stream", "headers": {"x-strata-prefill": f"local; reason={self.name}"}})
+        for count, word in enumerate(WORDS[len(now.resumed) :]):
+            if count == self.dies_after:
+                self.server.close()
+                await asyncio.sleep(60)
+            await asyncio.sleep(self.pause_s)
+            if tree.get("stream"):
+                now.fresh, now.finished = [WORDS.index(word)], word == WORDS[-1]
+                call.data(now.piece(f"data: {word}\n\n"))
+        if tree.get("stream"):
+            call.data(now.piece("data: [DONE]\n\n"))
+        else:
+            call.head({"status": 200, "type": "application/json", "headers": {}})
+            call.data(json.dumps({"text": " ".join(WORDS)}).encode())
+        call.end({"prompt_tokens": 3, "tokens": len(WORDS)})
+
+
+class Endpoint:
+    def __init__(self, directory: Directory, app: App, client: httpx.AsyncClient) -> None:
+        self.directory, self.app, self.client = directory, app, client
+
+    async def add(self, replica: Replica) -> Replica:
+        self.directory.replicas[replica.name] = {"address": await replica.server.listen("127.0.0.1"), "context": 64}
+        return replica
+
+    async def words(self, **asked: Any) -> str:
+        response = await self.client.post("/v1/completions", json={"prompt": "x", "stream": True} | asked)
+        assert response.status_code == 200, response.text
+        events = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: ")]
+        return " ".join(events)
+
+    async def metric(self, name: str) -> float:
+        text = (await self.client.get("/metrics")).text
+        return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name))
+
+
+@asynccontextmanager
+async def running(capacity: int = 100) -> AsyncIterator[Endpoint]:
+    directory = Directory()
+    decode, others = Peers(directory, "decode", SECRET), Peers(directory, "gateway", SECRET)  # type: ignore[arg-type]
+    app = App("g-1", "tiny", decode, None, others, Admission(lambda: capacity), Telemetry("tiny", "g-1"))
+    listener = http.listen("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    server = http.server(app)
+    serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+        while not server.started:
+            await asyncio.sleep(0.01)
+        yield Endpoint(directory, app, client)
+    server.should_exit = True
+    await serving
+
+
+def run(test: Callable[[Endpoint], Awaitable[None]], capacity: int = 100) -> None:
+    async def inside() -> None:
+        async with running(capacity) as endpoint:
+            await asyncio.wait_for(test(endpoint), 30)
+
+    asyncio.run(inside())
+
+
+ALL = " ".join([*WORDS, "[DONE]"])
+
+
+def test_a_stream_goes_on_where_its_replica_died() -> None:
+    async def test(endpoint: Endpoint) -> None:
+        first = await endpoint.add(Replica("a", dies_after=4, pause_s=0.01))
+        await asyncio.sleep(0.7)
+        second = await endpoint.add(Replica("b"))
+        assert await endpoint.words() == ALL
+        assert len(first.asked) == 1 and len(second.asked[0]["resumed"]) in (3, 4)  # its last words may have died with it
+        assert await endpoint.metric('strata_serve_migrations_total{model="tiny",outcome="continued"') == 1
+
+    run(test)
+
+
+def test_what_cannot_go_on_says_so_and_that_it_can_be_sent_again() -> None:
+    async def test(endpoint: Endpoint) -> None:
+        await endpoint.add(Replica("a", dies_after=4, pause_s=0.01))
+        answer = await endpoint.words(seed=3, temperature=1.0)
+        error = json.loads(answer[answer.index("{") :])["error"]
+        assert (
+            error["code"] == 503 and "sampling with a seed" in error["message"] and "Send the request again" in error["message"]
+        )
+        assert await endpoint.metric('strata_serve_migrations_total{model="tiny",outcome="refused"') == 1
+
+    run(test)
+
+
+def test_an_unstreamed_request_begins_again() -> None:
+    async def test(endpoint: Endpoint) -> None:
+        await endpoint.add(Replica("a", dies_after=4))
+        await asyncio.sleep(0.7)
+        await endpoint.add(Replica("b"))
+        response = await endpoint.client.post("/v1/completions", json={"prompt": "x", "n": 4})
+        assert response.json() == {"text": " ".join(WORDS)}
+        assert await endpoint.metric("strata_serve_retries_total") == 1
+
+    run(test)
+
+
+def test_a_request_that_loses_every_replica_ends() -> None:
+    async def test(endpoint: Endpoint) -> None:
+        for name in "abcd":
+            await endpoint.add(Replica(name, dies_after=0))
+        await asyncio.sleep(0.7)
+        response = await endpoint.client.post("/v1/completions", json={"prompt": "x"})
+        assert response.status_code == 503 and response.headers["retry-after"]
+        assert "4 replicas were lost" in response.json()["error"]["message"]
+
+    run(test)
+
+
+def test_requests_wait_for_the_first_replica() -> None:
+    async def test(endpoint: Endpoint) -> None:
+        assert (await endpoint.client.get("/health")).status_code == 503
+        asked = asyncio.ensure_future(endpoint.words())
+        await asyncio.sleep(0.2)
+        await endpoint.add(Replica("a"))
+        assert await asked == ALL
+        assert (await endpoint.client.get("/health")).status_code == 200
+
+    run(test)
+
+
+def test_requests_go_to_the_replica_with_the_fewest() -> None:
+    async def test(endpoint: Endpoint) -> None:
+        replicas = [await endpoint.add(Replica(name, pause_s=0.02)) for name in "ab"]
+        await asyncio.sleep(0.7)
+        await asyncio.gather(*(endpoint.words() for _ in range(8)))
+        assert [len(replica.asked) for replica in replicas] == [4, 4]
+
+    run(test)
+
+
+def test_a_client_that_leaves_is_noticed_there() -> None:
+    async def test(endpoint: Endpoint) -> None:
+        replica = await endpoint.add(Replica("a", pause_s=0.2))
+        async with endpoint.client.stream("POST", "/v1/completions", json={"prompt": "x", "stream": True}) as response:
+            async for _ in response.aiter_lines():
+                break
+        await asyncio.sleep(0.3)
+        assert replica.cancelled == 1
+        assert await endpoint.metric("strata_serve_client_disconnects_total") == 1
+
+    run(test)
+
+
+def test_more_than_fit_are_told_when_to_come_back() -> None:
+    async def test(endpoint: Endpoint) -> None:
+        await endpoint.add(Replica("a", pause_s=0.05))
+        asked = [asyncio.ensure_future(endpoint.words()) for _ in range(2)]
+        await asyncio.sleep(0.9)
+        response = await endpoint.client.post("/v1/completions", json={"prompt": "x"})
+        assert response.status_code == 429 and int(response.headers["retry-after"]) >= 1
+        assert response.json()["error"]["type"] == "rate_limit_error"
+        assert await asyncio.gather(*asked) == [ALL, ALL]
+        assert await endpoint.words() == ALL
+
+    run(test, capacity=2)
+
+
+def test_a_refusal_is_passed_on() -> None:
+    async def test(endpoint: Endpoint) -> None:
+        await endpoint.add(Replica("a"))
+        response = await endpoint.client.post("/v1/completions", json={"prompt": "refuse", "stream": True})
+        assert response.status_code == 400 and response.json()["error"]["message"] == "no"
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"), [("GET", "/v1/completions", 405), ("POST", "/v1/responses", 404), ("DELETE", "/health", 405)]
+)
+def test_what_there_is_not(method: str, path: str, status: int) -> None:
+    async def test(endpoint: Endpoint) -> None:
+        response = await endpoint.client.request(method, path)
+        assert response.status_code == status and response.json()["error"]["code"] == status
+
+    run(test)
+
+
+def test_a_header_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "HEADER_S", 0.3)
+
+    async def test(endpoint: Endpoint) -> None:
+        host, port = endpoint.client.base_url.host, endpoint.client.base_url.port
+        slow, writer = await asyncio.open_connection(host, port)
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nx-slow: ")
+        assert await asyncio.wait_for(slow.read(), 5) == b""
+        large, writer = await asyncio.open_connection(host, port)
+        writer.write(b"GET / HTTP/1.1\r\nx-large: " + b"a" * 100_000)
+        assert b"400 Bad Request" in await asyncio.wait_for(large.read(), 5)
+
+    run(test)
