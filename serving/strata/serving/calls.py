@@ -16,6 +16,7 @@ from vllm.entrypoints.serve.tokenize.protocol import DetokenizeRequest, Tokenize
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from strata.serving import disaggregation, limits, turn
+from strata.serving.grammar_trial import GrammarTrial
 from strata.serving.headers import PREFILL
 from strata.serving.lean import LeanChat, LeanCompletion
 from strata.serving.link import Call
@@ -31,6 +32,7 @@ class DecodeCalls:
         self._engine = engine
         self._metrics = metrics
         self._max_sequences = max_sequences
+        self._trial = GrammarTrial(engine.model_config.model, engine.model_config.get_vocab_size())
         self._completion, self._chat = app_state.openai_serving_completion, app_state.openai_serving_chat
         self._tokenization = app_state.serving_tokenization
         for serving, lean in ((self._completion, LeanCompletion), (self._chat, LeanChat)):
@@ -48,11 +50,12 @@ class DecodeCalls:
             else:
                 raise LookupError(f"no such call: {call.method}")
         except ApiError as error:
-            _answer(call, error.status, json.dumps(error.body).encode())
+            _answer(call, error.status, json.dumps(error.body).encode(), headers=error.headers)
 
     async def _generate(self, call: Call) -> None:
         request = validate(json.loads(call.body), CompletionRequest if call.method == "completions" else ChatCompletionRequest)
         limits.check(request, self._max_sequences)
+        await self._trial.check(request)
         request.request_id = call.meta["request_id"]
         now = turn.Turn(resumed=tuple(call.meta.get("resumed", ())))
         turn.current.set(now)
@@ -60,23 +63,23 @@ class DecodeCalls:
         try:
             result = await create(request, None)
             if isinstance(result, ErrorResponse):
-                self._refuse(call, now, result)
+                self._refuse(call, now, request, result)
             elif hasattr(result, "__aiter__"):
-                await self._stream(call, now, result)
+                await self._stream(call, now, request, result)
             else:
                 _answer(call, 200, result.model_dump_json().encode(), headers=_named(now), trailer=_trailer(now, result))
         except (ApiError, asyncio.CancelledError):
             raise
         except Exception as error:
-            self._refuse(call, now, create_error_response(now.failure or error))
+            self._refuse(call, now, request, create_error_response(now.failure or error))
 
-    async def _stream(self, call: Call, now: turn.Turn, events: AsyncIterator[str]) -> None:
+    async def _stream(self, call: Call, now: turn.Turn, request: Any, events: AsyncIterator[str]) -> None:
         started = bool(now.resumed)
         async with contextlib.aclosing(events):  # type: ignore[type-var]
             async for event in events:
                 if now.failure is not None:
                     # vLLM makes an event of it; before the first token a status code says it better.
-                    self._refuse(call, now, create_error_response(now.failure))
+                    self._refuse(call, now, request, create_error_response(now.failure))
                     return
                 if now.replaying:
                     continue
@@ -86,23 +89,28 @@ class DecodeCalls:
                 call.data(now.piece(event))
         call.end(_trailer(now, None))
 
-    def _refuse(self, call: Call, now: turn.Turn, refusal: ErrorResponse) -> None:
+    def _refuse(self, call: Call, now: turn.Turn, request: Any, refusal: ErrorResponse) -> None:
         if isinstance(now.failure, EngineDeadError) or self._engine.errored:
             # Without its engine this process is of no use. Its callers see the connection break and go elsewhere, and
             # Serve starts another.
             logger.error("The engine died; this replica ends.")
             os._exit(1)
-        if refusal.error.code >= 500 or isinstance(now.failure, EngineGenerateError):
-            raise now.failure or RuntimeError(refusal.error.message)  # not the client's fault: elsewhere it may go well
-        _answer(call, refusal.error.code, refusal.model_dump_json().encode(), headers=_named(now))
+        error = refusal.error
+        if error.code >= 500 and limits.is_structured(request):
+            raise ApiError(400, "The grammar left no token to go on with.", param="response_format")
+        if error.code >= 500 or isinstance(now.failure, EngineGenerateError):
+            raise now.failure or RuntimeError(error.message)  # not the client's fault: elsewhere it may go well
+        shaped = ApiError(error.code, error.message, error.type, error.param)  # vLLM quotes what it refuses, whatever its size
+        _answer(call, shaped.status, json.dumps(shaped.body).encode(), headers=_named(now))
 
     async def _tokenize(self, call: Call) -> None:
         tree = json.loads(call.body)
-        if call.method == "detokenize":
-            answer = await self._tokenization.create_detokenize(validate(tree, DetokenizeRequest), None)
-        else:
-            kind = TokenizeChatRequest if "messages" in tree else TokenizeCompletionRequest
-            answer = await self._tokenization.create_tokenize(validate(tree, kind), None)
+        chat = "messages" in tree
+        kind = DetokenizeRequest if call.method == "detokenize" else TokenizeChatRequest if chat else TokenizeCompletionRequest
+        request = validate(tree, kind)
+        limits.check_tokenizing(request, len(call.body))
+        create = self._tokenization.create_detokenize if call.method == "detokenize" else self._tokenization.create_tokenize
+        answer = await create(request, None)
         status = answer.error.code if isinstance(answer, ErrorResponse) else 200
         _answer(call, status, answer.model_dump_json().encode())
 

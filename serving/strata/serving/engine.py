@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from starlette.datastructures import State
+from vllm.config import StructuredOutputsConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.cli_args import FrontendArgs
@@ -58,7 +59,11 @@ async def start(spec: EngineSpec, replica: str, host: str) -> Started:
     os.environ[REPLICA_PID] = str(os.getpid())
     os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"] = host
     os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(ports.find_free(host))
-    args = AsyncEngineArgs(model=spec.model_dir, served_model_name=[spec.model_id], **spec.engine_kwargs())
+    # An engine can have one kind of grammar only, and would take the one that its first request needs; this one was tried.
+    grammars = StructuredOutputsConfig(backend="xgrammar")
+    args = AsyncEngineArgs(
+        model=spec.model_dir, served_model_name=[spec.model_id], structured_outputs_config=grammars, **spec.engine_kwargs()
+    )
     config = args.create_engine_config(UsageContext.OPENAI_API_SERVER)
     if spec.device == "cpu":
         # vLLM puts its CPU worker into a process of its own, to bind OpenMP threads there. Our threads are set by the

@@ -31,7 +31,7 @@ def check(request: Any, max_sequences: int) -> None:
     _numbers(request)
     _text(request)
     _sequences(request, max_sequences)
-    for name in AGAINST_A_GRAMMAR if _structured(request) else ():
+    for name in AGAINST_A_GRAMMAR if is_structured(request) else ():
         if getattr(request, name, None):
             raise ApiError(400, f"'{name}' cannot be combined with structured output.", param=name)
     _template(request)
@@ -107,6 +107,6 @@ def _sequences(request: Any, max_sequences: int) -> None:
         raise ApiError(400, message, param="prompt")
 
 
-def _structured(request: Any) -> bool:
+def is_structured(request: Any) -> bool:
     wanted = getattr(request, "response_format", None)
     return getattr(request, "structured_outputs", None) is not None or (wanted is not None and wanted.type != "text")

@@ -38,8 +38,9 @@ def bench_serve(
     long_share: Annotated[float, typer.Option(help="Share of the long prompts in 'mixed'.", min=0, max=1)] = 0.1,
     turns: Annotated[int, typer.Option(help="Turns of a conversation in 'multiturn'.", min=2)] = 4,
     requests: Annotated[
-        int | None, typer.Option(help="Requests of a level. Default: 4 times as many as at once, 32 at least.", min=1)
+        int | None, typer.Option(help="Requests of a level. Default: 8 times as many as at once, 48 at least.", min=1)
     ] = None,
+    rounds: Annotated[int, typer.Option(help="Times that each is started and measured, in turn; medians count.", min=1)] = 1,
     seconds: Annotated[float, typer.Option(help="How long a Poisson load lasts, without --requests.", min=1)] = 30,
     clients: Annotated[int | None, typer.Option(help="Client processes. Default: half of the cores.", min=1)] = None,
     slo_ttft_ms: Annotated[float, typer.Option(help="Goodput counts requests with a TTFT up to this ...")] = 500,
@@ -85,7 +86,7 @@ def bench_serve(
             concurrency = "1,4,16" if served.section.device == "cpu" else "1,16,64,256"
         levels = _levels(asked, concurrency, rate, requests, seconds)
         processes = clients or max(1, (os.cpu_count() or 1) // 2)
-        settings = Settings(asked, levels, processes, Slo(slo_ttft_ms / 1000, slo_itl_ms / 1000), seed, cross_check)
+        settings = Settings(asked, levels, processes, Slo(slo_ttft_ms / 1000, slo_itl_ms / 1000), seed, cross_check, rounds)
         try:
             results = compare.bench(served, chosen, settings, console, json_file, picture)
         except KeyboardInterrupt:

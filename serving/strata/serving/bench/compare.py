@@ -1,5 +1,6 @@
 """One run: each contender in turn, started, warmed up, driven through all levels, and stopped."""
 
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,7 +24,7 @@ def bench(
         results = Results(calibration.calibrate(settings.clients))
     console.print(_calibrated(results.calibration))
     logs = json_file.parent / "logs"
-    for name in names:
+    for number, name in itertools.product(range(settings.rounds), names):
         contender = CONTENDERS[name]
         if missing := contender.missing():
             results.failed[name] = f"It needs {', '.join(missing)}, not installed here."
@@ -34,8 +35,9 @@ def bench(
                 console.status(f"Starting {name}: {contender.about} …") as status,
                 server.running(contender, subject, settings.workload.prefix_caching, logs / f"{name}.log") as up,
             ):
-                console.print(f"[bold]{name}[/] answers after {up.start_s:.1f} s")
-                results.ran[name] = _drive(name, up, subject, settings, logs, console, status.update)
+                turn = f" (round {number + 1} of {settings.rounds})" if settings.rounds > 1 else ""
+                console.print(f"[bold]{name}[/] answers after {up.start_s:.1f} s{turn}")
+                results.add(name, _drive(name, up, subject, settings, logs, console, status.update))
         except server.Failed as failure:
             results.failed[name] = str(failure)
             console.print(f"[bold red]{name} failed.[/] {escape(str(failure))}")

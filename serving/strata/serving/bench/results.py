@@ -1,8 +1,10 @@
 """What a run of the benchmark has found so far."""
 
+import statistics
 from dataclasses import dataclass, field
 from typing import Any
 
+from strata.serving.bench import measure
 from strata.serving.bench.calibration import Calibration
 from strata.serving.bench.load import Level
 from strata.serving.bench.measure import Slo, Summary
@@ -19,6 +21,7 @@ class Settings:
     slo: Slo
     seed: int
     cross_check: bool
+    rounds: int = 1
 
 
 @dataclass(frozen=True)
@@ -45,11 +48,26 @@ class Ran:
     cross_check: dict[str, Any] | None
 
 
+def middle(rounds: list[Ran]) -> Ran:
+    """One in the place of several rounds: each figure its median."""
+    measured = []
+    for ones in zip(*(ran.measured for ran in rounds), strict=True):
+        kinds = {kind: measure.middle([one.kinds[kind] for one in ones]) for kind in ones[0].kinds}
+        busiest = max((one.client_cpu for one in ones), key=max)
+        measured.append(Measured(ones[0].level, measure.middle([one.summary for one in ones]), kinds, busiest))
+    return Ran(statistics.median(ran.start_s for ran in rounds), measured, rounds[-1].cross_check)
+
+
 @dataclass(frozen=True)
 class Results:
     calibration: Calibration
-    ran: dict[str, Ran] = field(default_factory=dict)
+    rounds: dict[str, list[Ran]] = field(default_factory=dict)
+    ran: dict[str, Ran] = field(default_factory=dict)  # of all rounds so far
     failed: dict[str, str] = field(default_factory=dict)
+
+    def add(self, contender: str, ran: Ran) -> None:
+        self.rounds.setdefault(contender, []).append(ran)
+        self.ran[contender] = middle(self.rounds[contender])
 
     def at(self, contender: str, level: Level) -> Measured | None:
         found = self.ran.get(contender)

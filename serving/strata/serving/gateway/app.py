@@ -11,6 +11,7 @@ from typing import Any
 from strata.serving import exposition, openapi, requests
 from strata.serving.gateway.admission import Admission
 from strata.serving.gateway.relay import Relay, Send
+from strata.serving.limits import MAX_SEQUENCES
 from strata.serving.link import Kind, LinkLost
 from strata.serving.peers import Peer, Peers
 from strata.serving.requests import ApiError
@@ -195,8 +196,9 @@ def _require_model(name: Any, model: str) -> None:
 
 
 def _sequences(tree: dict[str, Any]) -> int:
+    """An absurd `n` is the replica's to refuse."""
     n = tree.get("n")
-    return n if isinstance(n, int) and n > 0 else 1
+    return n if isinstance(n, int) and 0 < n <= MAX_SEQUENCES else 1
 
 
 async def _body(receive: Receive) -> bytes:
