@@ -194,8 +194,8 @@ def test_calibration_says_what_clients_can_take() -> None:
 
 
 def test_levels_have_requests_enough() -> None:
-    assert load.closed(1, None, WORKLOAD).conversations == 32
-    assert load.closed(64, None, WORKLOAD).conversations == 256
+    assert load.closed(1, None, WORKLOAD).conversations == 48
+    assert load.closed(64, None, WORKLOAD).conversations == 512
     assert load.closed(64, 10, WORKLOAD).conversations == 64
     assert load.poisson(8, None, 30, WORKLOAD).conversations == 240
     assert (load.closed(4, None, WORKLOAD).label, load.poisson(2.5, 9, 1, WORKLOAD).label) == ("4 at once", "2.5/s")

