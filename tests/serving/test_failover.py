@@ -26,14 +26,15 @@ def test_no_answer_is_lost_and_all_are_equal(storm: run.Outcome) -> None:
 
 
 def test_streams_went_on_elsewhere(storm: run.Outcome) -> None:
-    print(report.numbers(storm))
-    assert report.counted(storm)
+    counted = report.counted(storm.storm)
+    assert counted["migrated"].get("continued", 0) > 0, counted
+    assert counted["migrated"].get("refused", 0) == 0
 
 
 @pytest.mark.timeout(600)
-def test_engines_that_die_without_their_replica_and_a_gateway(endpoint: Served, storm: run.Outcome) -> None:
+def test_an_engine_that_dies_without_its_replica_and_a_gateway(endpoint: Served, storm: run.Outcome) -> None:
     requests = session.requests_for(endpoint.url, 60, seed=1)
-    kinds = [Kind.DECODE_ENGINE, Kind.PREFILL_ENGINE, Kind.GATEWAY]
+    kinds = [Kind.DECODE_ENGINE, Kind.GATEWAY]
     outcome = run.run(endpoint.url, endpoint.process.pid, requests, kinds, concurrency=8, seed=1)
     assert outcome.holds, report.failures(outcome)
     gateway = next(kill for kill in outcome.kills if kill.kind == Kind.GATEWAY)
@@ -41,16 +42,16 @@ def test_engines_that_die_without_their_replica_and_a_gateway(endpoint: Served, 
 
 
 def test_a_client_that_leaves_frees_its_blocks_at_once(endpoint: Served) -> None:
-    request = {"model": endpoint.model, "prompt": "import os\n", "max_tokens": 200, "stream": True, "ignore_eos": True}
-    with httpx.stream("POST", f"{endpoint.url}/v1/completions", json=request, timeout=60) as response:
-        for _ in response.iter_lines():
-            break
-        held = _kv_usage(endpoint)
+    request = {"model": endpoint.model, "prompt": "import os\n", "max_tokens": 240, "stream": True, "ignore_eos": True}
+    held = 0.0
+    while not held:  # so small a model may be done before it is looked at
+        with httpx.stream("POST", f"{endpoint.url}/v1/completions", json=request, timeout=60) as response:
+            next(response.iter_lines())
+            held = _kv_usage(endpoint)
     deadline = time.monotonic() + 2
     while _kv_usage(endpoint) > 0:
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    assert held > 0
 
 
 def _kv_usage(endpoint: Served) -> float:

@@ -12,7 +12,7 @@ import torch
 
 from strata.platform import recipe_file
 from strata.platform.recipe import ModelSection
-from strata.serving.spec import EngineSpec
+from strata.serving.spec import EngineSpec, Network
 from strata.training.export import write_folder
 from strata.training.model import Llama
 
@@ -66,7 +66,7 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def test_greedy_tokens_equal_those_of_transformers(exports: list[Path], tmp_path: Path) -> None:
-    spec = EngineSpec.of("decode", recipe_file.load("laptop-moe").serve, exports[0], "moe", nixl_port=0)
+    spec = EngineSpec.of("decode", recipe_file.load("laptop-moe").serve, exports[0], "moe", Network.within(one_machine=True))
     settings = {"dtype": spec.dtype, "enforce_eager": spec.eager, "max_num_seqs": len(PROMPTS)}
     answer = tmp_path / "tokens.json"
     task = json.dumps([[str(folder) for folder in exports], settings, PROMPTS, NEW, str(answer)])

@@ -155,9 +155,20 @@ class PoolSection(Section):
     """One pool of engines, prefill or decode."""
 
     replicas: NonNegative = 1
+    max_replicas: Positive | None = Field(None, description="with load the pool grows up to so many; without it, it does not")
     gpus: Annotated[float, Field(gt=0)] = Field(1.0, description="GPUs a replica takes; below 1, replicas share one")
     tensor_parallel: Positive = 1
     gpu_memory: Annotated[float, Field(gt=0, lt=1)] = Field(0.9, description="share of each GPU's memory an engine takes")
+
+    @property
+    def most(self) -> int:
+        return self.max_replicas or self.replicas
+
+    @model_validator(mode="after")
+    def bounds_are_in_order(self) -> Self:
+        if self.max_replicas is not None and not 0 < self.replicas <= self.max_replicas:
+            raise ValueError(f"replicas={self.replicas} must be between 1 and max_replicas={self.max_replicas}")
+        return self
 
     @model_validator(mode="after")
     def sharing_fits(self) -> Self:

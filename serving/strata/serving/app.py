@@ -3,6 +3,7 @@
 from ray import serve
 from ray.serve import Application
 
+from strata.serving import autoscaling
 from strata.serving.replicas import DecodeReplica, GatewayReplica, PrefillReplica
 from strata.serving.spec import EngineSpec, GatewaySpec
 
@@ -19,10 +20,12 @@ def build(gateway: GatewaySpec, prefill: EngineSpec, decode: EngineSpec) -> Appl
 
 
 def _engines(replica: type, spec: EngineSpec) -> serve.Deployment:
+    grows = spec.pool.most > spec.pool.replicas
     return serve.deployment(
         replica,
         name=spec.role,
-        num_replicas=spec.pool.replicas,
+        num_replicas="auto" if grows else spec.pool.replicas,
+        autoscaling_config=autoscaling.config(spec.pool.replicas, spec.pool.most) if grows else None,
         ray_actor_options=spec.resources() | {"runtime_env": {"env_vars": spec.environment()}},
         # A model that cannot be loaded cannot be loaded twice either: say so at once.
         max_constructor_retry_count=1,

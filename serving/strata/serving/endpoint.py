@@ -37,7 +37,7 @@ def check(section: ServeSection, folder: Path) -> None:
     model_dir.check(folder)
     ports.require_free(section.port, section.host, "serve.port")
     if section.device == "cpu":
-        engines = section.prefill.replicas + section.decode.replicas
+        engines = section.prefill.most + section.decode.most
         needed = engines * (PROCESS_GIB + section.kv_cache_gib + 2 * model_dir.weights_gib(folder))
         free = available_memory() / 2**30
         if free < needed:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -38,8 +39,9 @@ class Peers:
         return list(self._peers.values())
 
     def least_busy(self, without: frozenset[str] = frozenset(), cost: Callable[[Peer], float] | None = None) -> Peer | None:
-        """Of those not in `without`, unless there are no others."""
+        """Of those not in `without`, unless there are no others; any of those that are equally busy."""
         peers = [peer for peer in self._peers.values() if peer.name not in without] or self.all()
+        random.shuffle(peers)
         return min(peers, key=cost or (lambda peer: peer.busy), default=None)
 
     async def changed(self, limit_s: float) -> None:

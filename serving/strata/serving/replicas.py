@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 
+from strata.serving.autoscaling import PREFILLS
 from strata.serving.directory import Directory
 from strata.serving.link import Server
 from strata.serving.peers import Peers
@@ -98,11 +99,15 @@ class PrefillReplica:
         self._phases.done("engine")
         calls = engine.prefill_calls(self._engine)
         server = Server(calls.handle, lambda: {"calls": server.calls, "queued_tokens": calls.queued_tokens}, spec.network.secret)
+        self._full = PREFILLS
         self._presence = _Presence(Directory(spec.model_id), "prefill", name, server, spec.network.host)
         await self._presence.begin({"phases": self._phases.seconds})
 
     async def check_health(self) -> None:
         await self._engine.check_health()
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        return {"load": self._presence.server.calls / self._full if self._presence is not None else 0.0}
 
     async def __del__(self) -> None:
         if self._presence is not None:
@@ -124,11 +129,15 @@ class DecodeReplica:
         pool = Peers(directory, "prefill", spec.network.secret) if spec.disaggregated else None
         calls = engine.decode_calls(self._engine, spec, pool)
         server = Server(calls.handle, lambda: {"calls": server.calls}, spec.network.secret)
+        self._full = spec.max_sequences
         self._presence = _Presence(directory, "decode", name, server, spec.network.host)
         await self._presence.begin({"phases": self._phases.seconds, "context": self._engine.context})
 
     async def check_health(self) -> None:
         await self._engine.check_health()
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        return {"load": self._presence.server.calls / self._full if self._presence is not None else 0.0}
 
     async def __del__(self) -> None:
         if self._presence is not None:

@@ -53,7 +53,7 @@ class EngineSpec:
     @staticmethod
     def of(role: Role, serve: ServeSection, model_dir: Path, model_id: str, network: Network) -> "EngineSpec":
         pool = serve.prefill if role == "prefill" else serve.decode
-        engines = serve.prefill.replicas + serve.decode.replicas
+        engines = serve.prefill.most + serve.decode.most
         return EngineSpec(
             role=role,
             model_id=model_id,
@@ -74,8 +74,8 @@ class EngineSpec:
         )
 
     def cpus(self) -> float:
-        """What the whole pool asks Ray for."""
-        return self.pool.replicas * self.resources()["num_cpus"]
+        """What the whole pool asks Ray for at most."""
+        return self.pool.most * self.resources()["num_cpus"]
 
     def resources(self) -> dict[str, float]:
         """Of one replica, engine and all: it has its GPUs itself, and its engine's processes inherit them."""
