@@ -110,7 +110,10 @@ class DecodeCalls:
         request = validate(tree, kind)
         limits.check_tokenizing(request, len(call.body))
         create = self._tokenization.create_detokenize if call.method == "detokenize" else self._tokenization.create_tokenize
-        answer = await create(request, None)
+        try:
+            answer = await create(request, None)
+        except Exception as error:  # no engine is asked: what fails here fails on the client's data
+            raise ApiError(400, f"It cannot be {call.method}d: {error}") from None
         status = answer.error.code if isinstance(answer, ErrorResponse) else 200
         _answer(call, status, answer.model_dump_json().encode())
 
