@@ -175,3 +175,21 @@ def test_a_request_that_is_cancelled_is_cancelled_at_the_prefill_engine() -> Non
         assert load.queued_tokens(pool.all()[0]) == 0
 
     asyncio.run(run(test))
+
+
+def test_an_answer_with_two_prompts_is_finished_with_the_second() -> None:
+    async def run() -> None:
+        telemetry = Telemetry("tiny", "decode", "d-1")
+        load = PoolLoad(EngineStats(telemetry, 1), 0)
+        pool: Any = Pool([])
+        engine = disaggregation.Engine(Vllm(), pool, ALWAYS, PrefixIndex(16, 100), load, telemetry)
+        now = turn.Turn()
+        turn.current.set(now)
+        both = [engine.generate(PROMPT, SamplingParams(), f"r-{number}") for number in range(2)]
+        finished = []
+        for task in [asyncio.ensure_future(anext(one)) for one in both]:
+            await task
+            finished.append(now.finished)
+        assert finished[-1] and now.open == 0
+
+    asyncio.run(run())

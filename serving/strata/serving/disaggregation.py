@@ -40,7 +40,6 @@ FOR_ANOTHER = {
     "remote_port": None,
 }
 
-
 # A request's first output, and the rest of them.
 Begun = tuple[RequestOutput, AsyncIterator[RequestOutput]]
 
@@ -82,6 +81,7 @@ class Engine:
         self, prompt: Any, sampling_params: SamplingParams, request_id: str, **more: Any
     ) -> AsyncIterator[RequestOutput]:
         now = turn.current.get()
+        now.open += 1
         try:
             params = sampling_params
             if now.resumed:
@@ -232,7 +232,9 @@ def _note(now: turn.Turn, output: RequestOutput) -> None:
             raise RuntimeError("the engine gave up on this request")
         now.fresh.extend(part.token_ids)
         now.generated.extend(part.token_ids)
-    now.finished = output.finished
+    if output.finished:
+        now.open -= 1
+        now.finished = now.open == 0
 
 
 async def prefill(engine: Any, tokens: bytes, request_id: str, cache_salt: str | None) -> dict[str, Any]:

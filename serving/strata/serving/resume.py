@@ -51,7 +51,8 @@ class Resumption:
 
     def _add_and_prime(self, request: EngineCoreRequest, prompt: Any, parent: Any, index: int, queue: Any) -> None:
         self._add_request(request, prompt, parent, index, queue)
-        expected = self._expected.pop(request.external_req_id or "", None)
+        # Kept until it is forgotten: a request whose blocks were lost on the way is added a second time.
+        expected = self._expected.get(request.external_req_id or "")
         if expected is None:
             return
         prompt_ids, emitted, params = expected

@@ -20,7 +20,8 @@ class Turn:
     decision: Decision | None = None
     engine: str = ""  # that prefilled, if it was another one
     replaying: bool = False  # vLLM's classes are shown what the client has already
-    finished: bool = False
+    open: int = 0  # sequences under way: one for each prompt
+    finished: bool = False  # all of them
     failure: Exception | None = None
     prompt_tokens: int = 0
     cached_tokens: int = 0
