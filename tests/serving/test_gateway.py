@@ -29,8 +29,11 @@ class Directory:
     def __init__(self) -> None:
         self.replicas: dict[str, dict[str, Any]] = {}
 
-    async def entries(self, role: str) -> dict[str, dict[str, Any]]:
-        return dict(self.replicas) if role == "decode" else {}
+    async def names(self, role: str) -> set[str]:
+        return set(self.replicas) if role == "decode" else set()
+
+    async def entry(self, role: str, name: str) -> dict[str, Any] | None:
+        return self.replicas.get(name)
 
     async def withdraw(self, role: str, name: str) -> None:
         self.replicas.pop(name, None)

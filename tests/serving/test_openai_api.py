@@ -1,5 +1,6 @@
 """The endpoint as clients see it: the official client, raw HTTP, and `transformers` as the judge of the tokens."""
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -76,6 +77,73 @@ def test_sampling_with_a_seed_repeats(client: openai.OpenAI, endpoint: Served) -
     asked = {"model": endpoint.model, "prompt": "import ", "max_tokens": 16, "temperature": 1.0}
     first, again, other = (client.completions.create(**asked, seed=seed).choices[0].text for seed in (1, 1, 2))
     assert first == again != other
+
+
+def test_a_stop_string_ends_the_answer_and_is_not_in_it(client: openai.OpenAI, endpoint: Served) -> None:
+    asked = {"model": endpoint.model, "prompt": "import os\n", "max_tokens": 40, "temperature": 0}
+    whole = client.completions.create(**asked).choices[0].text
+    stop = whole[9:12]  # somewhere in it, perhaps across tokens
+    cut = whole[: whole.index(stop)]
+    answer = client.completions.create(**asked, stop=[stop]).choices[0]
+    assert (answer.text, answer.finish_reason) == (cut, "stop")
+    events = [e.choices[0] for e in client.completions.create(**asked, stop=[stop], stream=True)]
+    assert "".join(event.text for event in events) == cut and events[-1].finish_reason == "stop"
+
+
+def test_logprobs_of_a_chat(client: openai.OpenAI, endpoint: Served) -> None:
+    messages = [{"role": "user", "content": "def f"}]
+    asked = {
+        "model": endpoint.model,
+        "messages": messages,
+        "max_tokens": 5,
+        "temperature": 0,
+        "logprobs": True,
+        "top_logprobs": 2,
+    }
+    whole = client.chat.completions.create(**asked).choices[0].logprobs.content
+    assert len(whole) == 5 and all(len(token.top_logprobs) == 2 and token.logprob <= 0 for token in whole)
+    streamed = [
+        t
+        for e in client.chat.completions.create(**asked, stream=True)
+        for c in e.choices
+        if c.logprobs
+        for t in c.logprobs.content
+    ]
+    assert [token.token for token in streamed] == [token.token for token in whole]
+
+
+def test_structured_output_follows_its_schema(client: openai.OpenAI, endpoint: Served) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"ready": {"type": "boolean"}},
+        "required": ["ready"],
+        "additionalProperties": False,
+    }
+    answer = client.chat.completions.create(
+        model=endpoint.model,
+        messages=[{"role": "user", "content": "Is it?"}],
+        response_format={"type": "json_schema", "json_schema": {"name": "state", "schema": schema}},
+        max_tokens=40,
+    )
+    assert json.loads(answer.choices[0].message.content)["ready"] in (True, False)
+
+
+def test_a_named_tool_is_called(client: openai.OpenAI, endpoint: Served) -> None:
+    parameters = {
+        "type": "object",
+        "properties": {"deep": {"type": "boolean"}},
+        "required": ["deep"],
+        "additionalProperties": False,
+    }
+    answer = client.chat.completions.create(
+        model=endpoint.model,
+        messages=[{"role": "user", "content": "List the files."}],
+        tools=[{"type": "function", "function": {"name": "list_files", "parameters": parameters}}],
+        tool_choice={"type": "function", "function": {"name": "list_files"}},
+        max_tokens=40,
+    )
+    (call,) = answer.choices[0].message.tool_calls
+    assert call.function.name == "list_files" and json.loads(call.function.arguments)["deep"] in (True, False)
 
 
 @pytest.mark.parametrize(

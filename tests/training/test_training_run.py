@@ -130,7 +130,7 @@ def test_ctrl_c_saves_then_kill_loses_little_and_resume_goes_on(home: Path, corp
     agents = [member for member in family if member.is_running() and member.name().endswith("Agent")]
     assert not psutil.wait_procs(set(family) - set(agents), timeout=30)[1]
     assert run.state().seen_now() == "killed"
-    assert len(list(run.checkpoints.glob("step-*"))) <= 3  # two, and one that may just be in writing
+    assert len(list(run.checkpoints.glob("step-*"))) <= 4  # two, the best one, and one that may just be in writing
 
     last = steps_of(run)[-1] + 3
     process = strata_process(home, "train", "--resume", "r", f"train.steps={last}", address=shared_cluster)

@@ -24,10 +24,14 @@ class Directory:
     async def withdraw(self, role: str, name: str) -> None:
         await asyncio.to_thread(_delete, self._key(role, name))
 
-    async def entries(self, role: str) -> dict[str, dict[str, Any]]:
+    async def names(self, role: str) -> set[str]:
+        """Asked for again and again, so it is one question to the head, however many there are."""
         prefix = self._key(role, "")
-        found = await asyncio.to_thread(_list, prefix)
-        return {key.removeprefix(prefix).decode(): json.loads(value) for key, value in found.items()}
+        return {key.removeprefix(prefix).decode() for key in await asyncio.to_thread(_list, prefix)}
+
+    async def entry(self, role: str, name: str) -> dict[str, Any] | None:
+        found = await asyncio.to_thread(_get, self._key(role, name))
+        return None if found is None else dict(json.loads(found))
 
     def clear(self) -> None:
         """What an endpoint that was killed left behind."""
@@ -47,9 +51,14 @@ def _delete(key: bytes) -> None:
     _internal_kv_del(key, namespace=NAMESPACE)
 
 
-def _list(prefix: bytes) -> dict[bytes, bytes]:
-    from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_list
+def _get(key: bytes) -> bytes | None:
+    from ray.experimental.internal_kv import _internal_kv_get
 
-    keys = _internal_kv_list(prefix, namespace=NAMESPACE)
-    values = {key: _internal_kv_get(key, namespace=NAMESPACE) for key in keys}
-    return {key: value for key, value in values.items() if value is not None}
+    found: bytes | None = _internal_kv_get(key, namespace=NAMESPACE)
+    return found
+
+
+def _list(prefix: bytes) -> list[bytes]:
+    from ray.experimental.internal_kv import _internal_kv_list
+
+    return list(_internal_kv_list(prefix, namespace=NAMESPACE))

@@ -81,8 +81,11 @@ def running(section: ServeSection, folder: Path, model_id: str) -> Iterator[Endp
 
 
 def _start_phases(directory: Directory) -> list[dict[str, float]]:
-    entries = [asyncio.run(directory.entries(role)) for role in ("decode", "prefill")]
-    return [entry["phases"] for role in entries for entry in role.values()]
+    async def look() -> list[dict[str, float]]:
+        found = [await directory.entry(role, name) for role in ("decode", "prefill") for name in await directory.names(role)]
+        return [entry["phases"] for entry in found if entry is not None]
+
+    return asyncio.run(look())
 
 
 def _leave() -> None:

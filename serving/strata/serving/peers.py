@@ -29,8 +29,8 @@ class Peer:
 
 
 class Peers:
-    def __init__(self, directory: Directory, role: str, secret: bytes) -> None:
-        self._directory, self._role, self._secret = directory, role, secret
+    def __init__(self, directory: Directory, role: str, secret: bytes, look_s: float = LOOK_S) -> None:
+        self._directory, self._role, self._secret, self._look_s = directory, role, secret, look_s
         self._peers: dict[str, Peer] = {}
         self._changed = asyncio.Event()
         self._looking = asyncio.get_running_loop().create_task(self._look_for_ever())
@@ -56,16 +56,17 @@ class Peers:
                 await self._look()
             except Exception:
                 logger.exception("Looking for %s replicas failed; trying again.", self._role)
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(self._look_s)
 
     async def _look(self) -> None:
-        entries = await self._directory.entries(self._role)
-        for name in self._peers.keys() - entries.keys():
+        names = await self._directory.names(self._role)
+        for name in self._peers.keys() - names:
             # It drains, or Serve took it away: no new calls, and the ones under way end by themselves.
             del self._peers[name]
             self._changed.set()
-        for name in entries.keys() - self._peers.keys():
-            await self._connect(name, entries[name])
+        for name in names - self._peers.keys():
+            if entry := await self._directory.entry(self._role, name):
+                await self._connect(name, entry)
 
     async def _connect(self, name: str, entry: dict[str, Any]) -> None:
         def lost(link: Link) -> None:

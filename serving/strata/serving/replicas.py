@@ -18,6 +18,7 @@ from strata.serving.peers import Peers
 from strata.serving.spec import EngineSpec, GatewaySpec
 
 PUBLISH_S = 10.0
+METRICS_LOOK_S = 5.0  # gateways need each other for nothing but their numbers
 # Within Serve's graceful_shutdown_timeout_s; what has not ended by then is continued elsewhere.
 DRAIN_LOOK_S = 0.2
 
@@ -157,7 +158,8 @@ class GatewayReplica:
         prefill = Peers(directory, "prefill", spec.network.secret) if spec.disaggregated else None
         admission = Admission(lambda: spec.capacity(len(decode.all())) - sum(peer.link.elsewhere for peer in decode.all()))
         telemetry = Telemetry(spec.model_id, name)
-        app = App(name, spec.model_id, decode, prefill, Peers(directory, "gateway", spec.network.secret), admission, telemetry)
+        others = Peers(directory, "gateway", spec.network.secret, look_s=METRICS_LOOK_S)
+        app = App(name, spec.model_id, decode, prefill, others, admission, telemetry)
 
         async def metrics(call: Any) -> None:
             call.head({"status": 200, "type": "text/plain"})
