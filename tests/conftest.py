@@ -62,8 +62,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def endpoint(trained: Path) -> Iterator[Served]:
     """`strata serve` as a user runs it, with one prefill engine, and two that decode, so that one may die."""
-    words = ("serve.decode.replicas=2", "serve.tool_parser=hermes")
-    served, process = start_serving(trained, trained / "runs" / "tiny" / "export", *words)
+    served, process = start_serving(trained, trained / "runs" / "tiny" / "export", "serve.decode.replicas=2")
     try:
         served.wait_until_it_answers()
         yield served
