@@ -178,18 +178,28 @@ def test_a_request_that_is_cancelled_is_cancelled_at_the_prefill_engine() -> Non
 
 
 def test_an_answer_with_two_prompts_is_finished_with_the_second() -> None:
+    may_end = asyncio.Event()
+
+    class Waiting(Vllm):
+        async def generate(self, prompt: Any, params: SamplingParams, request_id: str) -> AsyncIterator[RequestOutput]:
+            await (may_end.wait() if request_id == "slow" else asyncio.sleep(0.05))
+            async for output in super().generate(prompt, params, request_id):
+                yield output
+
     async def run() -> None:
         telemetry = Telemetry("tiny", "decode", "d-1")
         load = PoolLoad(EngineStats(telemetry, 1), 0)
         pool: Any = Pool([])
-        engine = disaggregation.Engine(Vllm(), pool, ALWAYS, PrefixIndex(16, 100), load, telemetry)
+        engine = disaggregation.Engine(Waiting(), pool, ALWAYS, PrefixIndex(16, 100), load, telemetry)
         now = turn.Turn()
         turn.current.set(now)
-        both = [engine.generate(PROMPT, SamplingParams(), f"r-{number}") for number in range(2)]
-        finished = []
-        for task in [asyncio.ensure_future(anext(one)) for one in both]:
-            await task
-            finished.append(now.finished)
-        assert finished[-1] and now.open == 0
+        quick, slow = (
+            asyncio.ensure_future(anext(engine.generate(PROMPT, SamplingParams(), name))) for name in ("quick", "slow")
+        )
+        await quick
+        assert not now.finished
+        may_end.set()
+        await slow
+        assert now.finished
 
     asyncio.run(run())

@@ -58,6 +58,8 @@ class Replica:
     async def generate(self, call: Call) -> None:
         self.asked.append(call.meta)
         tree = json.loads(call.body)
+        if tree.get("prompt") == "fail":
+            raise RuntimeError("the engine gave up on this request")
         now = Turn(resumed=tuple(call.meta["resumed"]))
         if tree.get("prompt") == "refuse":
             call.head({"status": 400, "type": "application/json", "headers": {}})
@@ -79,7 +81,7 @@ class Replica:
         else:
             call.head({"status": 200, "type": "application/json", "headers": {}})
             call.data(json.dumps({"text": " ".join(WORDS)}).encode())
-        call.end({"prompt_tokens": 3, "tokens": len(WORDS)})
+        call.end({"prompt_tokens": 3, "tokens": len(WORDS), "queued_s": 0.0})
 
 
 class Endpoint:
@@ -173,7 +175,16 @@ def test_a_request_that_loses_every_replica_ends() -> None:
         await asyncio.sleep(0.7)
         response = await endpoint.client.post("/v1/completions", json={"prompt": "x"})
         assert response.status_code == 503 and response.headers["retry-after"]
-        assert "4 replicas were lost" in response.json()["error"]["message"]
+        assert "failed on 4 tries" in response.json()["error"]["message"]
+
+    run(test)
+
+
+def test_a_request_that_its_only_replica_cannot_do_ends_too() -> None:
+    async def test(endpoint: Endpoint) -> None:
+        replica = await endpoint.add(Replica("a"))
+        response = await endpoint.client.post("/v1/completions", json={"prompt": "fail"})
+        assert response.status_code == 503 and len(replica.asked) == 4
 
     run(test)
 

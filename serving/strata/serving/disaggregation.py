@@ -221,7 +221,6 @@ async def _first(outputs: AsyncIterator[RequestOutput], peer: Peer) -> RequestOu
 
 def _note_first(now: turn.Turn, first: RequestOutput) -> None:
     now.prompt_tokens += len(first.prompt_token_ids or ())
-    now.cached_tokens += first.num_cached_tokens or 0
     if first.metrics is not None and first.metrics.scheduled_ts:
         now.queued_s = first.metrics.scheduled_ts - first.metrics.queued_ts
 

@@ -90,7 +90,7 @@ def _alone_on_the_gpu(spec: EngineSpec) -> Iterator[None]:
     if spec.device == "cpu" or spec.pool.gpus >= 1:
         yield
         return
-    with Path(f"/tmp/strata-gpu-{os.environ.get('CUDA_VISIBLE_DEVICES', '0')}.lock").open("w") as lock:
+    with Path(f"/tmp/strata-gpu-{os.getuid()}-{os.environ.get('CUDA_VISIBLE_DEVICES', '0')}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

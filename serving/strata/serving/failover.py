@@ -30,7 +30,3 @@ def obstacle(tree: dict[str, Any]) -> str | None:
     if tree.get("seed") is not None and tree.get("temperature", 1) != 0:
         return "sampling with a seed"
     return None
-
-
-def is_streamed(tree: dict[str, Any]) -> bool:
-    return bool(tree.get("stream"))

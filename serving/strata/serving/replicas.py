@@ -86,23 +86,22 @@ def _import_engine() -> Any:
     return engine
 
 
-class PrefillReplica:
+class _EngineReplica:
+    """What the two kinds share: an engine, and Serve's questions about it."""
+
+    _full: int  # calls that fill it
     _presence: _Presence | None = None  # until it is up
 
-    async def __init__(self, spec: EngineSpec) -> None:  # type: ignore[misc]  # Serve awaits it
+    async def _start(self, spec: EngineSpec, name: str) -> Any:
+        """Returns the module that knows vLLM."""
         self._phases = _Phases()
         self._phases.done("process")
         # In a thread, for Serve's own messages to this replica go on meanwhile.
         engine = await asyncio.to_thread(_import_engine)
         self._phases.done("imports")
-        name = _own_name()
         self._engine = await engine.start(spec, name, spec.network.host or _node_address())
         self._phases.done("engine")
-        calls = engine.prefill_calls(self._engine)
-        server = Server(calls.handle, lambda: {"calls": server.calls, "queued_tokens": calls.queued_tokens}, spec.network.secret)
-        self._full = PREFILLS
-        self._presence = _Presence(Directory(spec.model_id), "prefill", name, server, spec.network.host)
-        await self._presence.begin({"phases": self._phases.seconds})
+        return engine
 
     async def check_health(self) -> None:
         await self._engine.check_health()
@@ -115,17 +114,21 @@ class PrefillReplica:
             await self._presence.end()
 
 
-class DecodeReplica:
-    _presence: _Presence | None = None
-
-    async def __init__(self, spec: EngineSpec) -> None:  # type: ignore[misc]
-        self._phases = _Phases()
-        self._phases.done("process")
-        engine = await asyncio.to_thread(_import_engine)
-        self._phases.done("imports")
+class PrefillReplica(_EngineReplica):
+    async def __init__(self, spec: EngineSpec) -> None:  # type: ignore[misc]  # Serve awaits it
         name = _own_name()
-        self._engine = await engine.start(spec, name, spec.network.host or _node_address())
-        self._phases.done("engine")
+        engine = await self._start(spec, name)
+        calls = engine.prefill_calls(self._engine)
+        server = Server(calls.handle, lambda: {"calls": server.calls, "queued_tokens": calls.queued_tokens}, spec.network.secret)
+        self._full = PREFILLS
+        self._presence = _Presence(Directory(spec.model_id), "prefill", name, server, spec.network.host)
+        await self._presence.begin({"phases": self._phases.seconds})
+
+
+class DecodeReplica(_EngineReplica):
+    async def __init__(self, spec: EngineSpec) -> None:  # type: ignore[misc]
+        name = _own_name()
+        engine = await self._start(spec, name)
         directory = Directory(spec.model_id)
         pool = Peers(directory, "prefill", spec.network.secret) if spec.disaggregated else None
         calls = engine.decode_calls(self._engine, spec, pool)
@@ -133,16 +136,6 @@ class DecodeReplica:
         self._full = spec.max_sequences
         self._presence = _Presence(directory, "decode", name, server, spec.network.host)
         await self._presence.begin({"phases": self._phases.seconds, "context": self._engine.context})
-
-    async def check_health(self) -> None:
-        await self._engine.check_health()
-
-    def record_autoscaling_stats(self) -> dict[str, float]:
-        return {"load": self._presence.server.calls / self._full if self._presence is not None else 0.0}
-
-    async def __del__(self) -> None:
-        if self._presence is not None:
-            await self._presence.end()
 
 
 class GatewayReplica:

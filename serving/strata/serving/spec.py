@@ -87,8 +87,7 @@ class EngineSpec:
         """Set on the replica's process, and so on the engine processes it starts."""
         common = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "TOKENIZERS_PARALLELISM": "false"}
         if self.device == "gpu":
-            # As vLLM's own server does; Ray would set it to the replica's CPUs, and threads that wait for each other cost an
-            # engine a tenth of its steps.
+            # What vLLM's own server comes to; Ray would set it to the replica's CPUs.
             return common | {"OMP_NUM_THREADS": "1"}
         cpu = {
             "OMP_NUM_THREADS": str(self.threads),

@@ -24,7 +24,6 @@ class Turn:
     finished: bool = False  # all of them
     failure: Exception | None = None
     prompt_tokens: int = 0
-    cached_tokens: int = 0
     queued_s: float = 0.0
     generated: list[int] = field(default_factory=list)  # by this replica
     fresh: list[int] = field(default_factory=list)  # generated, and not yet handed to the caller

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable
@@ -16,8 +15,6 @@ from strata.serving.link import Kind, LinkLost
 from strata.serving.peers import Peer, Peers
 from strata.serving.requests import ApiError
 from strata.serving.telemetry import Gateway as Telemetry
-
-logger = logging.getLogger("ray.serve")
 
 # To send the whole of a request, and to read what was written of the answer.
 UPLOAD_S = 60.0
@@ -98,8 +95,6 @@ class App:
 
     async def _generate(self, method: str, path: str, receive: Receive, send: Send) -> None:
         began = time.monotonic()
-        relay: Relay | None = None
-        status = 0
         try:
             body = await _body(receive)
             tree = requests.parse(body)

@@ -1,5 +1,6 @@
 """One request's way through the gateway, over as many decode replicas as it takes."""
 
+import itertools
 import json
 import time
 from collections.abc import Awaitable, Callable
@@ -37,6 +38,7 @@ class Relay:
         self._emitted: list[int] = []
         self._gaps: list[float] = []
         self._last_token_at = 0.0
+        self._waited_s = 0.0  # until there was a replica
         self._finished = False  # the last token is out; usage and the end mark may be missing
         self._call: Stream | None = None
         self.status: int | None = None  # of the answer, once it has begun
@@ -49,6 +51,11 @@ class Relay:
     async def run(self) -> None:
         try:
             await self._run()
+        except ApiError as error:
+            if self.status is None:
+                raise
+            # The answer has begun: what is wrong can only be said within it.
+            await self._write(b"data: " + json.dumps(error.body).encode() + b"\n\n", more=False)
         finally:
             self.cancel()
             if self._gaps:
@@ -56,10 +63,9 @@ class Relay:
 
     async def _run(self) -> None:
         lost: frozenset[str] = frozenset()
-        while True:
+        for tries in itertools.count(1):
             peer = await self._replica(lost)
-            if not lost:
-                self._telemetry.queued(time.monotonic() - self._began)
+            self._waited_s = time.monotonic() - self._began if tries == 1 else self._waited_s
             meta = {"request_id": self._request_id, "resumed": self._emitted}
             self._call = peer.link.call(self._method, meta, self._body)
             try:
@@ -67,8 +73,10 @@ class Relay:
                 return
             except LinkLost as error:
                 lost |= {peer.name}
-                if not await self._goes_on(len(lost), str(error)):
+                if self._finished:
+                    await self._write(b"data: [DONE]\n\n", more=False)
                     return
+                self._check_that_it_can_go_on(tries, str(error))
 
     async def _replica(self, lost: frozenset[str]) -> Peer:
         peer = self._peers.least_busy(lost)
@@ -122,41 +130,27 @@ class Relay:
 
     async def _end(self, head: dict[str, Any], whole: bytes, trailer: dict[str, Any]) -> None:
         if "prompt_tokens" in trailer:
+            self._telemetry.queued(self._waited_s + trailer["queued_s"])
             self._telemetry.tokens(trailer["prompt_tokens"], trailer.get("tokens", len(self._emitted)))
         if head["type"] == EVENTS:
             await self._write(b"", more=False)
         elif self.status is None:
-            await self.answer(head["status"], whole, head["headers"] | {"content-type": head["type"]})
+            await self._answer(head["status"], whole, head["headers"] | {"content-type": head["type"]})
         else:  # refused by the replica that was to go on with a stream
             await self._write(b"data: " + whole + b"\n\n", more=False)
 
-    async def _goes_on(self, losses: int, why: str) -> bool:
-        if self._finished:
-            await self._write(b"data: [DONE]\n\n", more=False)
-            return False
-        if losses >= TRIES:
-            await self._give_up(f"{losses} replicas were lost while they worked on this request; the last one: {why}.")
-            return False
+    def _check_that_it_can_go_on(self, tries: int, why: str) -> None:
+        if tries == TRIES:
+            raise _again(f"This request failed on {tries} tries; the last time: {why}.")
         if not self._emitted:
             self._telemetry.retried("replica-lost")
-            return True
+            return
         obstacle = failover.obstacle(self._tree)
-        if obstacle is not None:
-            self._telemetry.migrated("refused")
-            await self._give_up(
-                f"The replica that generated this stream was lost, and a stream with {obstacle} cannot go on elsewhere."
-            )
-            return False
-        self._telemetry.migrated("continued")
-        return True
+        self._telemetry.migrated("refused" if obstacle else "continued")
+        if obstacle:
+            raise _again(f"The replica that generated this stream was lost, and a stream with {obstacle} cannot go on elsewhere.")
 
-    async def _give_up(self, why: str) -> None:
-        error = ApiError(503, f"{why} Send the request again.", "service_unavailable_error", headers={"retry-after": "1"})
-        if self.status is None:
-            raise error
-        await self._write(b"data: " + json.dumps(error.body).encode() + b"\n\n", more=False)
-
-    async def answer(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+    async def _answer(self, status: int, body: bytes, headers: dict[str, str]) -> None:
         await self._start(status, headers | {"content-length": str(len(body))})
         await self._write(body, more=False)
 
@@ -172,3 +166,7 @@ class Relay:
         self.writing_since = time.monotonic()
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
         self.writing_since = None
+
+
+def _again(why: str) -> ApiError:
+    return ApiError(503, f"{why} Send the request again.", "service_unavailable_error", headers={"retry-after": "1"})
