@@ -25,3 +25,15 @@ def test_replicas_follow_the_load_within_bounds(loads: list[float], wanted: int)
 def test_serve_takes_the_policy() -> None:
     policy = AutoscalingConfig(**autoscaling.config(1, 4)).policy.get_policy()
     assert policy.__name__ == "replicas" and policy.__module__ == "strata.serving.autoscaling"
+
+
+@pytest.mark.parametrize(("told", "wanted"), [([3.0, 2.0], 3), ([9.0], 4), ([0.0], 1), ([], 3)])
+def test_gateways_are_as_many_as_they_say(told: list[float], wanted: int) -> None:
+    context = SimpleNamespace(
+        aggregated_metrics={"wanted": dict(enumerate(told))} if told else None,
+        target_num_replicas=3,
+        capacity_adjusted_min_replicas=1,
+        capacity_adjusted_max_replicas=4,
+    )
+    assert autoscaling.gateways(context)[0] == wanted
+    assert AutoscalingConfig(**autoscaling.gateway_config(4)).policy.get_policy().__name__ == "gateways"

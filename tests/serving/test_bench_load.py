@@ -83,7 +83,7 @@ def test_a_poisson_load_comes_at_its_rate() -> None:
 def test_turns_follow_each_other() -> None:
     workload = Workload("multiturn", vocab=100, input=4, output=3, long_input=0, long_share=0, turns=3)
     with serving(lambda: calibration.start(0.001)) as port:
-        outcome = drive(port, load.closed(1, 6, workload), workload)
+        outcome = drive(port, load.closed(1, 6, 8, workload), workload)
     assert [record.kind for record in outcome.records] == ["first turn", "later turns", "later turns"] * 2
     for earlier, later in pairwise(outcome.records):
         assert later.start >= earlier.end
@@ -194,11 +194,11 @@ def test_calibration_says_what_clients_can_take() -> None:
 
 
 def test_levels_have_requests_enough() -> None:
-    assert load.closed(1, None, WORKLOAD).conversations == 48
-    assert load.closed(64, None, WORKLOAD).conversations == 512
-    assert load.closed(64, 10, WORKLOAD).conversations == 64
+    assert load.closed(1, None, 8, WORKLOAD).conversations == 48
+    assert load.closed(64, None, 8, WORKLOAD).conversations == 512
+    assert load.closed(64, 10, 8, WORKLOAD).conversations == 64
     assert load.poisson(8, None, 30, WORKLOAD).conversations == 240
-    assert (load.closed(4, None, WORKLOAD).label, load.poisson(2.5, 9, 1, WORKLOAD).label) == ("4 at once", "2.5/s")
+    assert (load.closed(4, None, 8, WORKLOAD).label, load.poisson(2.5, 9, 1, WORKLOAD).label) == ("4 at once", "2.5/s")
 
 
 def test_client_time_is_the_machines() -> None:

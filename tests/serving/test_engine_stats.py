@@ -139,7 +139,7 @@ def arrived(tokens: int) -> IterationStats:
 def test_transfers_are_counted_and_timed(replica: Replica) -> None:
     stats = EngineStats(replica, shards=1)
     assert stats.transfer_s_per_token is None
-    stats.record(SchedulerStats(kv_connector_stats=transfers((4096, 1000), (8192, 2000), failed=1, expired=2)), None)
+    stats.record(SchedulerStats(kv_connector_stats=transfers(*[(4096, 1000)] * 3, failed=1, expired=2)), None)
     assert stats.transfer_s_per_token is None, "bytes alone say nothing about tokens"
     stats.record(SchedulerStats(), arrived(12))
     assert stats.transfer_s_per_token == pytest.approx(0.003 / 12)
@@ -151,7 +151,7 @@ def test_transfers_are_counted_and_timed(replica: Replica) -> None:
 
 def test_the_shards_of_an_engine_pull_side_by_side(replica: Replica) -> None:
     stats = EngineStats(replica, shards=2)
-    stats.record(SchedulerStats(kv_connector_stats=transfers((4096, 1000), (4096, 1000))), arrived(10))
+    stats.record(SchedulerStats(kv_connector_stats=transfers(*[(4096, 1000)] * 4)), arrived(20))
     assert stats.transfer_s_per_token == pytest.approx(0.001 / 10)
 
 

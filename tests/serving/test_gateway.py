@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,6 +15,7 @@ import pytest
 from strata.serving.gateway import http
 from strata.serving.gateway.admission import Admission
 from strata.serving.gateway.app import App
+from strata.serving.gateway.keys import Keys
 from strata.serving.link import SECRET_BYTES, Call, Server
 from strata.serving.peers import Peers
 from strata.serving.telemetry import Gateway as Telemetry
@@ -42,8 +44,8 @@ class Directory:
 class Replica:
     """Generates WORDS, one a piece, from where it is told to go on; dies after `dies_after` words."""
 
-    def __init__(self, name: str, dies_after: int | None = None, pause_s: float = 0.0) -> None:
-        self.name, self.dies_after, self.pause_s = name, dies_after, pause_s
+    def __init__(self, name: str, dies_after: int | None = None, pause_s: float = 0.0, node: str = "here") -> None:
+        self.name, self.dies_after, self.pause_s, self.node = name, dies_after, pause_s, node
         self.cancelled = 0
         self.asked: list[dict[str, Any]] = []
         self.server = Server(self.handle, lambda: {"calls": self.server.calls}, SECRET)
@@ -56,6 +58,11 @@ class Replica:
             raise
 
     async def generate(self, call: Call) -> None:
+        if call.method == "metrics":
+            call.head({"status": 200, "type": "text/plain"})
+            call.data(f'# TYPE told_by gauge\ntold_by{{name="{self.name}"}} 1\n'.encode())
+            call.end({})
+            return
         self.asked.append(call.meta)
         tree = json.loads(call.body)
         if tree.get("prompt") == "fail":
@@ -89,7 +96,8 @@ class Endpoint:
         self.directory, self.app, self.client = directory, app, client
 
     async def add(self, replica: Replica) -> Replica:
-        self.directory.replicas[replica.name] = {"address": await replica.server.listen("127.0.0.1"), "context": 64}
+        address = await replica.server.listen("127.0.0.1")
+        self.directory.replicas[replica.name] = {"address": address, "context": 64, "node": replica.node}
         return replica
 
     async def words(self, **asked: Any) -> str:
@@ -104,10 +112,10 @@ class Endpoint:
 
 
 @asynccontextmanager
-async def running(capacity: int = 100) -> AsyncIterator[Endpoint]:
+async def running(capacity: int = 100, keys: Keys | None = None) -> AsyncIterator[Endpoint]:
     directory = Directory()
     decode, others = Peers(directory, "decode", SECRET), Peers(directory, "gateway", SECRET)  # type: ignore[arg-type]
-    app = App("g-1", "tiny", decode, None, others, Admission(lambda: capacity), Telemetry("tiny", "g-1"))
+    app = App("g-1", "tiny", decode, None, others, Admission(lambda: capacity), Telemetry("tiny", "g-1"), keys, "here")
     listener = http.listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
     server = http.server(app)
@@ -120,9 +128,9 @@ async def running(capacity: int = 100) -> AsyncIterator[Endpoint]:
     await serving
 
 
-def run(test: Callable[[Endpoint], Awaitable[None]], capacity: int = 100) -> None:
+def run(test: Callable[[Endpoint], Awaitable[None]], capacity: int = 100, keys: Keys | None = None) -> None:
     async def inside() -> None:
-        async with running(capacity) as endpoint:
+        async with running(capacity, keys) as endpoint:
             await asyncio.wait_for(test(endpoint), 30)
 
     asyncio.run(inside())
@@ -271,3 +279,46 @@ def test_a_header_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
         assert b"400 Bad Request" in await asyncio.wait_for(large.read(), 5)
 
     run(test)
+
+
+def test_a_scrape_of_a_node_has_that_nodes_series_alone() -> None:
+    async def test(endpoint: Endpoint) -> None:
+        await endpoint.add(Replica("a", node="here"))
+        await endpoint.add(Replica("b", node="elsewhere"))
+        await asyncio.sleep(0.7)
+        everybody, node = [(await endpoint.client.get(path)).text for path in ("/metrics", "/metrics?scope=node")]
+        assert [name for name in ("a", "b") if f'told_by{{name="{name}"}}' in everybody] == ["a", "b"]
+        assert [name for name in ("a", "b") if f'told_by{{name="{name}"}}' in node] == ["a"]
+        assert 'replica="g-1"' in node
+
+    run(test)
+
+
+def test_keys_come_and_go_without_a_restart(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+
+    async def status(endpoint: Endpoint, path: str, key: str | None) -> int:
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        return (await endpoint.client.get(path, headers=headers)).status_code
+
+    async def test(endpoint: Endpoint) -> None:
+        await endpoint.add(Replica("a"))
+        await asyncio.sleep(0.7)
+        assert await status(endpoint, "/v1/models", "one") == 401, "a file that is missing lets nobody in"
+        file.write_text("one\n\n two \n")
+        assert [await status(endpoint, "/v1/models", key) for key in ("one", "two", "three", "", None)] == [
+            200,
+            200,
+            401,
+            401,
+            401,
+        ]
+        assert [await status(endpoint, path, None) for path in ("/health", "/-/healthz", "/metrics")] == [200, 200, 200]
+        refused = await endpoint.client.post("/v1/completions", json={"prompt": "x"}, headers={"authorization": "Basic one"})
+        assert refused.status_code == 401 and refused.json()["error"]["type"] == "authentication_error"
+        assert (await endpoint.client.post("/tokenize", json={"prompt": "x"})).status_code == 401
+        file.write_text("three\n")
+        os.utime(file, ns=(1, 1))  # however coarse this file system's clock
+        assert [await status(endpoint, "/v1/models", key) for key in ("one", "three")] == [401, 200]
+
+    run(test, keys=Keys(file))

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from strata.serving import policy
-from strata.serving.policy import Decision, Load, Pool, Prompt, RateMeter, Rates, Rule, decide
+from strata.serving.policy import FORGET_S, Decision, Load, Pool, Prompt, RateMeter, Rates, Rule, decide
 
 RULE = Rule(when="cheaper", min_tokens=256, max_queue_s=1.0, stall_weight=1.0)
 UNKNOWN = Rates(None, None, None, None)
@@ -131,17 +131,18 @@ def test_without_a_pool_everything_is_prefilled_here() -> None:
 
 def test_a_rate_is_unknown_until_measured_then_what_was_measured() -> None:
     meter = RateMeter()
-    assert meter.per_second is None and meter.seconds_each is None
-    meter.add(1000, 0.01, now=5.0)
-    assert meter.per_second == pytest.approx(1e5)
-    assert meter.seconds_each == pytest.approx(1e-5)
+    for at in (5.0, 6.0, 7.0):
+        assert meter.per_second(at) is None and meter.seconds_each(at) is None
+        meter.add(1000, 0.01, now=at)
+    assert meter.per_second(7.0) == pytest.approx(1e5)
+    assert meter.seconds_each(7.0) == pytest.approx(1e-5)
 
 
 def test_a_clock_that_stood_still_or_ran_back_is_not_a_rate() -> None:
     meter = RateMeter()
     for amount, seconds in ((100, 0.0), (100, -1.0), (0, 1.0)):
         meter.add(amount, seconds, now=1.0)
-    assert meter.per_second is None
+    assert meter.per_second(1.0) is None
 
 
 @pytest.mark.parametrize("when", [0, 1, 2, 10, 19])
@@ -149,7 +150,7 @@ def test_one_outlier_at_any_time_moves_nothing(when: int) -> None:
     meter = RateMeter()
     for at in range(20):
         meter.add(1000, 60.0 if at == when else 0.01, now=at * 0.1)
-    assert meter.per_second == pytest.approx(1e5)
+    assert meter.per_second(2.0) == pytest.approx(1e5)
 
 
 def test_a_lasting_change_wins_within_a_few_half_lives() -> None:
@@ -158,14 +159,17 @@ def test_a_lasting_change_wins_within_a_few_half_lives() -> None:
         meter.add(1000, 0.01, now=float(at))
     for at in range(100, 140):
         meter.add(1000, 0.02, now=float(at))
-    assert meter.seconds_each == pytest.approx(2e-5, rel=0.05)
+    assert meter.seconds_each(139.0) == pytest.approx(2e-5, rel=0.05)
 
 
-def test_idle_time_forgets_weight_not_the_value() -> None:
-    meter = RateMeter(half_life_s=1.0)
+def test_what_was_measured_long_ago_is_not_known_any_more() -> None:
+    """Else a pool that was slow once is never asked again."""
+    meter = RateMeter()
     for at in range(3):
-        meter.add(1000, 0.01, now=float(at))
-    assert meter.per_second == pytest.approx(1e5)
-    for at in range(8):
-        meter.add(1000, 0.04, now=1e6 + at)
-    assert meter.seconds_each == pytest.approx(4e-5, rel=0.01)
+        meter.add(1000, 10.0, now=float(at))
+    assert meter.per_second(2.0 + FORGET_S) == pytest.approx(100)
+    assert meter.per_second(2.1 + FORGET_S) is None
+    for at in range(3):
+        assert meter.per_second(1e6) is None
+        meter.add(1000, 0.01, now=1e6 + at)
+    assert meter.per_second(1e6 + 2) == pytest.approx(1e5)

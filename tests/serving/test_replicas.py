@@ -30,7 +30,7 @@ def test_draining() -> None:
             call.end({"told": "all"})
 
         directory: Any = Directory()
-        presence = _Presence(directory, "decode", "d-1", Server(handle, dict, SECRET), "127.0.0.1")
+        presence = _Presence(directory, "decode", "d-1", Server(handle, dict, SECRET), "127.0.0.1", "node-1")
         await presence.begin({"context": 64})
         assert directory.listed["d-1"]["context"] == 64
         link = await Link.connect(directory.listed["d-1"]["address"], SECRET, lambda _: None)

@@ -2,7 +2,8 @@
 these constants, so that none of them can ask for a series that nobody writes.
 
 Ray exports what its workers measure under the prefix `ray_`: `strata_train_loss` is `ray_strata_train_loss` in Prometheus.
-The endpoint's series have no prefix, for the gateway's own /metrics gives them out, with or without Ray's dashboard.
+The endpoint's series and the GPU exporter's have no prefix, for they are given out by themselves, with or without Ray's
+dashboard.
 """
 
 from dataclasses import dataclass
@@ -25,19 +26,23 @@ class Metric:
 
 
 @dataclass(frozen=True)
-class ServeMetric(Metric):
-    """Given out by the endpoint itself, so under its own name."""
-
-    buckets: tuple[float, ...] = ()  # upper bounds of a histogram's buckets, in its unit
+class OwnMetric(Metric):
+    """Given out by a process of ours itself, so under its own name."""
 
     @property
     def exported(self) -> str:
         return self.name
 
 
+@dataclass(frozen=True)
+class ServeMetric(OwnMetric):
+    buckets: tuple[float, ...] = ()  # upper bounds of a histogram's buckets, in its unit
+
+
 RUN = ("run",)
 
 TRAIN_STEP = Metric("strata_train_step", "gauge", "Optimizer steps taken", RUN)
+TRAIN_STEPS_PLANNED = Metric("strata_train_steps_planned", "gauge", "Optimizer steps the run will take in all", RUN)
 TRAIN_LOSS = Metric("strata_train_loss", "gauge", "Loss of the last step, in nats per token", RUN)
 TRAIN_VALIDATION_LOSS = Metric("strata_train_validation_loss", "gauge", "Loss of the last evaluation, in nats per token", RUN)
 TRAIN_GRADIENT_NORM = Metric("strata_train_gradient_norm", "gauge", "Norm of all gradients before clipping", RUN)
@@ -60,10 +65,20 @@ TRAIN_CHECKPOINT_SAVE = Metric(
 )
 TRAIN_CHECKPOINT_BYTES = Metric("strata_train_checkpoint_bytes", "gauge", "Size of the newest whole checkpoint", RUN)
 TRAIN_CHECKPOINT_STEP = Metric("strata_train_checkpoint_step", "gauge", "Step of the newest whole checkpoint", RUN)
+TRAIN_CHECKPOINT_TIME = Metric(
+    "strata_train_checkpoint_timestamp_seconds",
+    "gauge",
+    "When the newest whole checkpoint was whole, in Unix seconds; while there is none, when the workers began",
+    RUN,
+)
+TRAIN_CHECKPOINT_FAILURES = Metric(
+    "strata_train_checkpoint_failures_total", "counter", "Checkpoints that could not be written", RUN
+)
 TRAIN_RESTARTS = Metric("strata_train_restarts_total", "counter", "Times the workers were started again after a loss", RUN)
 
 TRAINING = (
     TRAIN_STEP,
+    TRAIN_STEPS_PLANNED,
     TRAIN_LOSS,
     TRAIN_VALIDATION_LOSS,
     TRAIN_GRADIENT_NORM,
@@ -77,6 +92,8 @@ TRAINING = (
     TRAIN_CHECKPOINT_SAVE,
     TRAIN_CHECKPOINT_BYTES,
     TRAIN_CHECKPOINT_STEP,
+    TRAIN_CHECKPOINT_TIME,
+    TRAIN_CHECKPOINT_FAILURES,
     TRAIN_RESTARTS,
 )
 
@@ -202,3 +219,47 @@ SERVING_ENGINE = (
     SERVE_WAITING,
 )
 SERVING = (SERVE_REPLICAS, *SERVING_GATEWAY, *SERVING_ENGINE)
+
+# Of each GPU on a node, by our exporter where DCGM is absent. Recording rules bring both under one name.
+GPU = ("node", "gpu", "name")  # gpu: its index on the node; name: the card's model
+
+GPU_COUNT = OwnMetric("strata_gpu_count", "gauge", "GPUs that the node's driver shows", ("node",))
+GPU_UTILIZATION = OwnMetric("strata_gpu_utilization_ratio", "gauge", "Share of the time in which a kernel ran, 0 to 1", GPU)
+GPU_MEMORY_USED = OwnMetric("strata_gpu_memory_used_bytes", "gauge", "Memory in use, of every process", GPU)
+GPU_MEMORY_TOTAL = OwnMetric("strata_gpu_memory_total_bytes", "gauge", "Memory of the card", GPU)
+GPU_POWER = OwnMetric("strata_gpu_power_watts", "gauge", "Power drawn", GPU)
+GPU_POWER_LIMIT = OwnMetric("strata_gpu_power_limit_watts", "gauge", "Power the card may draw", GPU)
+GPU_TEMPERATURE = OwnMetric("strata_gpu_temperature_celsius", "gauge", "Temperature of the chip", GPU)
+GPU_SM_CLOCK = OwnMetric("strata_gpu_sm_clock_hertz", "gauge", "Clock of the multiprocessors", GPU)
+GPU_SM_CLOCK_MAX = OwnMetric("strata_gpu_sm_clock_max_hertz", "gauge", "Highest clock of the multiprocessors", GPU)
+GPU_THROTTLED = OwnMetric(
+    "strata_gpu_throttled", "gauge", "1 while the clock is held down, by reason: power, thermal, hardware", (*GPU, "reason")
+)
+GPU_XID = OwnMetric("strata_gpu_xid_errors_total", "counter", "Errors the driver reported, by their XID number", (*GPU, "xid"))
+GPU_PROCESS_MEMORY = OwnMetric(
+    "strata_gpu_process_memory_bytes",
+    "gauge",
+    "Memory of one process on the card; actor: the Ray actor it belongs to, or the program's name",
+    (*GPU, "pid", "actor"),
+)
+GPU_PROCESS_UTILIZATION = OwnMetric(
+    "strata_gpu_process_utilization_ratio", "gauge", "Share of the multiprocessors' time one process had", (*GPU, "pid", "actor")
+)
+
+GPUS = (
+    GPU_COUNT,
+    GPU_UTILIZATION,
+    GPU_MEMORY_USED,
+    GPU_MEMORY_TOTAL,
+    GPU_POWER,
+    GPU_POWER_LIMIT,
+    GPU_TEMPERATURE,
+    GPU_SM_CLOCK,
+    GPU_SM_CLOCK_MAX,
+    GPU_THROTTLED,
+    GPU_XID,
+    GPU_PROCESS_MEMORY,
+    GPU_PROCESS_UTILIZATION,
+)
+
+EVERY = (*TRAINING, *SERVING, *GPUS)

@@ -159,6 +159,9 @@ class PoolSection(Section):
     gpus: Annotated[float, Field(gt=0)] = Field(1.0, description="GPUs a replica takes; below 1, replicas share one")
     tensor_parallel: Positive = 1
     gpu_memory: Annotated[float, Field(gt=0, lt=1)] = Field(0.9, description="share of each GPU's memory an engine takes")
+    sm_share: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None, description="share of a GPU's multiprocessors an engine may use at once (CUDA MPS); for replicas that share one"
+    )
 
     @property
     def most(self) -> int:
@@ -174,6 +177,8 @@ class PoolSection(Section):
     def sharing_fits(self) -> Self:
         if self.gpus < 1 and self.gpu_memory > self.gpus:
             raise ValueError(f"gpu_memory={self.gpu_memory} must not exceed gpus={self.gpus} when replicas share a GPU")
+        if self.sm_share is not None and self.gpus >= 1:
+            raise ValueError(f"sm_share={self.sm_share} is for replicas that share a GPU (gpus below 1)")
         if self.gpus >= 1 and self.gpus != self.tensor_parallel:
             raise ValueError(
                 f"gpus={self.gpus} must equal tensor_parallel={self.tensor_parallel} (or be below 1 to share one GPU)"
@@ -216,12 +221,28 @@ class ServeSection(Section):
         return self
 
 
+class DeploySection(Section):
+    """What Kubernetes has to give when `strata deploy` puts the recipe there. A laptop needs none of it."""
+
+    name: str = Field("strata", description="of the endpoint; the job is <name>-train, the interactive cluster <name>-lab")
+    image: str | None = Field(None, description="the container image, with a tag or digest that will not change")
+    storage: str | None = Field(None, description="behind /mnt/strata: a bucket on GKE, a NAS mount target on ACK")
+    gpu: str | None = Field(None, description="the type of GPU, such as h100")
+    prefill_gpu: str | None = Field(None, description="the prefill pool's, if it is another")
+    decode_gpu: str | None = Field(None, description="the decode pool's, if it is another")
+    gpus_per_node: Positive | None = Field(None, description="else those of the largest machine with this GPU")
+    nodes: Positive | None = Field(None, description="nodes of each type of GPU there are; else as many as training takes")
+    cpus: Positive | None = Field(None, description="of each worker pod; else its GPUs' share of the node")
+    memory_gib: Positive | None = Field(None, description="of each worker pod; else its GPUs' share of the node")
+
+
 class Recipe(Section):
     model: ModelSection
     data: DataSection = DataSection()
     train: TrainSection
     parallel: ParallelSection = ParallelSection()
     serve: ServeSection = ServeSection()
+    deploy: DeploySection = DeploySection()
 
     @model_validator(mode="after")
     def batch_divides(self) -> Self:

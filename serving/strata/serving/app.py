@@ -9,6 +9,7 @@ from strata.serving.spec import EngineSpec, GatewaySpec
 
 NAME = "strata"
 DRAIN_S = 30.0
+GATEWAY_RESOURCE = "strata-gateway"
 
 
 def build(gateway: GatewaySpec, prefill: EngineSpec, decode: EngineSpec) -> Application:
@@ -16,7 +17,7 @@ def build(gateway: GatewaySpec, prefill: EngineSpec, decode: EngineSpec) -> Appl
     if prefill.pool.replicas:
         engines.append(_engines(PrefillReplica, prefill).bind(prefill))
     # Serve wants one deployment that the others hang from.
-    return _gateways(gateway).bind(gateway, *engines)
+    return _gateways(gateway, prefill.pool.most + decode.pool.most).bind(gateway, *engines)
 
 
 def _engines(replica: type, spec: EngineSpec) -> serve.Deployment:
@@ -34,12 +35,14 @@ def _engines(replica: type, spec: EngineSpec) -> serve.Deployment:
     )
 
 
-def _gateways(spec: GatewaySpec) -> serve.Deployment:
+def _gateways(spec: GatewaySpec, most_nodes: int) -> serve.Deployment:
+    resources = {"resources": {GATEWAY_RESOURCE: 1 / spec.gateways}} if spec.on_every_node else {}
     return serve.deployment(
         GatewayReplica,
         name="gateway",
-        num_replicas=spec.gateways,
-        ray_actor_options={"num_cpus": 0},
+        num_replicas="auto" if spec.on_every_node else spec.gateways,
+        autoscaling_config=autoscaling.gateway_config(spec.gateways * most_nodes) if spec.on_every_node else None,
+        ray_actor_options={"num_cpus": 0} | resources,
         health_check_period_s=1,
         graceful_shutdown_timeout_s=DRAIN_S,
     )

@@ -13,6 +13,7 @@ FULL = 0.8
 PREFILLS = 2
 UPSCALE_DELAY_S = 10.0
 DOWNSCALE_DELAY_S = 300.0
+GATEWAY_DELAY_S = 1.0  # until it has one, a node gets no traffic
 
 
 def replicas(context: Any) -> tuple[int, dict[str, Any]]:
@@ -22,12 +23,27 @@ def replicas(context: Any) -> tuple[int, dict[str, Any]]:
     return min(max(wanted, context.capacity_adjusted_min_replicas), context.capacity_adjusted_max_replicas), {}
 
 
+def gateways(context: Any) -> tuple[int, dict[str, Any]]:
+    """As many as the gateways themselves say, who see the engines come and go."""
+    wanted = (context.aggregated_metrics or {}).get("wanted", {})
+    number = int(max(wanted.values())) if wanted else context.target_num_replicas
+    return min(max(number, context.capacity_adjusted_min_replicas), context.capacity_adjusted_max_replicas), {}
+
+
 def config(least: int, most: int) -> dict[str, Any]:
+    return _config(least, most, "replicas", UPSCALE_DELAY_S)
+
+
+def gateway_config(most: int) -> dict[str, Any]:
+    return _config(1, most, "gateways", GATEWAY_DELAY_S)
+
+
+def _config(least: int, most: int, policy: str, upscale_delay_s: float) -> dict[str, Any]:
     return {
         "min_replicas": least,
         "initial_replicas": least,
         "max_replicas": most,
-        "upscale_delay_s": UPSCALE_DELAY_S,
+        "upscale_delay_s": upscale_delay_s,
         "downscale_delay_s": DOWNSCALE_DELAY_S,
-        "policy": {"policy_function": "strata.serving.autoscaling:replicas"},
+        "policy": {"policy_function": f"strata.serving.autoscaling:{policy}"},
     }

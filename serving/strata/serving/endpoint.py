@@ -18,10 +18,11 @@ from strata.platform import cluster, ports
 from strata.platform.errors import UserError
 from strata.platform.machine import available_memory
 from strata.platform.recipe import ServeSection
-from strata.serving import model_dir
+from strata.serving import model_dir, mps
 from strata.serving.directory import Directory
 from strata.serving.spec import EngineSpec, GatewaySpec, Network
 
+WARM_UP = 3  # as many hand-overs as it takes to know their rate
 PROCESS_GIB = 1.5  # a CPU engine's two processes before any weights: Python, torch, vLLM
 
 
@@ -60,7 +61,7 @@ def running(section: ServeSection, folder: Path, model_id: str) -> Iterator[Endp
     gateway = GatewaySpec.of(section, model_id, network)
     prefill = EngineSpec.of("prefill", section, folder, model_id, network)
     decode = EngineSpec.of("decode", section, folder, model_id, network)
-    with cluster.connected(math.ceil(prefill.cpus() + decode.cpus())) as ends_with_us:
+    with mps.running(section), cluster.connected(math.ceil(prefill.cpus() + decode.cpus())) as ends_with_us:
         phases["Ray"] = _since(began, phases)
         serve.start(proxy_location="Disabled")  # clients talk to our gateways
         phases["Serve"] = _since(began, phases)
@@ -70,8 +71,13 @@ def running(section: ServeSection, folder: Path, model_id: str) -> Iterator[Endp
         directory.clear()
         try:
             url = f"http://{section.host}:{section.port}"
-            _deploy(app.build(gateway, prefill, decode), url, model_id)
-            slowest = max(_start_phases(directory), key=lambda seconds: sum(seconds.values()))
+            _deploy(app.build(gateway, prefill, decode))
+            replicas = _replicas(directory)
+            _warm_up(
+                url, model_id, min(section.remote_prefill.min_tokens, *(entry["context"] - 1 for entry in replicas["decode"]))
+            )
+            every = [entry["phases"] for entries in replicas.values() for entry in entries]
+            slowest = max(every, key=lambda seconds: sum(seconds.values()))
             phases |= {"replica process": slowest["process"], "import vLLM": slowest["imports"], "engine": slowest["engine"]}
             phases["first answer"] = _since(began, phases)
             yield Endpoint(url, model_id, phases)
@@ -80,12 +86,12 @@ def running(section: ServeSection, folder: Path, model_id: str) -> Iterator[Endp
                 _leave()
 
 
-def _start_phases(directory: Directory) -> list[dict[str, float]]:
-    async def look() -> list[dict[str, float]]:
-        found = [await directory.entry(role, name) for role in ("decode", "prefill") for name in await directory.names(role)]
-        return [entry["phases"] for entry in found if entry is not None]
+def _replicas(directory: Directory) -> dict[str, list[dict[str, Any]]]:
+    async def look(role: str) -> list[dict[str, Any]]:
+        found = [await directory.entry(role, name) for name in await directory.names(role)]
+        return [entry for entry in found if entry is not None]
 
-    return asyncio.run(look())
+    return {role: asyncio.run(look(role)) for role in ("decode", "prefill")}
 
 
 def _leave() -> None:
@@ -103,20 +109,32 @@ def _since(began: float, phases: dict[str, float]) -> float:
     return time.time() - began - sum(phases.values())
 
 
-def _deploy(application: Any, url: str, model_id: str) -> None:
-    """Up to the first answer, for there are models whose engine starts and fails only then. That answer also makes the
-    two engines shake hands, which the first user would otherwise wait for."""
+def _deploy(application: Any) -> None:
     from ray import serve
 
     from strata.serving.app import NAME
 
-    request = {"model": model_id, "prompt": "Strata", "max_tokens": 1}
     try:
         serve.run(application, name=NAME, route_prefix=None)
-        httpx.post(f"{url}/v1/completions", json=request, timeout=120).raise_for_status()
-    except (RuntimeError, httpx.HTTPError) as error:
-        cause = f"vLLM cannot serve this model: {_cause(str(error))}"
-        raise UserError(cause, "Mend the model folder or the recipe's serve section.") from None
+    except RuntimeError as error:
+        raise _refused(error) from None
+
+
+def _warm_up(url: str, model_id: str, tokens: int) -> None:
+    """There are models whose engine starts and fails only with its first answer. Answers to prompts long enough to leave also
+    make the two engines shake hands, which the first user would otherwise wait for, and show what a hand-over takes without."""
+    try:
+        for token in range(WARM_UP):  # another one each time, for what an engine has cached does not leave it
+            request = {"model": model_id, "prompt": [token] * max(tokens, 1), "max_tokens": 1}
+            httpx.post(f"{url}/v1/completions", json=request, timeout=120).raise_for_status()
+    except httpx.HTTPError as error:
+        raise _refused(error) from None
+
+
+def _refused(error: Exception) -> UserError:
+    return UserError(
+        f"vLLM cannot serve this model: {_cause(str(error))}", "Mend the model folder or the recipe's serve section."
+    )
 
 
 def _cause(failure: str) -> str:

@@ -44,7 +44,7 @@ class EngineStats(StatLoggerBase):  # type: ignore[misc]
 
     @property
     def transfer_s_per_token(self) -> float | None:
-        seconds_per_byte = self._transfer.seconds_each
+        seconds_per_byte = self._transfer.seconds_each(time.monotonic())
         if seconds_per_byte is None or not self._tokens_moved:
             return None
         # Each shard of a tensor-parallel engine pulls its part of a token at the same time as the others.

@@ -16,6 +16,7 @@ from typing import Literal
 # The reasons `decide` gives. (Callers have more, for requests that are not up to it.)
 LOCAL = ("short", "cached", "no-prefill-engine", "prefill-busy", "cheaper-here")
 REMOTE = ("cheaper-there", "long", "always")
+FORGET_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,9 @@ class RateMeter:
 
     What goes into the mean is the median of the last three samples, so that one stalled prefill, or the first one with its
     warm-up, moves nothing. Feed it what it is to predict: a prompt of ten tokens says little about one of thousands.
+
+    It is known from the third sample on, and for FORGET_S after the last. Else a pool whose first prefills were slow (engines
+    shake hands then) would be judged by them for ever: nobody is sent to a pool that is thought slow, so nothing is measured.
     """
 
     def __init__(self, half_life_s: float = 30.0) -> None:
@@ -113,21 +117,21 @@ class RateMeter:
     def add(self, amount: float, seconds: float, now: float) -> None:
         if amount <= 0 or seconds <= 0:  # a clock that did not tick says nothing about speed
             return
+        if self._last and now - self._at > FORGET_S:
+            self._last.clear()
+            self._sum = self._weight = 0.0
         self._last.append(seconds / amount)
         if len(self._last) < 3:
+            self._at = now
             return
         decay = 0.5 ** ((now - self._at) / self._half_life_s)
         self._sum = self._sum * decay + statistics.median(self._last)
         self._weight = self._weight * decay + 1
         self._at = now
 
-    @property
-    def seconds_each(self) -> float | None:
-        if self._weight:
-            return self._sum / self._weight
-        return statistics.median(self._last) if self._last else None
+    def seconds_each(self, now: float) -> float | None:
+        return self._sum / self._weight if self._weight and now - self._at <= FORGET_S else None
 
-    @property
-    def per_second(self) -> float | None:
-        each = self.seconds_each
+    def per_second(self, now: float) -> float | None:
+        each = self.seconds_each(now)
         return None if each is None else 1 / each

@@ -37,12 +37,13 @@ class PoolLoad:
         return max(self._queued_at[peer.name], int(peer.link.load.get("queued_tokens", 0)))
 
     def rates(self) -> Rates:
-        remote = self._remote.per_second
+        now = time.monotonic()
+        remote = self._remote.per_second(now)
         return Rates(
-            local_tokens_per_s=self._local.per_second or remote,  # engines are alike until we know better
+            local_tokens_per_s=self._local.per_second(now) or remote,  # engines are alike until we know better
             remote_tokens_per_s=remote,
             transfer_s_per_token=self._stats.transfer_s_per_token,
-            handover_s=self._handover.seconds_each,
+            handover_s=self._handover.seconds_each(now),
         )
 
     @contextmanager

@@ -5,8 +5,10 @@ directory and talk over links. Serve's own request path costs a hundred microsec
 """
 
 import asyncio
+import os
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -45,10 +47,11 @@ class _Presence:
     name: str
     server: Server
     host: str | None
+    node: str
     publishing: asyncio.Task[None] | None = None
 
     async def begin(self, entry: dict[str, Any]) -> None:
-        entry = entry | {"address": await self.server.listen(self.host or _node_address())}
+        entry = entry | {"node": self.node, "address": await self.server.listen(self.host or _node_address())}
         await self.directory.publish(self.role, self.name, entry)
         self.publishing = asyncio.get_running_loop().create_task(self._publish_for_ever(entry))
 
@@ -72,6 +75,12 @@ def _own_name() -> str:
     from ray import serve
 
     return str(serve.get_replica_context().replica_id.unique_id)
+
+
+def _own_node() -> str:
+    import ray
+
+    return str(ray.get_runtime_context().get_node_id())
 
 
 def _node_address() -> str:
@@ -121,7 +130,7 @@ class PrefillReplica(_EngineReplica):
         calls = engine.prefill_calls(self._engine)
         server = Server(calls.handle, lambda: {"calls": server.calls, "queued_tokens": calls.queued_tokens}, spec.network.secret)
         self._full = PREFILLS
-        self._presence = _Presence(Directory(spec.model_id), "prefill", name, server, spec.network.host)
+        self._presence = _Presence(Directory(spec.model_id), "prefill", name, server, spec.network.host, _own_node())
         await self._presence.begin({"phases": self._phases.seconds})
 
 
@@ -134,7 +143,7 @@ class DecodeReplica(_EngineReplica):
         calls = engine.decode_calls(self._engine, spec, pool)
         server = Server(calls.handle, lambda: {"calls": server.calls}, spec.network.secret)
         self._full = spec.max_sequences
-        self._presence = _Presence(directory, "decode", name, server, spec.network.host)
+        self._presence = _Presence(directory, "decode", name, server, spec.network.host, _own_node())
         await self._presence.begin({"phases": self._phases.seconds, "context": self._engine.context})
 
 
@@ -143,26 +152,36 @@ class GatewayReplica:
         from strata.serving.gateway import http
         from strata.serving.gateway.admission import Admission
         from strata.serving.gateway.app import App
+        from strata.serving.gateway.keys import FILE, Keys
         from strata.serving.telemetry import Gateway as Telemetry
 
-        name = _own_name()
+        name, node = _own_name(), _own_node()
         directory = Directory(spec.model_id)
         decode = Peers(directory, "decode", spec.network.secret)
         prefill = Peers(directory, "prefill", spec.network.secret) if spec.disaggregated else None
         admission = Admission(lambda: spec.capacity(len(decode.all())) - sum(peer.link.elsewhere for peer in decode.all()))
         telemetry = Telemetry(spec.model_id, name)
         others = Peers(directory, "gateway", spec.network.secret, look_s=METRICS_LOOK_S)
-        app = App(name, spec.model_id, decode, prefill, others, admission, telemetry)
+        keys = Keys(Path(os.environ[FILE])) if FILE in os.environ else None
+        app = App(name, spec.model_id, decode, prefill, others, admission, telemetry, keys, node)
+        self._spec, self._engines = spec, [decode] if prefill is None else [decode, prefill]
 
         async def metrics(call: Any) -> None:
             call.head({"status": 200, "type": "text/plain"})
             call.data(telemetry.text().encode())
             call.end({})
 
-        self._presence = _Presence(directory, "gateway", name, Server(metrics, dict, spec.network.secret), spec.network.host)
+        self._presence = _Presence(
+            directory, "gateway", name, Server(metrics, dict, spec.network.secret), spec.network.host, node
+        )
         await self._presence.begin({})
         self._http = http.server(app)
         self._serving = asyncio.get_running_loop().create_task(self._http.serve(sockets=[http.listen(spec.host, spec.port)]))
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Gateways there should be: so many on each node that has engines."""
+        nodes = {peer.entry["node"] for peers in self._engines for peer in peers.all()}
+        return {"wanted": float(len(nodes) * self._spec.gateways)}
 
     async def check_health(self) -> None:
         if self._serving.done():

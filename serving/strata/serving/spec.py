@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from strata.platform.recipe import Device, PoolSection, ServeSection
+from strata.serving import mps
 from strata.serving.link import SECRET_BYTES
 from strata.serving.nixl_patience import DELAY_US
 from strata.serving.policy import Rule
 
 Role = Literal["prefill", "decode"]
 LEASE_S = 12
+TRANSFERRED_BLOCK = 128
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,11 @@ class EngineSpec:
     reasoning_parser: str | None
     pool: PoolSection
     disaggregated: bool  # there is a prefill pool
+    side_by_side: bool  # on a GPU whose multiprocessors engines share
     rule: Rule
     network: Network
+    # On nodes that are there for its role: they offer the Ray resource of that name, one for each engine they have room for.
+    on_own_nodes: bool = False
 
     @staticmethod
     def of(role: Role, serve: ServeSection, model_dir: Path, model_id: str, network: Network) -> "EngineSpec":
@@ -69,26 +74,28 @@ class EngineSpec:
             reasoning_parser=serve.reasoning_parser,
             pool=pool,
             disaggregated=serve.prefill.replicas > 0,
+            side_by_side=mps.wanted(serve),
             rule=Rule(**serve.remote_prefill.model_dump()),
             network=network,
         )
 
     def cpus(self) -> float:
         """What the whole pool asks Ray for at most."""
-        return self.pool.most * self.resources()["num_cpus"]
+        return float(self.pool.most * self.resources()["num_cpus"])
 
-    def resources(self) -> dict[str, float]:
+    def resources(self) -> dict[str, Any]:
         """Of one replica, engine and all: it has its GPUs itself, and its engine's processes inherit them."""
+        place = {"resources": {f"strata-{self.role}": 1}} if self.on_own_nodes else {}
         if self.device == "cpu":
-            return {"num_cpus": 1}
-        return {"num_cpus": 2, "num_gpus": self.pool.gpus}
+            return {"num_cpus": 1} | place
+        return {"num_cpus": 2, "num_gpus": self.pool.gpus} | place
 
     def environment(self) -> dict[str, str]:
         """Set on the replica's process, and so on the engine processes it starts."""
         common = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "TOKENIZERS_PARALLELISM": "false"}
         if self.device == "gpu":
             # What vLLM's own server comes to; Ray would set it to the replica's CPUs.
-            return common | {"OMP_NUM_THREADS": "1"}
+            return common | {"OMP_NUM_THREADS": "1"} | (mps.environment(self.pool.sm_share) if self.side_by_side else {})
         cpu = {
             "OMP_NUM_THREADS": str(self.threads),
             "VLLM_CPU_KVCACHE_SPACE": str(self.kv_cache_gib),
@@ -120,6 +127,10 @@ class EngineSpec:
             kwargs["tensor_parallel_size"] = self.pool.tensor_parallel
             kwargs["distributed_executor_backend"] = "mp" if self.pool.tensor_parallel > 1 else "uni"
             kwargs["gpu_memory_utilization"] = self.pool.gpu_memory
+            if self.disaggregated:
+                # A transfer is posted block by block and layer by layer, between two steps: 8,192 tokens in vLLM's blocks of 16
+                # are 8,192 pieces for 16 layers, and every running stream waits for that.
+                kwargs["block_size"] = TRANSFERRED_BLOCK
         return kwargs
 
     def frontend_kwargs(self) -> dict[str, Any]:
@@ -153,6 +164,8 @@ class GatewaySpec:
     max_queue: int
     disaggregated: bool
     network: Network
+    # So many on each node that has engines, instead of so many in all: each node offers one of this Ray resource.
+    on_every_node: bool = False
 
     @staticmethod
     def of(serve: ServeSection, model_id: str, network: Network) -> "GatewaySpec":

@@ -38,9 +38,13 @@ def bench_serve(
     long_share: Annotated[float, typer.Option(help="Share of the long prompts in 'mixed'.", min=0, max=1)] = 0.1,
     turns: Annotated[int, typer.Option(help="Turns of a conversation in 'multiturn'.", min=2)] = 4,
     requests: Annotated[
-        int | None, typer.Option(help="Requests of a level. Default: 8 times as many as at once, 48 at least.", min=1)
+        int | None, typer.Option(help="Requests of a level. Default: --waves times as many as at once, or as six.", min=1)
     ] = None,
+    waves: Annotated[int, typer.Option(help="How often each of the requests at once is followed by another.", min=1)] = 8,
     rounds: Annotated[int, typer.Option(help="Times that each is started and measured, in turn; medians count.", min=1)] = 1,
+    side_by_side: Annotated[
+        bool, typer.Option("--side-by-side", help="Start all first, each with its part of the memory, and drive them in turn.")
+    ] = False,
     seconds: Annotated[float, typer.Option(help="How long a Poisson load lasts, without --requests.", min=1)] = 30,
     clients: Annotated[int | None, typer.Option(help="Client processes. Default: half of the cores.", min=1)] = None,
     slo_ttft_ms: Annotated[float, typer.Option(help="Goodput counts requests with a TTFT up to this ...")] = 500,
@@ -84,9 +88,10 @@ def bench_serve(
             raise UserError(cause, "Lower --input, --output, --long-input or --turns, or raise the model's context.")
         if not concurrency and not rate:
             concurrency = "1,4,16" if served.section.device == "cpu" else "1,16,64,256"
-        levels = _levels(asked, concurrency, rate, requests, seconds)
+        levels = _levels(asked, concurrency, rate, requests, waves, seconds)
         processes = clients or max(1, (os.cpu_count() or 1) // 2)
-        settings = Settings(asked, levels, processes, Slo(slo_ttft_ms / 1000, slo_itl_ms / 1000), seed, cross_check, rounds)
+        slo = Slo(slo_ttft_ms / 1000, slo_itl_ms / 1000)
+        settings = Settings(asked, levels, processes, slo, seed, cross_check, rounds, side_by_side)
         try:
             results = compare.bench(served, chosen, settings, console, json_file, picture)
         except KeyboardInterrupt:
@@ -114,11 +119,11 @@ def _contenders(words: str | None) -> list[str]:
 
 
 def _levels(
-    workload: "Workload", concurrency: str | None, rate: str | None, requests: int | None, seconds: float
+    workload: "Workload", concurrency: str | None, rate: str | None, requests: int | None, waves: int, seconds: float
 ) -> "list[Level]":
     from strata.serving.bench import load
 
-    levels = [load.closed(value, requests, workload) for value in _numbers(concurrency, int, "--concurrency")]
+    levels = [load.closed(value, requests, waves, workload) for value in _numbers(concurrency, int, "--concurrency")]
     return levels + [load.poisson(value, requests, seconds, workload) for value in _numbers(rate, float, "--rate")]
 
 

@@ -1,8 +1,13 @@
-"""One run: each contender in turn, started, warmed up, driven through all levels, and stopped."""
+"""One run: each contender in turn, started, driven through all levels, and stopped; or all started, and driven in turn.
+
+A process is quick or slow for as long as it lives, and a shared machine is quick or slow for minutes: side by side, both
+meet all contenders alike."""
 
 import itertools
 import json
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -24,26 +29,47 @@ def bench(
         results = Results(calibration.calibrate(settings.clients))
     console.print(_calibrated(results.calibration))
     logs = json_file.parent / "logs"
-    for number, name in itertools.product(range(settings.rounds), names):
-        contender = CONTENDERS[name]
-        if missing := contender.missing():
+    present = []
+    for name in names:
+        if missing := CONTENDERS[name].missing():
             results.failed[name] = f"It needs {', '.join(missing)}, not installed here."
             console.print(f"[bold]{name}[/] left out: {results.failed[name]}")
-            continue
+        else:
+            present.append(name)
+
+    def drive(name: str, up: server.Server, number: int, say: Callable[[str], None]) -> None:
+        if settings.rounds > 1:
+            console.print(f"[bold]{name}[/], round {number + 1} of {settings.rounds}")
+        results.add(name, _drive(name, up, subject, settings, logs, console, say))
+        write_atomic(json_file, json.dumps(report.as_json(subject, settings, results), indent=2))
+        write_atomic(picture, plot.draw(settings, results))
+
+    def start(name: str, stack: ExitStack, say: Callable[[str], None]) -> server.Server | None:
+        contender = CONTENDERS[name]
+        say(f"Starting {name}: {contender.about} …")
         try:
-            with (
-                console.status(f"Starting {name}: {contender.about} …") as status,
-                server.running(contender, subject, settings.workload.prefix_caching, logs / f"{name}.log") as up,
-            ):
-                turn = f" (round {number + 1} of {settings.rounds})" if settings.rounds > 1 else ""
-                console.print(f"[bold]{name}[/] answers after {up.start_s:.1f} s{turn}")
-                results.add(name, _drive(name, up, subject, settings, logs, console, status.update))
+            running = server.running(contender, subject, settings.workload.prefix_caching, logs / f"{name}.log")
+            up = stack.enter_context(running)
         except server.Failed as failure:
             results.failed[name] = str(failure)
             console.print(f"[bold red]{name} failed.[/] {escape(str(failure))}")
-            continue
-        write_atomic(json_file, json.dumps(report.as_json(subject, settings, results), indent=2))
-        write_atomic(picture, plot.draw(settings, results))
+            return None
+        console.print(f"[bold]{name}[/] answers after {up.start_s:.1f} s")
+        return up
+
+    if settings.side_by_side:
+        subject = replace(subject, sharing=len(present))
+        with console.status("") as status, ExitStack() as stack:
+            servers = {name: up for name in present if (up := start(name, stack, status.update))}
+            for number in range(settings.rounds):
+                # There and back, so that nobody always comes after the same one.
+                for name in list(servers) if number % 2 == 0 else reversed(list(servers)):
+                    drive(name, servers[name], number, status.update)
+    else:
+        for number, name in itertools.product(range(settings.rounds), present):
+            with console.status("") as status, ExitStack() as stack:
+                if up := start(name, stack, status.update):
+                    drive(name, up, number, status.update)
     if not results.ran:
         raise UserError("No contender came to answer.", f"Their logs are in {logs}.")
     return results

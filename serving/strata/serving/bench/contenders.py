@@ -38,7 +38,7 @@ def _bare(**further: Any) -> Callable[[Subject, bool, int], Launch]:
     def launch(subject: Subject, caching: bool, port: int) -> Launch:
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", HOST, "--port", str(port)]
         command += ["--model", str(subject.folder), "--served-model-name", subject.model_id]
-        command += engines.flags(engines.kwargs(subject.section, caching) | further)
+        command += engines.flags(engines.kwargs(subject.section, caching, subject.sharing) | further)
         return Launch(command, engines.environment(subject.section, engines=1))
 
     return launch
@@ -46,7 +46,7 @@ def _bare(**further: Any) -> Callable[[Subject, bool, int], Launch]:
 
 def _ray(experimental: dict[str, Any], environment: dict[str, str]) -> Callable[[Subject, bool, int], Launch]:
     def launch(subject: Subject, caching: bool, port: int) -> Launch:
-        config = _llm_config(subject, engines.kwargs(subject.section, caching), engines_at_once=1)
+        config = _llm_config(subject, engines.kwargs(subject.section, caching, subject.sharing), engines_at_once=1)
         return _ray_launch([config | {"experimental_configs": experimental}], port, environment)
 
     return launch
@@ -54,7 +54,7 @@ def _ray(experimental: dict[str, Any], environment: dict[str, str]) -> Callable[
 
 def _ray_pd(subject: Subject, caching: bool, port: int) -> Launch:
     def config(pool: PoolSection, role: str) -> dict[str, Any]:
-        settings = engines.pool_kwargs(subject.section, pool, role, caching)
+        settings = engines.pool_kwargs(subject.section, pool, role, caching, subject.sharing)
         experimental = {"NIXL_SIDE_CHANNEL_PORT_BASE": ports.find_free()}
         made = _llm_config(subject, settings, engines_at_once=2) | {"experimental_configs": experimental}
         if subject.section.device == "gpu":
@@ -85,12 +85,16 @@ def _ray_launch(configs: list[dict[str, Any]], port: int, environment: dict[str,
 def _strata(subject: Subject, caching: bool, port: int) -> Launch:
     words = ["serve.prefill.replicas=0", "serve.decode.replicas=1"]
     if subject.section.device == "gpu":
-        words += [f"serve.decode.gpus={subject.section.decode.tensor_parallel}", f"serve.decode.gpu_memory={engines.WHOLE_GPU}"]
+        memory = engines.WHOLE_GPU / subject.sharing
+        words += [f"serve.decode.gpus={subject.section.decode.tensor_parallel}", f"serve.decode.gpu_memory={memory}"]
     return _strata_launch(subject, words, caching, port)
 
 
 def _strata_pd(subject: Subject, caching: bool, port: int) -> Launch:
-    return _strata_launch(subject, ["serve.prefill.replicas=1", "serve.decode.replicas=1"], caching, port)
+    words = ["serve.prefill.replicas=1", "serve.decode.replicas=1"]
+    for name, pool in (("prefill", subject.section.prefill), ("decode", subject.section.decode)):
+        words.append(f"serve.{name}.gpu_memory={pool.gpu_memory / subject.sharing}")
+    return _strata_launch(subject, words, caching, port)
 
 
 def _strata_launch(subject: Subject, words: list[str], caching: bool, port: int) -> Launch:

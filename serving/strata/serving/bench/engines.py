@@ -8,8 +8,8 @@ from strata.platform.recipe import PoolSection, ServeSection
 WHOLE_GPU = 0.85  # share of the memory of a GPU that an engine has for itself
 
 
-def kwargs(section: ServeSection, prefix_caching: bool) -> dict[str, Any]:
-    """vLLM's, for one engine that has the whole machine."""
+def kwargs(section: ServeSection, prefix_caching: bool, sharing: int = 1) -> dict[str, Any]:
+    """vLLM's, for one engine that has the whole machine, but for the memory of those that share it."""
     common = {
         "dtype": section.dtype,
         "max_num_seqs": section.max_sequences,
@@ -18,15 +18,15 @@ def kwargs(section: ServeSection, prefix_caching: bool) -> dict[str, Any]:
     }
     if section.device == "cpu":
         return common
-    return common | {"tensor_parallel_size": section.decode.tensor_parallel, "gpu_memory_utilization": WHOLE_GPU}
+    return common | {"tensor_parallel_size": section.decode.tensor_parallel, "gpu_memory_utilization": WHOLE_GPU / sharing}
 
 
-def pool_kwargs(section: ServeSection, pool: PoolSection, role: str, prefix_caching: bool) -> dict[str, Any]:
+def pool_kwargs(section: ServeSection, pool: PoolSection, role: str, prefix_caching: bool, sharing: int = 1) -> dict[str, Any]:
     """For one engine of a disaggregated pair, on its pool's share of the machine."""
     transfer = {"kv_connector": "NixlConnector", "kv_role": role}
     if section.device == "cpu":
         return kwargs(section, prefix_caching) | {"kv_transfer_config": transfer | {"kv_buffer_device": "cpu"}}
-    share = {"tensor_parallel_size": pool.tensor_parallel, "gpu_memory_utilization": pool.gpu_memory}
+    share = {"tensor_parallel_size": pool.tensor_parallel, "gpu_memory_utilization": pool.gpu_memory / sharing}
     return kwargs(section, prefix_caching) | share | {"kv_transfer_config": transfer}
 
 

@@ -56,6 +56,7 @@ class Record:
     arrivals: tuple[float, ...]
     tokens: int
     error: str | None
+    prefill: str = ""
 
 
 @dataclass(frozen=True)
@@ -209,15 +210,15 @@ async def _ask(connections: Connections, request: Request, payload: bytes) -> Re
     error = answer.error
     if error is None and answer.tokens != request.output:  # fewer tokens would pass for speed
         error = f"{answer.tokens} tokens, where {request.output} were asked for"
-    return Record(request.kind, start, time.perf_counter(), answer.arrivals, answer.tokens, error)
+    return Record(request.kind, start, time.perf_counter(), answer.arrivals, answer.tokens, error, answer.prefill)
 
 
 def _flat(lists: list[list[Record]]) -> list[Record]:
     return [record for records in lists for record in records]
 
 
-def closed(concurrency: int, requests: int | None, workload: Workload) -> Level:
-    count = requests or max(8 * concurrency, 48)
+def closed(concurrency: int, requests: int | None, waves: int, workload: Workload) -> Level:
+    count = requests or waves * max(concurrency, 6)
     return Level(max(concurrency, math.ceil(count / workload.requests_per_conversation)), concurrency=concurrency)
 
 

@@ -42,6 +42,7 @@ class Summary:
     events_per_s: float
     tokens_per_event: float | None
     tokens_at_once: float | None
+    remote_share: float | None = None  # of prompts that a prefill engine took, where the server says so
 
 
 def middle(summaries: Sequence[Summary]) -> Summary:
@@ -76,6 +77,7 @@ def summarise(records: Sequence[Record], slo: Slo) -> Summary:
     events = sum(len(record.arrivals) for record in good)
     reads = sum(len(set(record.arrivals)) for record in good)
     gaps = numpy.concatenate([numpy.diff(record.arrivals) for record in good]) if good else numpy.array([])
+    told = [record.prefill for record in good if record.prefill]
     within = sum(slo.met_by(record) for record in records)
     return Summary(
         requests=len(records),
@@ -95,6 +97,7 @@ def summarise(records: Sequence[Record], slo: Slo) -> Summary:
         events_per_s=events / seconds,
         tokens_per_event=tokens / events if events else None,
         tokens_at_once=tokens / reads if reads else None,
+        remote_share=told.count("remote") / len(told) if told else None,
     )
 
 

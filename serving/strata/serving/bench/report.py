@@ -26,7 +26,7 @@ SPEEDS = ("tok/s", "req/s", "TTFT p50", "p99", "ITL p50", "p99", "mean ITL p50",
 
 
 def table(settings: Settings, results: Results) -> Table:
-    result = _table("load", "contender", *SPEEDS, "within SLO", "/s", "tok at once", "errors", "client CPU")
+    result = _table("load", "contender", *SPEEDS, "within SLO", "/s", "tok at once", "remote", "errors", "client CPU")
     for level in settings.levels:
         for contender in results.ran:
             if one := results.at(contender, level):
@@ -161,7 +161,8 @@ def _numbers(values: dict[str, Any]) -> list[str]:
 
 def _rest(summary: Summary) -> list[str]:
     at_once = "-" if summary.tokens_at_once is None else f"{summary.tokens_at_once:.2f}"
-    return [_percent(summary.goodput_share), f"{summary.goodput_per_s:.1f}", at_once, str(summary.errors)]
+    remote = "" if summary.remote_share is None else _percent(summary.remote_share)
+    return [_percent(summary.goodput_share), f"{summary.goodput_per_s:.1f}", at_once, remote, str(summary.errors)]
 
 
 def _ms(seconds: float | None) -> str:

@@ -22,6 +22,7 @@ class Settings:
     seed: int
     cross_check: bool
     rounds: int = 1
+    side_by_side: bool = False
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ import time
 from dataclasses import dataclass
 from typing import cast
 
+from strata.serving.headers import PREFILL
+
 DONE = b"data: [DONE]"
 
 
@@ -18,6 +20,7 @@ class Answer:
     arrivals: tuple[float, ...]  # when each event with tokens was there; events that came in one read share their time
     tokens: int
     error: str | None = None
+    prefill: str = ""  # where our endpoint says that it was prefilled; others say nothing
 
 
 class Reply:
@@ -25,6 +28,7 @@ class Reply:
 
     def __init__(self) -> None:
         self.status = 0
+        self._prefill = ""
         self.arrivals: list[float] = []
         self._raw = b""  # not yet taken apart: a part of the head, of a chunk, or of a body with a known length
         self._text = b""  # an event that is not yet complete, or the whole body of a response that is no stream
@@ -73,7 +77,7 @@ class Reply:
         arrivals = self.arrivals if last["choices"] else self.arrivals[:-1]
         if not arrivals:
             return Answer((), 0, "the stream had no tokens")
-        return Answer(tuple(arrivals), int(last["usage"]["completion_tokens"]))
+        return Answer(tuple(arrivals), int(last["usage"]["completion_tokens"]), prefill=self._prefill)
 
     def _read_head(self) -> bool:
         head, end, rest = self._raw.partition(b"\r\n\r\n")
@@ -82,6 +86,7 @@ class Reply:
         status, *fields = head.lower().split(b"\r\n")
         headers = {name: value.strip() for name, _, value in (field.partition(b":") for field in fields)}
         self.status = int(status.split()[1])
+        self._prefill = headers.get(PREFILL.encode(), b"").partition(b";")[0].decode()
         self._chunked = headers.get(b"transfer-encoding") == b"chunked"
         self._length = int(headers[b"content-length"]) if b"content-length" in headers else None
         self._streamed = self.status == 200 and headers.get(b"content-type", b"").startswith(b"text/event-stream")

@@ -17,6 +17,7 @@ class Subject:
     words: tuple[str, ...]  # what makes `strata serve` choose the same
     vocab: int
     context: int
+    sharing: int = 1  # contenders that are up at the same time, each with its part of the memory
 
 
 def choose(overrides: Sequence[str], run: str | None, model: Path | None, recipe: str | None) -> Subject:

@@ -9,6 +9,7 @@ from typing import Any
 
 from strata.serving import exposition, openapi, requests
 from strata.serving.gateway.admission import Admission
+from strata.serving.gateway.keys import Keys
 from strata.serving.gateway.relay import Relay, Send
 from strata.serving.limits import MAX_SEQUENCES
 from strata.serving.link import Kind, LinkLost
@@ -23,6 +24,8 @@ SWEEP_S = 5.0
 METRICS_S = 5.0
 GENERATING = {"/v1/completions": "completions", "/v1/chat/completions": "chat"}
 TOKENIZING = {"/tokenize": "tokenize", "/detokenize": "detokenize"}
+OPEN = ("/health", "/-/healthz", "/-/routes", "/metrics")  # without a key: of those who watch the endpoint
+OF_NODE = b"scope=node"
 
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 
@@ -41,8 +44,11 @@ class App:
         gateways: Peers,
         admission: Admission,
         telemetry: Telemetry,
+        keys: Keys | None = None,
+        node: str = "",
     ) -> None:
         self._name, self._model = name, model
+        self._keys, self._node = keys, node
         self._decode, self._prefill, self._gateways = decode, prefill, gateways
         self._admission = admission
         self._telemetry = telemetry
@@ -53,14 +59,16 @@ class App:
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         assert scope["type"] == "http"
         path, method = scope["path"], scope["method"]
-        if method == "POST" and path in GENERATING:
-            await self._generate(GENERATING[path], path, receive, send)
-            return
         try:
+            if self._keys is not None and path not in OPEN:
+                self._keys.check(scope["headers"])
+            if method == "POST" and path in GENERATING:
+                await self._generate(GENERATING[path], path, receive, send)
+                return
             if method == "POST" and path in TOKENIZING:
                 status, media, body = await self._ask(TOKENIZING[path], receive)
             elif method in ("GET", "HEAD"):
-                status, media, body = await self._get(path)
+                status, media, body = await self._get(path, scope["query_string"])
             else:
                 raise _no_such(path, method)
             await _answer(send, status, body, {"content-type": media})
@@ -69,7 +77,7 @@ class App:
         except ClientGone:
             pass
 
-    async def _get(self, path: str) -> tuple[int, str, bytes]:
+    async def _get(self, path: str, query: bytes) -> tuple[int, str, bytes]:
         if path in ("/health", "/-/healthz"):
             if not self._decode.all():
                 raise ApiError(503, "No decode replica is up.", "service_unavailable_error", headers={"retry-after": "5"})
@@ -79,7 +87,7 @@ class App:
         if path == "/openapi.json":
             return _json(openapi.document(self._model))
         if path == "/metrics":
-            return 200, "text/plain; version=0.0.4; charset=utf-8", (await self._metrics()).encode()
+            return 200, "text/plain; version=0.0.4; charset=utf-8", (await self._metrics(of_node=query == OF_NODE)).encode()
         if path == "/v1/models":
             return _json({"object": "list", "data": [self._card()]})
         if path.startswith("/v1/models/"):
@@ -152,10 +160,13 @@ class App:
                 tried |= {peer.name}
         raise ApiError(503, "No decode replica is up.", "service_unavailable_error", headers={"retry-after": "5"})
 
-    async def _metrics(self) -> str:
-        """Everybody's, so that it does not matter which gateway is asked."""
+    async def _metrics(self, of_node: bool) -> str:
+        """Everybody's, so that it does not matter which gateway is asked. On a cluster a gateway of every node is asked, and
+        `scope=node` keeps each series from being counted once a node."""
         gateways = [gateway for gateway in self._gateways.all() if gateway.name != self._name]
         peers = [*self._decode.all(), *(self._prefill.all() if self._prefill else []), *gateways]
+        if of_node:
+            peers = [peer for peer in peers if peer.entry["node"] == self._node]
         texts = await asyncio.gather(*(_metrics_of(peer) for peer in peers))
         return exposition.merge([({}, text) for text in (self._telemetry.text(), *texts)])
 
