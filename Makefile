@@ -1,6 +1,7 @@
 # Every target sets up what it needs first; `make help` lists them.
 #   RECIPE=h200 make train      a recipe by name or path
 #   RUN=mine make serve         a run by name
+#   TARGET=gke make deploy      a cluster's kind
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
@@ -9,17 +10,20 @@ VENV ?= .venv
 PROFILE ?= laptop
 RECIPE ?= laptop
 RUN ?=
+TARGET ?= kind
+CRDS ?= .strata/kuberay-crds
 ARGS ?=
 STRATA := $(VENV)/bin/strata
 export PYTHONUNBUFFERED := 1
 
-.PHONY: help setup train serve chat doctor runs demo bench-startup bench-serve chaos bench-train bench-checkpoint bench-memory test test-gpu lint clean lock
+.PHONY: help setup train serve chat doctor runs demo bench-startup bench-serve chaos bench-train bench-checkpoint bench-memory monitor top dashboards deploy crds test test-gpu lint clean lock
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## install everything into .venv (PROFILE=laptop or gpu); does nothing when nothing changed
 	@platform/setup/install "$(VENV)" "$(PROFILE)"
+	@platform/setup/prometheus "$(VENV)"
 
 train: setup ## train RECIPE (default laptop), named RUN or the next free name; ARGS="train.steps=50" changes the recipe
 	@$(STRATA) train --recipe "$(RECIPE)" $(if $(RUN),--run "$(RUN)") $(ARGS)
@@ -58,6 +62,22 @@ bench-checkpoint: setup ## how long steps of RECIPE stand still for a checkpoint
 bench-memory: setup ## what workers on this machine hold, beside what 'strata plan' says
 	@$(STRATA) bench memory $(ARGS)
 
+monitor: setup ## watch this machine: Prometheus, and Grafana where it is installed; ARGS="--port 9091"
+	@$(STRATA) monitor $(ARGS)
+
+top: setup ## GPUs or cores, runs and the endpoint, live in the terminal
+	@$(STRATA) top $(ARGS)
+
+dashboards: setup ## write the boards' JSON and ConfigMaps anew
+	@$(STRATA) dashboards build
+
+deploy: setup ## show what RECIPE would change on a cluster (TARGET=gke, ack or kind), ask, apply; ARGS="--image R:T --with auth"
+	@$(STRATA) deploy apply --target "$(TARGET)" --recipe "$(RECIPE)" $(if $(RUN),--run "$(RUN)") $(ARGS)
+
+crds: ## fetch KubeRay's definitions for 'strata deploy check' and the tests: STRATA_KUBERAY_CRDS=$(CRDS)
+	@for kind in rayclusters rayjobs rayservices; do curl -fsSL --create-dirs -o "$(CRDS)/ray.io_$$kind.yaml" \
+	  "https://raw.githubusercontent.com/ray-project/kuberay/v1.7.0/ray-operator/config/crd/bases/ray.io_$$kind.yaml"; done
+
 test: setup lint ## every test that needs no GPU
 	@$(VENV)/bin/pytest $(ARGS)
 
@@ -65,7 +85,7 @@ test-gpu: setup ## the tests that need a GPU
 	@$(VENV)/bin/pytest tests/gpu $(ARGS)
 
 lint: setup ## ruff and mypy
-	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/mypy -p strata.platform -p strata.planner -p strata.training -p strata.serving
+	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/mypy -p strata.platform -p strata.planner -p strata.training -p strata.serving -p strata.monitoring -p strata.deploy -p strata.dashboards
 
 lock: setup ## write the constraint files anew from pyproject.toml
 	@platform/setup/lock "$(VENV)"

@@ -4,10 +4,16 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 from support import ROOT, STRATA, TINY, Served, start_serving
+from watching import Watch, watching
+
+from strata.monitoring.prometheus import binary
+from strata.platform.errors import UserError
 
 
 @pytest.fixture(autouse=True)
@@ -24,8 +30,21 @@ def root() -> Path:
 
 
 @pytest.fixture(scope="session")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watch]:
+    try:
+        binary("prometheus")
+    except UserError as error:
+        pytest.skip(str(error))
+    with watching(tmp_path_factory.mktemp("prometheus")) as watch:
+        yield watch
+
+
+@pytest.fixture(scope="session")
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home in which the command line trained a run named `tiny` on a few of the standard library's files."""
+    if any("prometheus" in test.fixturenames for test in request.session.items if isinstance(test, pytest.Function)):
+        with suppress(pytest.skip.Exception):  # without it only the tests that ask it are skipped
+            request.getfixturevalue("prometheus")  # one that is to be asked about the run must see it
     home = tmp_path_factory.mktemp("trained")
     corpus = home / "corpus"
     corpus.mkdir()
@@ -49,7 +68,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (corpus / f"{name}.txt").write_bytes(source.read_bytes())
     done = subprocess.run(
         [STRATA, "train", "--run", "tiny", f"data.path={corpus}", *TINY],
-        env=os.environ | {"STRATA_HOME": str(home)},
+        # Ray hands on what workers measured every ten seconds, and the steps of this run take four. (After twice the interval it
+        # forgets a gauge, and some are set every five seconds.)
+        env=os.environ | {"STRATA_HOME": str(home), "RAY_metrics_report_interval_ms": "3000"},
         capture_output=True,
         text=True,
         timeout=400,
@@ -66,9 +87,11 @@ def endpoint(trained: Path) -> Iterator[Served]:
     try:
         served.wait_until_it_answers()
         yield served
+        family = served.process.children(recursive=True)
+        process.send_signal(signal.SIGTERM)
+        code = process.wait(timeout=60)
     finally:
-        process.send_signal(signal.SIGINT)
-        try:
-            process.wait(timeout=60)
-        finally:
-            process.kill()
+        process.kill()
+    _, alive = psutil.wait_procs(family, timeout=30)
+    assert not alive, "a process outlived the command"
+    assert code == 0 and served.output.read_text().endswith("Stopped.\n")

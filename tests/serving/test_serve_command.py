@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 from pathlib import Path
@@ -77,24 +76,19 @@ def _engines() -> list[psutil.Process]:
     return [p for p in engines if p.info["ppid"] == 1]
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_no_process_outlives_the_command(trained: Path, how: signal.Signals) -> None:
+def test_no_process_outlives_a_command_that_was_killed(trained: Path) -> None:
+    """One that was asked to end is looked at where the session's endpoint ends, in conftest.py."""
     served, process = start_serving(trained, trained)
     try:
         served.wait_until_it_answers()
         family = served.process.children(recursive=True)
         assert len([p for p in family if p.name().startswith("VLLM")]) == 2
-        process.send_signal(how)
-        code = process.wait(timeout=60)
     finally:
         process.kill()
-    if how == signal.SIGKILL:
-        family = [p for p in family if not _name(p).startswith(("ray::DashboardA", "ray::RuntimeEnv"))]  # they take a minute
+    process.wait(timeout=60)
+    family = [p for p in family if not _name(p).startswith(("ray::DashboardA", "ray::RuntimeEnv"))]  # they take a minute
     _, alive = psutil.wait_procs(family, timeout=30)
     assert not alive
-    if how != signal.SIGKILL:
-        assert code == 0
-        assert served.output.read_text().endswith("Stopped.\n")
 
 
 def _name(process: psutil.Process) -> str:

@@ -125,11 +125,16 @@ def _join(address: str, cpus: int) -> None:
             f"The Ray cluster at {address} cannot be joined: {error}", "Unset RAY_ADDRESS to use a local one."
         ) from None
     has = ray.cluster_resources().get("CPU", 0)
-    if has < cpus:
+    if has < cpus and not grows():
         ray.shutdown()
         raise UserError(
             f"The Ray cluster at {address} has {has:g} CPUs; this needs {cpus}.", "Use fewer workers, or another cluster."
         )
+
+
+def grows() -> bool:
+    """Whether Ray's autoscaler brings what is asked for and not there yet: in pods of KubeRay, which says so in them."""
+    return os.environ.get("RAY_USAGE_STATS_KUBERAY_IN_USE") == "1"
 
 
 def _answers(address: str) -> bool:

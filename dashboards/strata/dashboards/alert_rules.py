@@ -1,0 +1,129 @@
+"""Prometheus's alerts in Grafana's words, for those whose Prometheus they cannot give rule files to.
+
+A Prometheus alert fires for every series that its expression returns, whatever the value; a Grafana rule fires where a number
+is above a threshold. Between the two stands an expression that is 1 for every series there is, as in Grafana's own import of
+Prometheus rules.
+"""
+
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from strata.dashboards.board import DATA_SOURCE
+from strata.platform.errors import UserError
+
+UID_LENGTH = 40  # Grafana's limit
+LOOK_BACK_S = 600  # an instant query reads its newest moment only; Grafana wants a range all the same
+EXPRESSION = "__expr__"  # the data source of what Grafana computes itself
+DEFAULT_INTERVAL = "1m"  # Prometheus's own, for groups that name none
+BEAT_S = 10  # Grafana evaluates at multiples of it and refuses other intervals
+UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+
+
+@dataclass(frozen=True)
+class Group:
+    name: str
+    interval_s: int
+    rules: tuple[dict[str, Any], ...]
+
+    def json(self, folder_uid: str) -> dict[str, Any]:
+        """The body of a rule group in Grafana's provisioning API."""
+        rules = [{**rule, "folderUID": folder_uid, "ruleGroup": self.name} for rule in self.rules]
+        return {"title": self.name, "folderUid": folder_uid, "interval": self.interval_s, "rules": rules}
+
+
+def read(files: Path) -> list[Group]:
+    """The groups that have alerts; recording rules stay Prometheus's."""
+    if not files.is_dir():
+        raise UserError(
+            f"There are no alert rules in {files}.", "Run it from a whole checkout, or leave them out with --no-alerts."
+        )
+    groups = []
+    for file in sorted(files.glob("*.yaml")):
+        for group in yaml.safe_load(file.read_text())["groups"]:
+            alerts = [rule for rule in group["rules"] if "alert" in rule]
+            if alerts:
+                rules = tuple(_rule(alert, _title(alert, alerts)) for alert in alerts)
+                interval_s = seconds(group.get("interval", DEFAULT_INTERVAL))
+                groups.append(Group(group["name"], math.ceil(interval_s / BEAT_S) * BEAT_S, rules))
+    return groups
+
+
+def seconds(duration: str) -> int:
+    """Of Prometheus's way to write durations: `1h30m`."""
+    return sum(int(number) * UNITS[unit] for number, unit in re.findall(r"(\d+)([dhms])", str(duration)))
+
+
+def written(duration_s: int) -> str:
+    """As Grafana gives durations back: days only where they are whole."""
+    if duration_s and duration_s % UNITS["d"] == 0:
+        return f"{duration_s // UNITS['d']}d"
+    parts = [(duration_s // 3600, "h"), (duration_s % 3600 // 60, "m"), (duration_s % 60, "s")]
+    return "".join(f"{number}{unit}" for number, unit in parts if number) or "0s"
+
+
+def _title(alert: dict[str, Any], group: list[dict[str, Any]]) -> str:
+    """Titles are unique in a folder of Grafana's; Prometheus may have one name for several severities."""
+    same = [other for other in group if other["alert"] == alert["alert"]]
+    name: str = alert["alert"]
+    return name if len(same) == 1 else f"{name} {same.index(alert) + 1}"
+
+
+def _rule(alert: dict[str, Any], title: str) -> dict[str, Any]:
+    rule = {
+        "uid": uid(title),
+        "title": title,
+        "condition": "C",
+        "data": [_query(alert["expr"].strip()), _exists("A"), _above_zero("B")],
+        "noDataState": "OK",  # no series: nothing is wrong
+        "execErrState": "Error",
+        "for": written(seconds(alert.get("for", "0s"))),
+        "labels": {key: str(value) for key, value in alert.get("labels", {}).items()},
+        "annotations": {key: _template(str(value).strip()) for key, value in alert.get("annotations", {}).items()},
+        "isPaused": False,
+    }
+    if "keep_firing_for" in alert:
+        rule["keep_firing_for"] = written(seconds(alert["keep_firing_for"]))
+    return rule
+
+
+def uid(title: str) -> str:
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[^A-Za-z0-9]+", "-", title).strip("-").lower()
+    return f"strata-{words.removeprefix('strata-')}"[:UID_LENGTH]
+
+
+def _template(text: str) -> str:
+    """Grafana's `$value` is a text about every query; the number that Prometheus means is that of query A."""
+    return re.sub(r"\$value\b", "$values.A.Value", text)
+
+
+def _query(expr: str) -> dict[str, Any]:
+    source = {"type": "prometheus", "uid": DATA_SOURCE}
+    return _node("A", DATA_SOURCE, {"datasource": source, "expr": expr, "instant": True, "range": False}, LOOK_BACK_S)
+
+
+def _exists(of: str) -> dict[str, Any]:
+    return _computed("B", {"type": "math", "expression": f"is_number(${of}) || is_nan(${of}) || is_inf(${of})"})
+
+
+def _above_zero(of: str) -> dict[str, Any]:
+    return _computed("C", {"type": "threshold", "expression": of, "conditions": [{"evaluator": {"type": "gt", "params": [0]}}]})
+
+
+def _computed(ref: str, model: dict[str, Any]) -> dict[str, Any]:
+    return _node(ref, EXPRESSION, {"datasource": {"type": EXPRESSION, "uid": EXPRESSION}, **model}, 0)
+
+
+def _node(ref: str, source: str, model: dict[str, Any], from_s: int) -> dict[str, Any]:
+    # Grafana fills in these two itself; given here, a rule that is read back is the rule that was sent.
+    filled_in = {"refId": ref, "intervalMs": 1000, "maxDataPoints": 43200}
+    return {
+        "refId": ref,
+        "datasourceUid": source,
+        "relativeTimeRange": {"from": from_s, "to": 0},
+        "model": {**model, **filled_in},
+    }

@@ -1,0 +1,8 @@
+"""The boards, one file each; each file ends in its `BOARD`."""
+
+from strata.dashboards.board import Board
+from strata.dashboards.boards import cluster, oncall, serving, training
+
+
+def every() -> tuple[Board, ...]:
+    return (oncall.BOARD, cluster.BOARD, training.BOARD, serving.BOARD)

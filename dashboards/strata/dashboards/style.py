@@ -1,0 +1,66 @@
+"""What every board has in common to the eye: the same quantity has the same unit, limits and colour everywhere."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from grafana_foundation_sdk.models import dashboard
+
+GOOD, WATCH, BAD, PLAIN = "green", "orange", "red", "blue"
+
+
+class Unit(StrEnum):
+    """Grafana's names of units."""
+
+    SECONDS = "s"
+    BYTES = "bytes"
+    BYTES_PER_SECOND = "binBps"
+    RATIO = "percentunit"
+    PERCENT = "percent"
+    COUNT = "short"
+    PER_SECOND = "cps"
+    REQUESTS_PER_SECOND = "reqps"
+    TOKENS_PER_SECOND = "suffix: tok/s"
+    NATS = "suffix: nats"
+    STEPS = "suffix: steps"
+    BURN = "suffix:x"
+    WATTS = "watt"
+    CELSIUS = "celsius"
+    HERTZ = "hertz"
+    NUMBER = "sci"
+    NONE = "none"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Where a value begins to need watching, and where it is bad; `falling` ones are bad below."""
+
+    watch: float
+    bad: float
+    falling: bool = False
+
+    def steps(self) -> list[dashboard.Threshold]:
+        first, last = (BAD, GOOD) if self.falling else (GOOD, BAD)
+        between, end = (self.bad, self.watch) if self.falling else (self.watch, self.bad)
+        steps = [dashboard.Threshold(None, first), dashboard.Threshold(between, WATCH), dashboard.Threshold(end, last)]
+        return steps if between != end else [steps[0], steps[2]]
+
+
+FULL = Limits(watch=0.85, bad=0.95)  # memory, disk, KV cache, as a ratio
+FULL_PERCENT = Limits(watch=85, bad=95)
+HOT = Limits(watch=80, bad=88)  # degrees Celsius: data-centre cards slow down from about 87
+ANY = Limits(watch=1, bad=5)  # things that should not happen, counted
+ANY_PER_SECOND = Limits(watch=0.001, bad=0.1)
+FIRST_TOKEN = Limits(watch=1.0, bad=2.0)  # bad: the objective of the alerts
+INTER_TOKEN = Limits(watch=0.05, bad=0.1)
+BURN = Limits(watch=1.0, bad=6.0)  # 6: where the slower of the two burn alerts fires
+MISSED = Limits(watch=0.005, bad=0.01)  # 0.01: the objective leaves one in a hundred
+BUSY = Limits(watch=0.5, bad=0.1, falling=True)  # a GPU that someone pays for
+ANSWERING = Limits(watch=1, bad=1, falling=True)
+CHECKPOINT_AGE = Limits(watch=1800, bad=3600)
+
+# Words that end a legend have the same colour on every board. A legend ends in a label's value, or in the word itself.
+ROLES = {"gateway": "purple", "decode": "blue", "prefill": "orange"}
+PLACES = {"local": "blue", "remote": "orange"}
+PHASES = {"data": "yellow", "forward": "blue", "backward": "purple", "optimizer": "green", "checkpoint": "red"}
+QUANTILES = {"p50": "green", "p95": "orange", "p99": "red"}
+COLOURS = {"{{role}}": ROLES, "{{where}}": PLACES, "{{phase}}": PHASES} | {word: {word: QUANTILES[word]} for word in QUANTILES}

@@ -1,0 +1,1 @@
+"""Onto Kubernetes: the manifests of `infra/`, filled in from a recipe, checked, compared and applied."""

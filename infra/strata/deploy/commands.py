@@ -1,0 +1,179 @@
+"""`strata deploy render | check | diff | apply`. Light imports only: the command line loads this module to print its help."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.syntax import Syntax
+
+from strata.platform import recipe_file
+from strata.platform.errors import UserError
+
+if TYPE_CHECKING:
+    from strata.deploy.changes import Changes
+    from strata.deploy.documents import Document
+    from strata.deploy.problem import Problem
+
+CRDS = "STRATA_KUBERAY_CRDS"
+
+Overrides = Annotated[list[str] | None, typer.Argument(help="Changes to the recipe: section.key=value, such as deploy.gpu=h100.")]
+Target = Annotated[str, typer.Option(help="gke, ack or kind.")]
+RecipeName = Annotated[str, typer.Option("--recipe", help="A recipe's name, or a path to one.")]
+RunName = Annotated[str | None, typer.Option("--run", help="The run to train or serve; else named as the recipe.")]
+Only = Annotated[str | None, typer.Option(help="train, serve or lab alone, with what they share.")]
+With = Annotated[str, typer.Option("--with", help="Components to add, such as volcano,spot.")]
+Image = Annotated[str | None, typer.Option(help="The container image, before deploy.image.")]
+Crds = Annotated[Path | None, typer.Option(help=f"The folder with KubeRay's CRDs; else what {CRDS} names.")]
+
+
+def render(
+    target: Target,
+    overrides: Overrides = None,
+    recipe: RecipeName = recipe_file.DEFAULT,
+    run: RunName = None,
+    only: Only = None,
+    with_: With = "",
+    image: Image = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="A .yaml file, or a folder for a file an object.")] = None,
+) -> None:
+    """Print or write the manifests of a recipe for a target."""
+    from strata.deploy import documents
+    from strata.deploy.render import write_to
+
+    rendered = _rendered(target, recipe, overrides, run, only, with_, image)
+    if output is None:
+        print(documents.write(rendered), end="")
+    else:
+        files = write_to(output, rendered)
+        print(f"{len(rendered)} objects in {output}" + (f", {len(files)} files" if len(files) > 1 else ""))
+
+
+def check(
+    target: Annotated[str | None, typer.Option(help="gke, ack or kind.")] = None,
+    overrides: Overrides = None,
+    recipe: RecipeName = recipe_file.DEFAULT,
+    run: RunName = None,
+    only: Only = None,
+    with_: With = "",
+    image: Image = None,
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", "-f", help="Rendered manifests, or a folder of them, in place of a target and a recipe."),
+    ] = None,
+    crds: Crds = None,
+) -> None:
+    """Check manifests without a cluster: schemas, KubeRay's own rules, and what they say of each other."""
+    if (target is None) == (file is None):
+        raise UserError("What should be checked?", "Give --target and --recipe, or --file; not both.")
+    documents = _read(file) if file else _rendered(str(target), recipe, overrides, run, only, with_, image)
+    found = _checked(documents, crds, Console(soft_wrap=True, highlight=False))
+    if found:
+        raise typer.Exit(1)
+
+
+def diff(
+    target: Target,
+    overrides: Overrides = None,
+    recipe: RecipeName = recipe_file.DEFAULT,
+    run: RunName = None,
+    only: Only = None,
+    with_: With = "",
+    image: Image = None,
+    against: Annotated[Path | None, typer.Option(help="A former rendering, in place of the cluster.")] = None,
+) -> None:
+    """Show what would change on the cluster that kubectl points at, or against a former rendering."""
+    from strata.deploy import changes
+
+    rendered = _rendered(target, recipe, overrides, run, only, with_, image)
+    _tell(changes.against_folder(rendered, against) if against else changes.against_cluster(rendered))
+
+
+def apply(
+    target: Target,
+    overrides: Overrides = None,
+    recipe: RecipeName = recipe_file.DEFAULT,
+    run: RunName = None,
+    only: Only = None,
+    with_: With = "",
+    image: Image = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    crds: Crds = None,
+) -> None:
+    """Check the manifests, show what would change on the cluster, ask, and apply them."""
+    from strata.deploy import changes, documents, kubectl
+
+    rendered = _rendered(target, recipe, overrides, run, only, with_, image)
+    if _checked(rendered, crds, Console(soft_wrap=True, highlight=False)):
+        raise typer.Exit(1)
+    found = changes.against_cluster(rendered)
+    _tell(found)
+    if not found.text:
+        return
+    if not yes and not typer.confirm(f"Apply this to '{kubectl.context()}'?"):
+        raise typer.Exit(1)
+    words = ["apply", "--server-side", f"--field-manager={changes.FIELD_MANAGER}", "--filename=-"]
+    # An autoscaler owns the replicas that it has changed, and the server keeps them its own unless told otherwise.
+    fix = "Mend what it names; over a conflict, 'strata deploy render | kubectl apply --server-side --force-conflicts -f -'."
+    print(kubectl.run_or_refuse(words, documents.write(rendered), fix), end="")
+
+
+def _rendered(
+    target: str, recipe: str, overrides: list[str] | None, run: str | None, only: str | None, with_: str, image: str | None
+) -> "list[Document]":
+    from strata.deploy.render import Order
+    from strata.deploy.render import render as rendered
+
+    components = tuple(dict.fromkeys(name.strip() for name in with_.split(",") if name.strip()))
+    return rendered(Order(target, recipe_file.load(recipe, overrides or ()), run or Path(recipe).stem, components, only, image))
+
+
+def _read(place: Path) -> "list[Document]":
+    import yaml
+
+    from strata.deploy.documents import read
+
+    files = sorted(place.glob("*.yaml")) if place.is_dir() else [place]
+    try:
+        documents = [document for file in files for document in read(file.read_text())]
+    except OSError as error:
+        raise UserError(f"{place} cannot be read: {error.strerror}.", "Give a YAML file or a folder of them.") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"{place} is not YAML: {' '.join(str(error).split())}", "Mend the file.") from None
+    if not documents or not all(isinstance(document, dict) for document in documents):
+        raise UserError(f"{place} holds no Kubernetes objects.", "Write some with 'strata deploy render -o'.")
+    return documents
+
+
+def _checked(documents: "list[Document]", crds: Path | None, console: Console) -> "list[Problem]":
+    from strata.deploy.documents import title
+    from strata.deploy.validate import has_schema, problems
+
+    folder = crds or (Path(os.environ[CRDS]) if os.environ.get(CRDS) else None)
+    found = problems(documents, folder)
+    for document in documents:
+        name = title(document)
+        own = [problem for problem in found if problem.object == name]
+        if not own:
+            console.print(f"[green]ok[/]     {name}" + ("" if has_schema(document, folder) else " (by no schema)"))
+        for problem in own:
+            console.print(f"[bold red]wrong[/]  {name}  {escape(f'{problem.path}: {problem.message}')}")
+    if folder is None:
+        console.print(
+            f"Ray objects were checked by KubeRay's rules, not by its schemas: give --crds, or set {CRDS} ('make crds')."
+        )
+    console.print(f"{len(documents)} objects, {len(found)} wrong" if found else f"{len(documents)} objects, nothing wrong")
+    return found
+
+
+def _tell(changes: "Changes") -> None:
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(f"Against {changes.against}:", markup=False)
+    if not changes.text:
+        console.print("nothing would change")
+    elif console.is_terminal:
+        console.print(Syntax(changes.text, "diff", background_color="default", word_wrap=True))
+    else:
+        print(changes.text, end="")

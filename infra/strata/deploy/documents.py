@@ -1,0 +1,89 @@
+"""Kubernetes objects as they are read from YAML, and the few ways in which everything here looks at them."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+
+from strata.deploy.names import PART_LABEL
+
+Document = dict[str, Any]
+
+RAY_KINDS = ("RayCluster", "RayJob", "RayService")
+
+
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        return True  # what two objects share is written twice: nobody reads manifests with anchors to elsewhere
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    """Several lines as a block, so that a recipe inside of a manifest can be read."""
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def read(text: str) -> list[Document]:
+    return [document for document in yaml.load_all(text, Loader=yaml.CSafeLoader) if document]
+
+
+def write(documents: list[Document]) -> str:
+    return yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=130)
+
+
+def title(document: Document) -> str:
+    return f"{document.get('kind', '?')}/{document.get('metadata', {}).get('name', '?')}"
+
+
+def part(document: Document) -> str | None:
+    label: str | None = (document["metadata"].get("labels") or {}).get(PART_LABEL)
+    return label
+
+
+def cluster_spec(document: Document) -> tuple[str, Document] | None:
+    """Of a Ray object: its path, and the spec of the Ray cluster in it."""
+    spec = document.get("spec") or {}
+    match document.get("kind"):
+        case "RayCluster":
+            return "spec", spec
+        case "RayJob" if "rayClusterSpec" in spec:
+            return "spec.rayClusterSpec", spec["rayClusterSpec"]
+        case "RayService" if "rayClusterConfig" in spec:
+            return "spec.rayClusterConfig", spec["rayClusterConfig"]
+    return None
+
+
+def worker_groups(document: Document) -> list[Document]:
+    found = cluster_spec(document)
+    return list(found[1].get("workerGroupSpecs") or []) if found else []
+
+
+def pod_templates(document: Document) -> Iterator[tuple[str, Document]]:
+    """Every pod template in it, with its path."""
+    spec = document.get("spec") or {}
+    found = cluster_spec(document)
+    if found:
+        path, cluster = found
+        if "template" in (cluster.get("headGroupSpec") or {}):
+            yield f"{path}.headGroupSpec.template", cluster["headGroupSpec"]["template"]
+        for i, group in enumerate(cluster.get("workerGroupSpecs") or []):
+            if "template" in group:
+                yield f"{path}.workerGroupSpecs[{i}].template", group["template"]
+    if "submitterPodTemplate" in spec:
+        yield "spec.submitterPodTemplate", spec["submitterPodTemplate"]
+    match document.get("kind"):
+        case "Deployment" | "StatefulSet" | "DaemonSet" | "Job":
+            yield "spec.template", spec["template"]
+        case "CronJob":
+            yield "spec.jobTemplate.spec.template", spec["jobTemplate"]["spec"]["template"]
+        case "Pod":
+            yield "", document
+
+
+def containers(template: Document) -> Iterator[tuple[str, Document]]:
+    """Init containers too, with their paths in the template."""
+    for key in ("initContainers", "containers"):
+        for i, container in enumerate((template.get("spec") or {}).get(key) or []):
+            yield f"spec.{key}[{i}]", container

@@ -1,0 +1,128 @@
+"""The manifests' own values replaced by a recipe's.
+
+In Python, not as kustomize patches: a patch would find a worker group or an argument by its place in a list, this finds it by
+its name.
+"""
+
+import copy
+import hashlib
+import json
+import math
+import shlex
+from collections.abc import Mapping
+
+import yaml
+
+from strata.deploy.documents import Document, pod_templates, worker_groups
+from strata.deploy.layout import Group
+from strata.deploy.names import (
+    ENGINE_RESOURCE,
+    GATEWAY_RESOURCE,
+    GROUPS,
+    NAME_ENDS,
+    PORT,
+    RECIPE_IN_POD,
+    RECIPE_MAP,
+    STORE,
+    TRAIN_BUDGET,
+)
+from strata.platform import recipe_file
+from strata.platform.recipe import Recipe
+
+GPU = "nvidia.com/gpu"
+HEADS_CPUS, HEADS_GIB = 24, 64  # more than the heads and helpers of all Ray clusters in the manifests ask for
+SERVED_ANNOTATION = "strata.dev/served"
+
+
+def fill(documents: list[Document], recipe: Recipe, groups: Mapping[str, Group], run: str) -> list[Document]:
+    filled = copy.deepcopy(documents)
+    deployed = as_deployed(recipe)
+    for document in filled:
+        kind = document["kind"]
+        if kind in NAME_ENDS:
+            document["metadata"]["name"] = recipe.deploy.name + NAME_ENDS[kind]
+            _size(document, groups)
+        if kind == "RayJob":
+            words = ["strata", "train", "--recipe", RECIPE_IN_POD, "--run", run, "--or-resume"]
+            document["spec"]["entrypoint"] = shlex.join(words)
+        if kind == "RayService":
+            _serve(document, deployed, f"{STORE}/runs/{run}/export")
+        if kind == "ConfigMap" and document["metadata"]["name"] == RECIPE_MAP:
+            document["data"]["recipe.yaml"] = recipe_file.dump(deployed)
+        if kind == "PodDisruptionBudget" and document["metadata"]["name"] == TRAIN_BUDGET and "train" in groups:
+            document["spec"]["minAvailable"] = 1 + groups["train"].pods  # the head and every worker
+        if kind == "ClusterQueue" and any(group.gpus for group in groups.values()):
+            _quota(document, groups, recipe.deploy.nodes)
+        if kind == "PersistentVolume" and recipe.deploy.storage:
+            _store(document, recipe.deploy.storage)
+    return filled
+
+
+def as_deployed(recipe: Recipe) -> Recipe:
+    """As it reads in the pods: reachable from outside of them, one gateway in each."""
+    serve = recipe.serve.model_copy(update={"host": "0.0.0.0", "port": PORT, "gateways": 1})
+    return recipe.model_copy(update={"serve": serve})
+
+
+def _size(document: Document, groups: Mapping[str, Group]) -> None:
+    for spec in worker_groups(document):
+        group = groups.get(GROUPS[document["kind"]].get(spec["groupName"], ""))
+        if group is None:
+            continue
+        spec["minReplicas"], spec["replicas"], spec["maxReplicas"] = group.least, group.pods, group.most
+        pod = spec["template"]["spec"]
+        if group.selector:
+            pod["nodeSelector"] = (pod.get("nodeSelector") or {}) | group.selector
+        _resources(pod["containers"][0], group)  # KubeRay runs Ray in the first
+        if group.engines:
+            engines = ENGINE_RESOURCE.format(group=spec["groupName"])
+            spec["resources"] = {GATEWAY_RESOURCE: "1", engines: str(group.engines)}
+
+
+def _resources(container: Document, group: Group) -> None:
+    """Ray counts limits. Pods with GPUs are promised all of theirs; those without share a laptop's cores and memory, so what
+    they are promised is the manifests' to say."""
+    resources = container.setdefault("resources", {})
+    limits = {"cpu": str(group.cpus), "memory": f"{group.memory_gib}Gi"} | ({GPU: str(group.gpus)} if group.gpus else {})
+    resources["limits"] = (resources.get("limits") or {}) | limits
+    if group.gpus:
+        resources["requests"] = (resources.get("requests") or {}) | limits
+
+
+def _serve(document: Document, recipe: Recipe, model: str) -> None:
+    config = yaml.safe_load(document["spec"]["serveConfigV2"])
+    for application in config["applications"]:
+        application["args"] = (application.get("args") or {}) | {"recipe": RECIPE_IN_POD, "model": model}
+    document["spec"]["serveConfigV2"] = yaml.safe_dump(config, sort_keys=False)
+    # KubeRay begins an upgrade when a pod template changes, and does not look into the ConfigMap that the recipe is in.
+    served = json.dumps([recipe.serve.model_dump(mode="json"), model], sort_keys=True)
+    mark = hashlib.sha256(served.encode()).hexdigest()[:16]
+    for _, template in pod_templates(document):
+        template.setdefault("metadata", {}).setdefault("annotations", {})[SERVED_ANNOTATION] = mark
+
+
+def _quota(document: Document, groups: Mapping[str, Group], nodes: int | None) -> None:
+    """Kueue admits a Ray cluster that fits its quota, and leaves one that never can waiting without a word. So the quota is all
+    of `deploy.nodes`, or without it what the largest of the Ray clusters asks for: then the others wait for their turn."""
+    clusters = [[groups[name] for name in inside.values() if name in groups] for inside in GROUPS.values()]
+    gpus = max(sum(group.most * group.gpus for group in cluster) for cluster in clusters)
+    if nodes is not None:
+        gpus = max(gpus, nodes * max(group.node_gpus for group in groups.values()))
+    wanted = {
+        GPU: str(gpus),
+        "cpu": str(HEADS_CPUS + math.ceil(gpus * max(group.cpus / group.gpus for group in groups.values()))),
+        "memory": f"{HEADS_GIB + math.ceil(gpus * max(group.memory_gib / group.gpus for group in groups.values()))}Gi",
+    }
+    for resources in document["spec"]["resourceGroups"]:
+        for flavor in resources["flavors"]:
+            for resource in flavor["resources"]:
+                resource["nominalQuota"] = wanted.get(resource["name"], resource["nominalQuota"])
+
+
+def _store(document: Document, storage: str) -> None:
+    source = document["spec"].get("csi") or {}
+    match source.get("driver"):
+        case "gcsfuse.csi.storage.gke.io":
+            source["volumeHandle"] = storage
+        case "nasplugin.csi.alibabacloud.com":
+            source["volumeAttributes"]["server"] = storage

@@ -1,0 +1,34 @@
+"""What is wrong with an object, and where in it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Problem:
+    """`path` is the field's, such as spec.workerGroupSpecs[0].minReplicas."""
+
+    object: str
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.object}: {self.path}: {self.message}"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A problem before it is known whose: rules look into one object and yield these."""
+
+    path: str
+    message: str
+
+    def below(self, path: str) -> "Finding":
+        return Finding(f"{path}.{self.path}" if self.path else path, self.message)
+
+
+def dotted(steps: Iterable[str | int]) -> str:
+    path = ""
+    for step in steps:
+        path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else step
+    return path

@@ -1,0 +1,143 @@
+"""Where a recipe can be deployed, and by which node labels its GPUs are found there."""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from strata.platform.errors import UserError
+
+MACHINE_LABEL = "node.kubernetes.io/instance-type"
+
+
+@dataclass(frozen=True)
+class Machine:
+    name: str
+    gpus: int
+    cpus: int
+    memory_gib: int
+
+
+@dataclass(frozen=True)
+class GpuType:
+    """`label` is what nodes with this GPU are labelled with, where the target has a label for that."""
+
+    label: str | None
+    machines: tuple[Machine, ...]
+
+
+@dataclass(frozen=True)
+class Target:
+    """`storage` says what `deploy.storage` has to name; without it the overlay brings its own. Without `gpus`: CPUs only."""
+
+    name: str
+    storage: str | None = None
+    gpu_label: str | None = None
+    gpus: Mapping[str, GpuType] = field(default_factory=dict)
+
+    def selector(self, gpu: GpuType, machine: Machine) -> dict[str, str]:
+        by_machine = {MACHINE_LABEL: machine.name}
+        return by_machine | {self.gpu_label: gpu.label} if self.gpu_label and gpu.label else by_machine
+
+
+# GPUs, vCPUs and GiB as the clouds list them (2026-11), one machine for each number of GPUs, fewest first. Who has other
+# machines changes the node selectors in the rendered manifests.
+TARGETS = {
+    "gke": Target(
+        "gke",
+        storage="the Cloud Storage bucket",
+        gpu_label="cloud.google.com/gke-accelerator",
+        gpus={
+            "l4": GpuType(
+                "nvidia-l4",
+                (
+                    Machine("g2-standard-12", 1, 12, 48),
+                    Machine("g2-standard-24", 2, 24, 96),
+                    Machine("g2-standard-48", 4, 48, 192),
+                    Machine("g2-standard-96", 8, 96, 384),
+                ),
+            ),
+            "a100-40gb": GpuType(
+                "nvidia-tesla-a100",
+                (
+                    Machine("a2-highgpu-1g", 1, 12, 85),
+                    Machine("a2-highgpu-2g", 2, 24, 170),
+                    Machine("a2-highgpu-4g", 4, 48, 340),
+                    Machine("a2-highgpu-8g", 8, 96, 680),
+                ),
+            ),
+            "a100": GpuType(
+                "nvidia-a100-80gb",
+                (
+                    Machine("a2-ultragpu-1g", 1, 12, 170),
+                    Machine("a2-ultragpu-2g", 2, 24, 340),
+                    Machine("a2-ultragpu-4g", 4, 48, 680),
+                    Machine("a2-ultragpu-8g", 8, 96, 1360),
+                ),
+            ),
+            "h100": GpuType(
+                "nvidia-h100-80gb",
+                (
+                    Machine("a3-highgpu-1g", 1, 26, 234),
+                    Machine("a3-highgpu-2g", 2, 52, 468),
+                    Machine("a3-highgpu-4g", 4, 104, 936),
+                    Machine("a3-highgpu-8g", 8, 208, 1872),
+                ),
+            ),
+            "h200": GpuType("nvidia-h200-141gb", (Machine("a3-ultragpu-8g", 8, 224, 2952),)),
+            "b200": GpuType("nvidia-b200", (Machine("a4-highgpu-8g", 8, 224, 3968),)),
+        },
+    ),
+    # ACK names GPUs on nodes as their driver does, which changes with it; the instance type says the same and does not.
+    "ack": Target(
+        "ack",
+        storage="the NAS or CPFS mount target",
+        gpus={
+            "a10": GpuType(
+                None,
+                (
+                    Machine("ecs.gn7i-c32g1.8xlarge", 1, 32, 188),
+                    Machine("ecs.gn7i-c32g1.16xlarge", 2, 64, 376),
+                    Machine("ecs.gn7i-c32g1.32xlarge", 4, 128, 752),
+                    Machine("ecs.gn7i-8x.32xlarge", 8, 128, 512),
+                ),
+            ),
+            "l20": GpuType(
+                None,
+                (
+                    Machine("ecs.gn8is.4xlarge", 1, 16, 128),
+                    Machine("ecs.gn8is-2x.8xlarge", 2, 32, 256),
+                    Machine("ecs.gn8is-4x.16xlarge", 4, 64, 512),
+                    Machine("ecs.gn8is-8x.32xlarge", 8, 128, 1024),
+                ),
+            ),
+            "a100": GpuType(
+                None,
+                (
+                    Machine("ecs.gn7e-c16g1.4xlarge", 1, 16, 125),
+                    Machine("ecs.gn7e-c16g1.8xlarge", 2, 32, 250),
+                    Machine("ecs.gn7e-c16g1.16xlarge", 4, 64, 500),
+                    Machine("ecs.gn7e-c16g1.32xlarge", 8, 128, 1000),
+                ),
+            ),
+            "h20": GpuType(
+                None,
+                (
+                    Machine("ecs.gn8v.6xlarge", 1, 24, 128),
+                    Machine("ecs.gn8v-2x.12xlarge", 2, 48, 256),
+                    Machine("ecs.gn8v-4x.24xlarge", 4, 96, 512),
+                    Machine("ecs.gn8v-8x.48xlarge", 8, 192, 1024),
+                ),
+            ),
+        },
+    ),
+    "kind": Target("kind"),
+}
+
+
+def find(name: str) -> Target:
+    if name in TARGETS:
+        return TARGETS[name]
+    near = difflib.get_close_matches(name, TARGETS, n=1)
+    raise UserError(
+        f"There is no target '{name}'.", (f"Did you mean '{near[0]}'? " if near else "") + f"Targets: {', '.join(TARGETS)}."
+    )

@@ -1,0 +1,1 @@
+"""Watching what runs: Prometheus and Grafana on a laptop, the GPU exporter, and the same essentials in a terminal."""

@@ -1,0 +1,83 @@
+"""`strata monitor`: Prometheus, the GPU exporter and Grafana for what runs on this machine, until Ctrl-C."""
+
+import re
+import signal
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+from rich.console import Console
+
+from strata.monitoring import gpu_exporter, grafana, prometheus, scrape
+from strata.platform import ports
+from strata.platform.errors import UserError
+from strata.platform.files import cache_dir
+
+HOST = "127.0.0.1"
+LOOK_S = 1.0  # how soon a new Ray cluster, or an alert, is noticed
+
+
+def watch(port: int, grafana_port: int, endpoints: Sequence[str], retention: str) -> None:
+    console = Console(highlight=False, soft_wrap=True, markup=False)
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    if not re.fullmatch(r"[1-9]\d*[smhdwy]", retention):
+        raise UserError(f"'{retention}' is no time to keep data for.", "Write a number and a unit: --retention 15d.")
+    ports.require_free(port, HOST, "--port")
+    folder = cache_dir() / "monitor"
+    with ExitStack() as stack:
+        gpu_port = _start_gpu_exporter(stack, console)
+        server = stack.enter_context(prometheus.running(folder, port, endpoints, gpu_port, retention))
+        pages = "" if server.has_ui() else f"  (this build has no pages; it answers at {server.url}/api/v1/query)"
+        console.print(f"Prometheus  {server.url}{pages}")
+        _start_grafana(stack, folder / "grafana", grafana_port, server.url, console)
+        _follow(server, folder, stop, console)
+    console.print("Stopped. The data stays for the next start.")
+
+
+def _start_gpu_exporter(stack: ExitStack, console: Console) -> int:
+    """In this process; or the one that listens already, where somebody started it."""
+    port = scrape.GPU_EXPORTER_PORT
+    return stack.enter_context(gpu_exporter.running(HOST, port, console.print)) if ports.is_free(port) else port
+
+
+def _start_grafana(stack: ExitStack, folder: Path, port: int, prometheus_url: str, console: Console) -> None:
+    command = grafana.find()
+    if command is None:
+        console.print(grafana.HOW_TO_GET_IT)
+        return
+    ports.require_free(port, HOST, "--grafana-port")
+    console.print(f"Grafana     {stack.enter_context(grafana.running(command, folder, port, prometheus_url))}")
+
+
+def _follow(server: prometheus.Server, folder: Path, stop: threading.Event, console: Console) -> None:
+    """Tells Prometheus which Ray clusters are there, and the reader which alerts fire."""
+    told, firing = False, set[str]()
+    while not stop.wait(LOOK_S):
+        prometheus.write_ray_targets(folder)
+        try:
+            health = server.health()
+        except httpx.HTTPError as error:
+            log = folder / "prometheus.log"
+            raise UserError(
+                f"Prometheus does not answer any more ({error}): {prometheus.last_words(log)}", f"See {log}."
+            ) from None
+        if not told and health.up and not health.waiting:  # itself, at least
+            console.print(summary(health))
+            console.print("Ctrl-C stops it.")
+            told = True
+        now = set(health.firing)
+        for name in sorted(now - firing):
+            console.print(f"alert  {name} is firing")
+        for name in sorted(firing - now):
+            console.print(f"alert  {name} is over")
+        firing = now
+
+
+def summary(health: prometheus.Health) -> str:
+    """Targets that do not answer are no fault here: an endpoint that is not served is simply not there yet."""
+    absent = f" (not there: {', '.join(health.down)})" if health.down else ""
+    return f"{health.up} targets up{absent}, {health.series} series, {health.rules} rules, {len(health.firing)} alerts firing"

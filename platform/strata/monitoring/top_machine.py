@@ -1,0 +1,19 @@
+"""The cores and the memory of this machine, for `strata top` where there is no GPU."""
+
+from dataclasses import dataclass
+
+import psutil
+
+from strata.platform.machine import available_memory
+
+
+@dataclass(frozen=True)
+class Cores:
+    loads: tuple[float, ...]  # of each core since the look before, 0 to 1
+    memory_available: int  # bytes
+    memory_total: int
+
+
+def look() -> Cores:
+    loads = tuple(percent / 100 for percent in psutil.cpu_percent(percpu=True))
+    return Cores(loads, available_memory(), int(psutil.virtual_memory().total))

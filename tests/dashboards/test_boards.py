@@ -1,0 +1,169 @@
+"""Boards, as Grafana will read them."""
+
+import re
+import shutil
+import subprocess
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from strata.dashboards import boards, generate, queries, series, style
+from strata.dashboards.board import VARIABLES
+from strata.dashboards.promql import labels
+from strata.platform import metrics
+
+from .promql import asked
+
+BOARDS = {board.uid: board.json() for board in boards.every()}
+QUERIES = queries.every()
+
+
+def panels(board: dict[str, Any]) -> list[dict[str, Any]]:
+    return [panel for panel in board["panels"] if panel["type"] != "row"]
+
+
+@pytest.fixture(scope="module")
+def rules(root: Path) -> dict[str, str]:
+    """The recording rules, name to expression."""
+    files = (root / "infra" / "prometheus" / "rules").glob("*.yaml")
+    groups = [group for file in files for group in yaml.safe_load(file.read_text())["groups"]]
+    return {rule["record"]: rule["expr"] for group in groups for rule in group["rules"] if "record" in rule}
+
+
+def test_generated_files_are_fresh(root: Path) -> None:
+    stale = [
+        str(path) for path, text in generate.files().items() if not (root / path).is_file() or (root / path).read_text() != text
+    ]
+    assert not stale, "run 'strata dashboards build'"
+    assert not generate.left_over(root)
+
+
+def test_a_changed_and_a_left_over_file_are_noticed(tmp_path: Path) -> None:
+    assert len(generate.write(tmp_path)) == len(generate.files())
+    assert generate.write(tmp_path) == []
+    (tmp_path / generate.JSON / "training.json").write_text("{}")
+    (tmp_path / generate.JSON / "gone.json").write_text("{}")
+    assert generate.left_over(tmp_path) == [generate.JSON / "gone.json"]
+    assert generate.write(tmp_path) == [generate.JSON / "training.json", generate.JSON / "gone.json"]
+    assert generate.write(tmp_path) == []
+
+
+def test_boards_have_addresses_of_their_own() -> None:
+    assert set(BOARDS) == {"strata-oncall", "strata-cluster", "strata-training", "strata-serving"}
+    assert len({board["title"] for board in BOARDS.values()}) == len(BOARDS)
+    assert all(board["uid"] == uid and board["schemaVersion"] == 39 for uid, board in BOARDS.items())
+
+
+@pytest.mark.parametrize("uid", BOARDS)
+def test_every_panel_says_what_it_shows(uid: str) -> None:
+    kinds = {"timeseries", "stat", "bargauge", "heatmap", "table", "alertlist"}
+    ids = [panel["id"] for panel in BOARDS[uid]["panels"]]
+    assert len(ids) == len(set(ids))
+    for panel in panels(BOARDS[uid]):
+        assert panel["type"] in kinds
+        assert panel["title"]
+        assert panel["description"].endswith(".") and "\n" not in panel["description"], panel["title"]
+        assert panel["fieldConfig"]["defaults"]["unit"] in set(style.Unit), panel["title"]
+        assert panel["fieldConfig"]["defaults"]["thresholds"]["steps"][0]["value"] is None
+        assert panel["datasource"]["uid"] == "${datasource}"
+        targets = panel.get("targets", [])
+        assert all(target["datasource"]["uid"] == "${datasource}" for target in targets)
+        assert len({target["refId"] for target in targets}) == len(targets)
+        assert bool(targets) == (panel["type"] != "alertlist")
+
+
+@pytest.mark.parametrize("uid", BOARDS)
+def test_panels_do_not_overlap(uid: str) -> None:
+    spaces = [panel["gridPos"] for panel in BOARDS[uid]["panels"]]
+    assert all(space["x"] >= 0 and space["x"] + space["w"] <= 24 for space in spaces)
+    for one, other in combinations(spaces, 2):
+        apart_x = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
+        apart_y = one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
+        assert apart_x or apart_y, (one, other)
+
+
+def test_queries_are_those_of_the_json() -> None:
+    sent = {
+        (uid, panel["title"], target["expr"])
+        for uid in BOARDS
+        for panel in panels(BOARDS[uid])
+        for target in panel.get("targets", [])
+    }
+    assert sent == {(query.board, query.panel, query.expr) for query in QUERIES}
+
+
+@pytest.mark.parametrize("query", QUERIES, ids=lambda query: f"{query.board}: {query.panel}")
+def test_a_query_asks_for_what_there_is(query: queries.Query) -> None:
+    found = asked(query.resolved(cluster="local", run="a|b", model="m", replica="r"))
+    assert found.names <= set(queries.KNOWN)
+    reads = {queries.KNOWN[name] for name in found.names}
+    assert reads == set(query.reads())
+    for name, label in found.matched:
+        assert label in labels(queries.KNOWN[name]), f"{name} has no label {label}"
+    assert found.grouped <= {"le", *(label for read in reads for label in labels(read))}
+    rated = [queries.KNOWN[name] for name in found.rated]
+    kinds = {metric.kind for metric in rated if isinstance(metric, metrics.Metric)}
+    assert kinds <= {"counter", "histogram"}, "a rate of a gauge means nothing"
+
+
+@pytest.mark.parametrize("uid", BOARDS)
+def test_variables_are_defined_where_they_are_used(uid: str) -> None:
+    defined = [variable["name"] for variable in BOARDS[uid]["templating"]["list"]]
+    used = {word for query in QUERIES if query.board == uid for word in re.findall(r"\$(\w+)", query.expr)}
+    assert used - {"__rate_interval"} == set(defined) - {"datasource"}
+    for variable in BOARDS[uid]["templating"]["list"][1:]:
+        assert variable["multi"] and variable["includeAll"] and variable["allValue"] == ".*"
+        earlier = set(defined[: defined.index(variable["name"])])
+        assert set(re.findall(r"\$(\w+)", variable["definition"])) <= earlier, "a variable may only look at those before it"
+
+
+@pytest.mark.parametrize("name", VARIABLES)
+def test_variables_list_labels_that_are_there(name: str) -> None:
+    selector, label = re.fullmatch(r"label_values\((.*), (\w+)\)", VARIABLES[name]).groups()  # type: ignore[union-attr]
+    assert label == name
+    for known, matched in asked(re.sub(r"\$\w+", ".*", selector)).matched:
+        if matched != "__name__":
+            assert {matched, label} <= set(labels(queries.KNOWN[known]))
+
+
+def test_every_metric_is_read_by_a_panel_or_by_a_rule_that_a_panel_reads(rules: dict[str, str]) -> None:
+    read = {name for query in QUERIES for name in asked(query.resolved()).names}
+    while more := {name for rule in read & set(rules) for name in asked(rules[rule]).names} - read:
+        read |= more
+    unread = [metric.name for metric in metrics.EVERY if not {metric.exported, f"{metric.exported}_bucket"} & read]
+    assert not unread
+
+
+def test_every_foreign_series_is_read_and_every_recorded_one_is_recorded(rules: dict[str, str]) -> None:
+    read = {foreign for query in QUERIES for foreign in query.reads() if isinstance(foreign, series.Series)}
+    assert read == set(series.EVERY)
+    recorded = {foreign.exported for foreign in series.EVERY if foreign.source in ("gpu rules", "slo rules")}
+    assert recorded <= set(rules)
+
+
+def test_limits_of_objectives_are_bounds_of_buckets() -> None:
+    assert style.FIRST_TOKEN.bad in metrics.SERVE_FIRST_TOKEN.buckets
+    assert style.INTER_TOKEN.bad in metrics.SERVE_INTER_TOKEN.buckets
+
+
+def test_a_value_that_falls_turns_red_below_its_limit() -> None:
+    assert [step.color for step in style.BUSY.steps()] == [style.BAD, style.WATCH, style.GOOD]
+    assert [step.value for step in style.BUSY.steps()] == [None, 0.1, 0.5]
+
+
+def test_a_cluster_gets_the_same_boards(root: Path, tmp_path: Path) -> None:
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        pytest.skip("kubectl is not installed")
+    component = shutil.copytree(root / generate.COMPONENT, tmp_path / "component")
+    (tmp_path / "kustomization.yaml").write_text(f"components: [{component.name}]\n")
+    built = subprocess.run([kubectl, "kustomize", str(tmp_path)], capture_output=True, text=True, check=True)
+    maps = list(yaml.safe_load_all(built.stdout))
+    boards_there = {name: text for found in maps for name, text in found["data"].items()}
+    assert boards_there == {f"{board.uid}.json": generate.board_text(board) for board in boards.every()}
+    for found in maps:
+        assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
+        assert len(yaml.safe_dump(found)) < 262144, "kubectl apply keeps the whole object in an annotation of that size"

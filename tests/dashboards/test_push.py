@@ -1,0 +1,337 @@
+"""`strata dashboards push`, against a stand-in for Grafana that has tokens, versions and conflicts."""
+
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from strata.dashboards import boards, commands
+from strata.dashboards.grafana import Grafana
+from strata.dashboards.push import MESSAGE
+from strata.platform.errors import UserError
+
+from .grafana_stand_in import ADMIN, VIEWER, StandIn, Store
+
+PROMETHEUS = "http://prometheus:9090"
+RULES = """
+groups:
+  - name: strata training
+    interval: 15s
+    rules:
+      - record: strata:step:max
+        expr: max by (run) (step)
+      - alert: StrataTrainingStalled
+        expr: "changes(step[15m]) == 0\\n"
+        for: 90m
+        labels: {severity: critical}
+        annotations:
+          summary: "{{ $labels.run }} stands still"
+          description: "{{ $value | humanize }} steps left"
+"""
+
+Push = Callable[..., Result]
+
+
+@pytest.fixture(scope="module")
+def stand_in() -> Iterator[StandIn]:
+    with StandIn().running() as running:
+        yield running
+
+
+@pytest.fixture
+def store(stand_in: StandIn) -> Store:
+    return stand_in.emptied()
+
+
+@pytest.fixture
+def push(stand_in: StandIn, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Push:
+    (tmp_path / "rules").mkdir()
+    (tmp_path / "rules" / "training.yaml").write_text(RULES)
+    monkeypatch.setattr("strata.monitoring.prometheus.rules_dir", lambda: tmp_path / "rules")
+    monkeypatch.delenv("GRAFANA_TOKEN", raising=False)
+    app = typer.Typer()
+    app.command()(commands.dashboards_push)
+
+    def run(
+        *arguments: str,
+        url: str = stand_in.url,
+        token: str | None = ADMIN,
+        prometheus: str | None = PROMETHEUS,
+        answer: str | None = None,
+    ) -> Result:
+        given = ["--url", url, *(["--token", token] if token else []), *(["--prometheus-url", prometheus] if prometheus else [])]
+        return CliRunner().invoke(app, [*given, *arguments], input=answer)
+
+    return run
+
+
+def error_of(result: Result) -> UserError:
+    assert isinstance(result.exception, UserError), (result.exception, result.output)
+    for secret in (ADMIN, VIEWER):
+        assert secret not in str(result.exception) + result.output
+    return result.exception
+
+
+def test_a_first_push_brings_everything(push: Push, store: Store) -> None:
+    result = push("--yes")
+    assert result.exit_code == 0, result.exception
+    assert result.output.count("new ") == 2 + len(boards.every()) + 1
+    assert store.folders["strata"]["title"] == "Strata"
+    assert store.sources["strata-prometheus"]["url"] == PROMETHEUS
+    assert set(store.boards) == {board.uid for board in boards.every()}
+    assert all(board["meta"]["folderUid"] == "strata" for board in store.boards.values())
+    assert store.boards["strata-training"]["dashboard"]["title"] == "Strata: Training"
+    assert ADMIN not in result.output
+
+
+def test_a_second_push_changes_nothing_and_says_so(push: Push, store: Store) -> None:
+    push("--yes")
+    store.writes.clear()
+    result = push("--yes")
+    assert result.exit_code == 0
+    assert "Nothing to do" in result.output and "changed" not in result.output
+    assert store.writes == []
+
+
+def test_boards_that_grafana_rewrites_are_still_known(push: Push, store: Store) -> None:
+    push("--yes")
+    for board in store.boards.values():
+        board["dashboard"]["schemaVersion"] = 42  # as newer Grafanas do when they store a board
+    assert "Nothing to do" in push("--yes").output
+
+
+def test_history_as_grafana_10_tells_it(push: Push, store: Store) -> None:
+    store.bare_history = True
+    store.version = "10.4.2"
+    push("--yes")
+    assert "Nothing to do" in push("--yes").output
+
+
+def test_alert_rules_fire_for_every_series_and_show_its_value(push: Push, store: Store) -> None:
+    push("--yes")
+    group = store.groups["strata", "strata training"]
+    assert group["interval"] == 20  # Grafana evaluates at multiples of ten seconds
+    [rule] = group["rules"]
+    assert (rule["uid"], rule["title"], rule["for"]) == ("strata-training-stalled", "StrataTrainingStalled", "1h30m")
+    assert (rule["folderUID"], rule["ruleGroup"], rule["noDataState"]) == ("strata", "strata training", "OK")
+    query, exists, above = (node["model"] for node in rule["data"])
+    assert query["expr"] == "changes(step[15m]) == 0" and query["instant"]
+    assert exists["expression"] == "is_number($A) || is_nan($A) || is_inf($A)"
+    assert rule["condition"] == above["refId"] == "C" and above["expression"] == exists["refId"]
+    assert rule["labels"] == {"severity": "critical"}
+    assert rule["annotations"]["description"] == "{{ $values.A.Value | humanize }} steps left"
+    assert rule["annotations"]["summary"] == "{{ $labels.run }} stands still"
+
+
+def test_what_changed_is_shown_line_by_line(push: Push, store: Store, tmp_path: Path) -> None:
+    push("--yes")
+    (tmp_path / "rules" / "training.yaml").write_text(RULES.replace("90m", "5m"))
+    old = f"{MESSAGE} 0123456789abcdef"
+    store.boards["strata-serving"]["dashboard"]["description"] = "What an older Strata said."
+    store.history["strata-serving"][0]["message"] = old
+    result = push("--yes", prometheus="http://elsewhere:9090")
+    assert result.exit_code == 0, result.exception
+    assert '-  "url": "http://prometheus:9090"' in result.output and '+  "url": "http://elsewhere:9090"' in result.output
+    assert '-  "description": "What an older Strata said.",' in result.output
+    assert '"for": "5m"' in result.output and '"for": "1h30m"' in result.output
+    assert result.output.count("done:") == 3
+    assert store.boards["strata-serving"]["dashboard"]["version"] == 2
+    assert store.history["strata-serving"][0]["message"] not in (old, "")
+    assert "Nothing to do" in push("--yes", prometheus=None).output
+
+
+def test_a_dry_run_writes_nothing(push: Push, store: Store) -> None:
+    result = push("--dry-run")
+    assert result.exit_code == 0
+    assert "would change; nothing was" in result.output
+    assert store.writes == []
+
+
+def test_it_asks_first(push: Push, store: Store) -> None:
+    assert "--yes" in error_of(push()).fix
+    assert store.writes == []
+
+
+@pytest.mark.parametrize(("answer", "writes"), [("y\n", True), ("n\n", False)])
+def test_the_answer_counts(push: Push, store: Store, monkeypatch: pytest.MonkeyPatch, answer: str, writes: bool) -> None:
+    monkeypatch.setattr(commands, "_nobody_there", lambda: False)
+    result = push(answer=answer)
+    assert "Push 7 changes?" in result.output
+    assert bool(store.writes) == writes
+
+
+def test_work_done_by_hand_is_not_undone(push: Push, store: Store) -> None:
+    push("--yes")
+    store.edit_by_hand("strata-training", "a better title")
+    store.writes.clear()
+    refused = push("--yes")
+    error = error_of(refused)
+    assert "Strata: Training: version 2 by editor (a better title)" in error.cause and "--overwrite" in error.fix
+    assert '-      "title": "Mine"' in refused.output
+    assert store.writes == []
+    assert push("--yes", "--overwrite").exit_code == 0
+    assert store.boards["strata-training"]["dashboard"]["panels"][1]["title"] != "Mine"
+    assert store.boards["strata-training"]["dashboard"]["version"] == 3
+
+
+def test_a_change_in_the_moment_of_the_push_is_a_conflict(push: Push, store: Store) -> None:
+    push("--yes")
+    store.boards["strata-oncall"]["dashboard"]["description"] = "What an older Strata said."
+    store.history["strata-oncall"][0]["message"] = f"{MESSAGE} 0123456789abcdef"
+    store.before_write = lambda: store.edit_by_hand("strata-oncall")
+    error = error_of(push("--yes"))
+    assert "(412)" in error.cause and "changed by someone else" in error.cause
+    assert "Push again" in error.fix
+    assert store.boards["strata-oncall"]["dashboard"]["panels"][1]["title"] == "Mine"
+
+
+def test_rules_made_by_hand_are_not_undone(push: Push, store: Store) -> None:
+    push("--yes")
+    group = store.groups["strata", "strata training"]
+    group["rules"].append({**group["rules"][0], "uid": "abc", "title": "Ours", "provenance": ""})
+    assert "rules made by hand: Ours" in error_of(push("--yes")).cause
+    assert push("--yes", "--overwrite").exit_code == 0
+    assert len(store.groups["strata", "strata training"]["rules"]) == 1
+
+
+def test_a_rule_that_no_file_has_any_more_is_pointed_out_and_left(push: Push, store: Store, tmp_path: Path) -> None:
+    push("--yes")
+    (tmp_path / "rules" / "training.yaml").write_text(RULES.replace("strata training", "runs").replace("Stalled", "Slow"))
+    result = push("--yes")
+    assert "left    alert StrataTrainingStalled: no rule file has it any more" in result.output
+    assert ("strata", "strata training") in store.groups
+
+
+def test_without_alerts(push: Push, store: Store) -> None:
+    assert push("--yes", "--no-alerts").exit_code == 0
+    assert store.groups == {} and len(store.boards) == len(boards.every())
+
+
+def test_a_folder_of_that_title_is_used_and_another_title_makes_another(push: Push, store: Store) -> None:
+    store.folders["x1"] = {"id": 1, "uid": "x1", "title": "LLM boards", "version": 4}
+    assert push("--yes", "--folder", "LLM boards").exit_code == 0
+    assert set(store.folders) == {"x1"} and store.boards["strata-oncall"]["meta"]["folderUid"] == "x1"
+    assert push("--yes").exit_code == 0  # moves the boards
+    assert store.boards["strata-oncall"]["meta"]["folderUid"] == "strata"
+
+
+def test_a_renamed_folder_gets_its_title_back(push: Push, store: Store) -> None:
+    push("--yes")
+    store.folders["strata"] |= {"title": "Old things", "version": 5}
+    result = push("--yes")
+    assert '-  "title": "Old things"' in result.output
+    assert store.folders["strata"] == {"id": 1, "uid": "strata", "title": "Strata", "version": 6}
+
+
+def test_settings_that_others_gave_the_data_source_stay(push: Push, store: Store) -> None:
+    push("--yes")
+    store.sources["strata-prometheus"]["jsonData"]["customQueryParameters"] = "max_source_resolution=5m"
+    push("--yes", prometheus="http://elsewhere:9090")
+    assert store.sources["strata-prometheus"]["jsonData"]["customQueryParameters"] == "max_source_resolution=5m"
+    assert store.sources["strata-prometheus"]["url"] == "http://elsewhere:9090"
+
+
+def test_a_data_source_from_a_file_is_left(push: Push, store: Store) -> None:
+    store.sources["strata-prometheus"] = {"uid": "strata-prometheus", "name": "Strata", "url": "http://there", "readOnly": True}
+    result = push("--yes")
+    assert result.exit_code == 0
+    assert "left    data source strata-prometheus: it comes from a file" in result.output
+    assert store.sources["strata-prometheus"]["url"] == "http://there"
+
+
+def test_the_data_source_must_be_known(push: Push, store: Store) -> None:
+    assert "--prometheus-url" in error_of(push("--yes", prometheus=None)).fix
+    assert store.writes == []
+
+
+def test_a_name_that_is_taken(push: Push, store: Store) -> None:
+    store.sources["other"] = {"uid": "other", "name": "Strata", "url": "http://there"}
+    assert "(409)" in error_of(push("--yes")).cause
+
+
+def test_boards_from_a_file_are_not_pushed(push: Push, store: Store) -> None:
+    push("--yes")
+    store.boards["strata-cluster"]["meta"] |= {"provisioned": True, "provisionedExternalId": "cluster.json"}
+    error = error_of(push("--yes"))
+    assert "cluster.json" in error.cause and "file" in error.fix
+
+
+def test_alert_rules_from_a_file_are_not_pushed(push: Push, store: Store) -> None:
+    push("--yes")
+    store.groups["strata", "strata training"]["rules"][0]["provenance"] = "file"
+    assert "--no-alerts" in error_of(push("--yes")).fix
+
+
+def test_a_token_from_the_environment(push: Push, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRAFANA_TOKEN", ADMIN)
+    assert push("--yes", token=None).exit_code == 0
+
+
+@pytest.mark.parametrize(("token", "status"), [("no-such-one", "(401)"), (VIEWER, "(403)")])
+def test_tokens_that_do_not_open(push: Push, token: str, status: str) -> None:
+    error = error_of(push("--yes", token=token))
+    assert status in error.cause and "Service accounts" in error.fix
+    assert token not in str(error)
+
+
+@pytest.mark.parametrize("token", [None, "two words", "line\nbreak", "Ünicode"])
+def test_tokens_that_are_none(push: Push, token: str | None) -> None:
+    error = error_of(push("--yes", token=token))
+    assert "GRAFANA_TOKEN" in error.fix
+    assert token is None or token not in str(error)
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:3000", "ftp://host", "http://", "http://admin:secret@host", "http://host:port"])
+def test_addresses_that_are_none(push: Push, url: str) -> None:
+    assert "secret" not in str(error_of(push("--yes", url=url)))
+
+
+def test_grafana_below_a_path(push: Push, store: Store, stand_in: StandIn) -> None:
+    store.prefix = "/grafana"
+    assert push("--yes", url=f"{stand_in.url}/grafana").exit_code == 0
+    assert push("--yes", url=f"{stand_in.url}/grafana/").exit_code == 0
+    assert "Grafana's path" in error_of(push("--yes")).fix
+
+
+def test_nobody_listens(push: Push) -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        error = error_of(push("--yes", url=f"http://127.0.0.1:{held.getsockname()[1]}"))
+    assert "No answer" in error.cause
+
+
+def test_no_tls_there(push: Push, stand_in: StandIn) -> None:
+    error = error_of(push("--yes", url=f"https://{stand_in.address}"))
+    assert "No secure connection" in error.cause and "REQUESTS_CA_BUNDLE" in error.fix
+
+
+@pytest.mark.parametrize("answer", ["<html>Sign in</html>", {"status": "up"}, [], {"version": 3}])
+def test_something_else_listens(push: Push, store: Store, answer: object) -> None:
+    store.broken = (200, answer)
+    assert "not as Grafana does" in error_of(push("--yes")).cause
+
+
+def test_grafana_fails(push: Push, store: Store) -> None:
+    store.broken = (500, {"message": f"database is locked, said {ADMIN}"})
+    error = error_of(push("--yes"))
+    assert "database is locked, said (token)" in error.cause and "its log" in error.fix
+
+
+def test_a_grafana_too_old(push: Push, store: Store) -> None:
+    store.version = "9.5.2"
+    assert "Grafana 10" in error_of(push("--yes")).fix
+
+
+def test_nothing_shows_the_token(stand_in: StandIn) -> None:
+    assert ADMIN not in repr(vars(Grafana(stand_in.url, ADMIN))["_api"])
+
+
+def test_the_command_line_does_not_wait_for_grafanas_packages() -> None:
+    heavy = "{'requests', 'grafana_client', 'grafana_foundation_sdk'}"
+    probe = f"import sys, strata.dashboards.commands; assert not {heavy} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", probe], check=True)

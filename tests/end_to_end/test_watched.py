@@ -1,0 +1,159 @@
+"""A real Prometheus has watched a real run and a real endpoint: everything that boards and alerts ask it has an answer."""
+
+import re
+from collections.abc import Iterator
+from math import ceil
+from typing import Any
+
+import httpx
+import pytest
+from questions import ALERTS, NAMES, PANELS, RECORDS, RULES, series_of
+from support import Served
+from watching import Watch
+
+from strata.dashboards.board import VARIABLES
+from strata.platform import metrics
+from strata.serving.requests import MAX_BODY_BYTES
+
+# Series that cannot be there on one machine without a GPU on a good day, and why. None may be named that is.
+OPERATOR = "KubeRay's operator runs on Kubernetes only"
+NO_EVENT = "there from the first time it happens"
+NO_NODE = "the autoscaler tells of no state that no node is in"
+NO_GPU = "Ray's agent tells of GPUs it sees; those here are recordings of the two other sources"
+ABSENT = {
+    "kuberay_cluster_condition_provisioned": OPERATOR,
+    "kuberay_service_condition_ready": OPERATOR,
+    "kuberay_job_deployment_status": OPERATOR,
+    metrics.TRAIN_RESTARTS.exported: NO_EVENT,
+    metrics.TRAIN_CHECKPOINT_FAILURES.exported: NO_EVENT,
+    metrics.SERVE_RETRIES.exported: NO_EVENT,
+    "ray_cluster_pending_nodes": NO_NODE,
+    "ray_cluster_failed_nodes": NO_NODE,
+    "ray_node_gpus_utilization": NO_GPU,
+    "ray_node_gram_used": NO_GPU,
+    "ray_node_gram_available": NO_GPU,
+    "ray_node_gpu_power_milliwatts": NO_GPU,
+    "ray_node_gpu_temperature_celsius": NO_GPU,
+    "DCGM_FI_DEV_CLOCKS_EVENT_REASONS": "the recorded DCGM has the older name, CLOCK_THROTTLE_REASONS",
+}
+# The few questions that have no answer without them.
+SILENT_PANELS = {"strata-cluster: KubeRay"}
+SILENT_ALERTS = {"StrataClusterNotProvisioned", "StrataServiceNotReady", "StrataJobFailed", "StrataCheckpointFailing"}
+
+WORKERS, REPLICAS, MOST_SERIES = 8, 4, 20_000
+
+
+@pytest.fixture(scope="module")
+def watch(prometheus: Watch, endpoint: Served) -> Iterator[Watch]:
+    """After requests of every kind, and the scrapes that see them."""
+    prometheus.scrape_endpoint(endpoint.url)
+    prometheus.wait_for(metrics.SERVE_REPLICAS.exported)
+    ask(endpoint)
+    for moved in (
+        f"rate({metrics.SERVE_INTER_TOKEN.exported}_count[1m]) > 0",
+        f"rate({metrics.SERVE_KV_BYTES.exported}[1m]) > 0",
+        f"rate({metrics.SERVE_PREFIX_QUERIED.exported}[1m]) > 0",
+        "strata:serve_inter_token:slo_miss_ratio_rate6h",
+    ):
+        prometheus.wait_for(moved)
+    yield prometheus
+    prometheus.stop()
+
+
+def ask(endpoint: Served) -> None:
+    with httpx.Client(base_url=endpoint.url, timeout=60) as client:
+
+        def post(path: str, **body: Any) -> int:
+            return client.post(path, json={"model": endpoint.model} | body).status_code
+
+        generate = {"max_tokens": 16, "temperature": 0, "ignore_eos": True, "stream": True}
+        for prompt in ("def ", "import os\n" * 40, "class Error", "import os\n" * 40):
+            assert post("/v1/completions", prompt=prompt, **generate) == 200
+        assert post("/v1/chat/completions", messages=[{"role": "user", "content": "class"}], **generate) == 200
+        assert post("/v1/completions", prompt="def", max_tokens=-1) == 400
+        assert client.post("/v1/completions", content=b" " * (MAX_BODY_BYTES + 1)).status_code == 413
+
+
+def test_every_panel_shows_something(watch: Watch) -> None:
+    silent = {f"{query.board}: {query.panel}": query.resolved() for query in PANELS if not watch.history(query.resolved())}
+    print(f"{len(PANELS)} queries of panels")
+    assert silent.keys() == SILENT_PANELS, silent
+
+
+@pytest.mark.parametrize("name", VARIABLES)
+def test_every_variable_has_values(watch: Watch, name: str) -> None:
+    selector = re.sub(r"\$\w+", ".*", VARIABLES[name]).removeprefix("label_values(").removesuffix(f", {name})")
+    assert watch.ask(f"label/{name}/values", **{"match[]": selector})
+
+
+def test_every_recording_rule_records(watch: Watch) -> None:
+    silent = [name for name in RECORDS if not watch.history(name)]
+    print(f"{len(RECORDS)} recording rules")
+    assert not silent
+
+
+def without_threshold(expr: str) -> str:
+    """An alert is silent on a good day. This is the same alert with comparisons that let everything pass, with exceptions that
+    must find what they except, and with now in place of earlier times, for the run was short: it returns data if each of its
+    series is there and each of its joins finds a partner."""
+    expr = re.sub(r"\s(==|!=|<=|>=|<|>)\s", r" \1 bool ", expr)
+    expr = re.sub(r"\bunless\b", "and", expr)
+    return re.sub(r"\boffset \w+", "", expr)
+
+
+def test_every_alert_sees_what_it_watches(watch: Watch) -> None:
+    for expr in ALERTS.values():
+        watch.history(expr)  # as it is, it can be asked
+    silent = {name: expr for name, expr in ALERTS.items() if not watch.history(without_threshold(expr))}
+    print(f"{len(ALERTS)} alerts")
+    assert silent.keys() == SILENT_ALERTS, silent
+
+
+def test_rules_are_evaluated_and_an_alert_fires(watch: Watch) -> None:
+    rules = [rule for group in watch.ask("rules")["groups"] for rule in group["rules"]]
+    assert len(rules) == len(RULES)
+    assert not [rule["lastError"] for rule in rules if rule.get("lastError")]
+    assert watch.history('ALERTS{alertname="StrataGpuXidError", alertstate="firing"}'), "the recorded XID"
+
+
+def test_every_series_that_is_asked_for_or_measured_was_scraped(watch: Watch) -> None:
+    there = watch.names()
+    assert (NAMES | {name for metric in metrics.EVERY for name in series_of(metric)}) - there <= ABSENT.keys()
+    assert not {name for name, why in ABSENT.items() if name in there and why not in (NO_EVENT, NO_GPU)}, "need no excuse"
+
+
+def test_the_number_of_series_is_bounded(watch: Watch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Counted here, and summed for a run and an endpoint whose workers, replicas and heads have a node each, and a GPU each that
+    both exporters tell of. Rank 0 alone has a run's series; here every worker does, as after that many restarts."""
+
+    def most(selector: str, by: str = "job") -> int:
+        """Series at one time, of the one that had most."""
+        return int(max(max(values) for values in watch.history(f"count by ({by}) ({{{selector}}})")))
+
+    a_run = most('__name__=~"ray_strata_train_.*"', by="run")
+    a_node = most('job="strata-ray", __name__!~"ray_strata_train_.*"', by="instance")
+    a_gateway = most('role="gateway"', by="replica")
+    an_engine = most('role=~"decode|prefill"', by="replica")
+    a_gpu = ceil(max(most('job="strata-gpu"'), most('job="dcgm"')) / 2)
+    recorded_of_a_gpu = ceil(most('__name__=~"strata:gpu_.*"') / 4)
+    recorded = len([name for name in RECORDS if not name.startswith("strata:gpu_")])
+    alerts = 2 * len(ALERTS)  # ALERTS and ALERTS_FOR_STATE, each for every GPU
+    itself = most('job="prometheus"')
+
+    total = (
+        (WORKERS + REPLICAS + 2) * a_node
+        + WORKERS * a_run
+        + REPLICAS * (a_gateway + an_engine)
+        + (WORKERS + REPLICAS) * (2 * a_gpu + recorded_of_a_gpu + alerts)
+        + recorded
+        + itself
+    )
+    here = int(watch.ask("status/tsdb")["headStats"]["numSeries"])
+    with capsys.disabled():
+        print(
+            f"\nseries: a node {a_node}, a run {a_run}, a gateway {a_gateway}, an engine {an_engine}, "
+            f"a GPU {a_gpu} and {recorded_of_a_gpu} recorded, other rules {recorded}, Prometheus {itself}; "
+            f"in this session {here}; {WORKERS} workers and {REPLICAS} replicas {total}"
+        )
+    assert here < MOST_SERIES
+    assert total < MOST_SERIES

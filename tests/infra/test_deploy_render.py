@@ -1,0 +1,375 @@
+"""`strata deploy` as a user types it, on the manifests of this repository; kubectl builds them for real."""
+
+import os
+import shutil
+import stat
+import sys
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+from typer.testing import CliRunner
+
+from strata.deploy import changes, commands, documents, kubectl, layout, render, targets
+from strata.deploy.fill import fill
+from strata.deploy.kuberay.rules import findings
+from strata.deploy.names import PARTS
+from strata.deploy.render import Order
+from strata.platform import recipe_file
+from strata.platform.errors import UserError
+
+IMAGE = "example.com/strata:1.0"
+GPU = ["deploy.gpu=h100", "deploy.storage=bucket"]
+ORDERS = {
+    "gke": ("16xh100-3d", ["deploy.gpu=h100", "deploy.storage=my-bucket"]),
+    "ack": ("8xh100", ["deploy.gpu=h20", "deploy.storage=mine.nas.aliyuncs.com"]),
+    "kind": ("laptop", []),
+}
+BUILD = render.build
+GKE = ["--target", "gke", "--recipe", "8xh100", "--image", IMAGE, *GPU]
+
+STAND_IN = """#!/bin/sh
+# Stands in for kubectl and for the cluster behind it. Only `kustomize` is the real one's.
+echo "$@" >> "{log}"
+case "$1" in
+  kustomize) exec {real} "$@" ;;
+  version) echo '{{"clientVersion": {{}}, "serverVersion": {{"gitVersion": "v1.33.1"}}}}' ;;
+  config) echo stand-in ;;
+  get) {get} ;;
+  diff) cat > "{log}.stdin"; {diff} ;;
+  apply) cat > "{log}.stdin"; echo "namespace/strata serverside-applied" ;;
+esac
+"""
+
+
+@lru_cache
+def rendered(target: str) -> dict[str, Any]:
+    recipe, overrides = ORDERS[target]
+    order = Order(target, recipe_file.load(recipe, overrides), "first", image=IMAGE)
+    return {documents.title(document): document for document in render.render(order)}
+
+
+def strata_deploy(*words: str, answer: str = "") -> Any:
+    app = typer.Typer(pretty_exceptions_enable=False)
+    for name in ("render", "check", "diff", "apply"):
+        app.command(name)(getattr(commands, name))
+    result = CliRunner().invoke(app, list(words), input=answer)
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Puts the stand-in first on the path; returns how to say what its cluster answers, and where it notes what it was asked."""
+    real, log = kubectl._find(), tmp_path / "asked"
+
+    def answering(get: str = "echo namespace/strata", diff: str = "exit 0") -> Path:
+        script = tmp_path / "bin" / "kubectl"
+        script.parent.mkdir(exist_ok=True)
+        script.write_text(STAND_IN.format(log=log, real=real, get=get, diff=diff))
+        script.chmod(script.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setattr(sys, "executable", str(tmp_path / "nowhere" / "python"))
+        monkeypatch.setenv("PATH", f"{script.parent}{os.pathsep}{os.environ['PATH']}")
+        return log
+
+    return answering
+
+
+def group(document: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(group for group in documents.worker_groups(document) if group["groupName"] == name)
+
+
+def limits(group: dict[str, Any]) -> dict[str, str]:
+    resources: dict[str, str] = group["template"]["spec"]["containers"][0]["resources"]["limits"]
+    return resources
+
+
+@pytest.mark.parametrize("target", ORDERS)
+def test_every_image_and_the_recipe_are_filled_in(target: str) -> None:
+    objects = rendered(target)
+    images = [
+        container["image"]
+        for document in objects.values()
+        for _, template in documents.pod_templates(document)
+        for _, container in documents.containers(template)
+    ]
+    assert set(images) == {IMAGE}
+    assert len(images) >= 8  # three heads, four worker groups, and who hands the job in
+    inside = recipe_file.check(yaml.safe_load(objects["ConfigMap/strata-recipe"]["data"]["recipe.yaml"]), "deployed")
+    recipe, overrides = ORDERS[target]
+    assert inside.model == recipe_file.load(recipe, overrides).model
+    assert (inside.serve.host, inside.serve.port, inside.serve.gateways) == ("0.0.0.0", 8000, 1)
+
+
+def test_a_job_on_two_nodes() -> None:
+    objects = rendered("gke")
+    job = objects["RayJob/strata-train"]
+    assert job["spec"]["entrypoint"] == "strata train --recipe /etc/strata/recipe.yaml --run first --or-resume"
+    workers = group(job, "workers")
+    assert (workers["minReplicas"], workers["replicas"], workers["maxReplicas"]) == (2, 2, 2)
+    assert limits(workers)["nvidia.com/gpu"] == "8"
+    assert workers["template"]["spec"]["containers"][0]["resources"]["requests"]["nvidia.com/gpu"] == "8"
+    selector = workers["template"]["spec"]["nodeSelector"]
+    assert selector["cloud.google.com/gke-accelerator"] == "nvidia-h100-80gb"
+    assert selector["node.kubernetes.io/instance-type"] == "a3-highgpu-8g"
+    assert objects["PodDisruptionBudget/strata-train"]["spec"]["minAvailable"] == 3  # the head and both workers
+
+
+def test_an_endpoint_with_two_pools() -> None:
+    service = rendered("gke")["RayService/strata"]
+    for name in ("prefill", "decode"):
+        pool = group(service, name)
+        assert (pool["minReplicas"], pool["replicas"], pool["maxReplicas"]) == (0, 2, 2)
+        assert limits(pool)["nvidia.com/gpu"] == "4"
+        assert pool["resources"] == {"strata-gateway": "1", f"strata-{name}": "1"}
+    [application] = yaml.safe_load(service["spec"]["serveConfigV2"])["applications"]
+    assert application["args"] == {"recipe": "/etc/strata/recipe.yaml", "model": "/mnt/strata/runs/first/export"}
+
+
+def test_engines_that_share_a_gpu_find_room_for_all_of_them_in_a_pod() -> None:
+    recipe = recipe_file.load(
+        "h200", ["deploy.gpu=h200", "deploy.storage=bucket", "serve.decode.gpus=0.25", "serve.decode.gpu_memory=0.2"]
+    )
+    order = Order("gke", recipe, "demo", only="serve", image=IMAGE)
+    [service] = [document for document in render.render(order) if document["kind"] == "RayService"]
+    offered = {spec["groupName"]: spec["resources"] for spec in documents.worker_groups(service)}
+    assert offered == {
+        "prefill": {"strata-gateway": "1", "strata-prefill": "2"},
+        "decode": {"strata-gateway": "1", "strata-decode": "4"},
+    }
+
+
+def test_rays_autoscaler_reads_the_groups_as_they_are_meant() -> None:
+    from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
+
+    service = rendered("gke")["RayService/strata"]
+    cluster = {"metadata": {"name": "strata-abcde", "namespace": "strata"}, "spec": service["spec"]["rayClusterConfig"]}
+    found = _derive_autoscaling_config_from_ray_cr(cluster)["available_node_types"]
+    for name in ("prefill", "decode"):
+        assert (found[name]["min_workers"], found[name]["max_workers"]) == (0, 2)
+        offered = {"GPU": 4, "strata-gateway": 1, f"strata-{name}": 1}
+        assert found[name]["resources"].items() >= offered.items()
+    assert found["headgroup"]["resources"].keys() == {"CPU", "memory"}, "no engine and no gateway there"
+    assert found["headgroup"]["resources"]["CPU"] == 0
+
+
+def test_storage() -> None:
+    assert rendered("gke")["PersistentVolume/strata-store"]["spec"]["csi"]["volumeHandle"] == "my-bucket"
+    volume = rendered("ack")["PersistentVolume/strata-store"]["spec"]["csi"]
+    assert volume["volumeAttributes"]["server"] == "mine.nas.aliyuncs.com"
+
+
+def test_kind_asks_for_no_gpu_and_promises_no_more_than_the_overlay() -> None:
+    workers = group(rendered("kind")["RayJob/strata-train"], "workers")
+    assert limits(workers)["cpu"] == "2"
+    assert "nvidia.com/gpu" not in limits(workers)
+    assert workers["template"]["spec"]["containers"][0]["resources"]["requests"]["cpu"] == "1"
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["parallel.workers=64", "train.batch=64"],
+        ["serve.prefill.replicas=0"],
+        ["serve.decode.max_replicas=9", "deploy.nodes=4"],
+        ["deploy.name=other", "deploy.gpus_per_node=4"],
+        ["deploy.prefill_gpu=l4", "deploy.nodes=2"],
+    ],
+)
+def test_whatever_is_not_refused_meets_the_operators_rules(overrides: list[str]) -> None:
+    recipe = recipe_file.load("8xh100", [*GPU, *overrides])
+    groups = layout.plan(recipe, targets.find("gke"), PARTS)
+    for document in fill(list(rendered("gke").values()), recipe, groups, "demo"):
+        if document["kind"] in documents.RAY_KINDS:
+            assert list(findings(document)) == []
+            assert document["metadata"]["name"].startswith(recipe.deploy.name)
+
+
+@pytest.mark.parametrize(("target", "machine"), [("gke", "a2-ultragpu-1g"), ("ack", "ecs.gn7e-c16g1.4xlarge")])
+def test_the_guides_recipe_runs_on_the_nodes_it_makes(root: Path, tmp_path: Path, target: str, machine: str) -> None:
+    guide = (root / "docs" / f"cluster-{target}.md").read_text()
+    assert machine in guide
+    file = tmp_path / f"{target}.yaml"
+    file.write_text(guide.split(f"```yaml\n# {target}.yaml\n")[1].split("```")[0])
+    for document in render.render(Order(target, recipe_file.load(str(file)), "demo", image=IMAGE)):
+        for spec in documents.worker_groups(document):
+            assert spec["template"]["spec"]["nodeSelector"]["node.kubernetes.io/instance-type"] == machine
+            assert limits(spec)["nvidia.com/gpu"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "gpus"), [([], 8), (["parallel.workers=64", "train.batch=64"], 64), (["deploy.nodes=4"], 32)], ids=str
+)
+def test_kueues_quota_admits_what_is_deployed(overrides: list[str], gpus: int) -> None:
+    recipe = recipe_file.load("8xh100", [*GPU, *overrides])
+    order = Order("gke", recipe, "demo", ("kueue",), image=IMAGE)
+    objects = {documents.title(document): document for document in render.render(order)}
+    [resources] = objects["ClusterQueue/strata"]["spec"]["resourceGroups"]
+    quota = {resource["name"]: resource["nominalQuota"] for resource in resources["flavors"][0]["resources"]}
+    assert quota["nvidia.com/gpu"] == str(gpus)
+    workers = group(objects["RayJob/strata-train"], "workers")
+    assert int(quota["cpu"]) > workers["replicas"] * int(limits(workers)["cpu"])
+    assert int(quota["memory"].removesuffix("Gi")) > workers["replicas"] * int(limits(workers)["memory"].removesuffix("Gi"))
+
+
+def test_what_is_served_is_marked_so_that_a_change_rolls_out() -> None:
+    def mark(*overrides: str) -> str:
+        recipe = recipe_file.load("8xh100", [*GPU, *overrides])
+        [service] = fill([rendered("gke")["RayService/strata"]], recipe, {}, "demo")
+        [found] = {template["metadata"]["annotations"]["strata.dev/served"] for _, template in documents.pod_templates(service)}
+        return str(found)
+
+    assert mark() == mark("train.steps=5", "train.warmup=1")
+    assert mark() != mark("serve.max_sequences=5")
+
+
+def test_render_prints_yaml_alone() -> None:
+    result = strata_deploy("render", *GKE, "--only", "train", "--with", "volcano,spot")
+    kinds = [document["kind"] for document in yaml.safe_load_all(result.stdout)]
+    assert "RayJob" in kinds
+    assert not {"RayService", "RayCluster"} & set(kinds)
+    assert "Namespace" in kinds
+    assert result.stderr == ""
+
+
+def test_a_folder_is_written_compared_and_written_again(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    assert "objects in" in strata_deploy("render", *GKE, "-o", str(folder)).stdout
+    mine = folder / "mine.yaml"
+    mine.write_text("# my own\n")
+    assert (folder / "rayservice-strata.yaml").is_file()
+    same = strata_deploy("diff", *GKE, "--against", str(folder)).stdout
+    assert same == f"Against the rendering at {folder}:\nnothing would change\n"
+    mine.unlink()
+    other = strata_deploy("diff", *GKE, "--against", str(folder), "--only", "train", "parallel.cpus_per_worker=9").stdout
+    assert "-      cpus_per_worker: 8\n+      cpus_per_worker: 9\n" in other
+    assert "--- before/RayService/strata" in other  # it would not be there any more
+    mine.write_text("# my own\n")
+    strata_deploy("render", *GKE, "-o", str(folder), "--only", "train")
+    assert not (folder / "rayservice-strata.yaml").exists()
+    assert mine.is_file()
+
+
+def test_one_file(tmp_path: Path) -> None:
+    file = tmp_path / "all.yaml"
+    strata_deploy("render", *GKE, "-o", str(file))
+    assert strata_deploy("check", "--file", str(file)).exit_code == 0
+
+
+def test_check_says_what_it_did_not_look_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("STRATA_KUBERAY_CRDS", raising=False)
+    said = strata_deploy("check", *GKE).stdout
+    assert "RayJob/strata-train" in said
+    assert "checked by KubeRay's rules, not by its schemas" in said
+    assert "nothing wrong" in said
+
+
+def test_check_names_what_is_wrong(tmp_path: Path) -> None:
+    broken = documents.read(documents.write(list(rendered("gke").values())))
+    service = next(document for document in broken if document["kind"] == "RayService")
+    group(service, "decode")["minReplicas"] = 30
+    file = tmp_path / "broken.yaml"
+    file.write_text(documents.write(broken))
+    result = strata_deploy("check", "--file", str(file))
+    assert result.exit_code == 1
+    assert "spec.rayClusterConfig.workerGroupSpecs[1].minReplicas: 30 is more than maxReplicas, 2" in result.stdout
+    assert result.stdout.endswith("1 wrong\n")
+
+
+def test_diff_against_a_cluster(cluster: Any) -> None:
+    cluster(diff="echo '+  replicas: 3'; exit 1")
+    said = strata_deploy("diff", *GKE).stdout
+    assert said == "Against the cluster 'stand-in' (v1.33.1):\n+  replicas: 3\n"
+    cluster()
+    assert strata_deploy("diff", *GKE).stdout.endswith("nothing would change\n")
+    cluster(diff="echo 'no matches for kind RayJob' >&2; exit 2")
+    with pytest.raises(UserError, match="no matches for kind RayJob") as error:
+        strata_deploy("diff", *GKE)
+    assert "operator" in error.value.fix
+
+
+def test_without_a_cluster_diff_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    with pytest.raises(UserError, match="reaches no cluster") as error:
+        strata_deploy("diff", *GKE)
+    assert "--against" in error.value.fix
+
+
+def test_apply_asks_first(cluster: Any) -> None:
+    log = cluster(get="true")
+    refused = strata_deploy("apply", *GKE, answer="n\n")
+    assert refused.exit_code == 1
+    assert "has no namespace strata yet: everything is new" in refused.stdout
+    assert "+ RayService/strata" in refused.stdout
+    assert "Apply this to 'stand-in'?" in refused.stdout
+    assert "apply" not in log.read_text()
+    applied = strata_deploy("apply", *GKE, answer="y\n")
+    assert "serverside-applied" in applied.stdout
+    assert "apply --server-side --field-manager=strata --filename=-" in log.read_text()
+    given = documents.read(log.with_name("asked.stdin").read_text())
+    assert given[0]["kind"] == "Namespace"
+    assert {"RayJob", "RayService", "RayCluster"} <= {document["kind"] for document in given}
+
+
+def test_apply_with_yes_and_with_nothing_to_do(cluster: Any) -> None:
+    log = cluster(diff="echo '+  a: b'; exit 1")
+    assert "serverside-applied" in strata_deploy("apply", *GKE, "--yes").stdout
+    log.unlink()
+    cluster()
+    assert strata_deploy("apply", *GKE).stdout.endswith("nothing would change\n")
+    assert "apply" not in log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "cause", "fix"),
+    [
+        (["--with", "volcano,kueue"], "exclude each other", "Choose one"),
+        (["--with", "dcgm,nvml"], "both would count the same GPUs", "Choose one"),
+        (["--with", "monitoring,monitoring-gke"], "both would scrape the same pods", "Choose one"),
+        (["--with", "monitoring-gke,monitoring-arms"], "both would scrape the same pods", "Choose one"),
+        (["--with", "monitoring-arms"], "not for gke: it is for Alibaba Cloud's", "Leave it out"),
+        (["--with", "dcgm"], "not for gke: GKE shows a GPU only to the pod that has it", "Leave it out"),
+        (["--with", "vulcano"], "no component 'vulcano'", "Did you mean 'volcano'?"),
+        (["--only", "everything"], "no part 'everything'", "train, serve, lab"),
+        (["serve.decode.max_replicas=1"], "must be between 1 and max_replicas=1", "Change"),
+        (["deploy.bucket=x"], "Unknown recipe key 'deploy.bucket'", "deploy."),
+    ],
+)
+def test_orders_that_cannot_be_met(words: list[str], cause: str, fix: str) -> None:
+    with pytest.raises(UserError) as error:
+        strata_deploy("render", *GKE, *words)
+    assert cause in error.value.cause
+    assert fix in error.value.fix
+
+
+def test_check_wants_one_thing_to_check() -> None:
+    with pytest.raises(UserError, match="What should be checked"):
+        strata_deploy("check")
+
+
+@pytest.mark.parametrize("text", ["a: [", "", "- 1"])
+def test_files_that_hold_no_objects(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "some.yaml"
+    file.write_text(text)
+    with pytest.raises(UserError, match=r"some\.yaml"):
+        strata_deploy("check", "--file", str(file))
+
+
+def test_former_renderings_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no rendering at"):
+        changes.against_folder([], tmp_path / "nowhere")
+    (tmp_path / "bad.yaml").write_text("a: [")
+    with pytest.raises(UserError, match="does not hold YAML"):
+        changes.against_folder([], tmp_path)
+
+
+def test_without_kubectl(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    monkeypatch.setattr(render, "build", BUILD)
+    with pytest.raises(UserError, match="kubectl is not installed"):
+        strata_deploy("render", *GKE)

@@ -1,0 +1,293 @@
+"""Objects that a cluster would not take, or that would not work there, each rejected with the path of what is wrong."""
+
+import copy
+import os
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strata.deploy import documents, references, render
+from strata.deploy.render import Order
+from strata.deploy.validate import has_schema, problems
+from strata.platform import recipe_file
+from strata.platform.errors import UserError
+
+FOLDER = os.environ.get("STRATA_KUBERAY_CRDS")
+CRDS = Path(FOLDER) if FOLDER else None
+needs_crds = pytest.mark.skipif(CRDS is None, reason="STRATA_KUBERAY_CRDS names no folder with KubeRay's CRDs ('make crds')")
+
+Objects = dict[str, dict[str, Any]]
+
+
+@lru_cache
+def built() -> list[dict[str, Any]]:
+    recipe = recipe_file.load("8xh100", ["deploy.gpu=h100", "deploy.storage=bucket"])
+    return render.render(Order("gke", recipe, "demo", image="example.com/strata:1.0"))
+
+
+def broken(change: Callable[[Objects], Any]) -> list[dict[str, Any]]:
+    objects = {documents.title(document): document for document in copy.deepcopy(built())}
+    change(objects)
+    return list(objects.values())
+
+
+def the_problem(change: Callable[[Objects], Any], crds: Path | None) -> tuple[str, str]:
+    """The only one, of the only object that has changed."""
+    changed = [document for document in broken(change) if document not in built()]
+    [problem] = problems(changed, crds)
+    return f"{problem.object}: {problem.path}", problem.message
+
+
+def of_each_other(found: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    return [(f"{documents.title(one)}: {finding.path}", finding.message) for one, finding in references.findings(found)]
+
+
+def job(objects: Objects) -> Any:
+    return objects["RayJob/strata-train"]
+
+
+def job_pod(objects: Objects) -> Any:
+    return job(objects)["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]["template"]["spec"]
+
+
+def job_container(objects: Objects) -> Any:
+    return job_pod(objects)["containers"][0]
+
+
+def decode_budget(objects: Objects) -> Any:
+    return objects["PodDisruptionBudget/strata-serve-decode"]["spec"]["selector"]
+
+
+def monitor(labels: dict[str, str], port: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PodMonitor",
+        "metadata": {"name": "some"},
+        "spec": {"selector": {"matchLabels": labels}, "podMetricsEndpoints": [{"port": port}]},
+    }
+
+
+POD = "RayJob/strata-train: spec.rayClusterSpec.workerGroupSpecs[0].template.spec"
+
+
+def test_what_is_rendered_is_sound() -> None:
+    assert problems(built(), CRDS) == []
+
+
+ANYWHERE = ("auth", "gcs-ft", "network-policy", "spot", "grafana")
+
+
+@pytest.mark.parametrize(
+    ("target", "recipe", "overrides", "components"),
+    [
+        ("gke", "8xh100", ["deploy.gpu=h100", "deploy.storage=bucket"], ("volcano", "monitoring-gke")),
+        ("ack", "8xh100", ["deploy.gpu=h20", "deploy.storage=mine.nas.aliyuncs.com"], ("kueue", "dcgm", "monitoring-arms")),
+        ("kind", "laptop", [], ("volcano", "nvml", "monitoring")),
+    ],
+    ids=["gke", "ack", "kind"],
+)
+def test_components_together_are_sound(target: str, recipe: str, overrides: list[str], components: tuple[str, ...]) -> None:
+    order = Order(target, recipe_file.load(recipe, overrides), "demo", (*ANYWHERE, *components), image="example.com/strata:1.0")
+    assert problems(render.render(order), CRDS) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "path", "says"),
+    [
+        (
+            lambda o: o["PodDisruptionBudget/strata-train"]["spec"].update(minimum=1),
+            "PodDisruptionBudget/strata-train: spec",
+            "'minimum' was unexpected",
+        ),
+        (
+            lambda o: o["PersistentVolumeClaim/strata-store"]["spec"].update(accessModes="ReadWriteMany"),
+            "PersistentVolumeClaim/strata-store: spec.accessModes",
+            "is not of type",
+        ),
+        (
+            lambda o: o["ConfigMap/strata-recipe"]["data"].update(number=1),
+            "ConfigMap/strata-recipe: data.number",
+            "1 is not of type",
+        ),
+        (lambda o: o["Namespace/strata"].pop("apiVersion"), "Namespace/strata: apiVersion", "is missing"),
+        (lambda o: o["Namespace/strata"].pop("metadata"), "Namespace/?: metadata.name", "is missing"),
+    ],
+)
+def test_core_objects(change: Callable[[Objects], Any], path: str, says: str) -> None:
+    where, message = the_problem(change, None)
+    assert where == path
+    assert says in message
+
+
+@needs_crds
+@pytest.mark.parametrize(
+    ("change", "path", "says"),
+    [
+        (
+            lambda o: o["RayJob/strata-train"]["spec"].update(entryPoint="x"),
+            "RayJob/strata-train: spec",
+            "'entryPoint' was unexpected",
+        ),
+        (lambda o: job_pod(o).update(node_selector={}), POD, "'node_selector' was unexpected"),
+        (lambda o: job_pod(o).update(terminationGracePeriodSeconds="120"), f"{POD}.terminationGracePeriodSeconds", "not of type"),
+        (lambda o: job_container(o).pop("name"), f"{POD}.containers[0]", "'name' is a required property"),
+        (
+            lambda o: job_container(o)["resources"]["limits"].update(memory="1 Gi"),
+            f"{POD}.containers[0].resources.limits.memory",
+            "match",
+        ),
+        (lambda o: job_container(o)["ports"].append({"containerPort": 8080}), f"{POD}.containers[0].ports[1]", "twice"),
+        (
+            lambda o: job(o)["metadata"].update(labels={"a": 1}),
+            "RayJob/strata-train: metadata.labels.a",
+            "1 is not of type 'string'",
+        ),
+        (
+            lambda o: o["RayCluster/strata-lab"]["spec"]["autoscalerOptions"].update(version="v3"),
+            "RayCluster/strata-lab: spec.autoscalerOptions.version",
+            "is not one of",
+        ),
+        (lambda o: o["RayService/strata"].update(apiVersion="ray.io/v2"), "RayService/strata: kind", "none of the CRDs"),
+    ],
+)
+def test_ray_objects_by_their_schema(change: Callable[[Objects], Any], path: str, says: str) -> None:
+    where, message = the_problem(change, CRDS)
+    assert where == path
+    assert says in message
+
+
+@needs_crds
+def test_a_quantity_may_be_a_number() -> None:
+    assert problems(broken(lambda o: job_container(o)["resources"]["limits"].update(cpu=8)), CRDS) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "path", "says"),
+    [
+        (
+            lambda o: o["RayService/strata"]["spec"]["upgradeStrategy"]["clusterUpgradeOptions"].update(stepSizePercent=90),
+            "RayService/strata: spec.upgradeStrategy.clusterUpgradeOptions.stepSizePercent",
+            "more than maxSurgePercent",
+        ),
+        (
+            lambda o: o["RayJob/strata-train"]["metadata"].update(name="x" * 48),
+            f"RayJob/{'x' * 48}: metadata.name",
+            "may have 47",
+        ),
+        (
+            lambda o: o["RayCluster/strata-lab"]["spec"]["headGroupSpec"]["template"]["spec"].update(restartPolicy="Always"),
+            "RayCluster/strata-lab: spec.headGroupSpec.template.spec.restartPolicy",
+            "Never or unset",
+        ),
+    ],
+)
+def test_ray_objects_by_the_operators_rules(change: Callable[[Objects], Any], path: str, says: str) -> None:
+    [problem] = problems(broken(change), CRDS)
+    assert f"{problem.object}: {problem.path}" == path
+    assert says in problem.message
+
+
+def test_a_ray_object_of_the_wrong_shape_is_rejected_without_crds_too() -> None:
+    def change(objects: Objects) -> None:
+        objects["RayService/strata"]["spec"]["rayClusterConfig"]["workerGroupSpecs"] = "many"
+
+    where, message = the_problem(change, None)
+    assert where == "RayService/strata: spec"
+    assert "KubeRay's CRDs would tell which" in message
+
+
+@pytest.mark.parametrize(
+    ("change", "path", "says"),
+    [
+        (lambda o: o.pop("ServiceAccount/strata-serve"), None, "ServiceAccount strata-serve is not among the objects"),
+        (lambda o: o.pop("ConfigMap/strata-recipe"), None, "ConfigMap strata-recipe is not among the objects"),
+        (lambda o: o.pop("PersistentVolumeClaim/strata-store"), None, "PersistentVolumeClaim strata-store is not among"),
+        (
+            lambda o: job_container(o)["env"].append(
+                {"name": "A", "valueFrom": {"configMapKeyRef": {"name": "strata-recipe", "key": "other.yaml"}}}
+            ),
+            f"{POD}.containers[0].env[5].valueFrom.configMapKeyRef",
+            "ConfigMap strata-recipe has no key other.yaml",
+        ),
+        (
+            lambda o: job_container(o)["env"].append(
+                {"name": "A", "valueFrom": {"secretKeyRef": {"name": "nowhere", "key": "x"}}}
+            ),
+            f"{POD}.containers[0].env[5].valueFrom.secretKeyRef",
+            "Secret nowhere is not among the objects",
+        ),
+        (
+            lambda o: job_container(o)["volumeMounts"].append({"name": "nothing", "mountPath": "/x"}),
+            f"{POD}.containers[0].volumeMounts[3].name",
+            "no volume nothing",
+        ),
+        (lambda o: job_container(o).update(image="example.com/strata:latest"), f"{POD}.containers[0].image", "no tag that stays"),
+        (lambda o: job_container(o).update(image="example.com:5000/strata"), f"{POD}.containers[0].image", "no tag that stays"),
+        (lambda o: job_container(o).pop("image"), f"{POD}.containers[0].image", "not set"),
+        (
+            lambda o: job_container(o).update(readinessProbe={"httpGet": {"port": "serve"}}),
+            f"{POD}.containers[0].readinessProbe.httpGet.port",
+            "no port named serve",
+        ),
+        (lambda o: job_container(o)["env"][0].update(value="/tmp/strata"), f"{POD}.containers[0].env", "not on shared storage"),
+        (
+            lambda o: job_pod(o)["volumes"].__setitem__(1, {"name": "store", "emptyDir": {}}),
+            f"{POD}.containers[0].env",
+            "not on shared storage",
+        ),
+        (
+            lambda o: decode_budget(o)["matchLabels"].update({"ray.io/group": "decod"}),
+            "PodDisruptionBudget/strata-serve-decode: spec.selector",
+            "no pod",
+        ),
+        (
+            lambda o: decode_budget(o).update(
+                matchExpressions=[{"key": "ray.io/group", "operator": "NotIn", "values": ["decode"]}]
+            ),
+            "PodDisruptionBudget/strata-serve-decode: spec.selector",
+            "no pod",
+        ),
+        (lambda o: o.update(m=monitor({"strata.dev/part": "other"}, "metrics")), "PodMonitor/some: spec.selector", "no pod"),
+        (
+            lambda o: o.update(m=monitor({"ray.io/node-type": "worker"}, "as-metrics")),
+            "PodMonitor/some: spec.podMetricsEndpoints[0].port",
+            "has a port named as-metrics",
+        ),
+        (lambda o: o.update(m=copy.deepcopy(o["Namespace/strata"])), "Namespace/strata: metadata.name", "twice"),
+    ],
+)
+def test_what_objects_say_of_each_other(change: Callable[[Objects], Any], path: str | None, says: str) -> None:
+    found = of_each_other(broken(change))
+    assert found
+    for where, message in found:
+        assert says in message
+        assert path in (None, where)
+
+
+@pytest.mark.parametrize("labels", [{"ray.io/node-type": "head"}, {"ray.io/is-ray-node": "yes"}, {"ray.io/cluster": "any"}])
+def test_monitors_find_pods_by_kuberays_labels(labels: dict[str, str]) -> None:
+    assert of_each_other(broken(lambda o: o.update(m=monitor(labels, "metrics")))) == []
+
+
+def test_monitors_of_others_may_find_nobody() -> None:
+    assert of_each_other(broken(lambda o: o.update(m=monitor({"app.kubernetes.io/name": "kuberay"}, "metrics")))) == []
+
+
+def test_a_part_alone_keeps_monitors_of_the_others() -> None:
+    serving = monitor({"ray.io/group": "decode"}, "metrics")
+    alone = [document for document in built() if documents.part(document) in ("common", "train")]
+    assert of_each_other([*alone, serving]) == []
+
+
+def test_kinds_of_other_projects_have_no_schema_here() -> None:
+    assert not has_schema(monitor({}, "metrics"), CRDS)
+    assert has_schema({"apiVersion": "v1", "kind": "Namespace"}, CRDS)
+    assert not has_schema({"apiVersion": "ray.io/v1", "kind": "RayJob"}, None)
+
+
+def test_a_folder_without_crds(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="There are no CRDs in"):
+        problems(built(), tmp_path)

@@ -1,0 +1,481 @@
+"""Every overlay with every component: that it builds, and that what comes out is what the folder's name says."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+from support import ROOT
+
+from strata.deploy import render
+from strata.deploy.validate import problems
+from strata.platform import cli, recipe_file
+
+INFRA = ROOT / "infra"
+OVERLAYS = ("gke", "ack", "kind")
+COMPONENTS = sorted(path.parent.name for path in INFRA.glob("components/*/kustomization.yaml"))
+AS_ROOT = {"DaemonSet/dcgm-exporter"}
+CRDS = Path(os.environ["STRATA_KUBERAY_CRDS"]) if os.environ.get("STRATA_KUBERAY_CRDS") else None
+IMAGE = "example.com/strata:1.0"
+
+Document = dict[str, Any]
+
+
+def together(preferred: set[str]) -> tuple[str, ...]:
+    """All components, and of those that exclude each other the preferred one."""
+    sets = [set(rivals) for rivals in render.EXCLUDE_EACH_OTHER]
+    left_out = {name for rivals in sets for name in rivals - (rivals & preferred or {min(rivals)})}
+    return tuple(name for name in COMPONENTS if name not in left_out)
+
+
+ALL = [
+    together({"volcano", "nvml", "monitoring"}),
+    together({"kueue", "dcgm", "monitoring-gke"}),
+    together({"kueue", "dcgm", "monitoring-arms"}),
+]
+# Every overlay with every component, rivals apart; and each component alone on one of them, for it must need no other.
+BUILDS: list[tuple[str, tuple[str, ...]]] = [(overlay, components) for overlay in OVERLAYS for components in [(), *ALL]]
+BUILDS += [("gke", (component,)) for component in COMPONENTS]
+
+
+def build(overlay: str, components: tuple[str, ...] = ()) -> list[Document]:
+    return render.build(INFRA / "overlays" / overlay, components, IMAGE)
+
+
+def title(document: Document) -> str:
+    return f"{document['kind']}/{document['metadata']['name']}"
+
+
+def find(documents: list[Document], name: str) -> Document:
+    return next(document for document in documents if title(document) == name)
+
+
+def ray_spec(document: Document) -> Document:
+    key = {"RayJob": "rayClusterSpec", "RayService": "rayClusterConfig"}.get(document["kind"])
+    spec: Document = document["spec"][key] if key else document["spec"]
+    return spec
+
+
+def ray_objects(documents: list[Document]) -> list[Document]:
+    return [document for document in documents if document["apiVersion"].startswith("ray.io/")]
+
+
+def groups(document: Document) -> dict[str, Document]:
+    """A Ray object's pod specs by group, the head's among them."""
+    spec = ray_spec(document)
+    workers = {group["groupName"]: group["template"]["spec"] for group in spec["workerGroupSpecs"]}
+    return {"head": spec["headGroupSpec"]["template"]["spec"], **workers}
+
+
+def pod_templates(document: Document) -> Iterator[Document]:
+    if document in ray_objects([document]):
+        spec = ray_spec(document)
+        yield from (group["template"] for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]))
+        if document["kind"] == "RayJob":
+            yield document["spec"]["submitterPodTemplate"]
+    elif document["kind"] in ("Deployment", "DaemonSet", "StatefulSet"):
+        yield document["spec"]["template"]
+
+
+# Every build
+
+
+@pytest.mark.parametrize(
+    ("overlay", "components"), BUILDS, ids=lambda given: given if isinstance(given, str) else "+".join(given)
+)
+def test_builds_and_holds_what_every_build_must(overlay: str, components: tuple[str, ...]) -> None:
+    documents = build(overlay, components)
+    titles = {title(document) for document in documents}
+    assert {"RayJob/strata-train", "RayService/strata", "RayCluster/strata-lab", "ConfigMap/strata-recipe"} <= titles
+    assert not any(document["kind"] == "Secret" for document in documents), "a secret belongs into no repository"
+    for document in documents:
+        labels = document["metadata"].get("labels", {})
+        assert labels.get("app.kubernetes.io/part-of") == "strata", title(document)
+        assert labels.get("strata.dev/part") in ("common", "train", "serve", "lab", "monitoring"), title(document)
+        for template in pod_templates(document):
+            holds_its_ground(document, template)
+    assert problems(documents, CRDS) == []
+
+
+def holds_its_ground(document: Document, template: Document) -> None:
+    """Not root and unable to become it, with requests and limits, and with an image that stays what it is."""
+    pod, name = template["spec"], title(document)
+    assert template["metadata"]["labels"]["app.kubernetes.io/part-of"] == "strata", name
+    for container in pod["containers"]:
+        image = container["image"]
+        assert image == IMAGE or re.search(r":[\w.-]*\d", image), f"{name}: {image}"
+        if document["apiVersion"].startswith("ray.io/"):
+            assert image == IMAGE, f"{name}: {image}"
+        assert {"cpu", "memory"} <= container["resources"]["requests"].keys() & container["resources"]["limits"].keys(), name
+        security = container["securityContext"]
+        assert security["allowPrivilegeEscalation"] is False and security["capabilities"] == {"drop": ["ALL"]}, name
+    if name not in AS_ROOT:
+        assert pod["securityContext"]["runAsNonRoot"] is True and pod["securityContext"]["runAsUser"] > 0, name
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, name
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_components_leave_every_other_object_as_it_was(overlay: str) -> None:
+    """Only what a component is about changes: the Ray objects and the namespace, no account, claim or budget."""
+    plain = {title(document): document for document in build(overlay)}
+    for components in ALL:
+        for document in build(overlay, components):
+            if title(document) in plain and document["kind"] not in ("RayJob", "RayService", "RayCluster", "Namespace"):
+                assert document == plain[title(document)], f"{'+'.join(components)}: {title(document)}"
+
+
+# The base
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_pods_drain_before_they_are_stopped(overlay: str) -> None:
+    for document in ray_objects(build(overlay)):
+        for name, pod in groups(document).items():
+            assert pod["restartPolicy"] == "Never", f"{title(document)} {name}"
+            container = pod["containers"][0]
+            variables = {variable["name"]: variable.get("value") for variable in container["env"]}
+            if name != "head":
+                assert container["lifecycle"]["preStop"]["exec"]["command"] == ["strata-drain"]
+                assert int(variables["STRATA_DRAIN_S"]) < pod["terminationGracePeriodSeconds"]
+            if name in ("prefill", "decode"):
+                assert int(variables["STRATA_DRAIN_S"]) > 30, "an engine drains for 30 s"
+            assert {"name": "shm", "mountPath": "/dev/shm"} in container["volumeMounts"]
+            shm = next(volume["emptyDir"] for volume in pod["volumes"] if volume["name"] == "shm")
+            assert shm["medium"] == "Memory" and shm["sizeLimit"]
+            assert not {"RAY_ADDRESS", "RAY_REDIS_ADDRESS", "RAY_enable_autoscaler_v2"} & variables.keys(), (
+                "the operator's to set"
+            )
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_each_engine_pod_is_ready_by_its_gateway_and_has_room_for_one(overlay: str) -> None:
+    service = find(build(overlay), "RayService/strata")
+    for group in ray_spec(service)["workerGroupSpecs"]:
+        container = group["template"]["spec"]["containers"][0]
+        assert {"name": "serve", "containerPort": 8000} in container["ports"]
+        assert container["readinessProbe"]["httpGet"] == {"path": "/-/healthz", "port": "serve"}
+        assert "livenessProbe" not in container, "the operator's asks the raylet; one of ours would kill a loading engine"
+        assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
+        assert group["resources"] == {"strata-gateway": "1", f"strata-{group['groupName']}": "1"}
+        assert "resources" not in group["rayStartParams"], "the operator writes it from the group's own"
+    assert "resources" not in ray_spec(service)["headGroupSpec"], "no gateway and no engine beside the head"
+    assert ray_spec(service)["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
+    assert yaml.safe_load(service["spec"]["serveConfigV2"])["proxy_location"] == "Disabled"
+
+
+@pytest.mark.parametrize("overlay", ["gke", "ack"])
+def test_an_upgrade_goes_in_steps_on_clouds(overlay: str) -> None:
+    spec = find(build(overlay), "RayService/strata")["spec"]
+    options = spec["upgradeStrategy"]["clusterUpgradeOptions"]
+    assert spec["upgradeStrategy"]["type"] == "NewClusterWithIncrementalUpgrade" and options["gatewayClassName"]
+    assert 0 < options["stepSizePercent"] <= options["maxSurgePercent"] < 100 and options["intervalSeconds"] > 0
+    cluster = spec["rayClusterConfig"]
+    assert cluster["enableInTreeAutoscaling"] and cluster["autoscalerOptions"]["version"] == "v2"
+    assert spec["rayClusterDeletionDelaySeconds"] > 30
+    least = [group["minReplicas"] for group in cluster["workerGroupSpecs"]]
+    assert least == [0, 0], "a new version's cluster begins with this many pods, before it has any traffic"
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_a_budget_counts_what_stays_for_ray_clusters_have_no_scale_subresource(overlay: str) -> None:
+    budgets = [document for document in build(overlay) if document["kind"] == "PodDisruptionBudget"]
+    assert {document["metadata"]["labels"]["strata.dev/part"] for document in budgets} == {"train", "serve"}
+    assert all(isinstance(document["spec"]["minAvailable"], int) for document in budgets)
+
+
+def test_a_retried_job_resumes_and_gives_its_gpus_back() -> None:
+    spec = find(build("gke"), "RayJob/strata-train")["spec"]
+    assert spec["entrypoint"].endswith("--or-resume") and spec["backoffLimit"] > 0
+    assert spec["shutdownAfterJobFinishes"] and "deletionStrategy" not in spec and "suspend" not in spec
+
+
+# Overlays
+
+
+@pytest.mark.parametrize(
+    ("overlay", "driver"), [("gke", "gcsfuse.csi.storage.gke.io"), ("ack", "nasplugin.csi.alibabacloud.com")]
+)
+def test_the_store_is_shared_by_every_pod_that_uses_it(overlay: str, driver: str) -> None:
+    documents = build(overlay)
+    volume, claim = find(documents, "PersistentVolume/strata-store"), find(documents, "PersistentVolumeClaim/strata-store")
+    assert volume["spec"]["csi"]["driver"] == driver
+    assert volume["spec"]["claimRef"] == {key: claim["metadata"][key] for key in ("namespace", "name")}
+    assert claim["spec"]["volumeName"] == "strata-store" and claim["spec"]["accessModes"] == ["ReadWriteMany"]
+    for document in ray_objects(documents):
+        spec = ray_spec(document)
+        for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+            annotations = group["template"]["metadata"].get("annotations", {})
+            assert (annotations.get("gke-gcsfuse/volumes") == "true") is (overlay == "gke")
+
+
+@pytest.mark.parametrize(
+    ("overlay", "label"), [("gke", "cloud.google.com/gke-accelerator"), ("ack", "node.kubernetes.io/instance-type")]
+)
+def test_gpu_pods_find_and_tolerate_gpu_nodes(overlay: str, label: str) -> None:
+    for document in ray_objects(build(overlay)):
+        for name, pod in groups(document).items():
+            limits = pod["containers"][0]["resources"]["limits"]
+            assert ("nvidia.com/gpu" in limits) is (label in pod["nodeSelector"]) is (name != "head")
+            if name != "head":
+                assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in pod["tolerations"]
+
+
+def test_pods_are_somebody_to_their_cloud() -> None:
+    for document in ray_objects(build("gke")):
+        for pod in groups(document).values():
+            assert pod["nodeSelector"]["iam.gke.io/gke-metadata-server-enabled"] == "true"
+            assert pod["serviceAccountName"] in ("strata-train", "strata-serve")
+    for name in ("strata-train", "strata-serve"):
+        account = find(build("ack"), f"ServiceAccount/{name}")
+        assert account["metadata"]["annotations"]["pod-identity.alibabacloud.com/role-name"] == name
+
+
+def test_kind_needs_no_gpu_and_each_part_fits_a_laptop() -> None:
+    for document in ray_objects(build("kind")):
+        spec, asked = ray_spec(document), 0.0
+        for name, pod in groups(document).items():
+            resources = pod["containers"][0]["resources"]
+            assert "nvidia.com/gpu" not in resources["limits"] | resources["requests"]
+            copies = {group["groupName"]: group["replicas"] for group in spec["workerGroupSpecs"]}.get(name, 1)
+            asked += copies * gibibytes(resources["requests"]["memory"])
+        asked += gibibytes(spec.get("autoscalerOptions", {}).get("resources", {}).get("requests", {}).get("memory", "0Gi"))
+        assert asked <= 6, f"{title(document)} asks for {asked} GiB"
+
+
+def gibibytes(quantity: str) -> float:
+    number, unit = float(quantity[:-2]), quantity[-2:]
+    return number * {"Gi": 1, "Mi": 1 / 1024}[unit]
+
+
+# Components
+
+
+@pytest.mark.parametrize(
+    ("component", "label", "queue"),
+    [("volcano", "volcano.sh/queue-name", "Queue/strata"), ("kueue", "kueue.x-k8s.io/queue-name", "LocalQueue/strata")],
+)
+def test_gang_scheduling_queues_every_ray_cluster(component: str, label: str, queue: str) -> None:
+    documents = build("gke", (component,))
+    assert find(documents, queue)
+    for document in ray_objects(documents):
+        assert document["metadata"]["labels"][label] == queue.partition("/")[2]
+    for name in ("RayService/strata", "RayCluster/strata-lab"):
+        elastic = find(documents, name)["metadata"].get("annotations", {}).get("kueue.x-k8s.io/elastic-job")
+        assert (elastic == "true") is (component == "kueue")
+
+
+def test_a_queue_covers_every_resource_that_pods_ask_for() -> None:
+    documents = build("gke", ("kueue",))
+    quota = find(documents, "ClusterQueue/strata")["spec"]["resourceGroups"]
+    covered = {name for group in quota for name in group["coveredResources"]}
+    for document in ray_objects(documents):
+        for pod in groups(document).values():
+            assert pod["containers"][0]["resources"]["requests"].keys() <= covered
+
+
+@pytest.mark.parametrize("overlay", ["gke", "ack"])
+def test_spot_takes_only_what_may_be_lost(overlay: str) -> None:
+    for document in ray_objects(build(overlay, ("spot",))):
+        for name, pod in groups(document).items():
+            on_spot = any(toleration["key"] == "cloud.google.com/gke-spot" for toleration in pod["tolerations"])
+            assert on_spot is ("affinity" in pod) is (name in ("workers", "prefill")), f"{title(document)} {name}"
+            if on_spot:
+                variables = {variable["name"]: variable.get("value") for variable in pod["containers"][0]["env"]}
+                assert int(variables["STRATA_DRAIN_S"]) < pod["terminationGracePeriodSeconds"] <= 15
+                assert any(toleration["key"] == "nvidia.com/gpu" for toleration in pod["tolerations"])
+
+
+def test_the_heads_state_is_in_redis_where_a_head_can_come_back() -> None:
+    documents = build("gke", ("gcs-ft",))
+    port = find(documents, "Service/strata-redis")["spec"]["ports"][0]["port"]
+    for name in ("RayService/strata", "RayCluster/strata-lab"):
+        options = ray_spec(find(documents, name))["gcsFaultToleranceOptions"]
+        assert options["backend"] == "redis" and options["redisAddress"] == f"redis://strata-redis:{port}"
+        assert options["redisPassword"]["valueFrom"]["secretKeyRef"] == {"name": "strata-redis", "key": "password"}
+    assert "gcsFaultToleranceOptions" not in ray_spec(find(documents, "RayJob/strata-train"))
+
+
+def test_with_auth_nobody_unknown_gets_in() -> None:
+    """A gateway that is told of a file with keys lets nobody in without it, so pods are told only where the file is."""
+
+    def told(components: tuple[str, ...]) -> dict[str, bool]:
+        found = {}
+        for name, pod in groups(find(build("gke", components), "RayService/strata")).items():
+            container = pod["containers"][0]
+            files = [variable["value"] for variable in container["env"] if variable["name"] == "STRATA_API_KEYS_FILE"]
+            mounts = [mount["mountPath"] for mount in container["volumeMounts"] if mount["name"] == "api-keys"]
+            secrets = [volume["secret"] for volume in pod["volumes"] if volume["name"] == "api-keys"]
+            found[name] = bool(files)
+            assert (files, mounts, secrets) in (
+                ([], [], []),
+                (["/etc/strata-keys/keys"], ["/etc/strata-keys"], [{"secretName": "strata-api-keys"}]),
+            )
+        return found
+
+    assert told(()) == {"head": False, "prefill": False, "decode": False}
+    assert told(("auth",)) == {"head": False, "prefill": True, "decode": True}
+    documents = build("gke", ("auth",))
+    assert all(ray_spec(document)["authOptions"] == {"mode": "token"} for document in ray_objects(documents))
+
+
+def test_nothing_passes_but_what_must() -> None:
+    documents = build("gke", ("network-policy",))
+    policies = {d["metadata"]["name"]: d["spec"] for d in documents if d["kind"] == "NetworkPolicy"}
+    assert policies["default-deny"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+    assert {port["port"] for port in policies["dns"]["egress"][0]["ports"]} == {53}
+    assert policies["dns"]["podSelector"] == policies["prometheus"]["podSelector"] == {}
+    opened = {port["port"] for port in policies["prometheus"]["ingress"][0]["ports"]}
+    scraped = {
+        port["containerPort"]
+        for document in build("gke", together({"nvml"})) + build("gke", ("dcgm",))
+        for template in pod_templates(document)
+        for container in template["spec"]["containers"]
+        for port in container.get("ports", [])
+        if port["name"] == "serve" or port["name"].endswith("metrics")
+    }
+    assert opened == scraped, "every port with metrics, and no other"
+    assert {port["port"] for port in policies["api-server"]["egress"][0]["ports"]} == {443, 6443}
+    for part in ("train", "serve", "lab"):
+        within = policies[f"within-{part}"]
+        everybody = [{"podSelector": {"matchLabels": {"strata.dev/part": part}}}]
+        assert (within["ingress"], within["egress"]) == ([{"from": everybody}], [{"to": everybody}])
+    assert policies["clients"]["ingress"][0]["ports"] == [{"protocol": "TCP", "port": 8000}]
+
+
+@pytest.mark.parametrize(("component", "exporter"), [("dcgm", "dcgm-exporter"), ("nvml", "strata-gpu-exporter")])
+def test_a_gpu_exporter_is_on_every_gpu_node_and_takes_no_gpu(component: str, exporter: str) -> None:
+    documents = build("ack", (component,))
+    pod = find(documents, f"DaemonSet/{exporter}")["spec"]["template"]["spec"]
+    assert all("nvidia.com/gpu" not in resources for resources in pod["containers"][0]["resources"].values())
+    assert pod["tolerations"] == [{"operator": "Exists", "effect": "NoSchedule"}]
+    # It reaches into the host, so the namespace must let it; nothing else lowers that guard.
+    enforced = "pod-security.kubernetes.io/enforce"
+    assert find(documents, "Namespace/strata")["metadata"]["labels"][enforced] == "privileged"
+    assert find(build("ack"), "Namespace/strata")["metadata"]["labels"][enforced] == "baseline"
+
+
+# The guides
+
+
+@pytest.mark.parametrize("target", ["gke", "ack"])
+def test_a_guides_recipe_and_components_render(target: str, tmp_path: Path) -> None:
+    """What its reader has after step 'The recipe', but for the image and the storage, whose names are theirs."""
+    guide = (ROOT / "docs" / f"cluster-{target}.md").read_text()
+    recipe = tmp_path / f"{target}.yaml"
+    recipe.write_text(guide.partition("```yaml\n")[2].partition("```")[0])
+    named = re.search(rf'common="--target {target} --recipe {target}.yaml .* --with ([\w,-]+)"', guide)
+    assert named
+    order = render.Order(target, recipe_file.load(str(recipe)), "demo", tuple(named[1].split(",")), image=IMAGE)
+    documents = render.render(order)
+    assert {title(document) for document in documents} >= {"RayJob/strata-train", "RayService/strata"}
+    for link in re.findall(r"\]\((?!https)([^)]+)\)", guide):
+        assert (ROOT / "docs" / link).exists(), link
+    for mentioned in re.findall(r"--with ([a-z-]+)", guide):
+        assert mentioned in COMPONENTS, mentioned
+
+
+@pytest.mark.parametrize("page", ["cluster-gke", "cluster-ack", "monitoring"])
+def test_a_pages_commands_are_those_that_there_are(page: str) -> None:
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    common = re.search(r'^common="(.*)"$', text, re.MULTILINE)
+    shell = "".join(re.findall(r"```sh\n(.*?)```", text, re.DOTALL)).replace("$common", common[1] if common else "")
+    lines = [line.partition(" | ")[0] for line in shell.splitlines() if line.startswith("strata ")]
+    lines += re.findall(r"`(strata deploy [^`]*--[^`]*|strata dashboards [^`]*--[^`]*)`", text)
+    assert lines
+    strata = typer.main.get_command(cli.build())
+    for line in lines:
+        words = shlex.split(line, comments=True)[1:]
+        command: Any = strata
+        while hasattr(command, "commands"):
+            command = command.commands[words.pop(0)]
+        command.make_context(line, words)  # refuses options that it does not have, and misses those that it must
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"(?:`|^)make ([a-z-]+)", text, re.MULTILINE)) <= targets
+
+
+# The image
+
+
+@pytest.fixture(scope="module")
+def dockerfile() -> list[list[str]]:
+    """Instructions as words, continued lines joined."""
+    text = (INFRA / "docker" / "Dockerfile").read_text().replace("\\\n", " ")
+    return [line.split() for line in text.splitlines() if line and not line.startswith("#")]
+
+
+def stages(dockerfile: list[list[str]]) -> dict[str, list[list[str]]]:
+    found: dict[str, list[list[str]]] = {}
+    for words in dockerfile:
+        if words[0] == "FROM":
+            assert words[2] == "AS", words
+            found[words[3]] = list(found.get(words[1], []))  # a stage begins as the one that it is from
+        found[list(found)[-1]].append(words)
+    return found
+
+
+def test_images_come_from_pinned_ones_and_run_as_nobody_special(dockerfile: list[list[str]]) -> None:
+    found = stages(dockerfile)
+    for words in dockerfile:
+        if words[0] == "FROM" and words[1] not in found:
+            assert re.fullmatch(r"python:3\.1[123]\.\d+-slim-bookworm", words[1]), words
+    for target in ("gpu", "cpu"):
+        assert [words[1] for words in found[target] if words[0] == "USER"][-1] == "1000:1000"
+        assert ["COPY", f"--from=build-{target}", "/opt/strata", "/opt/strata"] in found[target]
+        packages = {word for words in found[target] if words[0] == "RUN" for word in words}
+        assert {"wget", "procps", "g++", "libnuma1", "libssl3"} <= packages
+        assert any(words[0] == "ENV" and "HOME=/home/strata" in words for words in found[target]), "kernels are cached there"
+        finds_driver = any(words[0] == "ENV" and "LD_LIBRARY_PATH=/usr/local/nvidia/lib64" in words for words in found[target])
+        assert finds_driver is (target == "gpu"), "where GKE mounts the driver's libraries"
+        installs = " ".join(word for words in found[f"build-{target}"] for word in words)
+        assert ("--extra gpu" in installs, "whl/cpu" in installs) == ((True, False) if target == "gpu" else (False, True))
+    for words in dockerfile:
+        if "apt-get" in words:
+            assert "/var/lib/apt/lists/*" in words, "a layer would keep the lists"
+        if words[:3] == ["RUN", "pip", "install"]:
+            assert "--no-cache-dir" in words and all("==" in word for word in words[4:]), words
+
+
+def test_what_the_image_is_built_from_is_there_and_let_in(dockerfile: list[list[str]]) -> None:
+    ignore = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
+    assert ignore[0] == "*", "only what is named goes in"
+    let_in = {line[1:] for line in ignore if line.startswith("!")}
+    sources = [word for words in dockerfile if words[0] == "COPY" for word in words[1:-1] if not word.startswith("--")]
+    for source in sources:
+        if source not in (".", "/opt/strata"):
+            assert (ROOT / source).is_file() and source.partition("/")[0] in let_in, source
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    assert {package.partition("/")[0] for package in packages} <= let_in, "a room that the wheel holds is kept out"
+    assert {"pyproject.toml", project["project"]["readme"]} <= let_in
+
+
+@pytest.mark.parametrize("accepted", [True, False])
+def test_a_pod_that_goes_tells_ray_and_waits_for_it(tmp_path: Path, accepted: bool) -> None:
+    """Against a stand-in for the raylet and for the `ray` command, which ends the raylet as a drained node does."""
+    raylet = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "--node_id=c0ffee"])
+    try:
+        end = f"(sleep 0.3; kill {raylet.pid}) >/dev/null 2>&1 &" if accepted else "exit 1"
+        for name, line in {"pgrep": f"echo {raylet.pid}", "ray": f'echo "$@" > {tmp_path}/asked\n{end}'}.items():
+            (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
+            (tmp_path / name).chmod(0o755)
+        environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "RAY_ADDRESS": "head:6379", "STRATA_DRAIN_S": "20"}
+        start = time.monotonic()
+        waiter = subprocess.Popen([INFRA / "docker" / "strata-drain"], env=environment)
+        if accepted:
+            raylet.wait(timeout=10)  # reaped: else its entry under /proc would stay
+        assert waiter.wait(timeout=10) == 0
+        assert time.monotonic() - start < 10, "it goes on waiting for a raylet that is gone"
+        asked = (tmp_path / "asked").read_text()
+        assert "--address head:6379 --node-id c0ffee" in asked and "--deadline-remaining-seconds 20" in asked
+    finally:
+        raylet.kill()
+        raylet.wait()

@@ -1,0 +1,248 @@
+"""The exporter as Prometheus sees it; NVML is played by `nvml_stand_in.py`."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import httpx
+import pynvml
+import pytest
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from strata.monitoring import gpu_exporter, gpu_xid
+from strata.monitoring.gpu import Cards
+from strata.platform import metrics
+from strata.platform.errors import UserError
+
+from .nvml_stand_in import RECORDED, Nvml, exporter_text
+
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def samples(text: str) -> Samples:
+    listed = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    by_series = {(sample.name, frozenset(sample.labels.items())): sample.value for sample in listed}
+    assert len(by_series) == len(listed), "no series twice"
+    return by_series
+
+
+def value(text: str, name: str, **labels: str) -> float:
+    [found] = [v for (n, pairs), v in samples(text).items() if n == name and labels.items() <= dict(pairs).items()]
+    return found
+
+
+@contextmanager
+def scraping(nvml: Nvml, said: list[str]) -> Iterator[Callable[[], str]]:
+    """Scrapes without the HTTP between."""
+    exporter = gpu_exporter.Exporter("here", Cards(nvml), said.append)
+    try:
+        yield lambda: generate_latest(exporter).decode()
+    finally:
+        exporter.close()
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_xid, "WAIT_MS", 50)
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 5
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_recorded_text_is_fresh() -> None:
+    assert (RECORDED / "gpu_exporter.txt").read_text() == exporter_text(), "run: python tests/monitoring/nvml_stand_in.py"
+
+
+def test_every_gpu_metric_is_given_out_with_its_labels_and_nothing_else() -> None:
+    families = {family.name: family for family in text_string_to_metric_families(exporter_text())}
+    assert set(families) == {metric.exported.removesuffix("_total") for metric in metrics.GPUS}
+    for metric in metrics.GPUS:
+        family = families[metric.exported.removesuffix("_total")]
+        assert family.type == metric.kind and family.samples
+        assert all(set(sample.labels) == set(metric.labels) for sample in family.samples), metric.name
+
+
+def test_dcgm_recording_has_the_names_and_labels_of_dcgm() -> None:
+    families = {family.name: family for family in text_string_to_metric_families((RECORDED / "dcgm_exporter.txt").read_text())}
+    for name in ("GPU_UTIL", "FB_USED", "FB_FREE", "GPU_TEMP", "POWER_USAGE", "SM_CLOCK", "XID_ERRORS"):
+        gpus = families[f"DCGM_FI_DEV_{name}"].samples
+        assert [sample.labels["gpu"] for sample in gpus] == ["0", "1"]
+        assert {"UUID", "device", "modelName", "Hostname", "pod", "namespace", "container"} <= set(gpus[0].labels)
+
+
+def test_what_a_card_does_not_tell_is_left_out() -> None:
+    nvml = Nvml()
+    nvml.broken |= {(1, "nvmlDeviceGetUtilizationRates"): pynvml.NVML_ERROR_NOT_SUPPORTED}
+    nvml.broken |= {(1, "nvmlDeviceGetCurrentClocksThrottleReasons"): pynvml.NVML_ERROR_NOT_SUPPORTED}
+    with scraping(nvml, []) as scrape:
+        text = scrape()
+    assert {dict(pairs)["gpu"] for name, pairs in samples(text) if name == "strata_gpu_utilization_ratio"} == {"0"}
+    assert {dict(pairs)["gpu"] for name, pairs in samples(text) if name == "strata_gpu_throttled"} == {"0"}
+    assert {dict(pairs)["gpu"] for name, pairs in samples(text) if name == "strata_gpu_power_watts"} == {"0", "1"}
+
+
+def test_xid_errors_are_counted_from_zero() -> None:
+    nvml, said = Nvml(), list[str]()
+    with scraping(nvml, said) as scrape:
+
+        def counted(gpu: str, xid: str) -> float:
+            text = scrape()
+            return value(text, "strata_gpu_xid_errors_total", gpu=gpu, xid=xid)
+
+        assert (counted("0", "79"), counted("1", "79")) == (0, 0)
+        nvml.report_xid(1, 79)
+        nvml.report_xid(1, 79)
+        nvml.report_xid(0, 154)
+        wait_until(lambda: "GPU 0: XID 154" in said)
+        assert (counted("0", "79"), counted("1", "79"), counted("0", "154")) == (0, 2, 1)
+    assert (nvml.opened, nvml.event_sets) == (0, 0), "closed behind it"
+    assert all(thread.name != "xid" for thread in threading.enumerate())
+
+
+def test_a_card_that_cannot_report_xids_has_no_count_of_them() -> None:
+    nvml, said = Nvml(), list[str]()
+    nvml.broken |= {(index, "nvmlDeviceRegisterEvents"): pynvml.NVML_ERROR_NOT_SUPPORTED for index in (0, 1)}
+    with scraping(nvml, said) as scrape:
+        text = scrape()
+    assert said == ["GPUs 0, 1 do not report XID errors: Not Supported"]
+    assert not [name for name, _ in samples(text) if name == "strata_gpu_xid_errors_total"]
+
+
+def test_a_driver_without_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a virtual machine with a share of a card."""
+    nvml, said = Nvml(), list[str]()
+
+    def unsupported() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    monkeypatch.setattr(nvml, "nvmlEventSetCreate", unsupported)
+    with scraping(nvml, said) as scrape:
+        assert value(scrape(), "strata_gpu_count") == value(scrape(), "strata_gpu_count") == 2
+    assert said == ["XID errors cannot be counted here: Not Supported"]
+    assert nvml.opened == 0
+
+
+def test_waits_that_fail_do_not_spin_or_end_the_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml, waits = Nvml(), list[float]()
+
+    def lost(*_: object) -> None:
+        waits.append(time.monotonic())
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+
+    monkeypatch.setattr(nvml, "nvmlEventSetWait", lost)
+    xids = gpu_xid.XidCounts(nvml, print)
+    time.sleep(0.175)
+    xids.stop()
+    assert 2 <= len(waits) <= 5
+
+
+def test_a_lost_card_is_said_once_and_again_after_it_came_back() -> None:
+    nvml, said = Nvml(), list[str]()
+    with scraping(nvml, said) as scrape:
+
+        def count() -> float:
+            return value(scrape(), "strata_gpu_count")
+
+        assert count() == 2
+        nvml.broken[1, "*"] = pynvml.NVML_ERROR_GPU_IS_LOST
+        assert [count(), count(), count()] == [1, 1, 1]
+        assert said == ["GPU 1 does not answer: GPU is lost"]
+        nvml.broken.clear()
+        assert count() == 2
+        nvml.broken[1, "*"] = pynvml.NVML_ERROR_GPU_IS_LOST
+        count()
+    assert said == ["GPU 1 does not answer: GPU is lost"] * 2
+
+
+def test_a_driver_that_comes_late_is_watched_from_then_on() -> None:
+    nvml, said = Nvml(), list[str]()
+    nvml.init_error = pynvml.NVML_ERROR_DRIVER_NOT_LOADED
+    with scraping(nvml, said) as scrape:
+        text = scrape()
+        assert list(samples(text).values()) == [0], "the count alone"
+        assert len(said) == 1 and "Driver Not Loaded" in said[0]
+        nvml.init_error = None
+        text = scrape()
+        assert value(text, "strata_gpu_count") == 2
+        nvml.report_xid(0, 48)
+        wait_until(lambda: "GPU 0: XID 48" in said)
+        nvml.cards.clear()
+        text = scrape()
+        assert list(samples(text).values()) == [0]
+        assert len(said) == 3 and nvml.event_sets == 0, "and let go when it leaves"
+
+
+def test_the_node_is_named_by_kubernetes_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NODE_NAME", raising=False)
+    assert gpu_exporter.node_name() == socket.gethostname()
+    monkeypatch.setenv("NODE_NAME", "gpu-node-7")
+    with gpu_exporter.running("127.0.0.1", 0, print, Cards(Nvml())) as port:
+        assert value(httpx.get(f"http://127.0.0.1:{port}/metrics").text, "strata_gpu_count", node="gpu-node-7") == 2
+
+
+def test_a_taken_port_has_a_cause_and_a_fix_and_leaves_nothing_open() -> None:
+    nvml = Nvml()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with (
+            pytest.raises(UserError, match=rf"cannot listen on 127.0.0.1:{port}[\s\S]*--port"),
+            gpu_exporter.running("127.0.0.1", port, print, Cards(nvml)),
+        ):
+            pass
+    assert (nvml.opened, nvml.event_sets) == (0, 0)
+
+
+def test_dcgm_is_known_by_its_series() -> None:
+    class Answer(BaseHTTPRequestHandler):
+        text = (RECORDED / "dcgm_exporter.txt").read_bytes()
+
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(self.text)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        assert gpu_exporter.dcgm_answers(server.server_port)
+        Answer.text = b"node_load1 0.5\n"
+        assert not gpu_exporter.dcgm_answers(server.server_port)
+        server.shutdown()
+    assert not gpu_exporter.dcgm_answers(server.server_port)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_command_says_once_what_it_has_and_ends_quietly(number: signal.Signals) -> None:
+    program = "from strata.monitoring.gpu_commands import gpu_exporter; gpu_exporter(port=0, host='127.0.0.1')"
+    process = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, env=os.environ)
+    assert process.stderr
+    lines = list[str]()
+    while not lines or "GPU metrics at" not in lines[-1]:
+        lines.append(process.stderr.readline())
+        assert lines[-1], lines
+    url = lines[-1].split()[-1]
+    first, second = httpx.get(url).text, httpx.get(url).text
+    assert value(first, "strata_gpu_count") == value(second, "strata_gpu_count")
+    process.send_signal(number)
+    rest = process.stderr.read()
+    process.stderr.close()
+    assert process.wait(timeout=10) == 0
+    assert "Traceback" not in rest and "No NVIDIA GPU" not in rest
+    if value(first, "strata_gpu_count") == 0:
+        assert len([line for line in lines if "No NVIDIA GPU" in line]) == 1

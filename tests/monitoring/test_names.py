@@ -1,0 +1,57 @@
+"""Nobody asks for what nobody measures, and nothing is measured that nobody asks for. What is asked of a real Prometheus, and
+answered, is in tests/end_to_end/test_watched.py; here is what that one cannot see on one machine without a GPU."""
+
+import re
+from pathlib import Path
+
+import pytest
+import ray
+from prometheus_client.parser import text_string_to_metric_families
+from questions import NAMES, RECORDS, series_of
+
+from strata.dashboards import series
+from strata.platform import metrics
+
+RAY = Path(ray.__file__).parent
+# Those who name Ray's metrics: the agent of each node, the head's server and the nodes' own process.
+RAY_SOURCES = ("dashboard/modules/reporter/reporter_agent.py", "core/src/ray/gcs/gcs_server", "core/src/ray/raylet/raylet")
+OURS = {name for metric in metrics.EVERY for name in series_of(metric)}
+FOREIGN = NAMES - OURS - RECORDS.keys()
+RAYS = {name for name in FOREIGN if name.startswith(metrics.RAY_PREFIX)}
+DCGMS = {name for name in FOREIGN if name.startswith("DCGM_")}
+RENAMED = {"DCGM_FI_DEV_CLOCKS_EVENT_REASONS": "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS"}  # new and old name; rules read both
+
+
+@pytest.fixture(scope="module")
+def ray_words() -> set[str]:
+    return {word.decode() for source in RAY_SOURCES for word in re.findall(rb"[a-z][a-z0-9_]{8,}", (RAY / source).read_bytes())}
+
+
+def test_everything_measured_is_read() -> None:
+    assert not [metric.name for metric in metrics.EVERY if not series_of(metric) & NAMES]
+
+
+def test_everything_read_is_somebodys() -> None:
+    known = {foreign.exported for foreign in series.EVERY if foreign.source in ("kuberay", "alerts")}
+    assert known == FOREIGN - RAYS - DCGMS
+    assert not {name for name in FOREIGN if "strata" in name}, "ours, and nobody writes it"
+
+
+def test_ray_has_the_names_that_are_read(ray_words: set[str]) -> None:
+    assert RAYS
+    assert not {name for name in RAYS if name.removeprefix(metrics.RAY_PREFIX) not in ray_words}
+
+
+def test_a_name_that_ray_does_not_have_would_be_noticed(ray_words: set[str]) -> None:
+    assert "node_cpu_utilization" in ray_words and "node_cpu_utilisation" not in ray_words
+
+
+def test_exporters_have_the_names_that_are_read(root: Path) -> None:
+    recorded = root / "tests" / "monitoring" / "recorded"
+
+    def names(file: str) -> set[str]:
+        families = text_string_to_metric_families((recorded / file).read_text())
+        return {sample.name for family in families for sample in family.samples}
+
+    assert {RENAMED.get(name, name) for name in DCGMS} <= names("dcgm_exporter.txt")
+    assert names("gpu_exporter.txt") == {metric.exported for metric in metrics.GPUS}

@@ -1,0 +1,25 @@
+"""Everything that boards, recording rules and alerts ask Prometheus."""
+
+import yaml
+from dashboards.promql import asked
+from support import ROOT
+
+from strata.dashboards import queries
+from strata.platform.metrics import Metric
+
+PANELS = queries.every()
+RULES = [
+    rule
+    for file in sorted((ROOT / "infra" / "prometheus" / "rules").glob("*.yaml"))
+    for group in yaml.safe_load(file.read_text())["groups"]
+    for rule in group["rules"]
+]
+RECORDS = {rule["record"]: rule["expr"] for rule in RULES if "record" in rule}
+ALERTS = {rule["alert"]: rule["expr"] for rule in RULES if "alert" in rule}
+EXPRESSIONS = [*(panel.resolved() for panel in PANELS), *RECORDS.values(), *ALERTS.values()]
+NAMES = {name for expr in EXPRESSIONS for name in asked(expr).names}
+
+
+def series_of(metric: Metric) -> set[str]:
+    """A histogram is three names."""
+    return {metric.exported + part for part in (("_bucket", "_count", "_sum") if metric.kind == "histogram" else ("",))}

@@ -1,0 +1,155 @@
+"""A real Prometheus beside a test session, set up as `strata monitor` sets it up, only quicker and with a GPU node of each kind.
+
+This machine has no GPU: what the exporters wrote on machines with some is served in their place. Our exporter's node is given
+this machine's name, so that rules which bring GPUs and Ray's nodes together find a pair."""
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from support import ROOT
+
+from strata.monitoring import prometheus, scrape
+from strata.monitoring.gpu_exporter import node_name
+from strata.platform import ports
+from strata.platform.files import write_atomic
+
+RECORDED = ROOT / "tests" / "monitoring" / "recorded"
+EVERY_S = 1  # a scrape, and an evaluation of the rules: a run of a few seconds must be several of them
+
+
+@dataclass(frozen=True)
+class Watch:
+    client: httpx.Client
+    folder: Path
+    began: float
+    stop: Callable[[], None]
+
+    def ask(self, what: str, **parameters: Any) -> Any:
+        answer = self.client.get(f"/api/v1/{what}", params=parameters).json()
+        assert answer["status"] == "success", f"{answer['error']}: {parameters}"
+        return answer["data"]
+
+    def history(self, expr: str) -> list[list[float]]:
+        """Each series' values since the watch began, as a panel asks for them; NaN draws nothing."""
+        found = self.ask("query_range", query=expr, start=self.began, end=time.time(), step=2 * EVERY_S)["result"]
+        every = [[float(value) for _, value in one["values"] if value != "NaN"] for one in found]
+        return [values for values in every if values]
+
+    def wait_for(self, expr: str, limit_s: float = 60) -> None:
+        deadline = time.monotonic() + limit_s
+        while not self.history(expr):
+            assert time.monotonic() < deadline, f"nothing in {limit_s:.0f} s: {expr}"
+            time.sleep(0.5)
+
+    def names(self) -> set[str]:
+        return set(self.ask("label/__name__/values"))
+
+    def scrape_endpoint(self, url: str) -> None:
+        address = scrape.Endpoint.parse(url).address
+        _targets(self.folder).write_text(json.dumps([{"targets": [address], "labels": {"cluster": scrape.LOCAL_CLUSTER}}]))
+
+
+@contextmanager
+def watching(folder: Path) -> Iterator[Watch]:
+    """Until `stop` is called, or the block ends: a scrape costs the endpoint some time, which tests of its speed would notice."""
+    own = (RECORDED / "gpu_exporter.txt").read_text().replace("gpu-node-1", node_name())
+    laptop = scrape.laptop
+    with ExitStack() as stack:
+        gpu_port = stack.enter_context(_serving({"/metrics": own, "/dcgm": (RECORDED / "dcgm_exporter.txt").read_text()}))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(scrape, "ray_targets", lambda _: "[]")
+            patch.setattr(scrape, "laptop", lambda *arguments: _quicker(laptop(*arguments), folder, gpu_port))
+            running = prometheus.running(folder, ports.find_free(), ["http://127.0.0.1:8000"], gpu_port, "1d")
+            server = stack.enter_context(running)
+        stack.enter_context(_following(folder))
+        client = stack.enter_context(httpx.Client(base_url=server.url, timeout=60))
+        yield Watch(client, folder, time.time(), stack.close)
+
+
+@contextmanager
+def _following(folder: Path) -> Iterator[None]:
+    """Ray clusters come and go. Those of this session alone: a run that somebody else has on this machine proves nothing here."""
+    stop = threading.Event()
+    sessions, targets = folder / "sessions", folder / "targets" / "ray.json"
+    sessions.mkdir()
+
+    def follow() -> None:
+        while not stop.wait(0.5):
+            for session in scrape.RAY_TEMP_DIR.glob("session_2*"):
+                link = sessions / session.name
+                if not link.exists() and _started_here(int(session.name.rpartition("_")[2])):
+                    link.symlink_to(session)
+            found = scrape.ray_targets(sessions)
+            if targets.read_text() != found:
+                write_atomic(targets, found)
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _started_here(pid: int) -> bool:
+    try:
+        return os.getpid() in [parent.pid for parent in psutil.Process(pid).parents()]
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _targets(folder: Path) -> Path:
+    return folder / "targets" / "endpoint.json"
+
+
+def _quicker(config: dict[str, Any], folder: Path, gpu_port: int) -> dict[str, Any]:
+    """Every test serves on a port of its own, known only later: its address comes in a file, like Ray's."""
+    config["global"] |= {f"{what}_interval": f"{EVERY_S}s" for what in ("scrape", "evaluation")}
+    config["global"]["scrape_timeout"] = f"{EVERY_S}s"
+    [endpoint] = [job for job in config["scrape_configs"] if job["job_name"] == "strata-endpoint-http"]
+    del endpoint["static_configs"]
+    endpoint["file_sd_configs"] = [{"files": [str(_targets(folder))], "refresh_interval": "1s"}]
+    config["scrape_configs"].append(
+        {
+            "job_name": "dcgm",
+            "metrics_path": "/dcgm",
+            "static_configs": [{"targets": [f"127.0.0.1:{gpu_port}"], "labels": {"cluster": scrape.LOCAL_CLUSTER}}],
+            "metric_relabel_configs": [
+                {"source_labels": ["__name__"], "regex": scrape.whole(scrape.DCGM_KEPT), "action": "keep"}
+            ],
+        }
+    )
+    return config
+
+
+@contextmanager
+def _serving(pages: dict[str, str]) -> Iterator[int]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("content-type", "text/plain; version=0.0.4")
+            self.end_headers()
+            self.wfile.write(pages[self.path].encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
