@@ -26,6 +26,7 @@ ABSENT = {
     "kuberay_job_deployment_status": OPERATOR,
     metrics.TRAIN_RESTARTS.exported: NO_EVENT,
     metrics.TRAIN_CHECKPOINT_FAILURES.exported: NO_EVENT,
+    metrics.TRAIN_NOT_FINITE.exported: NO_EVENT,
     metrics.SERVE_RETRIES.exported: NO_EVENT,
     "ray_cluster_pending_nodes": NO_NODE,
     "ray_cluster_failed_nodes": NO_NODE,
@@ -38,7 +39,9 @@ ABSENT = {
 }
 # The few questions that have no answer without them.
 SILENT_PANELS = {"strata-cluster: KubeRay"}
-SILENT_ALERTS = {"StrataClusterNotProvisioned", "StrataServiceNotReady", "StrataJobFailed", "StrataCheckpointFailing"}
+SILENT_ALERTS = {"StrataClusterNotProvisioned", "StrataServiceNotReady", "StrataJobFailed", "StrataCheckpointFailing"} | {
+    "StrataLossNotFinite"
+}
 
 WORKERS, REPLICAS, MOST_SERIES = 8, 4, 20_000
 

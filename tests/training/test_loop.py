@@ -34,6 +34,10 @@ class FakeWorker:
 @dataclass
 class FakeSaver:
     saved: list[tuple[int, float | None, str]] = field(default_factory=list)
+    not_finite: int = 0
+
+    def count(self) -> None:
+        self.not_finite += 1
 
     def save(self, step: int, val_loss: float | None, mode: str) -> float:
         self.saved.append((step, val_loss, mode))
@@ -44,7 +48,7 @@ def run(recipe: Recipe, **worker: Any) -> tuple[Any, list[Record], FakeSaver]:
     reported: list[Record] = []
     saver = FakeSaver()
     job = Job(Path("run"), Path("tokens"), recipe.model, recipe.train, recipe.parallel)
-    outcome = train(cast(Worker, FakeWorker(job, **worker)), 0, reported.append, cast(Saver, saver))
+    outcome = train(cast(Worker, FakeWorker(job, **worker)), 0, reported.append, cast(Saver, saver), saver.count)
     return outcome, reported, saver
 
 
@@ -66,4 +70,4 @@ def test_saves_go_on_beside_the_steps_but_for_the_last(small_recipe: Recipe) -> 
 def test_run_that_turns_nan_stops_before_it_saves(small_recipe: Recipe, worker: dict[str, Any], message: str) -> None:
     outcome, reported, saver = run(small_recipe, **worker)
     assert outcome.problem is not None and message in outcome.problem.cause
-    assert [step for step, *_ in saver.saved] == [4] and reported[-1]["step"] == 5
+    assert [step for step, *_ in saver.saved] == [4] and reported[-1]["step"] == 5 and saver.not_finite == 1

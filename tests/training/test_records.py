@@ -1,7 +1,11 @@
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
 
 from strata.training import records
-from strata.training.records import Follower, Record
+from strata.training.records import Follower, Record, Writer
 
 
 def record(step: int) -> Record:
@@ -39,3 +43,46 @@ def test_cut_forgets_later_steps_and_a_half_line(tmp_path: Path) -> None:
     records.append(path, record(4))
     assert steps(records.read(path)) == [1, 2, 3, 4]
     assert steps(follower.new()) == [1, 2, 3, 4]
+
+
+def test_follower_goes_on_in_a_file_that_was_written_anew(tmp_path: Path) -> None:
+    path, other = tmp_path / "metrics.jsonl", tmp_path / "other"
+    follower = Follower(path)
+    records.append(path, record(1), record(2))
+    assert steps(follower.new()) == [1, 2]
+    shutil.copy(path, other)
+    records.append(other, record(3))
+    other.replace(path)
+    assert steps(follower.new()) == [3]
+
+
+@pytest.mark.parametrize(("write_s", "writes"), [(0.0001, [1] * 10), (0.1, [1, 4, 4, 1])])
+def test_writer_holds_back_on_slow_storage_alone_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_s: float, writes: list[int]
+) -> None:
+    """Steps of half a second each."""
+    path, append, seen, now = tmp_path / "metrics.jsonl", records.append, list[int](), 100.0
+
+    def timed(path: Path, *some: Record) -> None:
+        nonlocal now
+        now += write_s
+        seen.append(len(some))
+        append(path, *some)
+
+    monkeypatch.setattr(records, "append", timed)
+    monkeypatch.setattr(records, "time", SimpleNamespace(monotonic=lambda: now))
+    with Writer(path) as writer:
+        for step in range(1, 11):
+            writer.append(record(step))
+            now += 0.5
+    assert steps(records.read(path)) == list(range(1, 11)) and seen == writes
+
+
+def test_writer_writes_what_it_holds_when_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "time", SimpleNamespace(monotonic=iter(range(100, 200)).__next__))  # a second a write
+    with Writer(tmp_path / "metrics.jsonl") as writer:
+        for step in range(1, 5):
+            writer.append(record(step))
+        assert steps(records.read(tmp_path / "metrics.jsonl")) == [1]
+        writer.flush()
+        assert steps(records.read(tmp_path / "metrics.jsonl")) == [1, 2, 3, 4]

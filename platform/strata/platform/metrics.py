@@ -74,6 +74,9 @@ TRAIN_CHECKPOINT_TIME = Metric(
 TRAIN_CHECKPOINT_FAILURES = Metric(
     "strata_train_checkpoint_failures_total", "counter", "Checkpoints that could not be written", RUN
 )
+TRAIN_NOT_FINITE = Metric(
+    "strata_train_not_finite_total", "counter", "Steps whose loss or gradients were NaN or infinite; each ended the run", RUN
+)
 TRAIN_RESTARTS = Metric("strata_train_restarts_total", "counter", "Times the workers were started again after a loss", RUN)
 
 TRAINING = (
@@ -94,6 +97,7 @@ TRAINING = (
     TRAIN_CHECKPOINT_STEP,
     TRAIN_CHECKPOINT_TIME,
     TRAIN_CHECKPOINT_FAILURES,
+    TRAIN_NOT_FINITE,
     TRAIN_RESTARTS,
 )
 

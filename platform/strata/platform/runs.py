@@ -5,7 +5,8 @@ import json
 import os
 import re
 import shutil
-from dataclasses import asdict, dataclass
+import socket
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -22,7 +23,8 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 @dataclass(frozen=True)
 class State:
-    """What the driver last said of a run. `pid` and `pid_created` tell a live driver from a number used again."""
+    """What the driver last said of a run. `pid` and `pid_created` tell a live driver from a number used again, on the machine
+    called `host`: on a cluster each pod is one."""
 
     status: str  # running | finished | interrupted | failed
     step: int = 0
@@ -31,9 +33,16 @@ class State:
     val_loss: float | None = None
     pid: int = 0
     pid_created: float = 0.0
+    host: str = ""  # of states written before hosts were: this one
+
+    def elsewhere(self) -> bool:
+        """Whether it was last heard of as running on another machine, whose processes cannot be seen from here."""
+        return self.status == "running" and self.host not in ("", socket.gethostname())
 
     def seen_now(self) -> str:
         """A driver that was killed could not write so: 'running' without its process is 'killed'."""
+        if self.elsewhere():
+            return f"running on {self.host}"
         if self.status == "running" and not is_alive(self.pid, self.pid_created):
             return "killed"
         return self.status
@@ -74,7 +83,7 @@ class Run:
 
     def say_running(self, state: State) -> None:
         me = psutil.Process(os.getpid())
-        self.say(State(**{**asdict(state), "status": "running", "pid": me.pid, "pid_created": me.create_time()}))
+        self.say(replace(state, status="running", pid=me.pid, pid_created=me.create_time(), host=socket.gethostname()))
 
     def remove(self) -> None:
         shutil.rmtree(self.path)
@@ -115,13 +124,16 @@ def create(name: str | None, recipe: Recipe, stem: str) -> Run:
 
 
 def find(name: str) -> Run:
-    run = Run(runs_dir() / name)
-    if NAME.fullmatch(name) and (run.path / "state.json").is_file():
-        return run
+    if exists(name):
+        return Run(runs_dir() / name)
     known = [r.name for r in every()]
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"Did you mean '{near[0]}'?" if near else "See 'strata runs', or train one with 'make train'."
     raise UserError(f"There is no run '{name}'.", hint)
+
+
+def exists(name: str) -> bool:
+    return bool(NAME.fullmatch(name)) and (runs_dir() / name / "state.json").is_file()
 
 
 def newest_with_export() -> Run:

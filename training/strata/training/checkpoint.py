@@ -94,6 +94,15 @@ class Checkpoint:
     def origin(self) -> Origin:
         return self.manifests[0].origin
 
+    @property
+    def size(self) -> int:
+        return sum(manifest.size for manifest in self.manifests)
+
+    def whole_at(self) -> float | None:
+        """When the last rank wrote its manifest, in Unix seconds; None where the storage does not say."""
+        times = [self.folder.written_at(name) for name in self.folder.names() if _is_manifest(name)]
+        return max((at for at in times if at is not None), default=None)
+
 
 def location(run: Run, train: TrainSection) -> Folder:
     return folder(f"{train.checkpoints}/{run.name}" if train.checkpoints else run.checkpoints)
@@ -121,10 +130,15 @@ def write(
     folder.write(f"manifest-{rank:05}.json", manifest.dump())
 
 
+def parts(folder: Folder) -> int:
+    """How many ranks have written theirs."""
+    return sum(_is_manifest(name) for name in folder.names())
+
+
 def examine(folder: Folder) -> Checkpoint:
     """Everything but the digests: every rank has written its part, to the end."""
     try:
-        manifests = tuple(Manifest.parse(folder.read(name)) for name in folder.names() if name.startswith("manifest-"))
+        manifests = tuple(Manifest.parse(folder.read(name)) for name in folder.names() if _is_manifest(name))
     except (ValueError, KeyError, TypeError):
         raise Damaged("a manifest is cut short") from None
     if not manifests or len(manifests) != manifests[0].ranks or len({manifest.step for manifest in manifests}) != 1:
@@ -238,6 +252,10 @@ class Reader:
             self._files[file] = self._folder.open(file)
         data: bytes = self._files[file].read_at(count, at)
         return data
+
+
+def _is_manifest(name: str) -> bool:
+    return name.startswith("manifest-")
 
 
 def _narrow(whole: Tensor, cut: Cut | None) -> Tensor:

@@ -25,22 +25,30 @@ def train(
     recipe: Annotated[str, typer.Option(help="A recipe's name, or a path to one.")] = recipe_file.DEFAULT,
     run: Annotated[str | None, typer.Option(help="The new run's name.")] = None,
     resume: Annotated[str | None, typer.Option(help="Go on with this run, by its own recipe.")] = None,
+    or_resume: Annotated[
+        bool, typer.Option("--or-resume", help="Go on with --run if it exists, by the recipe given: for jobs that are retried.")
+    ] = False,
 ) -> None:
     """Train a model and export it. Ctrl-C saves a checkpoint; --resume goes on from it."""
     console = Console(highlight=False, soft_wrap=True)
-    if resume is None:
-        chosen = _anchored(recipe_file.load(recipe, overrides or ()))
-        from strata.training import driver
+    if resume is not None and (run is not None or or_resume):
+        raise UserError("--run names a new run; --resume goes on with an old one.", "Give one of them.")
+    if or_resume and run is None:
+        raise UserError("--or-resume goes on with a run if it exists, and has to know which.", "Name it with --run.")
+    old = runs.find(resume) if resume is not None else None
+    chosen = _anchored(recipe_file.load(str(old.path / "recipe.yaml") if old else recipe, overrides or ()))
+    from strata.training import driver
 
-        summary = driver.start(chosen, run, Path(recipe).stem, console)
+    summary: Summary | None
+    if old:
+        summary = driver.resume(old, chosen, console)
+    elif run is not None and or_resume:
+        summary = driver.start_or_resume(chosen, run, Path(recipe).stem, console)
     else:
-        if run is not None:
-            raise UserError("--run names a new run; --resume goes on with an old one.", "Give one of them.")
-        found = runs.find(resume)
-        chosen = _anchored(recipe_file.load(str(found.path / "recipe.yaml"), overrides or ()))
-        from strata.training import driver
-
-        summary = driver.resume(found, chosen, console)
+        summary = driver.start(chosen, run, Path(recipe).stem, console)
+    if summary is None:
+        console.print(f"Run '{run}' is finished already; serve it with: strata serve --run {run}")
+        return
     _tell(summary, console)
     if summary.export is None:
         raise typer.Exit(INTERRUPTED)

@@ -46,15 +46,13 @@ def start(recipe: Recipe, name: str | None, stem: str, console: Console) -> Summ
             return _train(job, bigram, interrupts, console)
 
 
-def resume(run: Run, recipe: Recipe, console: Console) -> Summary:
+def resume(run: Run, recipe: Recipe, console: Console, take_over: bool = False) -> Summary:
     """Goes on from the newest good checkpoint, or from the beginning if the run was killed before its first. The run's folder
-    is not touched before everything is known to be in order."""
+    is not touched before everything is known to be in order.
+
+    With `take_over` the caller vouches that a driver on another machine, which cannot be seen from here, is gone."""
     with caught() as interrupts:
-        state = run.state()
-        if state.seen_now() == "running":
-            raise UserError(
-                f"Run '{run.name}' is being trained by process {state.pid}.", "Wait for it, or stop it there (Ctrl-C)."
-            )
+        _require_free(run, take_over, console)
         job, bigram = _prepare(run, recipe, console)
         found = checkpoint.newest(job.checkpoints, console.print)
         if found:
@@ -67,6 +65,38 @@ def resume(run: Run, recipe: Recipe, console: Console) -> Summary:
         run.say_running(State("running", step, recipe.train.steps))
         with _settled(run, fresh=False):
             return _train(job, bigram, interrupts, console, done=step)
+
+
+def start_or_resume(recipe: Recipe, name: str, stem: str, console: Console) -> Summary | None:
+    """For a job that is tried again until it succeeds, by one controller that never runs it twice at once: None says that there
+    was nothing left to do. It goes by the recipe given, which may ask for what a resume allows, such as more steps."""
+    if not runs.exists(name):
+        return start(recipe, name, stem, console)
+    run = runs.find(name)
+    changed = _changes(run.recipe(), recipe)
+    if changed:
+        console.print(f"Run '{name}' exists; its recipe changes in {', '.join(changed)}.")
+    elif run.state().status == "finished" and (run.export / "config.json").is_file():
+        return None
+    return resume(run, recipe, console, take_over=True)
+
+
+def _changes(then: Recipe, now: Recipe) -> list[str]:
+    """In what training reads: what concerns serving alone makes it no other run."""
+    before, after = (recipe.model_dump(include={"model", "data", "train", "parallel"}) for recipe in (then, now))
+    return [f"{section}.{key}" for section in after for key in after[section] if before[section][key] != after[section][key]]
+
+
+def _require_free(run: Run, take_over: bool, console: Console) -> None:
+    state = run.state()
+    if state.seen_now() == "running":
+        raise UserError(f"Run '{run.name}' is being trained by process {state.pid}.", "Wait for it, or stop it there (Ctrl-C).")
+    if state.elsewhere() and not take_over:
+        again = f"strata train --recipe {run.path}/recipe.yaml --run {run.name} --or-resume"
+        fix = f"Stop it there; if that machine is gone, go on with: {again}"
+        raise UserError(f"Run '{run.name}' is being trained on {state.host}, or was when that machine went away.", fix)
+    if state.elsewhere():
+        console.print(f"Run '{run.name}' was last trained on {state.host}; it goes on here.")
 
 
 def _prepare(run: Run, recipe: Recipe, console: Console) -> tuple[Job, float]:

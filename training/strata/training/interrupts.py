@@ -6,11 +6,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
 
 class Interrupts:
     def __init__(self) -> None:
         self.ask: Callable[[], None] | None = None
         self.asked = False
+
+    def catch(self) -> None:
+        """Again once Ray is connected: it takes SIGTERM for itself, and would end the command without a checkpoint."""
+        for number in SIGNALS:
+            signal.signal(number, self.handle)
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         if self.ask is None or self.asked:
@@ -22,8 +29,9 @@ class Interrupts:
 @contextmanager
 def caught() -> Iterator[Interrupts]:
     interrupts = Interrupts()
-    before = {number: signal.signal(number, interrupts.handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in SIGNALS}
     try:
+        interrupts.catch()
         yield interrupts
     finally:
         for number, handler in before.items():

@@ -28,7 +28,7 @@ from strata.training.schedule import learning_rate
 from strata.training.steps import Batches, Stages, Whole
 from strata.training.stopwatch import Stopwatch
 from strata.training.storage import Folder
-from strata.training.telemetry import Telemetry
+from strata.training.telemetry import Telemetry, checkpoint_failures
 from strata.training.windows import Windows
 
 IGNORED = -100  # a target that cross entropy passes over
@@ -75,10 +75,21 @@ class Outcome:
 def train_worker(config: dict[str, Job]) -> Outcome:
     """Under Ray Train: records to the run's folder and to Prometheus, checkpoints to its storage."""
     job = config["job"]
+    if dist.get_rank() != 0:
+        worker, saver, step = _begin(job)
+        return train(worker, step, _silent, saver)
+    tokens_per_step = job.train.batch * job.model.context
+    telemetry = Telemetry(job.run.name, job.train.steps, tokens_per_step, restarts=_starts(job))
+    with telemetry, records.Writer(Run(job.run).metrics) as history:
+        worker, saver, step = _begin(job)
+        return train(worker, step, _reporter(job, step, saver, telemetry, history), saver, telemetry.not_finite)
+
+
+def _begin(job: Job) -> tuple["Worker", Saver, int]:
     worker = Worker(job)
-    saver = Saver(job.checkpoints, worker.engine, job.model, job.train, job.parallel, job.origin)
-    step = saver.resume()
-    return train(worker, step, _reporter(job, step, saver) if worker.rank == 0 else _silent, saver)
+    failed = checkpoint_failures(job.run.name)
+    saver = Saver(job.checkpoints, worker.engine, job.model, job.train, job.parallel, job.origin, failed)
+    return worker, saver, saver.resume()
 
 
 def run_local(job: Job, report: Callable[[Record], None]) -> Outcome:
@@ -87,7 +98,13 @@ def run_local(job: Job, report: Callable[[Record], None]) -> Outcome:
     return train(worker, 0, report if worker.rank == 0 else _silent, None)
 
 
-def train(worker: "Worker", step: int, report: Callable[[Record], None], saver: Saver | None) -> Outcome:
+def train(
+    worker: "Worker",
+    step: int,
+    report: Callable[[Record], None],
+    saver: Saver | None,
+    not_finite: Callable[[], None] = lambda: None,
+) -> Outcome:
     """From `step` on, to the end or until asked to stop. A run that turns NaN stops before it saves: neither a loss nor a
     gradient that is not finite gets into a checkpoint."""
     section = worker.job.train
@@ -101,6 +118,7 @@ def train(worker: "Worker", step: int, report: Callable[[Record], None], saver: 
             record["checkpoint_stall_s"] = record["seconds"]["checkpoint"] = stall
             stall = None
         if problem := _not_finite(record):
+            not_finite()
             return Outcome(step, problem=problem)
         last = stop or step == section.steps
         if last or step % section.eval_every == 0:
@@ -201,19 +219,25 @@ def _not_finite(record: Record) -> UserError | None:
     return None
 
 
-def _reporter(job: Job, step: int, saver: Saver) -> Callable[[Record], None]:
-    path = Run(job.run).metrics
-    records.cut(path, step)
+def _starts(job: Job) -> int:
+    return len(job.starts.read_text().splitlines()) if job.starts.exists() else 0
+
+
+def _reporter(job: Job, step: int, saver: Saver, telemetry: Telemetry, history: records.Writer) -> Callable[[Record], None]:
+    records.cut(Run(job.run).metrics, step)
     with job.starts.open("a") as starts:
         starts.write(f"{step}\n")
-    restarts = len(job.starts.read_text().splitlines()) - 1
-    telemetry = Telemetry(job.run.name, job.train.batch * job.model.context, restarts)
+    if saver.last:
+        telemetry.saved(saver.last.step, saver.last.size, saver.last.at)
 
     def report(record: Record) -> None:
         if saver.last:
-            record["checkpoint_s"] = saver.last.seconds
-            telemetry.saved(saver.last.step, saver.last.size)
-        records.append(path, record)
+            telemetry.saved(saver.last.step, saver.last.size, saver.last.at)
+            if saver.last.seconds is not None:
+                record["checkpoint_s"] = saver.last.seconds
+        history.append(record)
+        if record["step"] % job.train.checkpoint_every == 0:  # a run that goes on from a checkpoint has the steps before it
+            history.flush()
         telemetry.record(record)
 
     return report

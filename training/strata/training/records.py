@@ -4,9 +4,10 @@
 """
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NotRequired, TypedDict
+from typing import NotRequired, Self, TypedDict
 
 from strata.platform.files import write_atomic
 
@@ -29,9 +30,39 @@ class Record(TypedDict):
     checkpoint_s: NotRequired[float]
 
 
-def append(path: Path, record: Record) -> None:
+def append(path: Path, *records: Record) -> None:
     with path.open("a") as file:
-        file.write(json.dumps(record) + "\n")
+        file.write("".join(json.dumps(record) + "\n" for record in records))
+
+
+class Writer:
+    """Appends, at most a twentieth of the time: a bucket that is mounted as a folder writes the whole file anew each time, and
+    the steps wait for that. On a disk no record is ever held back."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._held: list[Record] = []
+        self._due = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.flush()
+
+    def append(self, record: Record) -> None:
+        self._held.append(record)
+        if time.monotonic() >= self._due:
+            self.flush()
+
+    def flush(self) -> None:
+        if not self._held:
+            return
+        begin = time.monotonic()
+        append(self._path, *self._held)
+        self._held.clear()
+        now = time.monotonic()
+        self._due = now + 20 * (now - begin)
 
 
 def read(path: Path) -> list[Record]:
@@ -45,11 +76,12 @@ def cut(path: Path, step: int) -> None:
 
 
 class Follower:
-    """What was appended since the last look. A file that was cut is another file (another inode): it is read from its start."""
+    """What was appended since the last look. A file that does not have the last line where it was has been cut: it is read from
+    its start. (Its inode would not do: on a mounted bucket each append makes another.)"""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._inode = self._offset = 0
+        self._offset, self._last = 0, b""
 
     def new(self) -> Iterator[Record]:
         try:
@@ -57,12 +89,12 @@ class Follower:
         except FileNotFoundError:
             return
         with file:
-            inode = self._path.stat().st_ino
-            if inode != self._inode:
-                self._inode, self._offset = inode, 0
-            file.seek(self._offset)
+            file.seek(self._offset - len(self._last))
+            if file.read(len(self._last)) != self._last:
+                self._offset, self._last = 0, b""
+                file.seek(0)
             for line in file:
                 if not line.endswith(b"\n"):  # still being written, or cut off by a kill
                     return
-                self._offset += len(line)
+                self._offset, self._last = self._offset + len(line), line
                 yield json.loads(line)

@@ -6,6 +6,7 @@ thread while the next steps run. One snapshot is kept: the next save waits for t
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -17,14 +18,18 @@ from strata.platform.recipe import ModelSection, ParallelSection, TrainSection
 from strata.training import checkpoint, state
 from strata.training.storage import Folder
 
+OTHERS_S = 30.0
+
 
 @dataclass(frozen=True)
 class Saved:
-    """The newest checkpoint that is whole in storage, and how long this rank's part of the last one took to get there."""
+    """The newest checkpoint that is whole in storage: since when (Unix seconds), and how long the last one took to get there,
+    None after a resume."""
 
     step: int
     size: int
-    seconds: float
+    at: float
+    seconds: float | None
 
 
 class Saver:
@@ -36,8 +41,9 @@ class Saver:
         train: TrainSection,
         parallel: ParallelSection,
         origin: checkpoint.Origin,
+        failed: Callable[[], None],
     ) -> None:
-        self._checkpoints, self._engine, self._origin = checkpoints, engine, origin
+        self._checkpoints, self._engine, self._origin, self._failed = checkpoints, engine, origin, failed
         self._model, self._train, self._parallel = model, train, parallel
         self._buffers: list[Tensor] = []
         self._stored = threading.Event()
@@ -67,6 +73,8 @@ class Saver:
             checkpoint.forget_after(self._checkpoints, step)
         if found:
             state.load(self._engine, self._model, self._parallel, checkpoint.Reader(found), step)
+        if found and rank == 0:
+            self.last = Saved(step, found.size, found.whole_at() or time.time(), None)
         dist.barrier()
         return step
 
@@ -85,11 +93,16 @@ class Saver:
                 storing = time.perf_counter()
                 folder = self._checkpoints / name
                 checkpoint.write(folder, rank, ranks, step, self._origin, val_loss, snapshot)
-                if rank == 0 and (newest := checkpoint.prune(self._checkpoints, self._train.keep, self._train.keep_best)):
-                    size = sum(manifest.size for manifest in newest.manifests)
-                    self.last = Saved(newest.step, size, time.perf_counter() - storing)
+                if rank == 0:
+                    _wait_for_others(folder, ranks)
+                    seconds = time.perf_counter() - storing
+                    if newest := checkpoint.prune(self._checkpoints, self._train.keep, self._train.keep_best):
+                        self.last = Saved(newest.step, newest.size, newest.whole_at() or time.time(), seconds)
                 context = ray.train.get_context().get_storage()
                 return ray.train.Checkpoint(folder.path, filesystem=context.storage_filesystem)
+            except Exception:  # Ray starts all workers again, from the newest checkpoint
+                self._failed()
+                raise
             finally:
                 self._stored.set()
 
@@ -115,3 +128,11 @@ class Saver:
         if parts and parts[0].values.is_cuda:
             torch.cuda.synchronize()
         return [replace(part, values=buffer) for part, buffer in zip(parts, self._buffers, strict=True)]
+
+
+def _wait_for_others(folder: Folder, ranks: int) -> None:
+    """Else rank 0, when it is not the last, would hear of this checkpoint only at the next. No step waits longer for it than
+    it would for the slowest rank; and not for ever, for that rank may have died."""
+    deadline = time.monotonic() + OTHERS_S
+    while checkpoint.parts(folder) < ranks and time.monotonic() < deadline:
+        time.sleep(0.1)

@@ -27,6 +27,11 @@ class Folder:
         info = self.filesystem.get_file_info(f"{self.path}/{name}")
         return info.size if info.is_file else None
 
+    def written_at(self, name: str) -> float | None:
+        """In Unix seconds; None where the storage does not say."""
+        nanoseconds = self.filesystem.get_file_info(f"{self.path}/{name}").mtime_ns
+        return None if nanoseconds is None else nanoseconds / 1e9
+
     def read(self, name: str) -> bytes:
         with self.filesystem.open_input_stream(f"{self.path}/{name}") as stream:
             data: bytes = stream.read()

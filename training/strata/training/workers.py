@@ -30,6 +30,7 @@ def run_workers(job: Job, interrupts: Interrupts, console: Console) -> Outcome:
     job.stop.unlink(missing_ok=True)
     job.starts.unlink(missing_ok=True)
     with TrainingProgress(console, job.train.steps) as progress, cluster.connected(_cpus(job.parallel)):
+        interrupts.catch()
         _require_gpus(job.parallel)
         if job.parallel.device == "gpu":
             for line in misfits(job.model, job.train, job.parallel, _gpu_kinds()):
@@ -129,7 +130,7 @@ def _require_gpus(parallel: ParallelSection) -> None:
     import ray
 
     has = ray.cluster_resources().get("GPU", 0)
-    if parallel.device == "gpu" and has < parallel.workers:
+    if parallel.device == "gpu" and has < parallel.workers and not cluster.grows():
         fix = "Use parallel.device=cpu, or fewer parallel.workers."
         raise UserError(f"The recipe asks for {parallel.workers} GPUs; Ray sees {has:g}.", fix)
 

@@ -32,9 +32,10 @@ SUMMARY = row(
     ).wide(8),
     lines(
         "Restarts",
-        "Times the workers were started again after a loss, since the run began.",
+        "Times the workers were started again after a loss, and losses that were not finite, since the run began.",
         Unit.COUNT,
-        Line(count(metrics.TRAIN_RESTARTS), EACH),
+        Line(count(metrics.TRAIN_RESTARTS), f"{EACH} restarts"),
+        Line(count(metrics.TRAIN_NOT_FINITE), f"{EACH} not finite"),
         limits=ANY,
     ).wide(8),
 )
