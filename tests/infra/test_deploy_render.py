@@ -18,6 +18,7 @@ from strata.deploy.fill import fill
 from strata.deploy.kuberay.rules import findings
 from strata.deploy.names import PARTS
 from strata.deploy.render import Order
+from strata.deploy.validate import problems
 from strata.platform import recipe_file
 from strata.platform.errors import UserError
 
@@ -155,6 +156,32 @@ def test_rays_autoscaler_reads_the_groups_as_they_are_meant() -> None:
         assert found[name]["resources"].items() >= offered.items()
     assert found["headgroup"]["resources"].keys() == {"CPU", "memory"}, "no engine and no gateway there"
     assert found["headgroup"]["resources"]["CPU"] == 0
+
+
+@pytest.mark.parametrize("target", ["gke", "ack", "kind"])
+def test_every_recipe_fits_where_its_devices_are(root: Path, target: str) -> None:
+    """As it is, but for the GPU's kind: what only a real cluster needs, an image's registry and a bucket, has placeholders."""
+    for file in sorted((root / "platform" / "recipes").glob("*.yaml")):
+        recipe = recipe_file.load(file.stem)
+        if recipe.serve.device == "gpu" and target == "kind":
+            continue
+        gpu = {"gke": [], "ack": ["deploy.gpu=h20"], "kind": []}[target]
+        found = render.render(Order(target, recipe_file.load(file.stem, gpu), "demo"))
+        assert problems(found, None) == [], file.stem
+        text = documents.write([document for document in found if document["kind"].startswith("Ray")])
+        assert ("nvidia.com/gpu: " in text) == (recipe.serve.device == "gpu"), file.stem
+        assert ("gke-accelerator" in text) == (recipe.serve.device == "gpu" and target == "gke"), file.stem
+
+
+def test_what_is_not_said_is_noted_and_not_applied(cluster: Any) -> None:
+    cluster()
+    words = ["--target", "gke", "--recipe", "8xh100"]
+    told = strata_deploy("render", *words)
+    assert "deploy.storage does not name the Cloud Storage bucket; no image is named" in told.stderr
+    assert yaml.safe_load_all(told.stdout)
+    with pytest.raises(UserError, match=r"cannot be applied yet: deploy\.storage"):
+        strata_deploy("apply", "--yes", *words)
+    assert "note" not in strata_deploy("render", *GKE).stderr
 
 
 def test_storage() -> None:

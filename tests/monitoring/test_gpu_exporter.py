@@ -129,7 +129,7 @@ def test_a_driver_without_events(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(nvml, "nvmlEventSetCreate", unsupported)
     with scraping(nvml, said) as scrape:
-        assert value(scrape(), "strata_gpu_count") == value(scrape(), "strata_gpu_count") == 2
+        assert value(scrape(), "strata_gpu_devices") == value(scrape(), "strata_gpu_devices") == 2
     assert said == ["XID errors cannot be counted here: Not Supported"]
     assert nvml.opened == 0
 
@@ -153,7 +153,7 @@ def test_a_lost_card_is_said_once_and_again_after_it_came_back() -> None:
     with scraping(nvml, said) as scrape:
 
         def count() -> float:
-            return value(scrape(), "strata_gpu_count")
+            return value(scrape(), "strata_gpu_devices")
 
         assert count() == 2
         nvml.broken[1, "*"] = pynvml.NVML_ERROR_GPU_IS_LOST
@@ -175,7 +175,7 @@ def test_a_driver_that_comes_late_is_watched_from_then_on() -> None:
         assert len(said) == 1 and "Driver Not Loaded" in said[0]
         nvml.init_error = None
         text = scrape()
-        assert value(text, "strata_gpu_count") == 2
+        assert value(text, "strata_gpu_devices") == 2
         nvml.report_xid(0, 48)
         wait_until(lambda: "GPU 0: XID 48" in said)
         nvml.cards.clear()
@@ -189,7 +189,7 @@ def test_the_node_is_named_by_kubernetes_where_there_is_one(monkeypatch: pytest.
     assert gpu_exporter.node_name() == socket.gethostname()
     monkeypatch.setenv("NODE_NAME", "gpu-node-7")
     with gpu_exporter.running("127.0.0.1", 0, print, Cards(Nvml())) as port:
-        assert value(httpx.get(f"http://127.0.0.1:{port}/metrics").text, "strata_gpu_count", node="gpu-node-7") == 2
+        assert value(httpx.get(f"http://127.0.0.1:{port}/metrics").text, "strata_gpu_devices", node="gpu-node-7") == 2
 
 
 def test_a_taken_port_has_a_cause_and_a_fix_and_leaves_nothing_open() -> None:
@@ -238,11 +238,11 @@ def test_the_command_says_once_what_it_has_and_ends_quietly(number: signal.Signa
         assert lines[-1], lines
     url = lines[-1].split()[-1]
     first, second = httpx.get(url).text, httpx.get(url).text
-    assert value(first, "strata_gpu_count") == value(second, "strata_gpu_count")
+    assert value(first, "strata_gpu_devices") == value(second, "strata_gpu_devices")
     process.send_signal(number)
     rest = process.stderr.read()
     process.stderr.close()
     assert process.wait(timeout=10) == 0
     assert "Traceback" not in rest and "No NVIDIA GPU" not in rest
-    if value(first, "strata_gpu_count") == 0:
+    if value(first, "strata_gpu_devices") == 0:
         assert len([line for line in lines if "No NVIDIA GPU" in line]) == 1

@@ -23,7 +23,7 @@ from support import ROOT
 from strata.monitoring import grafana, prometheus, scrape
 from strata.monitoring.gpu_exporter import node_name
 from strata.monitoring.monitor import summary, watch
-from strata.platform import cluster, ports
+from strata.platform import ports
 from strata.platform.errors import UserError
 
 # As Ray's agent and a gateway write them, shortened.
@@ -82,10 +82,6 @@ def test_ray_clusters_are_found_while_they_live(tmp_path: Path) -> None:
     [found] = json.loads(scrape.ray_targets(tmp_path))
     assert found["targets"] == ["127.0.0.1:1002", "127.0.0.1:1003"]
     assert found["labels"] == {"cluster": "local", "node": node_name()}
-
-
-def test_it_looks_where_our_clusters_are() -> None:
-    assert str(scrape.RAY_TEMP_DIR) == cluster._local(None, dashboard=False)["_temp_dir"]
 
 
 def test_endpoints_are_scraped_by_their_scheme(tmp_path: Path) -> None:
@@ -173,9 +169,9 @@ def test_the_summary_counts() -> None:
 MONITOR = """
 import sys
 from pathlib import Path
-from strata.monitoring import scrape
 from strata.monitoring.commands import monitor
-scrape.RAY_TEMP_DIR = Path(sys.argv[1])
+from strata.platform import cluster
+cluster.TEMP_DIR = Path(sys.argv[1])
 monitor(port=int(sys.argv[2]), url=sys.argv[3:])
 """
 
@@ -245,7 +241,7 @@ def _check_what_it_scraped(monitor: Monitor) -> None:
     assert sorted(loss["WorkerId"] for loss in losses) == ["w1", "w2"]
     assert set(losses[0]) == {"__name__", "run", "WorkerId", "cluster", "node", "job", "instance"}
     names = monitor.ask("label/__name__/values")
-    assert "strata_serve_replicas" in names and "strata_gpu_count" in names
+    assert "strata_serve_replicas" in names and "strata_gpu_devices" in names
     assert not [name for name in names if name.startswith(("ray_grpc", "vllm"))]
     rules = [rule for group in monitor.ask("rules")["groups"] for rule in group["rules"]]
     files = (ROOT / "infra" / "prometheus" / "rules").glob("*.yaml")

@@ -1,6 +1,7 @@
 """`strata deploy render | check | diff | apply`. Light imports only: the command line loads this module to print its help."""
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -105,7 +106,7 @@ def apply(
     """Check the manifests, show what would change on the cluster, ask, and apply them."""
     from strata.deploy import changes, documents, kubectl
 
-    rendered = _rendered(target, recipe, overrides, run, only, with_, image)
+    rendered = _rendered(target, recipe, overrides, run, only, with_, image, to_apply=True)
     if _checked(rendered, crds, Console(soft_wrap=True, highlight=False)):
         raise typer.Exit(1)
     found = changes.against_cluster(rendered)
@@ -121,13 +122,26 @@ def apply(
 
 
 def _rendered(
-    target: str, recipe: str, overrides: list[str] | None, run: str | None, only: str | None, with_: str, image: str | None
+    target: str,
+    recipe: str,
+    overrides: list[str] | None,
+    run: str | None,
+    only: str | None,
+    with_: str,
+    image: str | None,
+    to_apply: bool = False,
 ) -> "list[Document]":
-    from strata.deploy.render import Order
+    from strata.deploy.render import Order, unsaid
     from strata.deploy.render import render as rendered
 
     components = tuple(dict.fromkeys(name.strip() for name in with_.split(",") if name.strip()))
-    return rendered(Order(target, recipe_file.load(recipe, overrides or ()), run or Path(recipe).stem, components, only, image))
+    order = Order(target, recipe_file.load(recipe, overrides or ()), run or Path(recipe).stem, components, only, image)
+    documents = rendered(order)
+    if missing := unsaid(order):
+        if to_apply:
+            raise UserError(f"This cannot be applied yet: {'; '.join(missing)}.", "Say it in the recipe or on the command line.")
+        print(f"note: {'; '.join(missing)}: the manifests have a placeholder.", file=sys.stderr)
+    return documents
 
 
 def _read(place: Path) -> "list[Document]":

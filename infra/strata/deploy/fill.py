@@ -26,6 +26,7 @@ from strata.deploy.names import (
     STORE,
     TRAIN_BUDGET,
 )
+from strata.deploy.targets import SELECTORS
 from strata.platform import recipe_file
 from strata.platform.recipe import Recipe
 
@@ -71,8 +72,8 @@ def _size(document: Document, groups: Mapping[str, Group]) -> None:
             continue
         spec["minReplicas"], spec["replicas"], spec["maxReplicas"] = group.least, group.pods, group.most
         pod = spec["template"]["spec"]
-        if group.selector:
-            pod["nodeSelector"] = (pod.get("nodeSelector") or {}) | group.selector
+        found = pod.get("nodeSelector") or {}
+        pod["nodeSelector"] = {key: value for key, value in found.items() if key not in SELECTORS} | group.selector
         _resources(pod["containers"][0], group)  # KubeRay runs Ray in the first
         if group.engines:
             engines = ENGINE_RESOURCE.format(group=spec["groupName"])
@@ -80,13 +81,14 @@ def _size(document: Document, groups: Mapping[str, Group]) -> None:
 
 
 def _resources(container: Document, group: Group) -> None:
-    """Ray counts limits. Pods with GPUs are promised all of theirs; those without share a laptop's cores and memory, so what
-    they are promised is the manifests' to say."""
+    """Ray counts limits. Pods on a cloud's nodes, which the manifests give GPUs, are promised all of theirs; on a laptop they
+    share cores and memory, and what they are promised is the manifests' to say."""
     resources = container.setdefault("resources", {})
-    limits = {"cpu": str(group.cpus), "memory": f"{group.memory_gib}Gi"} | ({GPU: str(group.gpus)} if group.gpus else {})
-    resources["limits"] = (resources.get("limits") or {}) | limits
-    if group.gpus:
-        resources["requests"] = (resources.get("requests") or {}) | limits
+    requests, limits = resources.get("requests") or {}, resources.get("limits") or {}
+    wanted = {"cpu": str(group.cpus), "memory": f"{group.memory_gib}Gi"} | ({GPU: str(group.gpus)} if group.gpus else {})
+    if GPU in requests:
+        resources["requests"] = {key: value for key, value in requests.items() if key != GPU} | wanted
+    resources["limits"] = {key: value for key, value in limits.items() if key != GPU} | wanted
 
 
 def _serve(document: Document, recipe: Recipe, model: str) -> None:
@@ -104,6 +106,7 @@ def _serve(document: Document, recipe: Recipe, model: str) -> None:
 def _quota(document: Document, groups: Mapping[str, Group], nodes: int | None) -> None:
     """Kueue admits a Ray cluster that fits its quota, and leaves one that never can waiting without a word. So the quota is all
     of `deploy.nodes`, or without it what the largest of the Ray clusters asks for: then the others wait for their turn."""
+    groups = {name: group for name, group in groups.items() if group.gpus}
     clusters = [[groups[name] for name in inside.values() if name in groups] for inside in GROUPS.values()]
     gpus = max(sum(group.most * group.gpus for group in cluster) for cluster in clusters)
     if nodes is not None:

@@ -17,7 +17,7 @@ HERE_ALONE = ("", "file", "local", "memory")  # schemes of storage that one mach
 IMAGE = re.compile(r"([\w.-]+(:\d+)?/)?[a-z0-9][a-z0-9._/-]*(:(?P<tag>\w[\w.-]{0,127}))?(@(?P<digest>sha256:[0-9a-f]{64}))?")
 
 
-def refuse(recipe: Recipe, target: Target, parts: Collection[str], run: str, image: str | None) -> None:
+def refuse(recipe: Recipe, target: Target, parts: Collection[str], run: str, image: str) -> None:
     _names(recipe, run)
     _devices(recipe, target, parts)
     _image(image)
@@ -57,16 +57,9 @@ def _devices(recipe: Recipe, target: Target, parts: Collection[str]) -> None:
             raise UserError(
                 f"{key}=gpu: {target.name} has no GPUs.", "Choose a recipe for CPUs, such as laptop, or another target."
             )
-        if device == "cpu" and target.gpus:
-            raise UserError(
-                f"{key}=cpu: the nodes of {target.name} are there for their GPUs.",
-                "Choose a recipe for GPUs, such as 8xh100; --target kind takes one for CPUs.",
-            )
 
 
-def _image(image: str | None) -> None:
-    if image is None:
-        raise UserError("No container image is named.", "Give --image REPOSITORY:TAG, or set deploy.image.")
+def _image(image: str) -> None:
     found = IMAGE.fullmatch(image)
     if found is None:
         raise UserError(f"'{image}' is not the name of a container image.", "Give REPOSITORY:TAG, or REPOSITORY@sha256:DIGEST.")
@@ -79,10 +72,6 @@ def _image(image: str | None) -> None:
 
 def _storage(recipe: Recipe, target: Target) -> None:
     storage = recipe.deploy.storage
-    if target.storage and not storage:
-        raise UserError(
-            f"deploy.storage does not say where runs are kept on {target.name}.", f"Set it to the name of {target.storage}."
-        )
     if storage and not target.storage:
         raise UserError(f"deploy.storage={storage}: {target.name} brings its own storage.", "Leave deploy.storage out.")
     if storage and "/" in storage:

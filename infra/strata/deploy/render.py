@@ -5,6 +5,7 @@ import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import yaml
@@ -48,13 +49,29 @@ def render(order: Order) -> list[Document]:
     target = targets.find(order.target)
     parts = _parts(order.only)
     _refuse_components(order.components, target.name)
-    image = order.image or order.recipe.deploy.image
+    image = order.image or order.recipe.deploy.image or _own_image(order.recipe, parts)
     refusals.refuse(order.recipe, target, parts, order.run, image)
     groups = layout.plan(order.recipe, target, parts)
-    assert image is not None
     built = build(manifests_dir() / "overlays" / target.name, order.components, image)
     left_out = set(names.PARTS) - set(parts)
     return fill([document for document in built if part(document) not in left_out], order.recipe, groups, order.run)
+
+
+def unsaid(order: Order) -> list[str]:
+    """What a cluster in a cloud needs and neither recipe nor order say: good enough to read and check, not to apply."""
+    target = targets.find(order.target)
+    found = []
+    if target.storage and not order.recipe.deploy.storage:
+        found.append(f"deploy.storage does not name {target.storage}")
+    if target.storage and not (order.image or order.recipe.deploy.image):
+        found.append("no image is named (--image REPOSITORY:TAG, or deploy.image)")
+    return found
+
+
+def _own_image(recipe: Recipe, parts: Sequence[str]) -> str:
+    """As the Dockerfile's targets are tagged by who builds them here."""
+    devices = [recipe.serve.device] if parts == ("serve",) else [recipe.serve.device, recipe.parallel.device]
+    return f"{names.IMAGE}:{version('strata')}-{'gpu' if 'gpu' in devices else 'cpu'}"
 
 
 def build(overlay: Path, components: Sequence[str], image: str) -> list[Document]:

@@ -141,3 +141,7 @@ def find(name: str) -> Target:
     raise UserError(
         f"There is no target '{name}'.", (f"Did you mean '{near[0]}'? " if near else "") + f"Targets: {', '.join(TARGETS)}."
     )
+
+
+# Labels that the manifests may find nodes by, and a recipe decides.
+SELECTORS = {MACHINE_LABEL, *(target.gpu_label for target in TARGETS.values() if target.gpu_label)}

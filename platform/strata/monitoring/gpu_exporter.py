@@ -1,6 +1,6 @@
 """The GPUs of one machine as Prometheus series, for where NVIDIA's DCGM exporter is absent.
 
-Without a GPU it still answers, with `strata_gpu_count 0`: a scrape target that is down would look like a broken machine.
+Without a GPU it still answers, with `strata_gpu_devices 0`: a scrape target that is down would look like a broken machine.
 """
 
 import os

@@ -6,7 +6,6 @@ dozen names, and little more than those is kept; a name that they start to read 
 """
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +44,6 @@ RAY_DROPPED_LABELS = "otel_scope_.*|Version"
 
 LOCAL_CLUSTER = "local"  # the label `cluster` of everything on this machine
 GPU_EXPORTER_PORT = 9835
-RAY_TEMP_DIR = Path(f"/tmp/strata-ray-{os.getuid()}")  # where strata.platform.cluster puts the clusters it starts
 
 
 def whole(names: Sequence[str]) -> str:

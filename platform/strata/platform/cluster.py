@@ -27,6 +27,8 @@ from strata.platform.files import cache_dir, write_atomic
 from strata.platform.processes import is_alive
 
 START_TIMEOUT_S = 120.0
+# Short on purpose: Ray puts sockets in it, and a socket's path may have 107 characters.
+TEMP_DIR = Path(f"/tmp/strata-ray-{os.getuid()}")
 
 
 @dataclass(frozen=True)
@@ -160,8 +162,7 @@ def _local(cpus: int | None, dashboard: bool) -> dict[str, Any]:
         "log_to_driver": False,
         "logging_level": "ERROR",
         "object_store_memory": 256 * 2**20,
-        # Short on purpose: Ray puts sockets in it, and a socket's path may have 107 characters.
-        "_temp_dir": f"/tmp/strata-ray-{os.getuid()}",
+        "_temp_dir": str(TEMP_DIR),
     }
 
 

@@ -227,7 +227,7 @@ SERVING = (SERVE_REPLICAS, *SERVING_GATEWAY, *SERVING_ENGINE)
 # Of each GPU on a node, by our exporter where DCGM is absent. Recording rules bring both under one name.
 GPU = ("node", "gpu", "name")  # gpu: its index on the node; name: the card's model
 
-GPU_COUNT = OwnMetric("strata_gpu_count", "gauge", "GPUs that the node's driver shows", ("node",))
+GPU_COUNT = OwnMetric("strata_gpu_devices", "gauge", "GPUs that the node's driver shows", ("node",))
 GPU_UTILIZATION = OwnMetric("strata_gpu_utilization_ratio", "gauge", "Share of the time in which a kernel ran, 0 to 1", GPU)
 GPU_MEMORY_USED = OwnMetric("strata_gpu_memory_used_bytes", "gauge", "Memory in use, of every process", GPU)
 GPU_MEMORY_TOTAL = OwnMetric("strata_gpu_memory_total_bytes", "gauge", "Memory of the card", GPU)
