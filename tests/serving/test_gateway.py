@@ -306,13 +306,7 @@ def test_keys_come_and_go_without_a_restart(tmp_path: Path) -> None:
         await asyncio.sleep(0.7)
         assert await status(endpoint, "/v1/models", "one") == 401, "a file that is missing lets nobody in"
         file.write_text("one\n\n two \n")
-        assert [await status(endpoint, "/v1/models", key) for key in ("one", "two", "three", "", None)] == [
-            200,
-            200,
-            401,
-            401,
-            401,
-        ]
+        assert [await status(endpoint, "/v1/models", key) for key in ("one", "two", "three", None)] == [200, 200, 401, 401]
         assert [await status(endpoint, path, None) for path in ("/health", "/-/healthz", "/metrics")] == [200, 200, 200]
         refused = await endpoint.client.post("/v1/completions", json={"prompt": "x"}, headers={"authorization": "Basic one"})
         assert refused.status_code == 401 and refused.json()["error"]["type"] == "authentication_error"
