@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import yaml
 
-from strata.monitoring import children, scrape
-from strata.platform import cluster
+from strata.monitoring import scrape
+from strata.platform import children, cluster
 from strata.platform.errors import UserError
 from strata.platform.files import write_atomic
 

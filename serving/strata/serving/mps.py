@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from strata.platform import children
 from strata.platform.errors import UserError
 from strata.platform.recipe import ServeSection
 
@@ -48,14 +49,8 @@ def running(section: ServeSection) -> Iterator[None]:
         raise UserError(f"sm_share needs {CONTROL}, which is not here.", "Install NVIDIA's MPS, or leave sm_share out.")
     pipes().mkdir(exist_ok=True)
     service = os.environ | {"CUDA_MPS_PIPE_DIRECTORY": str(pipes()), "CUDA_MPS_LOG_DIRECTORY": str(pipes())}
-    # In the foreground: a child, whose end we see.
-    daemon = subprocess.Popen([control, "-f"], env=service, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    try:
-        yield
-    finally:
-        subprocess.run([control], input=b"quit -t 5\n", env=service, check=False, capture_output=True, timeout=STOP_LIMIT_S)
+    with children.started([control, "-f"], pipes() / "control.out", service):
         try:
-            daemon.wait(timeout=STOP_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            daemon.kill()
-            daemon.wait()
+            yield
+        finally:
+            subprocess.run([control], input=b"quit -t 5\n", env=service, check=False, capture_output=True, timeout=STOP_LIMIT_S)

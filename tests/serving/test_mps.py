@@ -1,0 +1,73 @@
+"""CUDA's Multi-Process Service around an endpoint. A script stands in for NVIDIA's program: there is no GPU here."""
+
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from strata.platform import recipe_file
+from strata.platform.errors import UserError
+from strata.platform.recipe import ServeSection
+from strata.serving import mps
+from strata.serving.spec import EngineSpec, Network
+
+STAND_IN = """#!/bin/sh
+# Stands in for nvidia-cuda-mps-control: runs until it is told to quit, and notes what it was told.
+if [ "$1" = -f ]; then
+  echo started >> "$CUDA_MPS_LOG_DIRECTORY/told"
+  while ! grep -q quit "$CUDA_MPS_LOG_DIRECTORY/told"; do sleep 0.05; done
+else
+  cat >> "$CUDA_MPS_LOG_DIRECTORY/told"
+fi
+"""
+
+
+def sharing(*overrides: str) -> ServeSection:
+    return recipe_file.load("h200", list(overrides)).serve
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    return mps.pipes()
+
+
+def test_both_engines_are_its_clients_and_one_is_kept_to_its_share(tmp_path: Path, folder: Path) -> None:
+    section, network = sharing("serve.prefill.sm_share=0.5"), Network.within(one_machine=True)
+    prefill, decode = (EngineSpec.of(role, section, tmp_path, "m", network).environment() for role in ("prefill", "decode"))
+    assert prefill["CUDA_MPS_PIPE_DIRECTORY"] == decode["CUDA_MPS_PIPE_DIRECTORY"] == str(folder)
+    assert prefill["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "50"
+    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in decode
+
+
+def test_it_is_started_and_told_to_quit(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "bin" / mps.CONTROL
+    program.parent.mkdir()
+    program.write_text(STAND_IN)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+    told = folder / "told"
+    with mps.running(sharing("serve.prefill.sm_share=0.5")):
+        while not told.exists():
+            time.sleep(0.01)
+    assert told.read_text().split() == ["started", "quit", "-t", "5"]
+
+
+def test_without_a_share_nothing_is_started_and_without_the_program_it_is_said(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    with mps.running(sharing()):
+        assert not folder.exists()
+    with (
+        pytest.raises(UserError, match="nvidia-cuda-mps-control, which is not here"),
+        mps.running(sharing("serve.prefill.sm_share=0.5")),
+    ):
+        pass
+
+
+def test_a_share_is_for_engines_that_share() -> None:
+    with pytest.raises(UserError, match="for replicas that share a GPU"):
+        recipe_file.load("h200", ["serve.prefill={gpus: 1, gpu_memory: 0.8, sm_share: 0.5}"])
