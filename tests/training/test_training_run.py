@@ -66,6 +66,49 @@ def loss_of_export(run: Run, recipe: Recipe) -> float:
 
 
 @pytest.mark.usefixtures("on_shared_cluster")
+@pytest.fixture(scope="module")
+def ending() -> Iterator[list[psutil.Process]]:
+    """Ray's agents, which look for their raylet only once in a minute: they have the time of the other tests to end."""
+    agents: list[psutil.Process] = []
+    yield agents
+    assert not psutil.wait_procs(agents, timeout=120)[1]
+
+
+def test_ctrl_c_saves_then_kill_loses_little_and_resume_goes_on(
+    home: Path, corpus: Path, shared_cluster: str, ending: list[psutil.Process]
+) -> None:
+    settings = [*SMALL, f"data.path={corpus}", ENDLESS, "train.checkpoint_every=10", "train.keep=2"]
+    process = strata_process(home, "train", "--run", "r", *settings, address=shared_cluster)
+    run = Run(home / "runs" / "r")
+    wait_for(lambda: len(records.read(run.metrics)) >= 3, process)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the whole group
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert "strata train --resume r" in output
+    state, stopped_at = run.state(), steps_of(run)[-1]
+    assert (state.status, state.step) == ("interrupted", stopped_at)
+    assert (run.checkpoints / f"step-{stopped_at:08}").exists()
+    assert not (run.path / "stop").exists()
+
+    process = strata_process(home, "train", "--resume", "r")
+    wait_for(lambda: steps_of(run)[-1] > stopped_at + 25, process)
+    family = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.communicate()
+    agents = [member for member in family if member.is_running() and member.name().endswith("Agent")]
+    ending += agents
+    assert not psutil.wait_procs(set(family) - set(agents), timeout=30)[1]
+    assert run.state().seen_now() == "killed"
+    assert len(list(run.checkpoints.glob("step-*"))) <= 4  # two, the best one, and one that may just be in writing
+
+    last = steps_of(run)[-1] + 3
+    process = strata_process(home, "train", "--resume", "r", f"train.steps={last}", address=shared_cluster)
+    output, _ = process.communicate(timeout=180)
+    assert process.returncode == 0, output
+    assert steps_of(run) == list(range(1, last + 1))
+    assert run.state().status == "finished" and runs.newest_with_export() == run
+
+
 def test_run_learns_exports_and_repeats_itself_after_damage(small_recipe: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
     summary = driver.start(small_recipe, "first", "test", Console())
     run = summary.run
@@ -106,36 +149,3 @@ def test_run_goes_on_in_another_layout_from_checkpoints_behind_a_uri(small_recip
     losses, expected = ([r["loss"] for r in records.read(run.metrics)] for run in (split.run, serial.run))
     assert losses == pytest.approx(expected, rel=1e-4)
     assert loss_of_export(split.run, changed()) == pytest.approx(split.val_loss, abs=1e-4)
-
-
-def test_ctrl_c_saves_then_kill_loses_little_and_resume_goes_on(home: Path, corpus: Path, shared_cluster: str) -> None:
-    settings = [*SMALL, f"data.path={corpus}", ENDLESS, "train.checkpoint_every=10", "train.keep=2"]
-    process = strata_process(home, "train", "--run", "r", *settings, address=shared_cluster)
-    run = Run(home / "runs" / "r")
-    wait_for(lambda: len(records.read(run.metrics)) >= 3, process)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the whole group
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 130, output
-    assert "strata train --resume r" in output
-    state, stopped_at = run.state(), steps_of(run)[-1]
-    assert (state.status, state.step) == ("interrupted", stopped_at)
-    assert (run.checkpoints / f"step-{stopped_at:08}").exists()
-    assert not (run.path / "stop").exists()
-
-    process = strata_process(home, "train", "--resume", "r")
-    wait_for(lambda: steps_of(run)[-1] > stopped_at + 25, process)
-    family = psutil.Process(process.pid).children(recursive=True)
-    process.kill()
-    process.communicate()
-    agents = [member for member in family if member.is_running() and member.name().endswith("Agent")]
-    assert not psutil.wait_procs(set(family) - set(agents), timeout=30)[1]
-    assert run.state().seen_now() == "killed"
-    assert len(list(run.checkpoints.glob("step-*"))) <= 4  # two, the best one, and one that may just be in writing
-
-    last = steps_of(run)[-1] + 3
-    process = strata_process(home, "train", "--resume", "r", f"train.steps={last}", address=shared_cluster)
-    output, _ = process.communicate(timeout=180)
-    assert process.returncode == 0, output
-    assert steps_of(run) == list(range(1, last + 1))
-    assert not psutil.wait_procs(agents, timeout=120)[1]  # these look for their raylet only now and then
-    assert run.state().status == "finished" and runs.newest_with_export() == run
