@@ -65,7 +65,6 @@ def loss_of_export(run: Run, recipe: Recipe) -> float:
         return token_losses(model(batch[:, :-1]).logits, batch[:, 1:]).mean().item()
 
 
-@pytest.mark.usefixtures("on_shared_cluster")
 @pytest.fixture(scope="module")
 def ending() -> Iterator[list[psutil.Process]]:
     """Ray's agents, which look for their raylet only once in a minute: they have the time of the other tests to end."""
@@ -109,6 +108,7 @@ def test_ctrl_c_saves_then_kill_loses_little_and_resume_goes_on(
     assert run.state().status == "finished" and runs.newest_with_export() == run
 
 
+@pytest.mark.usefixtures("on_shared_cluster")
 def test_run_learns_exports_and_repeats_itself_after_damage(small_recipe: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
     summary = driver.start(small_recipe, "first", "test", Console())
     run = summary.run
