@@ -39,8 +39,12 @@ ABSENT = {
 }
 # The few questions that have no answer without them.
 SILENT_PANELS = {"strata-cluster: KubeRay"}
-SILENT_ALERTS = {"StrataClusterNotProvisioned", "StrataServiceNotReady", "StrataJobFailed", "StrataCheckpointFailing"} | {
-    "StrataLossNotFinite"
+SILENT_ALERTS = {
+    "StrataClusterNotProvisioned",
+    "StrataServiceNotReady",
+    "StrataJobFailed",
+    "StrataCheckpointFailing",
+    "StrataLossNotFinite",
 }
 
 WORKERS, REPLICAS, MOST_SERIES = 8, 4, 20_000

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from ray.serve.schema import ServeDeploySchema
 
+from strata.deploy import names
 from strata.platform.errors import UserError
-from strata.serving import cluster
+from strata.serving import app, cluster
 from strata.serving.cluster import SECRET, Arguments
 
 
@@ -35,6 +36,12 @@ def test_every_engine_goes_to_its_own_nodes_and_gateways_to_all(model: Path, mon
         "decode": (0.5, {"strata-decode": 1}),
         "prefill": (0.5, {"strata-prefill": 1}),
     }
+
+
+def test_replicas_ask_for_what_the_manifests_offer() -> None:
+    """The two rooms do not know each other."""
+    assert app.GATEWAY_RESOURCE == names.GATEWAY_RESOURCE
+    assert names.ENGINE_RESOURCE.format(group="decode") == "strata-decode"
 
 
 def test_an_update_builds_the_same_secret(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,7 +70,7 @@ def unsaid(order: Order) -> list[str]:
 
 def _own_image(recipe: Recipe, parts: Sequence[str]) -> str:
     """As the Dockerfile's targets are tagged by who builds them here."""
-    devices = [recipe.serve.device] if parts == ("serve",) else [recipe.serve.device, recipe.parallel.device]
+    devices = {recipe.serve.device if part == "serve" else recipe.parallel.device for part in parts}
     return f"{names.IMAGE}:{version('strata')}-{'gpu' if 'gpu' in devices else 'cpu'}"
 
 

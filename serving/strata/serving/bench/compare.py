@@ -40,7 +40,7 @@ def bench(
     def drive(name: str, up: server.Server, number: int, say: Callable[[str], None]) -> None:
         if settings.rounds > 1:
             console.print(f"[bold]{name}[/], round {number + 1} of {settings.rounds}")
-        results.add(name, _drive(name, up, subject, settings, logs, console, say))
+        results.add(name, _drive(name, up, subject, settings, number, logs, console, say))
         write_atomic(json_file, json.dumps(report.as_json(subject, settings, results), indent=2))
         write_atomic(picture, plot.draw(settings, results))
 
@@ -76,12 +76,20 @@ def bench(
 
 
 def _drive(
-    name: str, up: server.Server, subject: Subject, settings: Settings, logs: Path, console: Console, say: Callable[[str], None]
+    name: str,
+    up: server.Server,
+    subject: Subject,
+    settings: Settings,
+    turn: int,
+    logs: Path,
+    console: Console,
+    say: Callable[[str], None],
 ) -> Ran:
     measured = []
     for number, level in enumerate(settings.levels):
         say(f"{name}: {level.label} …")
-        seed = settings.seed + number  # a prefix cache must not know this level's prompts from the one before
+        # A prefix cache must not know these prompts from a level before, nor, in a server that stays up, from a round before.
+        seed = settings.seed + turn * len(settings.levels) + number
         outcome = load.run(up.target, settings.workload, level, settings.clients, seed)
         summary = measure.summarise(outcome.records, settings.slo)
         kinds = measure.by_kind(outcome.records, settings.slo)
