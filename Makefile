@@ -16,7 +16,7 @@ ARGS ?=
 STRATA := $(VENV)/bin/strata
 export PYTHONUNBUFFERED := 1
 
-.PHONY: help setup train serve chat doctor runs demo bench-startup bench-serve chaos bench-train bench-checkpoint bench-memory monitor top dashboards deploy crds test test-gpu lint clean lock
+.PHONY: help setup train serve chat doctor runs demo bench-startup bench-serve chaos bench-train bench-checkpoint bench-memory bench-kernels monitor top dashboards deploy crds test test-gpu lint clean lock
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ chaos: setup ## kill replicas under load and compare every answer with the undis
 bench-train: setup ## tokens a second when training RECIPE, beside a bare torch loop and, on GPUs, transformers with Liger
 	@$(STRATA) bench train --recipe "$(RECIPE)" $(ARGS)
 
+bench-kernels: setup ## our kernels beside torch's, Liger's and vLLM's; without a GPU, small shapes on the CPU
+	@$(STRATA) bench kernels $(ARGS)
+
 bench-checkpoint: setup ## how long steps of RECIPE stand still for a checkpoint, asynchronous and synchronous
 	@$(STRATA) bench checkpoint --recipe "$(RECIPE)" $(ARGS)
 
@@ -85,7 +88,7 @@ test-gpu: setup ## the tests that need a GPU
 	@$(VENV)/bin/pytest tests/gpu $(ARGS)
 
 lint: setup ## ruff and mypy
-	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/mypy -p strata.platform -p strata.planner -p strata.training -p strata.serving -p strata.monitoring -p strata.deploy -p strata.dashboards
+	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/mypy -p strata.platform -p strata.planner -p strata.training -p strata.serving -p strata.kernels -p strata.monitoring -p strata.deploy -p strata.dashboards
 
 lock: setup ## write the constraint files anew from pyproject.toml
 	@platform/setup/lock "$(VENV)"

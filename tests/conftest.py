@@ -1,5 +1,6 @@
 """What tests share: a home of their own each, and, once for all of them, a trained model and an endpoint that serves it."""
 
+import interpreting  # noqa: F401, I001  (first: it decides how all that is imported after it runs)
 import os
 import signal
 import subprocess

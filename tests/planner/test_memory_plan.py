@@ -4,12 +4,12 @@ import gc
 import random
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
-from strata.planner import check_memory, library, schedules
-from strata.planner.activations import EAGER, EAGER_ON_CPU, FLASH, FSDP, UNFUSED, Keeping, keeping_of, layer_parts
+from strata.planner import check_memory, library, memory, schedules
+from strata.planner.activations import EAGER, FLASH, FSDP, OWN, OWN_ON_CPU, UNFUSED, Keeping, keeping_of, layer_parts
 from strata.planner.layout import Layout, Recompute, Schedule
 from strata.planner.memory import IN_FLIGHT, MemoryPlan, peak_bytes, plan_memory
 from strata.planner.shape import Shape
@@ -17,10 +17,11 @@ from strata.planner.sheet import Sheet
 from strata.planner.software import PROGRAMS
 from strata.platform.recipe import ModelSection, MoESection
 
+Kernels = Literal["strata", "torch"]
 GIB = 2**30
 H100 = 80e9
 MODELS = ("gpt-3-175b", "llama-3.1-8b", "mixtral-8x7b", "deepseek-v3")
-KEEPINGS = (UNFUSED, FLASH, FSDP, EAGER, EAGER_ON_CPU)
+KEEPINGS = (UNFUSED, FLASH, FSDP, EAGER, OWN, OWN_ON_CPU)
 RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 GPT = Shape("gpt", 4, 256, 8, 8, 32, 1024, 1000, 128, gated=False, biases=True, positions=True)
 
@@ -122,11 +123,15 @@ def test_experts_get_top_k_copies() -> None:
     # Experts' bookkeeping (which token went where) is not counted.
     [(None, 0.0), (MoESection(experts=4, top_k=2), 0.015), (MoESection(experts=4, top_k=2, shared_ffn=96), 0.015)],
 )
-def test_eager_is_what_torch_keeps(precision: Any, recompute: Recompute, moe: MoESection | None, tolerance: float) -> None:
-    kept = {layers: _kept_by_torch(_section(layers, moe), precision, recompute) for layers in (2, 4)}
+@pytest.mark.parametrize("kernels", ["strata", "torch"])
+def test_a_layer_is_what_torch_keeps(
+    kernels: Kernels, precision: Any, recompute: Recompute, moe: MoESection | None, tolerance: float
+) -> None:
+    kept = {layers: _kept_by_torch(_section(layers, moe), precision, recompute, kernels) for layers in (2, 4)}
     shape = library.from_recipe(_section(2, moe), "ours")
     layout = Layout(micro_batch=2, recompute=recompute, precision=precision)
-    planned = layer_parts(shape, layout, EAGER, sparse=moe is not None).total
+    keeping = OWN if kernels == "strata" else EAGER
+    planned = layer_parts(shape, layout, keeping, sparse=moe is not None).total
     assert planned == pytest.approx((kept[4] - kept[2]) / 2, rel=tolerance)
 
 
@@ -134,21 +139,21 @@ def _section(layers: int, moe: MoESection | None) -> ModelSection:
     return ModelSection(layers=layers, hidden=64, heads=4, kv_heads=2, ffn=160, vocab=512, context=64, moe=moe)
 
 
-def _kept_by_torch(section: ModelSection, precision: str, mode: Recompute) -> int:
+def _kept_by_torch(section: ModelSection, precision: str, mode: Recompute, kernels: Kernels) -> int:
     """Bytes that a forward pass leaves behind while its loss is held."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 
-    from strata.training.model import Llama, token_losses
+    from strata.training.model import Llama
     from strata.training.parallel import recompute
 
-    model = Llama(section).to(torch.bfloat16 if precision == "bf16" else torch.float32)
+    model = Llama(section, kernels=kernels).to(torch.bfloat16 if precision == "bf16" else torch.float32)
     recompute.apply(model, mode)
     tokens_bt = torch.zeros(2, section.context, dtype=torch.long)
-    token_losses(model(tokens_bt), tokens_bt).mean()  # the first pass makes buffers that stay
+    model(tokens_bt, targets_bt=tokens_bt)  # the first pass makes buffers that stay
     gc.collect()  # a recomputed pass lets go of its tensors only then
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        loss = token_losses(model(tokens_bt), tokens_bt).mean()
+        loss = model(tokens_bt, targets_bt=tokens_bt)
     assert loss.requires_grad
     assert profiled.profiler and profiled.profiler.kineto_results
     return sum(event.nbytes() for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]")
@@ -311,3 +316,10 @@ def test_against_torchtitan(layout: Layout, sequence: int, published: float) -> 
     """GiB that torch's allocator reserved for Llama 3.1 8B on 8 H100s: torchtitan's docs/performance.md, tables 1 and 2."""
     fullest = plan(library.model("llama-3.1-8b"), layout, FSDP, sequence).fullest
     assert (fullest.total - fullest.runtime) / GIB == pytest.approx(published, rel=0.10)
+
+
+def test_the_loss_is_planned_in_the_chunks_that_it_takes() -> None:
+    from strata.kernels import linear_cross_entropy as loss
+
+    assert {"gpu": loss.LOGITS_BYTES["cuda"], "cpu": loss.LOGITS_BYTES["cpu"]} == memory.LOGITS_CHUNK
+    assert loss.MOST_ROUNDINGS == memory.CHUNKS_ADDED_UP

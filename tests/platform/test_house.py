@@ -1,5 +1,6 @@
 """The rooms' folder names are those of other packages; nothing may notice."""
 
+import ast
 import os
 import subprocess
 import sys
@@ -44,6 +45,7 @@ ALLOWED = {
     "platform/strata/monitoring": {"platform", "monitoring"},
     "training/strata": {"platform", "planner", "training", "kernels"},
     "serving/strata": {"platform", "serving", "kernels"},
+    "kernels/strata": {"platform", "kernels"},
     "infra/strata": {"platform", "deploy"},
     "dashboards/strata": {"platform", "monitoring", "dashboards"},
 }
@@ -56,3 +58,19 @@ def test_rooms_know_only_whom_they_may(root: Path, folder: str) -> None:
             words = line.split()
             if words[:1] in (["from"], ["import"]) and words[1].startswith("strata."):
                 assert words[1].split(".")[1] in ALLOWED[folder], f"{file}: {line}"
+
+
+def test_operations_know_torch_and_triton_only(root: Path) -> None:
+    """What has to do with the command line, vLLM or other people's kernels lies in modules and folders of its own."""
+    outside = {"commands.py", "catalog.py", "tuner.py"}
+    for file in set((root / "kernels/strata/kernels").glob("*.py")):
+        if file.name in outside:
+            continue
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            for name in names:
+                ours = name.startswith("strata.kernels.") or name == "strata.kernels"
+                known = name.split(".")[0] in {"torch", "triton", "numpy"} | sys.stdlib_module_names
+                assert ours or known, f"{file}: {name}"

@@ -57,6 +57,8 @@ def test_dump_loads_again() -> None:
     [
         ("train.stpes=3", "Unknown recipe key 'train.stpes'", "'train.steps'"),
         ("steps=3", "Unknown recipe key 'steps'", "'train.steps'"),
+        ("train.kernels=liger", "set it to strata or torch, or parallel.device to gpu", "Change"),
+        ("train.kernels=triton", "should be 'strata', 'torch' or 'liger'", "Change"),
         ("serve.prefil.replicas=2", "Unknown recipe key 'serve.prefil'", "'serve.prefill'"),
         ("train.steps.more=3", "Unknown recipe key", "train.steps"),
         ("train.lr=5", "train.lr=5", "Change"),

@@ -16,7 +16,7 @@ SECTIONS = [DENSE, DENSE.model_copy(update={"tie_embeddings": False}), *(DENSE.m
 def test_formula_counts_what_torch_computes(section: ModelSection) -> None:
     """With attention as plain products: torch's counter does not know every fused kernel."""
     tokens_bt = torch.randint(0, section.vocab, (2, section.context))
-    model = Llama(section)
+    model = Llama(section, kernels="torch")
     with FlopCounterMode(display=False) as forward, sdpa_kernel(SDPBackend.MATH):
         logits_btv = model(tokens_bt)
     assert forward.get_total_flops() * 3 == flops_per_token(section) * tokens_bt.numel()

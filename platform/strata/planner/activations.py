@@ -3,7 +3,7 @@
 `unfused` is Megatron's GPT with dropout and with attention scores in memory: Korthikanti et al., "Reducing Activation
 Recomputation in Large Transformer Models" (arXiv 2205.05198), section 4, whose sums ours are. `flash` is Megatron-Core with
 Transformer Engine: flash attention, fused kernels, no dropout. `eager` is our own model in plain torch, operation by
-operation as autograd saves it.
+operation as autograd saves it; `own` the same model on our own kernels.
 """
 
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ class Keeping:
     """A training program, by what it holds beside what the arithmetic needs. `selective` is what it computes again then:
     attention's core, all but the matrix products, or every other one of those too. `cpu`: its workers run on CPUs."""
 
-    style: Literal["unfused", "flash", "eager"]
+    style: Literal["unfused", "flash", "eager", "own"]
     engine: Literal["megatron", "fsdp", "deepspeed"]
     selective: Literal["core", "streams", "half"] = "core"
     fp32_gradients: bool = False  # Megatron's --accumulate-allreduce-grads-in-fp32
@@ -35,16 +35,17 @@ class Keeping:
 UNFUSED = Keeping("unfused", "megatron")
 FLASH = Keeping("flash", "megatron")
 FSDP = Keeping("flash", "fsdp", "half")  # as torchtitan uses torch's FSDP2
-EAGER = Keeping("eager", "deepspeed", "streams")  # Strata's own training
-EAGER_ON_CPU = replace(EAGER, cpu=True)
-# With train.compile: torch.compile computes norms and activation functions again rather than keep what they made. One H200 with
-# the h200 recipe: 61 GiB allocated, 71 planned so and 87 as eager.
+OWN = Keeping("own", "deepspeed", "streams")  # Strata's own training
+OWN_ON_CPU = replace(OWN, cpu=True)
+EAGER = replace(OWN, style="eager")  # with train.kernels=torch
+# With train.compile as well: torch.compile computes norms and activation functions again rather than keep what they made. One
+# H200 with the h200 recipe: 61 GiB allocated, 71 planned so and 87 as eager.
 COMPILED = replace(EAGER, style="flash")
 
 
 def keeping_of(software: Software) -> Keeping:
     if software.name == "strata":
-        return COMPILED
+        return OWN
     if software.selective == "half":
         return FSDP
     return Keeping(software.attention, "megatron", fp32_gradients=software.gradient_bytes == 4)
@@ -162,7 +163,9 @@ def _formulas(shape: Shape, layout: Layout, keeping: Keeping, sparse: bool, reco
     if recompute == "selective" and keeping.selective != "core":
         return _products(shape, layout, keeping, sparse)
     if keeping.style == "eager":
-        return _eager(shape, sparse)
+        return _ours(shape, sparse, norm="hidden * (4 + width) + 4", wide=4)
+    if keeping.style == "own":
+        return _ours(shape, sparse, norm="hidden * width + 4", wide=3)
     return _megatron(shape, keeping, sparse, recompute)
 
 
@@ -197,19 +200,21 @@ def _megatron(shape: Shape, keeping: Keeping, sparse: bool, recompute: Recompute
     }
 
 
-def _eager(shape: Shape, sparse: bool) -> dict[str, str]:
-    """A norm keeps its input in fp32, its root mean square and what it made before its weight; a SwiGLU keeps gate, activated
-    gate, up and product. Experts keep their inputs, and their outputs both as they come and put back in the tokens' order."""
+def _ours(shape: Shape, sparse: bool, norm: str, wide: int) -> dict[str, str]:
+    """A norm keeps its input and its root mean square; in plain torch the input in fp32, and what it made before its weight. A
+    SwiGLU keeps gate, up and product; in plain torch the activated gate, too. Experts keep their inputs, and their outputs both
+    as they come and put back in the tokens' order."""
     inputs = "hidden + narrow" if shape.latent else "hidden"
     if sparse:
-        shared = " + tokens * (hidden + 4 * shared_ffn / tensor) * width" if shape.experts and shape.experts.shared_ffn else ""
+        always = shape.experts and shape.experts.shared_ffn
+        shared = f" + tokens * (hidden + {wide} * shared_ffn / tensor) * width" if always else ""
         feed_forward = (
-            f"between * (hidden * width + 8 * experts) + dispatched * (3 * hidden + 4 * expert_ffn / tensor) * width{shared}"
+            f"between * (hidden * width + 8 * experts) + dispatched * (3 * hidden + {wide} * expert_ffn / tensor) * width{shared}"
         )
     else:
-        feed_forward = "between * hidden * width + 4 * tokens * ffn / tensor * width"
+        feed_forward = f"between * hidden * width + {wide} * tokens * ffn / tensor * width"
     return {
-        "norms": "2 * between * (hidden * (4 + width) + 4)",
+        "norms": f"2 * between * ({norm})",
         "projections": f"between * ({inputs}) * width + tokens * attended * width",
         "core": f"tokens * (queries + keys_values) * width + {STATISTICS}",
         "feed_forward": feed_forward,

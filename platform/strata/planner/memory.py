@@ -21,6 +21,8 @@ from strata.planner.sheet import FUNCTIONS, Sheet, _compiled
 from strata.planner.stages import layers_of, parts_of
 
 Precision = Literal["fp32", "fp16", "bf16", "fp8"]
+LOGITS_CHUNK = {"gpu": 1 << 29, "cpu": 1 << 24}  # linear_cross_entropy's
+CHUNKS_ADDED_UP = 8
 TERMS = ("parameters", "gradients", "optimizer", "activations", "logits", "working", "buffers", "gaps", "runtime")
 
 
@@ -272,12 +274,13 @@ def _write_in_flight(sheet: Sheet, stage: Stage, layout: Layout) -> None:
 
 def _write_activations(sheet: Sheet, stage: Stage, layout: Layout, keeping: Keeping) -> None:
     """The loss comes when all layers' activations are held, and so does the last layer's backward pass, after it."""
-    eager = keeping.style == "eager"
     held = [f"{kind}_layers * {kind}_layer" for kind in stage.kinds]
     if stage.embedding and keeping.style == "unfused":
         held.append("between * hidden")  # a mask of the embedding's dropout
     if stage.head:
-        held.append("between * (hidden * (4 + 2 * width) + 4)" if eager else "2 * between * hidden * width")
+        # Where the loss computes its gradients at once, that of the head's input is kept in its input's place.
+        ends = {"eager": "between * (hidden * (4 + 2 * width) + 4)", "own": "between * (2 * hidden * width + 4)"}
+        held.append(ends.get(keeping.style, "2 * between * hidden * width"))
     sheet.work_out("once", " + ".join(held) or "0", "B", "kept of one micro-batch, with the last norm's and the head's inputs")
     sheet.work_out("activations", "in_flight * once", "B", "of all micro-batches in flight")
     _write_logits(sheet, stage, layout, keeping)
@@ -294,6 +297,14 @@ def _write_logits(sheet: Sheet, stage: Stage, layout: Layout, keeping: Keeping) 
     gpipe = f"(in_flight - 1) * 4 * tokens * {columns} + " if layout.schedule == "gpipe" else ""
     if keeping.engine == "megatron":
         sheet.work_out("logits", f"{gpipe}tokens * {columns} * (4 + width)", "B", "as they come, and their softmax in fp32")
+        return
+    if keeping.style == "own":
+        sheet.given("chunk", LOGITS_CHUNK["cpu" if keeping.cpu else "gpu"], "B", "of logits that are in memory at a time")
+        # Too many chunks' gradients are added up in fp32.
+        chunks = sheet["tokens"] * sheet["vocab"] * sheet["width"] / sheet["chunk"]
+        summed = " + 4 * head_parameters" if chunks > CHUNKS_ADDED_UP and sheet["width"] < 4 else ""
+        why = "some tokens' logits, and the head's own gradient"
+        sheet.work_out("logits", f"min(chunk, tokens * vocab * width) + head_parameters * width{summed}", "B", why)
         return
     # Of torch's cross entropy in its backward pass: log-probabilities, their gradient and the logits' gradient, all in fp32. And
     # the gradient of the head's matrix, before it is added to what is there. DeepSpeed's pipeline keeps the logits, too.

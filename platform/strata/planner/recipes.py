@@ -4,7 +4,7 @@ import re
 from math import ceil
 
 from strata.planner import library
-from strata.planner.activations import COMPILED, EAGER
+from strata.planner.activations import COMPILED, EAGER, OWN, Keeping
 from strata.planner.hardware import Gpu
 from strata.planner.layout import Layout
 from strata.planner.memory import peak_bytes
@@ -163,12 +163,19 @@ def from_recipe(recipe: Recipe) -> tuple[Shape, Layout, int]:
     return library.from_recipe(model, "the recipe's model"), layout, model.context
 
 
+def keeping_of(train: TrainSection) -> Keeping:
+    """Liger's kernels keep what ours do, but for attention, which keeps the same in all of them."""
+    if train.kernels != "torch":
+        return OWN
+    return COMPILED if train.compile else EAGER
+
+
 def warning(recipe: Recipe, gpu: Gpu) -> str | None:
     """One line for who is about to train, if the plan says that the recipe does not fit."""
     if recipe.parallel.device != "gpu":
         return None
     shape, layout, sequence = from_recipe(recipe)
-    peak = peak_bytes(shape, layout, COMPILED if recipe.train.compile else EAGER, sequence)
+    peak = peak_bytes(shape, layout, keeping_of(recipe.train), sequence)
     if peak <= gpu.memory:
         return None
     return (

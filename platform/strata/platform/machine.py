@@ -1,5 +1,6 @@
-"""What this machine can still give."""
+"""What this machine is, and what it can still give."""
 
+import platform
 from pathlib import Path
 
 import psutil
@@ -15,3 +16,12 @@ def available_memory() -> int:
     except (FileNotFoundError, ValueError):  # no control groups, or no limit ("max")
         return free
     return min(free, max(0, limit))
+
+
+def processor() -> str:
+    """Python's own word for it is empty on Linux."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except FileNotFoundError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())

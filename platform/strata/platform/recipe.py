@@ -101,6 +101,9 @@ class TrainSection(Section):
     recompute: Literal["none", "selective", "full"] = Field(
         "none", description="activations computed again in the backward pass: all but matrix products, or whole layers"
     )
+    kernels: Literal["strata", "torch", "liger"] = Field(
+        "strata", description="what norms, rotations, attention and the loss run on: our kernels, plain torch, or Liger's (GPUs)"
+    )
     compile: bool = Field(False, description="torch.compile each layer: minutes at the start, faster steps")
     checkpoints: str | None = Field(
         None, description="where checkpoints go, any fsspec or pyarrow URI (s3://, gs://, file://); else the run's folder"
@@ -203,6 +206,9 @@ class ServeSection(Section):
     device: Device = "cpu"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     eager: bool = Field(False, description="skip torch.compile: slower tokens, a much faster start")
+    kernels: Literal["vllm", "strata"] = Field(
+        "vllm", description="whose attention GPU engines run: the one that vLLM chooses, or ours, through a plugin of vLLM's"
+    )
     kv_cache_gib: Positive = Field(1, description="KV cache of one CPU engine; on GPUs gpu_memory decides")
     max_sequences: Positive = Field(64, description="sequences an engine runs at once")
     max_queue: NonNegative = Field(256, description="sequences that may wait beyond those running; more get 429 and Retry-After")
@@ -218,6 +224,12 @@ class ServeSection(Section):
     def something_decodes(self) -> Self:
         if self.decode.replicas == 0:
             raise ValueError("decode.replicas=0 leaves nobody to answer; only prefill.replicas may be 0")
+        return self
+
+    @model_validator(mode="after")
+    def kernels_have_a_gpu(self) -> Self:
+        if self.kernels == "strata" and self.device == "cpu":
+            raise ValueError("kernels=strata are Triton kernels for NVIDIA GPUs: set device=gpu, or kernels=vllm on a CPU")
         return self
 
 
@@ -251,4 +263,10 @@ class Recipe(Section):
             raise ValueError(
                 f"train.batch={self.train.batch} must be a multiple of data-parallel workers x train.micro_batch = {share}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def kernels_have_their_device(self) -> Self:
+        if self.train.kernels == "liger" and self.parallel.device != "gpu":
+            raise ValueError("train.kernels=liger runs on GPUs only: set it to strata or torch, or parallel.device to gpu")
         return self

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from strata.kernels import vllm_plugin
 from strata.platform.recipe import Device, PoolSection, ServeSection
 from strata.serving import mps
 from strata.serving.link import SECRET_BYTES
@@ -41,6 +42,7 @@ class EngineSpec:
     device: Device
     dtype: str
     eager: bool
+    our_kernels: bool
     max_sequences: int
     kv_cache_gib: int
     threads: int
@@ -66,6 +68,7 @@ class EngineSpec:
             device=serve.device,
             dtype=serve.dtype,
             eager=serve.eager,
+            our_kernels=serve.kernels == "strata",
             max_sequences=serve.max_sequences,
             kv_cache_gib=serve.kv_cache_gib,
             threads=max(1, (os.cpu_count() or 1) // engines),
@@ -94,6 +97,8 @@ class EngineSpec:
         """Set on the replica's process, and so on the engine processes it starts."""
         common = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "TOKENIZERS_PARALLELISM": "false"}
         if self.device == "gpu":
+            if self.our_kernels:
+                common |= vllm_plugin.environment()
             # What vLLM's own server comes to; Ray would set it to the replica's CPUs.
             return common | {"OMP_NUM_THREADS": "1"} | (mps.environment(self.pool.sm_share) if self.side_by_side else {})
         cpu = {
@@ -123,6 +128,8 @@ class EngineSpec:
             kwargs["reasoning_parser"] = self.reasoning_parser
         if self.disaggregated:
             kwargs["kv_transfer_config"] = self._transfer()
+        if self.our_kernels:
+            kwargs |= vllm_plugin.engine_arguments()
         if self.device == "gpu":
             kwargs["tensor_parallel_size"] = self.pool.tensor_parallel
             kwargs["distributed_executor_backend"] = "mp" if self.pool.tensor_parallel > 1 else "uni"

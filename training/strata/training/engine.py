@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from strata.platform.recipe import ModelSection, ParallelSection, TrainSection
 from strata.training import balance, clipping
 from strata.training.layout import accumulation
-from strata.training.model import Layer, Llama, token_losses
+from strata.training.model import Head, Layer, Llama
 from strata.training.parallel import data, expert, pipeline, recompute, sequence, tensor
 from strata.training.pieces import whole_name
 
@@ -35,11 +35,11 @@ def build(model: ModelSection, train: TrainSection, parallel: ParallelSection) -
     groups = None
     module: Any
     if parallel.pipeline > 1:
-        module = pipeline.build(model, parallel, train.seed, mean_loss)
+        module = pipeline.build(model, train, parallel)
         if parallel.tensor > 1:
             tensor.split_stage(module, module.mpu().get_slice_parallel_group())
     else:
-        module = Llama(model, train.seed)
+        module = Llama(model, train.seed, train.kernels)
         if parallel.sequence > 1:
             groups = sequence.initialize(parallel.sequence)
             sequence.spread(module, groups)
@@ -64,14 +64,10 @@ def build(model: ModelSection, train: TrainSection, parallel: ParallelSection) -
     if model.moe:
         balance.attach(module, model, scale=data.gradient_scale(parallel) / accumulation(train, parallel))
     if train.compile:
-        for layer in module.modules():
-            if isinstance(layer, Layer):
-                layer.compile()
+        for part in module.modules():
+            if isinstance(part, Layer | Head):
+                part.compile()
     return engine
-
-
-def mean_loss(logits_btv: Tensor, targets_bt: Tensor) -> Tensor:
-    return token_losses(logits_btv, targets_bt).mean()
 
 
 def deepspeed_config(model: ModelSection, train: TrainSection, parallel: ParallelSection) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from strata.platform.runs import Run
 from strata.training import checkpoint, engine, flops, records
 from strata.training.layout import accumulation, place
 from strata.training.memory import peak_memory
+from strata.training.ops import IGNORED
 from strata.training.records import Record
 from strata.training.sampler import Indices, rank_indices
 from strata.training.saving import Saver
@@ -30,8 +31,6 @@ from strata.training.stopwatch import Stopwatch
 from strata.training.storage import Folder
 from strata.training.telemetry import Telemetry, checkpoint_failures
 from strata.training.windows import Windows
-
-IGNORED = -100  # a target that cross entropy passes over
 
 
 @dataclass(frozen=True)
@@ -142,7 +141,7 @@ class Worker:
         self._steps = (
             Stages(self.engine, self._watch)
             if job.parallel.pipeline > 1
-            else Whole(self.engine, job.model, job.train, job.parallel, self._watch)
+            else Whole(self.engine, job.model, job.parallel, self._watch)
         )
         self._train_windows = Windows(job.tokens, "train", job.model.context)
         self._validation_windows = Windows(job.tokens, "validation", job.model.context)

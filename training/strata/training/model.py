@@ -1,8 +1,9 @@
-"""A Llama in plain torch, dense or with a mixture of experts, under Hugging Face's parameter names, so that an export is a copy.
+"""A Llama, dense or with a mixture of experts, under Hugging Face's parameter names, so that an export is a copy.
 
-It knows nothing of devices, precision or parallelism: the engine wraps it. Shapes in names: b batch, t tokens, d hidden,
-h heads, k key/value heads, v vocabulary; `e` is the width of one head. In `MoE`, where there are no heads, n is all tokens
-of the batch, e experts and k those that a token passes through.
+It knows nothing of devices, precision or parallelism: the engine wraps it. What lies between the matrix products is `ops`'.
+Shapes in names: b batch, t tokens, d hidden, h heads, k key/value heads, v vocabulary; `e` is the width of one head, or half of
+it in rotary tables. In `MoE`, where there are no heads, n is all tokens of the batch, e experts and k those that a token passes
+through.
 """
 
 import hashlib
@@ -12,73 +13,73 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from strata.platform.recipe import ModelSection, MoESection
+from strata.training import ops as makers
+from strata.training.ops import IGNORED, Kernels, Ops
 
 
 class RMSNorm(nn.Module):
-    def __init__(self, width: int, eps: float) -> None:
+    def __init__(self, width: int, eps: float, ops: Ops) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
         self.eps = eps
+        self.ops = ops
 
     def forward(self, x: Tensor) -> Tensor:
-        x32 = x.float()  # the mean of squares loses too much in bf16
-        return self.weight * (x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+        return self.ops.rms_norm(x, self.weight, self.eps)
 
 
 def rotary_table(positions_t: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
     """Computed per forward pass instead of kept as a buffer: an engine that casts a model to bf16 would cast the angles too."""
     frequencies = theta ** -(torch.arange(0, head_dim, 2, device=positions_t.device, dtype=torch.float32) / head_dim)
-    angles_te = torch.outer(positions_t.float(), frequencies).repeat(1, 2)
+    angles_te = torch.outer(positions_t.float(), frequencies)
     return angles_te.cos(), angles_te.sin()
-
-
-def rotate(x_bhte: Tensor, cos_te: Tensor, sin_te: Tensor) -> Tensor:
-    """Hugging Face's convention: a dimension is paired with the one half a head away, not with its neighbour."""
-    first, second = x_bhte.chunk(2, dim=-1)
-    turned = torch.cat((-second, first), dim=-1)
-    return (x_bhte * cos_te + turned * sin_te).to(x_bhte.dtype)
 
 
 class CausalAttention(nn.Module):
     """A module without weights, so that a layout which cuts sequences can put its own in this place."""
 
-    def forward(self, q_bhte: Tensor, k_bkte: Tensor, v_bkte: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q_bhte, k_bkte, v_bkte, is_causal=True, enable_gqa=True)
+    def __init__(self, ops: Ops) -> None:
+        super().__init__()
+        self.ops = ops
+
+    def forward(self, q_bthe: Tensor, k_btke: Tensor, v_btke: Tensor) -> Tensor:
+        return self.ops.attention(q_bthe, k_btke, v_btke)
 
 
 class Attention(nn.Module):
-    def __init__(self, section: ModelSection) -> None:
+    def __init__(self, section: ModelSection, ops: Ops) -> None:
         super().__init__()
         self.head_dim = section.head_dim
+        self.ops = ops
         kv_width = section.kv_heads * self.head_dim
         self.q_proj = nn.Linear(section.hidden, section.hidden, bias=False)
         self.k_proj = nn.Linear(section.hidden, kv_width, bias=False)
         self.v_proj = nn.Linear(section.hidden, kv_width, bias=False)
         self.o_proj = nn.Linear(section.hidden, section.hidden, bias=False)
-        self.core: nn.Module = CausalAttention()
+        self.core: nn.Module = CausalAttention(ops)
 
     def forward(self, x_btd: Tensor, cos_te: Tensor, sin_te: Tensor) -> Tensor:
-        q_bhte = rotate(self._heads(self.q_proj(x_btd)), cos_te, sin_te)
-        k_bkte = rotate(self._heads(self.k_proj(x_btd)), cos_te, sin_te)
-        v_bkte = self._heads(self.v_proj(x_btd))
-        y_bhte = self.core(q_bhte, k_bkte, v_bkte)
-        y_btd: Tensor = self.o_proj(y_bhte.transpose(1, 2).flatten(2))
+        q_bthe, k_btke, v_btke = (self._heads(project(x_btd)) for project in (self.q_proj, self.k_proj, self.v_proj))
+        q_bthe, k_btke = self.ops.rope(q_bthe, k_btke, cos_te, sin_te)
+        y_bthe = self.core(q_bthe, k_btke, v_btke)
+        y_btd: Tensor = self.o_proj(y_bthe.flatten(2))
         return y_btd
 
     def _heads(self, x_btd: Tensor) -> Tensor:
         batch, tokens, width = x_btd.shape
-        return x_btd.view(batch, tokens, width // self.head_dim, self.head_dim).transpose(1, 2)
+        return x_btd.view(batch, tokens, width // self.head_dim, self.head_dim)
 
 
 class SwiGLU(nn.Module):
-    def __init__(self, hidden: int, ffn: int) -> None:
+    def __init__(self, hidden: int, ffn: int, ops: Ops) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(hidden, ffn, bias=False)
         self.up_proj = nn.Linear(hidden, ffn, bias=False)
         self.down_proj = nn.Linear(ffn, hidden, bias=False)
+        self.ops = ops
 
     def forward(self, x_btd: Tensor) -> Tensor:
-        y_btd: Tensor = self.down_proj(F.silu(self.gate_proj(x_btd)) * self.up_proj(x_btd))
+        y_btd: Tensor = self.down_proj(self.ops.swiglu(self.gate_proj(x_btd), self.up_proj(x_btd)))
         return y_btd
 
 
@@ -90,12 +91,12 @@ class MoE(nn.Module):
     put back by a permutation, not by adding at indices, whose order on a GPU would change from run to run.
     """
 
-    def __init__(self, hidden: int, ffn: int, moe: MoESection) -> None:
+    def __init__(self, hidden: int, ffn: int, moe: MoESection, ops: Ops) -> None:
         super().__init__()
         self.top_k = moe.top_k
         self.gate = nn.Linear(hidden, moe.experts, bias=False)
-        self.experts = nn.ModuleList(SwiGLU(hidden, ffn) for _ in range(moe.experts))
-        self.shared_expert = SwiGLU(hidden, moe.shared_ffn) if moe.shared_ffn else None
+        self.experts = nn.ModuleList(SwiGLU(hidden, ffn, ops) for _ in range(moe.experts))
+        self.shared_expert = SwiGLU(hidden, moe.shared_ffn, ops) if moe.shared_ffn else None
         self.shared_expert_gate = nn.Linear(hidden, 1, bias=False) if moe.shared_ffn else None
 
     def forward(self, x_btd: Tensor) -> Tensor:
@@ -116,12 +117,13 @@ class MoE(nn.Module):
 
 
 class Layer(nn.Module):
-    def __init__(self, section: ModelSection) -> None:
+    def __init__(self, section: ModelSection, ops: Ops) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(section.hidden, section.norm_eps)
-        self.self_attn = Attention(section)
-        self.post_attention_layernorm = RMSNorm(section.hidden, section.norm_eps)
-        self.mlp = MoE(section.hidden, section.ffn, section.moe) if section.moe else SwiGLU(section.hidden, section.ffn)
+        self.input_layernorm = RMSNorm(section.hidden, section.norm_eps, ops)
+        self.self_attn = Attention(section, ops)
+        self.post_attention_layernorm = RMSNorm(section.hidden, section.norm_eps, ops)
+        feed_forward = (section.hidden, section.ffn)
+        self.mlp = MoE(*feed_forward, section.moe, ops) if section.moe else SwiGLU(*feed_forward, ops)
 
     def forward(self, x_btd: Tensor, cos_te: Tensor, sin_te: Tensor) -> Tensor:
         x_btd = x_btd + self.self_attn(self.input_layernorm(x_btd), cos_te, sin_te)
@@ -130,11 +132,11 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    def __init__(self, section: ModelSection) -> None:
+    def __init__(self, section: ModelSection, ops: Ops) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(section.vocab, section.hidden)
-        self.layers = nn.ModuleList(Layer(section) for _ in range(section.layers))
-        self.norm = RMSNorm(section.hidden, section.norm_eps)
+        self.layers = nn.ModuleList(Layer(section, ops) for _ in range(section.layers))
+        self.norm = RMSNorm(section.hidden, section.norm_eps, ops)
         self.head_dim = section.head_dim
         self.rope_theta = section.rope_theta
 
@@ -149,21 +151,40 @@ class Decoder(nn.Module):
         return y_btd
 
 
-class Llama(nn.Module):
-    """`positions_t` are the tokens' places in their sequence, for a worker that has only a part of it."""
+class Head(nn.Linear):
+    """The output layer: logits, or, given targets, their mean loss. A module computes it and not a function beside the model, for
+    an engine that shares parameters out brings a module's together when it is called."""
 
-    def __init__(self, section: ModelSection, seed: int = 0) -> None:
+    def __init__(self, hidden: int, vocab: int, ops: Ops) -> None:
+        super().__init__(hidden, vocab, bias=False)
+        self.ops = ops
+
+    def forward(self, x_btd: Tensor, targets_bt: Tensor | None = None) -> Tensor:
+        return super().forward(x_btd) if targets_bt is None else mean_loss(self.ops, x_btd, self.weight, targets_bt)
+
+
+class Llama(nn.Module):
+    """`positions_t` are the tokens' places in their sequence, for a worker that has only a part of it. Without targets it gives
+    logits, with them the mean loss."""
+
+    def __init__(self, section: ModelSection, seed: int = 0, kernels: Kernels = "strata") -> None:
         super().__init__()
-        self.model = Decoder(section)
-        self.lm_head = nn.Linear(section.hidden, section.vocab, bias=False)
+        ops = makers.by(kernels)
+        self.model = Decoder(section, ops)
+        self.lm_head = Head(section.hidden, section.vocab, ops)
         if section.tie_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
         for name, weight in self.named_parameters():
             initialize(name, weight, section.layers, seed)
 
-    def forward(self, tokens_bt: Tensor, positions_t: Tensor | None = None) -> Tensor:
-        logits_btv: Tensor = self.lm_head(self.model(tokens_bt, positions_t))
-        return logits_btv
+    def forward(self, tokens_bt: Tensor, positions_t: Tensor | None = None, targets_bt: Tensor | None = None) -> Tensor:
+        result: Tensor = self.lm_head(self.model(tokens_bt, positions_t), targets_bt)
+        return result
+
+
+def mean_loss(ops: Ops, x_btd: Tensor, weight_vd: Tensor, targets_bt: Tensor) -> Tensor:
+    """Nats a token. Ignored ones add nothing and count all the same: who ignores some knows how many."""
+    return ops.loss_sum(x_btd.flatten(0, 1), weight_vd, targets_bt.flatten()) / targets_bt.numel()
 
 
 @torch.no_grad()
@@ -187,7 +208,7 @@ def initialize(name: str, weight: Tensor, layers: int, seed: int) -> None:
 
 def token_losses(logits_btv: Tensor, targets_bt: Tensor) -> Tensor:
     """Nats for each token, in fp32 whatever the model computes in."""
-    losses = F.cross_entropy(logits_btv.flatten(0, 1).float(), targets_bt.flatten(), reduction="none")
+    losses = F.cross_entropy(logits_btv.flatten(0, 1).float(), targets_bt.flatten(), ignore_index=IGNORED, reduction="none")
     return losses.view_as(targets_bt)
 
 

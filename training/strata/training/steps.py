@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strata.platform.recipe import ModelSection, ParallelSection, TrainSection
-from strata.training.engine import mean_loss
+from strata.platform.recipe import ModelSection, ParallelSection
 from strata.training.layout import place
 from strata.training.parallel.data import gradient_scale
 from strata.training.stopwatch import Stopwatch
@@ -20,11 +19,8 @@ class Whole:
     """An engine that has all layers: forward, backward, step. With sequence parallelism it is fed slices of sequences, whose
     positions are counted from where the slice begins."""
 
-    def __init__(
-        self, engine: Any, model: ModelSection, train: TrainSection, parallel: ParallelSection, watch: Stopwatch
-    ) -> None:
+    def __init__(self, engine: Any, model: ModelSection, parallel: ParallelSection, watch: Stopwatch) -> None:
         self._engine, self._watch = engine, watch
-        self._mean_loss = torch.compile(mean_loss) if train.compile else mean_loss
         tokens = model.context // parallel.sequence
         begin = place(engine.global_rank, parallel).sequence * tokens
         self._slice = slice(begin, begin + tokens)
@@ -51,7 +47,8 @@ class Whole:
         return total
 
     def _loss(self, tokens_bt: Tensor, targets_bt: Tensor) -> Tensor:
-        return self._mean_loss(self._engine(tokens_bt[:, self._slice], self._positions_t), targets_bt[:, self._slice])
+        loss: Tensor = self._engine(tokens_bt[:, self._slice], self._positions_t, targets_bt[:, self._slice])
+        return loss
 
 
 class Stages:

@@ -19,13 +19,14 @@ def bench_train(
     rounds: Annotated[int | None, typer.Option(help="Turns of each contender. Default: 5 on CPUs, 1 on GPUs.", min=1)] = None,
     only: Annotated[Contender | None, typer.Option(help="This contender alone.")] = None,
     ray: Annotated[bool, typer.Option("--ray/--no-ray", help="Ours as 'strata train', or its loop in plain processes.")] = True,
+    kernels: Annotated[bool, typer.Option("--kernels", help="Ours again on torch's kernels and on Liger's.")] = False,
     json: Annotated[Path | None, typer.Option(help="The file to write. Default: train.json among the benchmarks.")] = None,
 ) -> None:
     """Tokens a second of our training, beside a bare torch loop and (on GPUs) transformers with Liger's kernels."""
     chosen = recipe_file.load(recipe, overrides or ())
     from strata.training.bench import compare
 
-    compare.bench(chosen, compare.Settings(steps, warmup, rounds, only, ray), json)
+    compare.bench(chosen, compare.Settings(steps, warmup, rounds, only, ray, kernels), json)
 
 
 def bench_checkpoint(

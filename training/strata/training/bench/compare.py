@@ -13,7 +13,7 @@ from strata.platform.files import cache_dir, write_atomic
 from strata.platform.recipe import Recipe
 from strata.training import shards
 from strata.training.bench import launch, report
-from strata.training.bench.contest import LIGER, Contender, Job, Round, accumulation, measure, shortened
+from strata.training.bench.contest import LIGER, OURS, Contender, Job, Round, accumulation, measure, on_kernels_of, shortened
 from strata.training.bench.ours import has_ray
 from strata.training.corpus import open_corpus
 from strata.training.flops import peak_flops
@@ -24,13 +24,15 @@ CONTENDERS: tuple[Contender, ...] = ("bare", *LIGER, "ours")
 
 @dataclass(frozen=True)
 class Settings:
-    """`rounds` None: five on CPUs, which others often share, and one on GPUs. `only` None: everybody."""
+    """`rounds` None: five on CPUs, which others often share, and one on GPUs. `only` None: everybody. `kernels`: ours again on
+    torch's kernels and on Liger's."""
 
     steps: int = 60
     warmup: int = 20
     rounds: int | None = None
     only: Contender | None = None
     ray: bool = True
+    kernels: bool = False
 
 
 def bench(recipe: Recipe, settings: Settings, path: Path | None) -> report.Outcome:
@@ -55,18 +57,19 @@ def bench(recipe: Recipe, settings: Settings, path: Path | None) -> report.Outco
 
 def obstacle(contender: Contender, recipe: Recipe) -> str | None:
     """Why a contender cannot take part here."""
-    if contender not in LIGER:
+    if contender not in (*LIGER, "ours_liger"):
         return None
     if recipe.parallel.device != "gpu":
         return "its kernels need a GPU"
-    if recipe.model.moe:
+    if recipe.model.moe and contender in LIGER:
         return "its Llama has no mixture of experts"
     return None if find_spec("liger_kernel") else "liger-kernel is not installed"
 
 
 def _compete(recipe: Recipe, settings: Settings, tokens: Path, peak: float | None, console: Console) -> report.Outcome:
     """Who fails is left out of the rest, with the reason; the others go on."""
-    chosen = (settings.only,) if settings.only else CONTENDERS
+    everybody = (*CONTENDERS, *OURS[1:]) if settings.kernels else CONTENDERS
+    chosen = (settings.only,) if settings.only else everybody
     left_out = {contender: reason for contender in chosen if (reason := obstacle(contender, recipe))}
     rounds: dict[Contender, list[Round]] = {contender: [] for contender in chosen if contender not in left_out}
     with_ray = settings.ray and has_ray()
@@ -78,7 +81,7 @@ def _compete(recipe: Recipe, settings: Settings, tokens: Path, peak: float | Non
             name = f"round {number + 1} of {count}: {report.name_of(contender, with_ray)}"
             try:
                 with tempfile.TemporaryDirectory(dir=work, prefix=f".{contender}-") as folder:
-                    job = Job(contender=contender, recipe=recipe, tokens=tokens, folder=Path(folder))
+                    job = Job(contender=contender, recipe=on_kernels_of(contender, recipe), tokens=tokens, folder=Path(folder))
                     history = _turn(job, with_ray, work, name, console)
             except launch.Failed as failure:
                 del rounds[contender]

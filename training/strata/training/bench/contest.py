@@ -10,8 +10,9 @@ from strata.platform.errors import UserError
 from strata.platform.recipe import Recipe, Section
 from strata.training.records import Record
 
-Contender = Literal["ours", "bare", "liger", "liger_compiled"]
+Contender = Literal["ours", "ours_torch", "ours_liger", "bare", "liger", "liger_compiled"]
 LIGER: tuple[Contender, ...] = ("liger", "liger_compiled")
+OURS: tuple[Contender, ...] = ("ours", "ours_torch", "ours_liger")  # on the recipe's kernels, and on others'
 
 
 class Job(Section):
@@ -50,6 +51,11 @@ def shortened(recipe: Recipe, steps: int) -> Recipe:
         "max_failures": 0,
     }
     return recipe.model_copy(update={"train": recipe.train.model_copy(update=changes)})
+
+
+def on_kernels_of(contender: Contender, recipe: Recipe) -> Recipe:
+    kernels = {"ours_torch": "torch", "ours_liger": "liger"}.get(contender)
+    return recipe.model_copy(update={"train": recipe.train.model_copy(update={"kernels": kernels})}) if kernels else recipe
 
 
 def accumulation(recipe: Recipe) -> int:

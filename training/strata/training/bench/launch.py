@@ -11,7 +11,7 @@ from pathlib import Path
 
 from strata.platform import ports
 from strata.training import records
-from strata.training.bench.contest import Job
+from strata.training.bench.contest import OURS, Job
 from strata.training.bench.ours import prepare_home, run_metrics
 from strata.training.memory import KEEP_FREED_MEMORY
 from strata.training.records import Follower, Record
@@ -29,13 +29,13 @@ class Failed(Exception):
 def run(job: Job, with_ray: bool, logs: Path, step: Callable[[int], None]) -> list[Record]:
     """`step` is told each step that was taken."""
     threads = {"OMP_NUM_THREADS": str(job.recipe.parallel.cpus_per_worker)}
-    if job.contender == "ours" and with_ray:
+    if job.contender in OURS and with_ray:
         metrics = run_metrics(job)
         commands = [(prepare_home(job), {"STRATA_HOME": str(job.folder)})]
     else:
         metrics = job.metrics
         command = [sys.executable, "-m", "strata.training.bench.peer", job.model_dump_json()]
-        ours = KEEP_FREED_MEMORY if job.contender == "ours" and job.recipe.parallel.device == "cpu" else {}
+        ours = KEEP_FREED_MEMORY if job.contender in OURS and job.recipe.parallel.device == "cpu" else {}
         commands = [(command, threads | ours | group) for group in _process_group(job.recipe.parallel.workers)]
     files = [logs / f"{job.contender}-{number}.log" for number in range(len(commands))]
     with _started(commands, files) as processes:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from strata.planner.activations import EAGER_ON_CPU
+from strata.planner.activations import OWN_ON_CPU
 from strata.planner.memory import peak_bytes
 from strata.planner.recipes import from_recipe
 from strata.platform import recipe_file
@@ -61,7 +61,7 @@ def compare(data: DataSection | None = None, say: Callable[[str], None] = lambda
         say(f"{name}: {STEPS} steps")
         shape, layout, sequence = from_recipe(recipe.model_copy(update={"model": MODEL}))
         peak = _peak(recipe, MODEL, tokens)
-        rows.append(Row(name, peak_bytes(shape, layout, EAGER_ON_CPU, sequence), peak - baseline, baseline))
+        rows.append(Row(name, peak_bytes(shape, layout, OWN_ON_CPU, sequence), peak - baseline, baseline))
     return rows
 
 

@@ -30,7 +30,7 @@ class WithFusedLoss(WithLoss):
 
 
 def bare(recipe: Recipe, device: torch.device) -> nn.Module:
-    llama = Llama(recipe.model, recipe.train.seed).to(device, dtype_of(recipe))
+    llama = Llama(recipe.model, recipe.train.seed, kernels="torch").to(device, dtype_of(recipe))
     balance.attach(llama, recipe.model, scale=1 / accumulation(recipe))
     module = WithLoss(llama)
     if recipe.train.compile:
@@ -57,7 +57,7 @@ def hugging_face(recipe: Recipe) -> Any:
 
     config = AutoConfig.for_model(**huggingface.config(recipe.model))
     llama = AutoModelForCausalLM.from_config(config, dtype=dtype_of(recipe), attn_implementation="sdpa")
-    llama.load_state_dict(Llama(recipe.model, recipe.train.seed).state_dict())
+    llama.load_state_dict(Llama(recipe.model, recipe.train.seed, kernels="torch").state_dict())
     return llama.train()
 
 

@@ -31,7 +31,7 @@ def main() -> None:
 
     try:
         match job.contender:
-            case "ours":
+            case "ours" | "ours_torch" | "ours_liger":
                 run_ours_without_ray(job, report)
             case "bare":
                 bare.train(models.bare(recipe, device), job, device, report)

@@ -6,13 +6,13 @@ import statistics
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import psutil
 from rich.table import Table
 from rich.text import Text
 
+from strata.platform.machine import processor
 from strata.platform.recipe import Recipe
 from strata.training.bench.contest import LIGER, Contender, Round
 from strata.training.flops import flops_per_token, mfu
@@ -20,6 +20,8 @@ from strata.training.flops import flops_per_token, mfu
 PACKAGES = ("strata", "torch", "deepspeed", "ray", "transformers", "liger-kernel", "triton")
 NAMES: dict[Contender, str] = {
     "ours": "strata train",
+    "ours_torch": "strata train, torch's kernels",
+    "ours_liger": "strata train, Liger's kernels",
     "bare": "bare torch",
     "liger": "Liger",
     "liger_compiled": "Liger, compiled",
@@ -107,7 +109,7 @@ def circumstances(recipe: Recipe) -> dict[str, Any]:
 
 
 def name_of(contender: Contender, with_ray: bool) -> str:
-    return "strata without Ray" if contender == "ours" and not with_ray else NAMES[contender]
+    return NAMES[contender] if with_ray else NAMES[contender].replace("strata train", "strata without Ray")
 
 
 def _cell(value: float | None, form: str) -> str:
@@ -117,20 +119,11 @@ def _cell(value: float | None, form: str) -> str:
 def _machine(recipe: Recipe) -> dict[str, Any]:
     return {
         "architecture": platform.machine(),
-        "processor": _processor(),
+        "processor": processor(),
         "cores": os.cpu_count(),
         "memory_gib": psutil.virtual_memory().total / 2**30,
         "gpus": _gpus() if recipe.parallel.device == "gpu" else [],
     }
-
-
-def _processor() -> str:
-    """Python's own word for it is empty on Linux."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except FileNotFoundError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
 
 
 def _gpus() -> list[str]:

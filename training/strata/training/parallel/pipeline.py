@@ -3,24 +3,23 @@
 import contextlib
 import io
 import re
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from strata.platform.recipe import ModelSection, ParallelSection
-from strata.training.model import Layer, RMSNorm, initialize, rotary_table
-
-Loss = Callable[[Tensor, Tensor], Tensor]
+from strata.platform.recipe import ModelSection, ParallelSection, TrainSection
+from strata.training import ops as makers
+from strata.training.model import Layer, RMSNorm, initialize, mean_loss, rotary_table
+from strata.training.ops import Ops
 
 
 class StageLayer(Layer):
     """Stages hand on one tensor; each layer makes the rotary table for itself."""
 
-    def __init__(self, section: ModelSection) -> None:
-        super().__init__(section)
+    def __init__(self, section: ModelSection, ops: Ops) -> None:
+        super().__init__(section, ops)
         self.rope_theta = section.rope_theta
         self.head_dim = section.head_dim
 
@@ -29,36 +28,48 @@ class StageLayer(Layer):
         return super().forward(x_btd, *rotary_table(positions_t, self.head_dim, self.rope_theta))
 
 
-def build(section: ModelSection, parallel: ParallelSection, seed: int, loss: Loss) -> Any:
+class StageHead(nn.Linear):
+    """Hands its matrix to the loss with what it is to be multiplied by, so that the loss is computed without whole logits."""
+
+    def forward(self, x_btd: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        return x_btd, self.weight
+
+
+def build(section: ModelSection, train: TrainSection, parallel: ParallelSection) -> Any:
     from deepspeed.runtime.pipe.dualpipev import DualPipeVModule
     from deepspeed.runtime.pipe.module import PipelineModule
     from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 
+    ops = makers.by(train.kernels)
     kind = DualPipeVModule if parallel.schedule == "dualpipev" else PipelineModule
     with contextlib.redirect_stdout(io.StringIO()):  # it prints the partition
         stage = kind(
-            layers=layers(section),
+            layers=layers(section, ops),
             topology=PipeModelDataParallelTopology(parallel.pipeline, parallel.tensor, parallel.data),
-            loss_fn=loss,
+            loss_fn=partial(_loss, ops),
             partition_method=f"type:{StageLayer.__name__}",  # as many transformer layers on each stage as on the others
         )
     for name, weight in stage.named_parameters():
         values = torch.ones(weight.shape)  # on the host, as for a whole model, whatever device the stage is on already
-        initialize(whole_name(name, section), values, section.layers, seed)
+        initialize(whole_name(name, section), values, section.layers, train.seed)
         weight.data.copy_(values)
     return stage
 
 
-def layers(section: ModelSection) -> list[Any]:
+def _loss(ops: Ops, head: tuple[Tensor, Tensor], targets_bt: Tensor) -> Tensor:
+    return mean_loss(ops, *head, targets_bt)
+
+
+def layers(section: ModelSection, ops: Ops) -> list[Any]:
     from deepspeed.runtime.pipe.module import LayerSpec, TiedLayerSpec
 
     table = (nn.Embedding, section.vocab, section.hidden)
-    middle = [LayerSpec(StageLayer, section) for _ in range(section.layers)]
-    norm = LayerSpec(RMSNorm, section.hidden, section.norm_eps)
+    middle = [LayerSpec(StageLayer, section, ops) for _ in range(section.layers)]
+    norm = LayerSpec(RMSNorm, section.hidden, section.norm_eps, ops)
     if section.tie_embeddings:
-        head = TiedLayerSpec("embed", *table, forward_fn=lambda embed, x_btd: F.linear(x_btd, embed.weight))
+        head = TiedLayerSpec("embed", *table, forward_fn=lambda embed, x_btd: (x_btd, embed.weight))
         return [TiedLayerSpec("embed", *table), *middle, norm, head]
-    return [LayerSpec(*table), *middle, norm, LayerSpec(nn.Linear, section.hidden, section.vocab, bias=False)]
+    return [LayerSpec(*table), *middle, norm, LayerSpec(StageHead, section.hidden, section.vocab, bias=False)]
 
 
 def whole_name(name: str, section: ModelSection) -> str:

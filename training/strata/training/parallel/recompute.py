@@ -9,16 +9,17 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from strata.training.model import Layer
 
-aten = torch.ops.aten
-# What is dear to compute and cheap to keep. Norms, rotations and activations are the other way round.
+# What is dear to compute and cheap to keep. Norms, rotations and activations are the other way round. By name, for operators of
+# kernels that a model does not use may not be there.
 KEPT = {
-    aten.mm.default,
-    aten.addmm.default,
-    aten.bmm.default,
-    aten._scaled_dot_product_flash_attention.default,
-    aten._scaled_dot_product_efficient_attention.default,
-    aten._scaled_dot_product_cudnn_attention.default,
-    aten._scaled_dot_product_flash_attention_for_cpu.default,
+    "aten::mm",
+    "aten::addmm",
+    "aten::bmm",
+    "aten::_scaled_dot_product_flash_attention",
+    "aten::_scaled_dot_product_efficient_attention",
+    "aten::_scaled_dot_product_cudnn_attention",
+    "aten::_scaled_dot_product_flash_attention_for_cpu",
+    "strata::flash_attention",
 }
 
 
@@ -48,7 +49,7 @@ class Selection:
         self._summed = False
 
     def policy(self, _: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        return CheckpointPolicy.MUST_SAVE if op in KEPT and not self._summed else CheckpointPolicy.PREFER_RECOMPUTE
+        return CheckpointPolicy.MUST_SAVE if op.name() in KEPT and not self._summed else CheckpointPolicy.PREFER_RECOMPUTE
 
     def spare_sums(self, model: nn.Module) -> None:
         """When DeepSpeed has put its layers in place."""

@@ -22,26 +22,13 @@ def spread(model: Llama, groups: Any) -> None:
             module.core = Ulysses(module.core, groups.get_sequence_parallel_group())
 
 
-class _TokensFirst(nn.Module):
-    """DeepSpeed hands over [batch, tokens, heads, width]; ours is [batch, heads, tokens, width]."""
-
-    def __init__(self, core: nn.Module) -> None:
-        super().__init__()
-        self.core = core
-
-    def forward(self, q_bthe: Tensor, k_btke: Tensor, v_btke: Tensor) -> Tensor:
-        y_bhte: Tensor = self.core(q_bthe.transpose(1, 2), k_btke.transpose(1, 2), v_btke.transpose(1, 2))
-        return y_bhte.transpose(1, 2).contiguous()
-
-
 class Ulysses(nn.Module):
     def __init__(self, core: nn.Module, group: Any) -> None:
         super().__init__()
         from deepspeed.sequence.layer import DistributedAttention
 
-        self.distributed = DistributedAttention(_TokensFirst(core), group, scatter_idx=2, gather_idx=1)
+        self.distributed = DistributedAttention(core, group, scatter_idx=2, gather_idx=1)
 
-    def forward(self, q_bhte: Tensor, k_bkte: Tensor, v_bkte: Tensor) -> Tensor:
-        tokens_first = (x.transpose(1, 2).contiguous() for x in (q_bhte, k_bkte, v_bkte))
-        y_bthe: Tensor = self.distributed(*tokens_first, 0)
-        return y_bthe.transpose(1, 2)
+    def forward(self, q_bthe: Tensor, k_btke: Tensor, v_btke: Tensor) -> Tensor:
+        y_bthe: Tensor = self.distributed(q_bthe.contiguous(), k_btke.contiguous(), v_btke.contiguous(), 0)
+        return y_bthe

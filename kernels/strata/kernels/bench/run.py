@@ -1,0 +1,93 @@
+"""`strata bench kernels`: chooses the cases, has them measured, and hands out table, JSON and roofline."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from strata.kernels import catalog
+from strata.kernels.bench import ceilings, plot, report, small
+from strata.kernels.bench.case import Case
+from strata.kernels.bench.harness import Row, Settings, measure
+from strata.platform.files import cache_dir, write_atomic
+
+# On CPUs, which have other things to do in between.
+SHARED = Settings(rounds=5, budget=50.0)
+QUICK = Settings(rounds=1, budget=10.0)
+
+
+def bench(names: Sequence[str], quick: bool, json_path: Path | None, plot_path: Path | None) -> report.Outcome:
+    """Paths None: beside the other benchmarks' results, in the cache."""
+    ops = [op.name for op in catalog.chosen(names)]
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    settings = Settings() if device.type == "cuda" else QUICK if quick else SHARED
+    overhead: dict[str, float] = {}
+    if device.type == "cuda":
+        from strata.kernels.bench.overhead import measure as measure_overhead
+        from strata.kernels.bench.precompile import precompile
+
+        with console.status("compiling"):
+            precompile(ops, quick)
+        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # for what is on disk by now, no workers need to start
+        cases = select(ops, quick)
+        overhead = measure_overhead(ops, device)
+    else:
+        console.print(
+            "No GPU here, so no kernel runs: these are the operations' CPU implementations on small shapes beside eager torch, in"
+            " fp32.\nTriton's code can be looked at with 'strata kernels stages'; its speed needs a GPU.\n"
+        )
+        cases = [case for case in small.cases() if case.op in ops]
+    with console.status("measuring the ceilings"):
+        top = ceilings.measure(device, settings.budget)
+    target = json_path or cache_dir() / "bench" / "kernels.json"
+    outcome = report.Outcome(device, [], top, overhead)
+    console.print(report.heading())
+    for row in _measured(cases, device, settings, console):
+        outcome = replace(outcome, rows=[*outcome.rows, row])
+        console.print(report.paragraph(row, top))
+        write_atomic(target, json.dumps(report.as_json(outcome), indent=2))  # a run that is cut short keeps what it has
+    plot_path = plot_path or target.with_suffix(".png")
+    plot.draw(outcome, plot_path)
+    _sum_up(outcome, console)
+    console.print(f"written to {target} and {plot_path}")
+    return outcome
+
+
+def select(ops: Sequence[str], quick: bool) -> list[Case]:
+    """Of a quick run: the cases that have bars, or an operation's first where none has."""
+    found: list[Case] = []
+    for op in catalog.chosen(ops):
+        cases: list[Case] = op.benchmark().cases()
+        barred = [case for case in cases if case.bars]
+        found += (barred or cases[:1]) if quick else cases
+    return found
+
+
+def _measured(cases: Sequence[Case], device: torch.device, settings: Settings, console: Console) -> Iterator[Row]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("", total=len(cases))
+        for case in cases:
+            title = f"{case.op}, {case.name}"
+            say = lambda doing, title=title: progress.update(task, description=f"{title}: {doing}")  # noqa: E731
+            yield measure(case, device, settings, say)
+            progress.advance(task)
+
+
+def _sum_up(outcome: report.Outcome, console: Console) -> None:
+    if outcome.overhead:
+        console.print("", report.overhead_table(outcome))
+    top = outcome.ceilings
+    console.print(f"\nceilings of this run: copy {top.copy / 1e9:,.0f} GB/s, matmul {top.matmul / 1e12:.3g} TFLOP/s")
+    verdicts = [met for row in outcome.rows for _, met in report.bars(row, top)]
+    if verdicts:
+        console.print(f"bars: {verdicts.count(True)} met, {verdicts.count(False)} missed, {verdicts.count(None)} not measured")
+    for text in outcome.missed():
+        console.print(f"  missed by {text}", markup=False)

@@ -1,0 +1,60 @@
+"""Which operations there are, and where to find what each of them offers: its shapes to tune, its benchmark.
+
+Modules are imported when asked for: `strata --help` reads this one.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from strata.platform.errors import UserError
+
+ROOM = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Op:
+    """Named as its file; what does not fit into that is in files whose names begin with it, as `flash_attention_hopper.py`."""
+
+    name: str
+    use: str
+    does: str
+
+    def files(self) -> list[Path]:
+        return sorted([ROOM / f"{self.name}.py", *ROOM.glob(f"{self.name}_*.py")], key=lambda path: path.stem)
+
+    def modules(self) -> list[ModuleType]:
+        return [import_module(f"strata.kernels.{path.stem}") for path in self.files()]
+
+    def benchmark(self) -> ModuleType:
+        return import_module(f"strata.kernels.bench.{self.name}")
+
+
+OPS = (
+    Op("rms_norm", "both", "normalise rows, with or without adding the residual first"),
+    Op("rope", "both", "rotate queries and keys by their positions, in place or not"),
+    Op("swiglu", "both", "silu(gate) * up, which the backward pass computes again"),
+    Op("linear_cross_entropy", "training", "the last projection and the loss, without the logits of all tokens in memory"),
+    Op("flash_attention", "training, prefill", "attention, forward and backward, also over packed documents"),
+    Op("paged_attention", "serving", "attention over a KV cache in blocks, decode and prefill mixed"),
+    Op("kv_cache_write", "serving", "scatter keys and values into the cache's blocks"),
+)
+
+
+def chosen(names: Iterable[str] | None) -> list[Op]:
+    """All of them when none is named."""
+    known = {op.name: op for op in OPS}
+    for name in names or ():
+        if name not in known:
+            raise UserError(f"There is no operation '{name}'.", f"There are {', '.join(known)}.")
+    return [known[name] for name in names] if names else list(OPS)
+
+
+def offered(op: Op, name: str) -> list[Callable[..., Any]]:
+    """The functions called `name` in the operation's modules: such as its `tuning_cases`."""
+    found = [getattr(module, name) for module in op.modules() if hasattr(module, name)]
+    return [function for function in found if inspect.isfunction(function)]

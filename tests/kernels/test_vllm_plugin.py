@@ -1,0 +1,369 @@
+"""The plugin inside vLLM's own classes, on a CPU: what it registers and when, what it refuses, and what its layers compute."""
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from strata.kernels import vllm_plugin
+
+pytest.importorskip("vllm")
+
+HEADS, KV_HEADS, HEAD_SIZE, BLOCK = 4, 2, 64, 16
+
+
+@pytest.fixture
+def on_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """vLLM believes in a GPU, and forgets afterwards what the plugin registered."""
+    from vllm import ir
+    from vllm.model_executor import custom_op
+    from vllm.platforms import current_platform
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    current_platform.import_kernels()
+    monkeypatch.setattr(type(current_platform), "is_cuda", lambda self: True)
+    monkeypatch.setattr(custom_op, "op_registry_oot", dict(custom_op.op_registry_oot))
+    from strata.kernels.vllm_plugin import layers
+
+    monkeypatch.setattr(layers, "op_registry_oot", custom_op.op_registry_oot)
+    yield
+    AttentionBackendEnum.CUSTOM.clear_override()
+    for operator in (ir.ops.rms_norm, ir.ops.fused_add_rms_norm):
+        operator.impls.pop(vllm_plugin.PROVIDER, None)
+
+
+@pytest.fixture
+def vllm_config() -> Iterator[Any]:
+    from vllm.config import CompilationConfig, VllmConfig, set_current_vllm_config
+
+    config = VllmConfig(compilation_config=CompilationConfig(custom_ops=["all"]))
+    with set_current_vllm_config(config):
+        yield config
+
+
+def switch_on(monkeypatch: pytest.MonkeyPatch, *parts: str) -> None:
+    monkeypatch.setenv(vllm_plugin.SWITCH, ",".join(parts))
+
+
+def test_without_the_switch_nothing_is_imported() -> None:
+    probe = (
+        "import sys\nfrom strata.kernels import vllm_plugin\nvllm_plugin.register()\n"
+        "assert not {'vllm', 'torch', 'triton'} & set(sys.modules), 'heavy'"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != vllm_plugin.SWITCH}
+    subprocess.run([sys.executable, "-c", probe], env=environment, check=True)
+
+
+def test_a_part_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    switch_on(monkeypatch, "attention", "warp_drive")
+    with pytest.raises(ValueError, match=r"warp_drive; there are attention,"):
+        vllm_plugin.register()
+
+
+def test_forced_on_a_cpu_it_stays_off_and_says_so(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    switch_on(monkeypatch, *vllm_plugin.PARTS)
+    vllm_plugin.register()
+    assert not AttentionBackendEnum.CUSTOM.is_overridden()
+    assert "Strata's kernels stay off" in caplog.text and "serve.kernels: vllm" in caplog.text
+
+
+def test_switched_on_all_its_parts_are_in_their_places(on_cuda: None, vllm_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm import ir
+    from vllm.model_executor.layers.activation import SiluAndMul
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    from strata.kernels.vllm_plugin.attention import StrataAttentionBackend
+    from strata.kernels.vllm_plugin.layers import StrataSiluAndMul
+
+    switch_on(monkeypatch, *vllm_plugin.PARTS)
+    for _ in range(2):  # vLLM may load a plugin twice
+        vllm_plugin.register()
+    assert AttentionBackendEnum[StrataAttentionBackend.get_name()].get_class() is StrataAttentionBackend
+    assert vllm_plugin.PROVIDER in ir.ops.rms_norm.impls and vllm_plugin.PROVIDER in ir.ops.fused_add_rms_norm.impls
+    layer = SiluAndMul()
+    assert type(layer) is StrataSiluAndMul and layer.name == "silu_and_mul"
+
+
+def test_vllm_takes_the_engine_arguments(on_cuda: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    switch_on(monkeypatch, *vllm_plugin.PARTS)
+    monkeypatch.setattr("vllm.plugins.plugins_loaded", True)
+    vllm_plugin.register()
+    arguments = EngineArgs(model="none", **vllm_plugin.engine_arguments(vllm_plugin.PARTS))
+    assert arguments.ir_op_priority.rms_norm == [vllm_plugin.PROVIDER]
+    assert arguments.ir_op_priority.compute_hash()  # it looks every implementation up
+    assert arguments.compilation_config.custom_ops == ["+silu_and_mul"]
+    assert type(arguments.attention_config).validate_backend_before(arguments.attention_backend) is AttentionBackendEnum.CUSTOM
+
+
+def test_what_the_backend_cannot_do_is_said_at_the_start() -> None:
+    from vllm.platforms.interface import DeviceCapability
+    from vllm.v1.attention.selector import AttentionSelectorConfig
+
+    from strata.kernels.vllm_plugin.attention import StrataAttentionBackend
+
+    def reasons(capability: tuple[int, int] = (9, 0), **other: Any) -> str:
+        good = {"head_size": 128, "dtype": torch.bfloat16, "kv_cache_dtype": "auto", "block_size": 16}
+        asked = AttentionSelectorConfig(**(good | other))._asdict()  # as vLLM asks
+        return "; ".join(StrataAttentionBackend.validate_configuration(device_capability=DeviceCapability(*capability), **asked))
+
+    assert not reasons() and not reasons(has_sliding_window=True) and not reasons(use_kv_connector=True)
+    assert not reasons(block_size=256), "vLLM divides larger blocks"
+    assert not reasons(head_size=80)
+    assert "head_size=512: Strata's kernels take multiples of 8 up to 256; set serve.kernels: vllm" in reasons(head_size=512)
+    assert "kv_cache_dtype=fp8: Strata's kernels keep the cache in the model's dtype" in reasons(kv_cache_dtype="fp8")
+    assert "kv_cache_dtype=float16" in reasons(kv_cache_dtype="float16")
+    assert "dtype not supported" in reasons(dtype=torch.float32)
+    assert "MLA not supported" in reasons(use_mla=True)
+    assert "sinks not supported" in reasons(has_sink=True)
+    assert "encoder_only not supported" in reasons(attn_type="encoder_only")
+    assert "compute capability not supported" in reasons(capability=(7, 5))
+
+
+@pytest.mark.parametrize(("argument", "said"), [({"alibi_slopes": [0.5]}, "ALiBi"), ({"logits_soft_cap": 30.0}, "soft cap")])
+def test_what_only_a_layer_knows_is_refused_by_it(argument: dict[str, Any], said: str) -> None:
+    with pytest.raises(NotImplementedError, match=f"{said}.*serve.kernels: vllm"):
+        implementation(**argument)
+
+
+def implementation(**further: Any) -> Any:
+    from strata.kernels.vllm_plugin.attention import StrataAttentionImpl
+
+    return StrataAttentionImpl(HEADS, HEAD_SIZE, HEAD_SIZE**-0.5, KV_HEADS, **further)
+
+
+class Batch:
+    """Requests of (tokens cached, tokens new) with their cache as vLLM lays it out, and what attention is by plain torch."""
+
+    def __init__(self, requests: list[tuple[int, int]], layout: str, padding: int = 0) -> None:
+        torch.manual_seed(0)
+        self.requests = requests
+        blocks = [-(-(old + new) // BLOCK) for old, new in requests]
+        order = torch.randperm(sum(blocks)) + 1  # block 0 is nobody's
+        self.table = torch.zeros(len(requests), max(blocks) + 2, dtype=torch.int32)
+        for row, mine in zip(self.table, order.split(blocks), strict=True):
+            row[: len(mine)] = mine
+        shape = (sum(blocks) + 1, KV_HEADS, BLOCK, 2 * HEAD_SIZE)
+        self.cache = torch.full(shape, torch.nan, dtype=torch.float16)  # [blocks, kv_heads, block_size, 2 * head_size]
+        if layout == "NHD":
+            self.cache = self.cache.transpose(1, 2).contiguous().transpose(1, 2)
+        self.keys = [torch.randn(old + new, KV_HEADS, HEAD_SIZE).half() for old, new in requests]
+        self.values = [torch.randn(old + new, KV_HEADS, HEAD_SIZE).half() for old, new in requests]
+        self.query = torch.randn(sum(new for _, new in requests) + padding, HEADS, HEAD_SIZE).half()
+        self.slots = torch.cat(
+            [self.slots_of(row, torch.arange(old, old + new)) for row, (old, new) in enumerate(requests)]
+            + [torch.full((padding,), -1)]
+        )
+        for row, (old, _) in enumerate(requests):
+            self.store(row, self.keys[row][:old], self.values[row][:old])
+
+    def slots_of(self, row: int, position: Tensor) -> Tensor:
+        return self.table[row][position // BLOCK].long() * BLOCK + position % BLOCK
+
+    def store(self, row: int, keys: Tensor, values: Tensor) -> None:
+        slots = self.slots_of(row, torch.arange(len(keys)))
+        self.cache[slots // BLOCK, :, slots % BLOCK] = torch.cat([keys, values], -1)
+
+    def new(self, states: list[Tensor]) -> Tensor:
+        fresh = torch.cat([of[old:] for of, (old, _) in zip(states, self.requests, strict=True)])
+        return torch.cat([fresh, fresh.new_zeros(len(self.query) - len(fresh), *fresh.shape[1:])])
+
+    def metadata(self, long_prompt: int | None) -> Any:
+        from strata.kernels.vllm_plugin.attention import metadata_of
+
+        return metadata_of(self.common(), long_prompt)
+
+    def common(self) -> Any:
+        from vllm.v1.attention.backend import CommonAttentionMetadata
+
+        starts = torch.tensor([0, *torch.tensor([new for _, new in self.requests]).cumsum(0)], dtype=torch.int32)
+        lengths = torch.tensor([old + new for old, new in self.requests], dtype=torch.int32)
+        return CommonAttentionMetadata(
+            query_start_loc=starts,
+            query_start_loc_cpu=starts,
+            seq_lens=lengths,
+            seq_lens_cpu_upper_bound=lengths,
+            num_reqs=len(self.requests),
+            num_actual_tokens=int(starts[-1]),
+            max_query_len=max(new for _, new in self.requests),
+            max_seq_len=int(lengths.max()),
+            block_table_tensor=self.table,
+            slot_mapping=self.slots,
+        )
+
+    def expected(self, window: int | None) -> Tensor:
+        outputs = []
+        group = HEADS // KV_HEADS
+        for query, (old, new), keys, values in zip(
+            self.query[: sum(new for _, new in self.requests)].split([new for _, new in self.requests]),
+            self.requests,
+            self.keys,
+            self.values,
+            strict=True,
+        ):
+            keys, values = (states.double().repeat_interleave(group, 1) for states in (keys, values))
+            scores = torch.einsum("qhd,khd->hqk", query.double(), keys) * HEAD_SIZE**-0.5
+            back = torch.arange(old, old + new)[:, None] - torch.arange(old + new)
+            seen = (back >= 0) & (back < (window or old + new))
+            outputs.append(torch.einsum("hqk,khd->qhd", scores.masked_fill(~seen, -torch.inf).softmax(-1), values))
+        return torch.cat(outputs)
+
+
+DECODES = [(5, 1), (16, 1), (100, 1)]
+BATCHES = {
+    "decodes": DECODES,
+    "prompts": [(0, 17), (0, 300)],
+    "a chunk that goes on": [(33, 40)],
+    "mixed": [*DECODES, (31, 20), (0, 2), (0, 300)],
+    "a chunk after a prompt": [(3, 1), (0, 30), (64, 300)],
+}
+
+
+@pytest.mark.parametrize(("layout", "window"), [("NHD", None), ("HND", 20)])
+@pytest.mark.parametrize("long_prompt", [None, 2, 100])
+@pytest.mark.parametrize("batch", BATCHES)
+def test_attention_is_plain_attention(batch: str, layout: str, long_prompt: int | None, window: int | None) -> None:
+    made = Batch(BATCHES[batch], layout, padding=3)
+    layer = implementation(sliding_window=window)
+    key, value = made.new(made.keys), made.new(made.values)
+    layer.do_kv_cache_update(None, key, value, made.cache, made.slots)
+    output = torch.full_like(made.query, 7.0)
+    layer.forward(None, made.query, key, value, made.cache, made.metadata(long_prompt), output)
+    expected = made.expected(window)
+    assert torch.norm(output[:-3].double() - expected) / torch.norm(expected) < 2e-3
+    assert (output[-3:] == 7.0).all(), "padding was written"
+    for row, (old, new) in enumerate(made.requests):  # where NIXL, and vLLM's own backends, look for them
+        slots = made.slots_of(row, torch.arange(old + new))
+        assert torch.equal(made.cache[slots // BLOCK, :, slots % BLOCK], torch.cat([made.keys[row], made.values[row]], -1))
+
+
+def test_vllms_attention_layer_runs_on_it(vllm_config: Any) -> None:
+    """From the layer through vLLM's operators to the cache and back."""
+    from vllm.forward_context import set_forward_context
+    from vllm.model_executor.layers.attention import Attention
+
+    from strata.kernels.vllm_plugin.attention import StrataAttentionBackend
+
+    made = Batch(BATCHES["mixed"], "HND")
+    layer = Attention(HEADS, HEAD_SIZE, HEAD_SIZE**-0.5, KV_HEADS, prefix="layers.0.attn", attn_backend=StrataAttentionBackend)
+    layer.kv_cache = made.cache
+    context = {"attn_metadata": {"layers.0.attn": made.metadata(2)}, "slot_mapping": {"layers.0.attn": made.slots}}
+    with set_forward_context(vllm_config=vllm_config, **context):
+        output = layer(*(states.flatten(1) for states in (made.query, made.new(made.keys), made.new(made.values))))
+    expected = made.expected(None).flatten(1)
+    assert torch.norm(output.double() - expected) / torch.norm(expected) < 2e-3
+
+
+def test_prompts_at_the_end_of_a_batch_are_split_off() -> None:
+    prompts = Batch(BATCHES["mixed"], "NHD").metadata(2).prompts
+    assert prompts.first_token == 23 and prompts.starts.tolist() == [0, 2, 302] and prompts.longest == 300
+    assert (prompts.before.max_query_len, prompts.before.max_seq_len, len(prompts.before.seq_lens)) == (20, 101, 4)
+    long = Batch(BATCHES["mixed"], "NHD").metadata(100).prompts
+    assert long.first_token == 25 and long.starts.tolist() == [0, 300] and len(long.before.seq_lens) == 5
+    assert Batch(BATCHES["prompts"], "NHD").metadata(2).prompts.before is None
+    assert Batch(BATCHES["mixed"], "NHD").metadata(None).prompts is None
+    for other in (DECODES, [(0, 1), (0, 1)], BATCHES["a chunk after a prompt"], BATCHES["a chunk that goes on"]):
+        assert Batch(other, "NHD").metadata(2).prompts is None
+
+
+def test_what_is_captured_in_a_graph_is_no_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The requests that vLLM captures with have as many keys as queries, and stand for decodes."""
+    from strata.kernels.vllm_plugin.attention import StrataAttentionMetadataBuilder
+
+    spec, model = SimpleNamespace(head_size=HEAD_SIZE), SimpleNamespace(model_config=SimpleNamespace(rswa_window=None))
+
+    def builder() -> Any:
+        return StrataAttentionMetadataBuilder(spec, ["layer"], model, torch.device("cpu"))
+
+    common = Batch([(0, 1024)], "NHD").common()
+    switch_on(monkeypatch, "attention", "flash_prefill")
+    assert builder().build(0, common).prompts.longest == 1024
+    assert builder().build_for_cudagraph_capture(common).prompts is None
+    switch_on(monkeypatch, "attention")
+    assert builder().build(0, common).prompts is None
+
+
+def test_layers_that_share_a_cache_attend_to_it() -> None:
+    """The keys they are handed are not those that were written."""
+    made = Batch(BATCHES["prompts"], "NHD")
+    for row in range(len(made.requests)):
+        made.store(row, made.keys[row], made.values[row])
+    layer = implementation(kv_sharing_target_layer_name="another")
+    output = torch.empty_like(made.query)
+    layer.forward(None, made.query, None, None, made.cache, made.metadata(2), output)
+    expected = made.expected(None)
+    assert torch.norm(output.double() - expected) / torch.norm(expected) < 2e-3
+
+
+def test_the_batches_that_are_compiled_ahead_are_batches() -> None:
+    from strata.kernels.vllm_plugin import warm_up
+
+    batches = list(warm_up._batches(100, 40, 16))
+    assert {len(batch) for batch in batches} >= {1, 33} and max(sum(new for _, new in batch) for batch in batches) == 100
+    for call in warm_up.calls(implementation(sliding_window=20), batches, BLOCK, torch.float16, 16, torch.device("cpu")):
+        call()
+
+
+def test_while_memory_is_measured_nothing_is_attended_to() -> None:
+    output = torch.ones(3, HEADS, HEAD_SIZE)
+    implementation().forward(None, output, None, None, torch.tensor([]), None, output)
+    assert not output.any()
+
+
+def test_compiled_norms_are_lowered_to_ours(on_cuda: None, vllm_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from vllm import ir
+    from vllm.compilation.passes.ir.lowering_pass import VllmIRLoweringPass
+    from vllm.config.kernel import IrOpPriorityConfig
+
+    switch_on(monkeypatch, "rms_norm")
+    vllm_plugin.register()
+
+    def model(x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        y, residual = ir.ops.fused_add_rms_norm(x, residual, weight, 1e-5)
+        return ir.ops.rms_norm(y, weight, 1e-5), residual
+
+    inputs = torch.randn(3, 64), torch.randn(3, 64), torch.rand(64)
+    expected = model(*inputs)
+    traced = make_fx(model, tracing_mode="fake")(*inputs)
+    priority = IrOpPriorityConfig(rms_norm=["strata", "native"], fused_add_rms_norm=["strata", "native"])
+    with priority.set_priority():
+        VllmIRLoweringPass(vllm_config)(traced.graph)
+    traced.recompile()
+    targets = {str(node.target) for node in traced.graph.nodes if node.op == "call_function"}
+    assert {"strata.rms_norm.default", "strata.add_rms_norm.default"} <= targets
+    torch.testing.assert_close(traced(*inputs), expected)
+
+
+def test_silu_and_mul_is_vllms(vllm_config: Any) -> None:
+    from vllm.model_executor.layers.activation import SiluAndMul
+
+    from strata.kernels.vllm_plugin.layers import StrataSiluAndMul
+
+    x = torch.randn(5, 2 * 48)
+    torch.testing.assert_close(StrataSiluAndMul().forward_cuda(x), SiluAndMul.forward_native(x))
+
+
+@pytest.mark.parametrize("neox", [True, False])
+@pytest.mark.parametrize("rotary", [HEAD_SIZE, HEAD_SIZE // 2])
+def test_rotary_embedding_is_vllms(vllm_config: Any, neox: bool, rotary: int) -> None:
+    from strata.kernels.vllm_plugin.layers import StrataRotaryEmbedding
+
+    layer = StrataRotaryEmbedding(HEAD_SIZE, rotary, 64, 10000.0, neox, torch.float32)
+    states = torch.randn(7, (HEADS + 2 * KV_HEADS) * HEAD_SIZE)
+    query, key, _ = states.split([HEADS * HEAD_SIZE, KV_HEADS * HEAD_SIZE, KV_HEADS * HEAD_SIZE], dim=-1)
+    positions = torch.tensor([0, 1, 5, 63, 2, 2, 9])
+    expected = layer.forward_native(positions, query.clone(), key.clone())
+    torch.testing.assert_close(layer.forward_cuda(positions, query, key), expected)
