@@ -2,6 +2,7 @@
 
 import io
 import json
+import sys
 from pathlib import Path
 
 import numpy
@@ -189,7 +190,7 @@ def test_on_a_gpu_pairs_share_it_and_others_have_it_whole(tmp_path: Path) -> Non
 
 def test_a_contender_that_fails_says_why_and_leaves_nothing(tmp_path: Path) -> None:
     script = "import subprocess, sys; subprocess.Popen(['sleep', '4321']); print('no such model'); sys.exit(3)"
-    broken = Contender("broken", lambda *_: Launch(["python", "-c", script], {}))
+    broken = Contender("broken", lambda *_: Launch([sys.executable, "-c", script], {}))
     with (
         pytest.raises(server.Failed, match=r"(?s)code 3.*no such model"),
         server.running(broken, chosen(tmp_path), False, tmp_path / "broken.log"),
