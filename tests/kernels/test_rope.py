@@ -34,6 +34,18 @@ def turned(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) ->
     return reference(q.double(), k.double(), cos.double(), sin.double(), interleaved=interleaved)
 
 
+# Thousands of tokens are thousands of programs, one after the other, in the interpreter.
+@pytest.mark.parametrize(
+    ("code", "tokens"), [("cpu", 4097), *(pytest.param("triton", n, marks=interpreted) for n in (1, 127, 129))]
+)
+def test_any_number_of_tokens(code: str, tokens: int) -> None:
+    torch.manual_seed(tokens)
+    q, k = torch.randn(1, tokens, 2, 16), torch.randn(1, tokens, 1, 16)
+    cos, sin = table(tokens, 8)
+    for ours, truth in zip(ROPE[code](q, k, cos, sin, False, False), turned(q, k, cos, sin, False), strict=True):
+        assert distance(ours, truth) < TOLERANCE[torch.float32]
+
+
 @pytest.mark.parametrize("code", BOTH)
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

@@ -9,9 +9,6 @@ Packed documents are cut at their ends by masks, not by TMA: a block may hold va
 zero. So an infinity in one document's values can reach the document before it.
 """
 
-# mypy: disable-error-code="no-untyped-def,untyped-decorator"
-# (kernels have no types that mypy knows)
-
 from dataclasses import dataclass
 from functools import cache
 from typing import Any

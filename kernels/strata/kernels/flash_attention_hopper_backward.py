@@ -11,9 +11,6 @@ dP' = V dO'; dS under dv's product. They all fit into 240 registers, barely: rea
 a line, and check that ptxas neither spills nor says that it serialises wgmma.
 """
 
-# mypy: disable-error-code="no-untyped-def,untyped-decorator"
-# (kernels have no types that mypy knows)
-
 from functools import cache
 
 import torch

@@ -164,7 +164,7 @@ def from_recipe(recipe: Recipe) -> tuple[Shape, Layout, int]:
 
 
 def keeping_of(train: TrainSection) -> Keeping:
-    """Liger's kernels keep what ours do, but for attention, which keeps the same in all of them."""
+    """Liger's kernels keep what ours do; attention, which it has none of, keeps the same with torch's."""
     if train.kernels != "torch":
         return OWN
     return COMPILED if train.compile else EAGER
