@@ -164,6 +164,25 @@ def test_a_cuda_graph_replays_for_other_lengths(lengths: Lengths) -> None:
     assert distance(result, case.exact()) < TOLERANCES[torch.bfloat16]
 
 
+def test_streams_and_graphs_do_not_share_their_counters() -> None:
+    """Sequences are put together by whoever comes last to a counter; launches that overlap must not count on each other's."""
+    case = batch(Shape(FAR_APART))
+    arguments = case.arguments()
+    expected = paged_attention(**arguments).clone()
+    graph, aside = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.graph(graph):
+        captured = paged_attention(**arguments)
+    torch.cuda.synchronize()
+    for _ in range(20):
+        with torch.cuda.stream(aside):
+            elsewhere = paged_attention(**arguments)
+        graph.replay()
+        here = paged_attention(**arguments)
+        torch.cuda.synchronize()
+        for result in (captured, elsewhere, here):
+            assert torch.equal(result, expected)
+
+
 def test_a_padded_batch_leaves_other_rows_alone() -> None:
     """As vLLM pads for a CUDA graph: sequences without queries and context, rows without a sequence."""
     case = batch(Shape(Lengths((100, 70, 0, 0), (1, 1, 0, 0))))

@@ -282,10 +282,11 @@ def test_what_is_captured_in_a_graph_is_no_prompt(monkeypatch: pytest.MonkeyPatc
     """The requests that vLLM captures with have as many keys as queries, and stand for decodes."""
     from strata.kernels.vllm_plugin.attention import StrataAttentionMetadataBuilder
 
-    spec, model = SimpleNamespace(head_size=HEAD_SIZE), SimpleNamespace(model_config=SimpleNamespace(rswa_window=None))
+    spec = SimpleNamespace(head_size=HEAD_SIZE, num_kv_heads=2)
+    config = SimpleNamespace(model_config=SimpleNamespace(rswa_window=None), scheduler_config=SimpleNamespace(max_num_seqs=8))
 
     def builder() -> Any:
-        return StrataAttentionMetadataBuilder(spec, ["layer"], model, torch.device("cpu"))
+        return StrataAttentionMetadataBuilder(spec, ["layer"], config, torch.device("cpu"))
 
     common = Batch([(0, 1024)], "NHD").common()
     switch_on(monkeypatch, "attention", "flash_prefill")

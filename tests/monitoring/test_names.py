@@ -54,4 +54,4 @@ def test_exporters_have_the_names_that_are_read(root: Path) -> None:
         return {sample.name for family in families for sample in family.samples}
 
     assert {RENAMED.get(name, name) for name in DCGMS} <= names("dcgm_exporter.txt")
-    assert names("gpu_exporter.txt") == {metric.exported for metric in metrics.GPUS}
+    assert names("gpu_exporter.txt") == names("gpu_exporter_h200.txt") == {metric.exported for metric in metrics.GPUS}

@@ -42,6 +42,16 @@ def test_both_engines_are_its_clients_and_one_is_kept_to_its_share(tmp_path: Pat
     assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in decode
 
 
+def test_engines_of_one_node_read_each_others_blocks_by_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """UCX would read them over TCP where it sees no NVLink. Who knows better says so in the environment."""
+    switch, network = "UCX_CUDA_IPC_ENABLE_GET_ZCOPY", Network.within(one_machine=True)
+    monkeypatch.delenv(switch, raising=False)
+    spec = EngineSpec.of("decode", sharing(), tmp_path, "m", network)
+    assert spec.environment()[switch] == "on"
+    monkeypatch.setenv(switch, "auto")
+    assert spec.environment()[switch] == "auto"
+
+
 def test_it_is_started_and_told_to_quit(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "bin" / mps.CONTROL
     program.parent.mkdir()

@@ -62,18 +62,19 @@ def paged_attention_triton(
     max_context_len: int,
     scale: float,
     window: int,
+    arrivals: Tensor | None = None,
 ) -> None:
     tokens, seqs, group = q.shape[0], context_lens.shape[0], q.shape[1] // key_cache.shape[2]
     if tokens == 0 or seqs == 0:
         return
     inputs = (q, key_cache, value_cache, block_tables, context_lens, query_starts, out)
     if max_query_len * group <= max(MOST_ROWS, group):
-        decode_triton(*inputs, max_query_len, max_context_len, scale, window)
+        decode_triton(*inputs, max_query_len, max_context_len, scale, window, arrivals)
     elif tokens >= seqs * max_query_len:  # all are prompts of one length
         prefill_triton(*inputs, 1, scale, window)
     else:
         few = max(LEAST_ROWS // group, 1)
-        decode_triton(*inputs, few, max_context_len, scale, window)
+        decode_triton(*inputs, few, max_context_len, scale, window, arrivals)
         prefill_triton(*inputs, few + 1, scale, window)
 
 
@@ -87,7 +88,7 @@ def _decode_case(heads: int, kv_heads: int, head_dim: int, queries: int, device:
     inputs = _tuning_inputs(32, 8192, queries, heads, kv_heads, head_dim, device)
 
     def run(chosen: Config) -> None:
-        decode_triton(*inputs, queries, 8192, head_dim**-0.5, 0, chosen.arguments())
+        decode_triton(*inputs, queries, 8192, head_dim**-0.5, 0, chosen=chosen.arguments())
 
     return TuningCase(decode_tunable, (head_dim, max(rows_for(queries, heads // kv_heads), LEAST_ROWS), 2), run)
 

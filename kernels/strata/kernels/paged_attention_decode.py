@@ -53,20 +53,14 @@ def part_of(chunk, later, head, kv_heads, ROWS: tl.constexpr):
 
 
 @triton.jit
-def merge(
-    parts,
-    slots,
-    first,
-    last,
-    seq_begin,
-    total,
-    chunks,
-    head,
-    kv_heads,
-    DIMS: tl.constexpr,
-    ROWS: tl.constexpr,
-    PARTS: tl.constexpr,
-):
+def chunk_of(tile, size, longer):
+    """Chunks have `size` tiles, the first `longer` of them one more."""
+    in_longer = longer * (size + 1)
+    return tl.where(tile < in_longer, tile // (size + 1), longer + (tile - in_longer) // size)
+
+
+@triton.jit
+def merge(parts, slots, first, last, first_later, head, kv_heads, DIMS: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr):
     """The sequence's parts in chunks `first` to `last`, PARTS at a time; past the L1 cache, which may hold older ones."""
     rows, dims = tl.arange(0, ROWS), tl.arange(0, DIMS)
     best = tl.full([ROWS], -1e38, tl.float32)
@@ -75,8 +69,7 @@ def merge(
     for start in range(first, last + 1, PARTS):
         chunk = start + tl.arange(0, PARTS)
         there = (chunk <= last)[:, None]
-        later = (chunk * total // chunks < seq_begin).to(tl.int32)
-        part = part_of(chunk, later, head, kv_heads, ROWS)[:, None] + rows[None, :]
+        part = part_of(chunk, tl.where(chunk == first, first_later, 0), head, kv_heads, ROWS)[:, None] + rows[None, :]
         values = parts + part[:, :, None] * DIMS + dims[None, None, :]
         part_best = tl.load(parts + slots * DIMS + part, mask=there, other=-1e38, cache_modifier=".cg")
         part_weight = tl.load(parts + slots * (DIMS + 1) + part, mask=there, other=0.0, cache_modifier=".cg")
@@ -114,7 +107,7 @@ def store_rows(
 def decode_kernel(
     out,
     parts,  # accumulated values [programs, 2, kv_heads, ROWS, DIMS], then maxima and sums, each without DIMS
-    arrivals,  # how many parts there are already [seqs, kv_heads], zeros at first
+    arrivals,  # how many parts there are already [seqs, kv_heads], zeros before and after
     q,
     key_cache,
     value_cache,
@@ -149,12 +142,14 @@ def decode_kernel(
     chunk = tl.program_id(1)
     tiles = count_key_tiles(context_lens, query_starts, seqs, ROWS // GROUP, WINDOW, BLOCK_N, SEQS)
     ends = tl.cumsum(tiles, 0)
-    total = tl.sum(tiles, 0).to(tl.int64)
+    total = tl.sum(tiles, 0)
     chunks = tl.minimum(tl.num_programs(1), total)  # none is empty
     if chunk >= chunks:
         return
-    begin = (chunk * total // chunks).to(tl.int32)
-    end = ((chunk + 1) * total // chunks).to(tl.int32)
+    size = total // chunks
+    longer = total - size * chunks
+    begin = chunk * size + tl.minimum(chunk, longer)
+    end = begin + size + (chunk < longer).to(tl.int32)
     seq_index = tl.arange(0, SEQS)
     first_seq = tl.sum((ends <= begin).to(tl.int32), 0)
     last_seq = tl.sum((ends < end).to(tl.int32), 0)
@@ -218,12 +213,13 @@ def decode_kernel(
                 tl.store(parts + part[:, None] * DIMS + dims[None, :], acc, mask=(token < queries)[:, None])
                 tl.store(parts + slots * DIMS + part, best, mask=token < queries)
                 tl.store(parts + slots * (DIMS + 1) + part, weight, mask=token < queries)
-                first = (((seq_begin + 1) * chunks - 1) // total).to(tl.int32)
-                last = ((seq_end * chunks - 1) // total).to(tl.int32)
+                first, last = chunk_of(seq_begin, size, longer), chunk_of(seq_end - 1, size, longer)
                 tl.debug_barrier()  # all threads have stored before one says so
                 before = tl.atomic_add(arrivals + seq * kv_heads + head, 1, sem="acq_rel", scope="gpu")
                 if before == last - first:
-                    result = merge(parts, slots, first, last, seq_begin, total, chunks, head, kv_heads, DIMS, ROWS, PARTS)
+                    tl.store(arrivals + seq * kv_heads + head, 0)  # for the next launch
+                    first_later = (first * size + tl.minimum(first, longer) < seq_begin).to(tl.int32)
+                    result = merge(parts, slots, first, last, first_later, head, kv_heads, DIMS, ROWS, PARTS)
                     store_rows(out, result, q_start, queries, head, out_token, out_head, GROUP, HEAD_DIM, DIMS, ROWS)
 
 
@@ -269,9 +265,11 @@ def decode_triton(
     max_context_len: int,
     scale: float,
     window: int,
+    arrivals: Tensor | None = None,
     chosen: dict[str, int] | None = None,
 ) -> None:
-    """Does the sequences with at most `most_queries`, or some more if a tile has room; leaves the others' rows alone."""
+    """Does the sequences with at most `most_queries`, or some more if a tile has room; leaves the others' rows alone. `arrivals`
+    are seqs * kv_heads zeros or more, of which no launch makes use at the same time."""
     heads, head_dim = q.shape[1:]
     _, block_size, kv_heads, _ = key_cache.shape
     seqs, group, dims = context_lens.shape[0], heads // kv_heads, max(bucket(head_dim), 16)
@@ -280,7 +278,8 @@ def decode_triton(
     programs = max(multiprocessors(q.device) * arguments.pop("PROGRAMS") // kv_heads, 1)
     programs = min(programs, seqs * max(-(-max_context_len // (LEAST_TILES * arguments["BLOCK_N"])), 1))
     parts = torch.empty(programs * 2 * kv_heads * rows * (dims + 2), dtype=torch.float32, device=q.device)
-    arrivals = torch.zeros(seqs * kv_heads, dtype=torch.int32, device=q.device)
+    if arrivals is None or arrivals.shape[0] < seqs * kv_heads:
+        arrivals = own_arrivals(seqs * kv_heads, q.device)
     decode_kernel[(kv_heads, programs)](
         out,
         parts,
@@ -309,6 +308,25 @@ def decode_triton(
         PARTS=max(MERGED_AT_ONCE // (rows * dims), 1),
         **arguments,
     )
+
+
+def no_arrivals(count: int, device: torch.device) -> Tensor:
+    return torch.zeros(count, dtype=torch.int32, device=device)
+
+
+_arrivals: dict[tuple[torch.device, int], Tensor] = {}
+
+
+def own_arrivals(count: int, device: torch.device) -> Tensor:
+    """A stream's launches come one after the other and leave zeros behind: it has one set of counters for all, and no launch that
+    only clears them. A captured launch may be replayed on any stream, and has a set of its own that the graph clears."""
+    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+        return no_arrivals(count, device)
+    stream = torch.cuda.current_stream(device).cuda_stream
+    known = _arrivals.get((device, stream))
+    if known is None or known.shape[0] < count:
+        known = _arrivals[device, stream] = no_arrivals(max(bucket(count), 2**12), device)
+    return known
 
 
 @cache

@@ -91,12 +91,13 @@ def _candidates(arch: int, key: Key) -> Sequence[Config]:
     """Eight values a thread are one load of 128 bits in bf16."""
     width = int(key[0])
     chunks = [min(chunk, width) for chunk in ((4096, 2048, 1024) if width > 4096 else (2048, 1024, 4096))]
-    return [config(max(chunk // 256, 1), CHUNK=chunk, BLOCK_ROWS=max(1024 // width, 1)) for chunk in dict.fromkeys(chunks)]
+    found = [config(max(chunk // 256, 1), CHUNK=chunk, BLOCK_ROWS=max(1024 // width, 1)) for chunk in dict.fromkeys(chunks)]
+    return [*found, config(16, CHUNK=8192, BLOCK_ROWS=1)] if width >= 8192 else found
 
 
 def _add_candidates(arch: int, key: Key) -> Sequence[Config]:
     width = int(key[0])
-    values = (1024, 512) if width <= 4096 else (512, 1024)  # a warp's
+    values = (1024, 512, 256) if width <= 4096 else (512, 1024, 256)  # a warp's
     warps = dict.fromkeys(min(max(width // count, 1), 32) for count in values)
     return [config(count, BLOCK_ROWS=max(1024 // width, 1)) for count in warps]
 

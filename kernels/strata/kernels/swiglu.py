@@ -18,31 +18,37 @@ def reference(gate: Tensor, up: Tensor) -> Tensor:
 
 
 @triton.jit
-def swiglu_kernel(gate_ptr, up_ptr, out_ptr, width, gate_stride, up_stride, BLOCK: tl.constexpr):
+def _place(width, BLOCK: tl.constexpr):
+    """A program's row, its first column, and which of its columns there are. Columns are counted from there, in 32 bits; from the
+    beginning of a row, which is a whole tensor at times, they would take 64."""
     blocks = tl.cdiv(width, BLOCK)
     row = (tl.program_id(0) // blocks).to(tl.int64)
-    column = (tl.program_id(0) % blocks).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < width
-    gate = tl.load(gate_ptr + row * gate_stride + column, mask=inside).to(tl.float32)
-    up = tl.load(up_ptr + row * up_stride + column, mask=inside).to(tl.float32)
-    tl.store(out_ptr + row * width + column, gate * tl.sigmoid(gate) * up, mask=inside)
+    first = (tl.program_id(0) % blocks).to(tl.int64) * BLOCK
+    column = tl.arange(0, BLOCK)
+    return row, first, column, column < tl.minimum(width - first, BLOCK).to(tl.int32)
+
+
+@triton.jit
+def swiglu_kernel(gate_ptr, up_ptr, out_ptr, width, gate_stride, up_stride, BLOCK: tl.constexpr):
+    row, first, column, inside = _place(width, BLOCK)
+    gate = tl.load(gate_ptr + (row * gate_stride + first) + column, mask=inside).to(tl.float32)
+    up = tl.load(up_ptr + (row * up_stride + first) + column, mask=inside).to(tl.float32)
+    # Nobody reads it before it has left the cache.
+    tl.store(out_ptr + (row * width + first) + column, gate * tl.sigmoid(gate) * up, mask=inside, cache_modifier=".cs")
 
 
 @triton.jit
 def swiglu_backward_kernel(
     dout_ptr, gate_ptr, up_ptr, dgate_ptr, dup_ptr, width, dout_stride, gate_stride, up_stride, BLOCK: tl.constexpr
 ):
-    blocks = tl.cdiv(width, BLOCK)
-    row = (tl.program_id(0) // blocks).to(tl.int64)
-    column = (tl.program_id(0) % blocks).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < width
-    dout = tl.load(dout_ptr + row * dout_stride + column, mask=inside).to(tl.float32)
-    gate = tl.load(gate_ptr + row * gate_stride + column, mask=inside).to(tl.float32)
-    up = tl.load(up_ptr + row * up_stride + column, mask=inside).to(tl.float32)
+    row, first, column, inside = _place(width, BLOCK)
+    dout = tl.load(dout_ptr + (row * dout_stride + first) + column, mask=inside).to(tl.float32)
+    gate = tl.load(gate_ptr + (row * gate_stride + first) + column, mask=inside).to(tl.float32)
+    up = tl.load(up_ptr + (row * up_stride + first) + column, mask=inside).to(tl.float32)
     sigmoid = tl.sigmoid(gate)
     silu = gate * sigmoid
-    tl.store(dup_ptr + row * width + column, dout * silu, mask=inside)
-    tl.store(dgate_ptr + row * width + column, dout * up * (sigmoid + silu * (1 - sigmoid)), mask=inside)
+    tl.store(dup_ptr + (row * width + first) + column, dout * silu, mask=inside)
+    tl.store(dgate_ptr + (row * width + first) + column, dout * up * (sigmoid + silu * (1 - sigmoid)), mask=inside)
 
 
 def _candidates(arch: int, key: Key) -> Sequence[Config]:

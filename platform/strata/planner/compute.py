@@ -246,14 +246,19 @@ def mixture(shape: Shape, cut: Cut, software: Software, sheet: Sheet) -> LayerTi
     return LayerTime(sheet["mixture"], weight, stream=sheet["stream"], stream_backward=sheet["stream_backward"])
 
 
-def head(shape: Shape, cut: Cut, sheet: Sheet) -> LayerTime:
-    """The last norm, the logits and their loss, in fp32."""
+def head(shape: Shape, cut: Cut, software: Software, sheet: Sheet) -> LayerTime:
+    """The last norm, the logits and their loss."""
     _cut(cut, shape, sheet)
     columns = shape.vocab / cut.tensor
     seconds, weights = _products(sheet, {"logits": (columns, shape.hidden)})
-    # Megatron's and torch's cross entropy, in fp32: cast, maximum, difference, exponent, sum, quotient; then times the gradient,
-    # and cast back.
-    sheet.work_out("loss", f"tokens * {columns:g} * (width + 9 * 4) / memory_rate + 6 * launch", "s", "nine passes in fp32")
-    sheet.work_out("loss_backward", f"tokens * {columns:g} * (width + 3 * 4) / memory_rate + 2 * launch", "s", "three more")
+    if software.fused_loss:
+        why = "logits are read for their sum, read again and overwritten by their gradient"
+        sheet.work_out("loss", f"tokens * {columns:g} * 3 * width / memory_rate + launch", "s", why)
+        sheet.given("loss_backward", 0.0, "s", "is done by then")
+    else:
+        # Megatron's and torch's cross entropy, in fp32: cast, maximum, difference, exponent, sum, quotient; then times the
+        # gradient, and cast back.
+        sheet.work_out("loss", f"tokens * {columns:g} * (width + 9 * 4) / memory_rate + 6 * launch", "s", "nine passes in fp32")
+        sheet.work_out("loss_backward", f"tokens * {columns:g} * (width + 3 * 4) / memory_rate + 2 * launch", "s", "three more")
     weight = sheet.work_out("head_weights", weights, "s", "gradient of the weights")
     return LayerTime(sheet.work_out("head", seconds, "s"), weight, stream=sheet["loss"], stream_backward=sheet["loss_backward"])

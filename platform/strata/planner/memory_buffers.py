@@ -105,12 +105,8 @@ def _unshared(sheet: Sheet, shape: Shape, layout: Layout, keeping: Keeping) -> L
 
 def write_allowances(sheet: Sheet, layout: Layout, keeping: Keeping) -> None:
     if keeping.cpu:
-        # For an aligned place of n bytes glibc (memalign) wants a hole of some more than n. So a tensor that was let go of
-        # leaves a hole that its like of the next pass does not fit into, and that pass takes other places. Workers are told to
-        # keep freed memory (GLIBC_TUNABLES), so both places stay. The same goes for ZeRO-3's gathered parameters; ZeRO-1 and 2
-        # let go of their bucket, a hole large enough for all that is flat.
-        flat = " + gathered + prefetched + flat_bucket + summed" if layout.zero == 3 else ""
-        sheet.work_out("gaps", f"once + logits + working{flat}", "B", "places of the pass before, which the process keeps")
+        formula, why = _gaps_on_cpus(layout)
+        sheet.work_out("gaps", formula, "B", why)
         sheet.given("runtime", 0.0, "B", "libraries are there before the model is")
         return
     sheet.given("gap_share", GAPS, "", "of what comes and goes, lost between tensors")
@@ -118,3 +114,19 @@ def write_allowances(sheet: Sheet, layout: Layout, keeping: Keeping) -> None:
     sheet.given("cuda_context", CUDA_CONTEXT, "B", "of CUDA and its libraries")
     sheet.given("communicators", COMMUNICATORS if layout.gpus > 1 else 0.0, "B", "NCCL's own buffers")
     sheet.work_out("runtime", "cuda_context + communicators", "B", "not torch's")
+
+
+def _gaps_on_cpus(layout: Layout) -> tuple[str, str]:
+    """For an aligned place of n bytes glibc (memalign) wants a hole of some more than n. So a tensor that was let go of leaves a
+    hole that its like of the next pass does not fit into, and that pass takes other places. Workers are told to keep freed memory
+    (GLIBC_TUNABLES), so both stay, but for what else has come to lie in the holes: half of them, a quarter where tensors are cut,
+    as was read off three models. Gloo's threads keep what they let go of apart from the others'.
+    """
+    passing = "once + logits + working"
+    if layout.zero == 3:
+        flat = "gathered + prefetched + flat_bucket + summed"
+        return f"{passing} + {flat}", "places of the pass before, and of gathered parameters, which the process keeps"
+    passing = f"({passing}) * {0.5 if layout.tensor == 1 else 0.75}"
+    if layout.zero == 0:
+        return passing, "places of the pass before, which the process keeps"
+    return f"{passing} + gathered + reduced", "places of the pass before, and gloo's, which the process keeps"

@@ -13,7 +13,8 @@ from strata.planner.errors import choose
 class Software:
     """`unfused` attention writes its scores to memory, `flash` does not and skips what is masked. `overlaps_*`: whether
     communication of that dimension goes on beside compute. `gradient_bytes`: what data-parallel peers send of a gradient.
-    `selective`: what selective recompute does again: attention's core, all but the matrix products, or half of those too."""
+    `selective`: what selective recompute does again: attention's core, all but the matrix products, or half of those too.
+    `fused_loss`: logits are turned into their gradient some rows at a time, and never all of them are in memory."""
 
     name: str
     attention: Literal["unfused", "flash"]
@@ -23,6 +24,7 @@ class Software:
     overlaps_tensor: bool
     selective: Literal["core", "streams", "half"]
     why: str
+    fused_loss: bool = False
 
 
 PROGRAMS = {
@@ -77,7 +79,8 @@ PROGRAMS = {
             overlaps_data=True,
             overlaps_tensor=False,
             selective="streams",
-            why="strata train: DeepSpeed on torch, compiled by layer",
+            why="strata train: DeepSpeed, compiled by layer, with our kernels",
+            fused_loss=True,
         ),
     )
 }

@@ -101,7 +101,7 @@ def layer_times(shape: Shape, gpu: Gpu, software: Software, cut: Cut, sheet: She
     around = attention(shape, cut, software, sheet.part("attention"))
     dense = feed_forward(shape, cut, software, sheet.part("feed-forward")) if shape.dense_layers else LayerTime()
     sparse = mixture(shape, cut, software, sheet.part("mixture of experts")) if shape.experts else LayerTime()
-    return Layers(around + dense, around + sparse, head(shape, cut, sheet.part("head")))
+    return Layers(around + dense, around + sparse, head(shape, cut, software, sheet.part("head")))
 
 
 def parts_of(layout: Layout) -> int:

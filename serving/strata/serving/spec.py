@@ -99,8 +99,14 @@ class EngineSpec:
         if self.device == "gpu":
             if self.our_kernels:
                 common |= vllm_plugin.environment()
-            # What vLLM's own server comes to; Ray would set it to the replica's CPUs.
-            return common | {"OMP_NUM_THREADS": "1"} | (mps.environment(self.pool.sm_share) if self.side_by_side else {})
+            gpu = {
+                # What vLLM's own server comes to; Ray would set it to the replica's CPUs.
+                "OMP_NUM_THREADS": "1",
+                # Where UCX sees no NVLink (engines that share a card, cards on PCIe, virtual machines) it would have engines of
+                # one node read each other's blocks over TCP, at 0.4 GB/s (docs/log.md).
+                "UCX_CUDA_IPC_ENABLE_GET_ZCOPY": os.environ.get("UCX_CUDA_IPC_ENABLE_GET_ZCOPY", "on"),
+            }
+            return common | gpu | (mps.environment(self.pool.sm_share) if self.side_by_side else {})
         cpu = {
             "OMP_NUM_THREADS": str(self.threads),
             "VLLM_CPU_KVCACHE_SPACE": str(self.kv_cache_gib),

@@ -34,6 +34,7 @@ from vllm.v1.attention.backend import (
 from strata.kernels.flash_attention import flash_attention
 from strata.kernels.kv_cache_write import kv_cache_write_cpu, kv_cache_write_triton
 from strata.kernels.paged_attention import MOST_GROUP, MOST_HEAD_DIM, paged_attention_cpu, paged_attention_triton
+from strata.kernels.paged_attention_decode import no_arrivals
 from strata.kernels.vllm_plugin import switched_on
 
 HEAD_SIZE_STEP = 8  # so that heads begin where 16 bytes can be read at once
@@ -98,6 +99,7 @@ class StrataAttentionMetadata(AttentionMetadata):  # type: ignore[misc]
     seq_lens: Tensor  # int32 [requests], with what is cached
     block_table: Tensor  # int32 [requests, blocks]
     slot_mapping: Tensor  # int64 [tokens]
+    arrivals: Tensor | None  # paged_attention's counters, where they are kept from launch to launch
     prompts: "WholePrompts | None" = None
 
 
@@ -120,6 +122,9 @@ class StrataAttentionMetadataBuilder(AttentionMetadataBuilder[StrataAttentionMet
         if vllm_config.model_config.rswa_window is not None:
             raise NotImplementedError(f"Strata's kernels do not know reference sliding windows; {INSTEAD}")
         self.long_prompt = LONG // kv_cache_spec.head_size if "flash_prefill" in switched_on() else None
+        # A builder's launches come one after the other, in graphs and between them: where vLLM overlaps halves of a batch, each
+        # half has a builder of its own.
+        self.arrivals = no_arrivals(vllm_config.scheduler_config.max_num_seqs * kv_cache_spec.num_kv_heads, device)
         if device.type == "cuda":
             from strata.kernels.vllm_plugin.warm_up import warm_up
 
@@ -128,14 +133,16 @@ class StrataAttentionMetadataBuilder(AttentionMetadataBuilder[StrataAttentionMet
     def build(
         self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
     ) -> StrataAttentionMetadata:
-        return metadata_of(common_attn_metadata, self.long_prompt)
+        return metadata_of(common_attn_metadata, self.long_prompt, self.arrivals)
 
     def build_for_cudagraph_capture(self, common_attn_metadata: CommonAttentionMetadata) -> StrataAttentionMetadata:
         """Its requests look like whole prompts, with as many keys as queries, and stand for others that are not."""
-        return metadata_of(common_attn_metadata, None)
+        return metadata_of(common_attn_metadata, None, self.arrivals)
 
 
-def metadata_of(common: CommonAttentionMetadata, long_prompt: int | None) -> StrataAttentionMetadata:
+def metadata_of(
+    common: CommonAttentionMetadata, long_prompt: int | None, arrivals: Tensor | None = None
+) -> StrataAttentionMetadata:
     """`long_prompt` is from how many tokens on flash_attention takes whole prompts; it takes none without."""
     if common.causal is not True:
         raise NotImplementedError(f"Strata's kernels serve causal attention only; {INSTEAD}")
@@ -147,6 +154,7 @@ def metadata_of(common: CommonAttentionMetadata, long_prompt: int | None) -> Str
         seq_lens=_first(common.seq_lens, common.num_reqs),
         block_table=_first(common.block_table_tensor, common.num_reqs),
         slot_mapping=common.slot_mapping,
+        arrivals=arrivals,
     )
     if long_prompt is not None and common.max_query_len >= long_prompt and common.seq_lens_cpu_upper_bound is not None:
         batch.prompts = _whole_prompts(common, batch, long_prompt)
@@ -173,6 +181,7 @@ def _whole_prompts(common: CommonAttentionMetadata, batch: StrataAttentionMetada
             seq_lens=batch.seq_lens[:first],
             block_table=batch.block_table[:first],
             slot_mapping=batch.slot_mapping[:first_token],
+            arrivals=batch.arrivals,
         )
     prompts = batch.query_start_loc[first:]
     return WholePrompts(before, first_token, prompts - first_token if first else prompts, int(queries[first:].max()))
@@ -232,8 +241,7 @@ class StrataAttentionImpl(AttentionImpl[StrataAttentionMetadata]):  # type: igno
         prompts = None if self.shares_cache else attn_metadata.prompts  # the keys at hand are not those it attends to
         cached = attn_metadata if prompts is None else prompts.before
         if cached is not None:
-            attend = paged_attention_triton if query.is_cuda else paged_attention_cpu
-            attend(
+            arguments = (
                 _first(query, cached.num_actual_tokens),
                 *self._caches(kv_cache),
                 cached.block_table,
@@ -245,6 +253,10 @@ class StrataAttentionImpl(AttentionImpl[StrataAttentionMetadata]):  # type: igno
                 self.scale,
                 self.window or 0,
             )
+            if query.is_cuda:
+                paged_attention_triton(*arguments, cached.arrivals)
+            else:
+                paged_attention_cpu(*arguments)
         if prompts is not None:
             tokens = slice(prompts.first_token, attn_metadata.num_actual_tokens)
             attended = flash_attention(

@@ -1,8 +1,7 @@
 """What the planner says our training holds on this machine's CPUs, beside what its processes come to hold.
 
-The baseline is a run of next to no model: a process with all its libraries at work. What it holds scatters by a fifth, as the
-kernel has large pages to give or not, so it is the least of one run in each layout. Ranks of these layouts are alike, so that the
-first one's peak, which its records carry, stands for all.
+The baseline is a run of next to no model in the same layout: a process with all its libraries at work. Ranks of these layouts are
+alike, so that the first one's peak, which its records carry, stands for all.
 """
 
 import tempfile
@@ -54,10 +53,10 @@ def compare(data: DataSection | None = None, say: Callable[[str], None] = lambda
     say("reading the corpus")
     tokens = shards.prepare(open_corpus(data), MODEL.vocab, data.holdout)
     recipes = {name: recipe_file.load(recipe_file.DEFAULT, (*SETTINGS, *overrides)) for name, overrides in LAYOUTS.items()}
-    say("next to no model, for a baseline")
-    baseline = min(_peak(recipe, NEXT_TO_NOTHING, tokens) for recipe in recipes.values())
     rows = []
     for name, recipe in recipes.items():
+        say(f"{name}: next to no model, for a baseline")
+        baseline = _peak(recipe, NEXT_TO_NOTHING, tokens)
         say(f"{name}: {STEPS} steps")
         shape, layout, sequence = from_recipe(recipe.model_copy(update={"model": MODEL}))
         peak = _peak(recipe, MODEL, tokens)
