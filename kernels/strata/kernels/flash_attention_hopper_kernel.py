@@ -1,0 +1,425 @@
+"""Flash attention's forward kernel for Hopper, in Gluon: one warp that only loads, warpgroups that only compute.
+
+A program takes tiles of queries, 64 for each computing warpgroup. The loading warp brings blocks of keys and values through a
+ring in shared memory with TMA, from the diagonal back to the first key. A warpgroup issues the scores of a block, and the product
+of the block before with its values, before it turns to the softmax; and the warpgroups take turns at the tensor cores, so that
+one multiplies while another exponentiates.
+
+Packed documents are cut at their ends by masks, not by TMA: a block may hold values of the next document, which are multiplied by
+zero. So an infinity in one document's values can reach the document before it.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+# One kernel for all sizes and alignments of these arguments.
+UNSPECIALIZED = ["cu_seqlens", "tokens", "keys", "heads", "group", "total", "sequences", "heads_together", "tiles", "window"]
+
+
+@gluon.jit
+def _tile(index, sizes, cu_seqlens, PACKED: gl.constexpr, CONSUMERS: gl.constexpr):
+    """Where the index-th tile begins and how long its sequences are. Heads go in groups whose keys and values fit the L2 cache,
+    and within a group the last queries, which see most keys, go first, so that short tiles fill the gaps at the end."""
+    tokens, keys, heads, _, _, sequences, heads_together, tiles = sizes
+    group = index // (heads_together * tiles)
+    first = group * heads_together
+    index -= first * tiles
+    together = gl.minimum(heads_together, sequences * heads - first)
+    row = (tiles - 1 - index // together) * (CONSUMERS * 64)
+    head = first + index % together
+    sequence = head // heads
+    head = head % heads
+    start = 0
+    if PACKED:
+        start = gl.load(cu_seqlens + sequence)
+        tokens = gl.load(cu_seqlens + sequence + 1) - start
+        keys = tokens
+        sequence = 0
+    return sequence, head, row, start, tokens, keys
+
+
+@gluon.jit
+def _take_next(counter, schedule, turn, total, PERSISTENT: gl.constexpr):
+    """The loading warp takes the next tile that nobody has, and tells the warpgroups."""
+    if PERSISTENT:
+        next_tile, full, empty = schedule
+        index = gl.num_programs(0) + gl.atomic_add(counter, 1)
+        mbarrier.wait(empty, (turn & 1) ^ 1)
+        next_tile.store(gl.full([1], index, gl.int32, layout=gl.BlockedLayout([1], [32], [1], [0])))
+        mbarrier.arrive(full, count=1)
+        return index
+    else:
+        return total
+
+
+@gluon.jit
+def _hear_next(schedule, turn, total, PERSISTENT: gl.constexpr):
+    if PERSISTENT:
+        next_tile, full, empty = schedule
+        mbarrier.wait(full, turn & 1)
+        index = gl.max(next_tile.load(gl.BlockedLayout([1], [32], [4], [0])), axis=0)
+        mbarrier.arrive(empty, count=1)
+        return index
+    else:
+        return total
+
+
+@gluon.jit
+def _blocks(row, tokens, keys, window, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, CONSUMERS: gl.constexpr, BLOCK: gl.constexpr):
+    """The blocks of keys that a tile sees, from `low` to before `high`: the same for all its warpgroups, which share them."""
+    end = keys
+    low = 0
+    if CAUSAL:
+        end = gl.minimum(keys, row + CONSUMERS * 64 + keys - tokens)
+    if WINDOW:
+        low = gl.maximum(row + keys - tokens - window + 1, 0) // BLOCK
+    return low, gl.cdiv(end, BLOCK)
+
+
+@gluon.jit
+def _load(
+    descriptors, counter, memory, work,
+    CAUSAL: gl.constexpr, WINDOW: gl.constexpr, PACKED: gl.constexpr, PERSISTENT: gl.constexpr,
+):  # fmt: skip
+    """The loading warp."""
+    buffers, barriers, schedule = memory
+    sizes, window, cu_seqlens = work
+    q_desc, k_desc, v_desc = descriptors
+    q_buffers, k_ring, v_ring, _ = buffers
+    CONSUMERS: gl.constexpr = q_buffers.shape[0]
+    STAGES: gl.constexpr = k_ring.shape[0]
+    BLOCK: gl.constexpr = k_ring.shape[3]
+    q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers
+    loaded = 0
+    tile = 0
+    turn = 0
+    index = gl.program_id(0)
+    while index < sizes[4]:
+        sequence, head, row, start, tokens, keys = _tile(index, sizes, cu_seqlens, PACKED, CONSUMERS)
+        if row < tokens:
+            kv_head = head // sizes[3]
+            low, high = _blocks(row, tokens, keys, window, CAUSAL, WINDOW, CONSUMERS, BLOCK)
+            for consumer in gl.static_range(CONSUMERS):
+                mbarrier.wait(q_empty.index(consumer), (tile & 1) ^ 1)
+                mbarrier.expect(q_full.index(consumer), q_desc.block_type.nbytes)
+                tma.async_copy_global_to_shared(
+                    q_desc, [sequence, head, start + row + consumer * 64, 0], q_full.index(consumer), q_buffers.index(consumer)
+                )
+            for block in range(high - low):
+                stage = loaded % STAGES
+                phase = (loaded // STAGES) & 1
+                key = start + (high - 1 - block) * BLOCK
+                mbarrier.wait(k_empty.index(stage), phase ^ 1)
+                mbarrier.expect(k_full.index(stage), k_desc.block_type.nbytes)
+                tma.async_copy_global_to_shared(k_desc, [sequence, kv_head, key, 0], k_full.index(stage), k_ring.index(stage))
+                mbarrier.wait(v_empty.index(stage), phase ^ 1)
+                mbarrier.expect(v_full.index(stage), v_desc.block_type.nbytes)
+                tma.async_copy_global_to_shared(v_desc, [sequence, kv_head, key, 0], v_full.index(stage), v_ring.index(stage))
+                loaded += 1
+            tile += 1
+        index = _take_next(counter, schedule, turn, sizes[4], PERSISTENT)
+        turn += 1
+
+
+@gluon.jit
+def _await_turn(consumer: gl.constexpr):
+    """Named barriers 12 and up: the compiler's own count from 0."""
+    barrier = gl.full([128], 12 + consumer, gl.int32, layout=gl.BlockedLayout([1], [32], [4], [0]))
+    gl.inline_asm_elementwise("bar.sync $1, 256; mov.b32 $0, 0;", "=r,r", [barrier], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def _give_turn(consumer: gl.constexpr):
+    barrier = gl.full([128], 12 + consumer, gl.int32, layout=gl.BlockedLayout([1], [32], [4], [0]))
+    gl.inline_asm_elementwise("bar.arrive $1, 256; mov.b32 $0, 0;", "=r,r", [barrier], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def _mask(scores, key, row, tokens, keys, window, CAUSAL: gl.constexpr, WINDOW: gl.constexpr):
+    """Minus infinity where a query does not see a key. The comparisons are assembly because LLVM would pack them into bit masks,
+    with many more instructions and registers."""
+    layout: gl.constexpr = scores.type.layout
+    columns = (key + gl.arange(0, scores.shape[1], layout=gl.SliceLayout(0, layout)))[None, :]
+    own = row + keys - tokens + gl.arange(0, 64, layout=gl.SliceLayout(1, layout))  # the key at a query's own place
+    last = gl.minimum(own, keys - 1) if CAUSAL else own * 0 + (keys - 1)
+    if WINDOW:
+        first = own - window + 1
+        return gl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.le.s32 p, $2, $4; setp.ge.and.s32 p, $2, $3, p; selp.f32 $0, $1, 0fFF800000, p; }",
+            "=f,f,r,r,r",
+            [scores, columns, first[:, None], last[:, None]],
+            dtype=gl.float32,
+            is_pure=True,
+            pack=1,
+        )
+    else:
+        return gl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.le.s32 p, $2, $3; selp.f32 $0, $1, 0fFF800000, p; }",
+            "=f,f,r,r",
+            [scores, columns, last[:, None]],
+            dtype=gl.float32,
+            is_pure=True,
+            pack=1,
+        )
+
+
+@gluon.jit
+def _softmax(
+    scores, top, total, row, key, tokens, keys, window,
+    SCALE: gl.constexpr, MASKED: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr,
+):  # fmt: skip
+    """Exponentials of a block's scores, how the sums so far shrink, and the new row maxima and sums."""
+    if MASKED:
+        scores = _mask(scores, key, row, tokens, keys, window, CAUSAL, WINDOW)
+    new_top = gl.maximum(top, gl.max(scores, axis=1))
+    offset = new_top * SCALE
+    if MASKED:
+        offset = gl.where(new_top == float("-inf"), 0.0, offset)  # nothing seen yet
+    shrink = gl.exp2(top * SCALE - offset)
+    weights = gl.exp2(scores * SCALE - offset[:, None])
+    # Each thread sums the columns that it has, 2 of every 8; four threads have a row, and add up at the end.
+    part = gl.sum(gl.sum(weights.reshape([64, weights.shape[1] // 8, 4, 2]), axis=3), axis=1)
+    total = total * gl.convert_layout(shrink, gl.SliceLayout(1, part.type.layout), assert_trivial=True)[:, None] + part
+    return weights, shrink, new_top, total
+
+
+@gluon.jit
+def _scores(q, k_ring, stage, layout: gl.constexpr):
+    keys: gl.constexpr = k_ring.shape[3]
+    k = k_ring.index(stage).reshape([keys, k_ring.shape[4]]).permute((1, 0))
+    zeros = gl.zeros([64, keys], gl.float32, layout=layout)
+    return warpgroup_mma(q, k, zeros, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def _pack(weights, dtype: gl.constexpr):
+    """Two neighbours in an integer, in which form they go from one block to the next: as half-precision values each would take a
+    register of its own."""
+    even, odd = gl.split(weights.reshape([64, weights.shape[1] // 2, 2]))
+    ROUND: gl.constexpr = "cvt.rn.bf16x2.f32 $0, $2, $1;" if dtype == gl.bfloat16 else "cvt.rn.f16x2.f32 $0, $2, $1;"
+    return gl.inline_asm_elementwise(ROUND, "=r,r,r", [even, odd], dtype=gl.int32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def _add_values(packed, v_ring, stage, out):
+    layout: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=out.type.layout, k_width=2)
+    pairs = gl.join(packed, packed).reshape([64, packed.shape[1] * 2])
+    weights = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r,r", [pairs], dtype=v_ring.dtype, is_pure=True, pack=2)
+    weights = gl.convert_layout(weights, layout, assert_trivial=True)
+    return warpgroup_mma(weights, v_ring.index(stage).reshape([v_ring.shape[3], v_ring.shape[4]]), out, is_async=True)
+
+
+@gluon.jit
+def _step(
+    q, rings, barriers, state, row, key, tokens, keys, window,
+    SCALE: gl.constexpr, MASKED: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr,
+    consumer: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, score_layout: gl.constexpr,
+):  # fmt: skip
+    """One more block: its scores and softmax, and the values of the block before."""
+    k_ring, v_ring = rings
+    k_full, k_empty, v_full, v_empty = barriers
+    out, weights, top, total, seen = state
+    stage = seen % STAGES
+    before = (seen - 1) % STAGES
+    mbarrier.wait(k_full.index(stage), (seen // STAGES) & 1)
+    _await_turn(consumer)
+    scores = _scores(q, k_ring, stage, score_layout)
+    mbarrier.wait(v_full.index(before), ((seen - 1) // STAGES) & 1)
+    out = _add_values(weights, v_ring, before, out)
+    _give_turn((consumer + 1) % CONSUMERS)
+    scores = warpgroup_mma_wait(1, deps=[scores])
+    mbarrier.arrive(k_empty.index(stage), count=1)
+    weights, shrink, top, total = _softmax(scores, top, total, row, key, tokens, keys, window, SCALE, MASKED, CAUSAL, WINDOW)
+    out = warpgroup_mma_wait(0, deps=[out])
+    mbarrier.arrive(v_empty.index(before), count=1)
+    out *= gl.convert_layout(shrink, gl.SliceLayout(1, out.type.layout), assert_trivial=True)[:, None]
+    return out, _pack(weights, v_ring.dtype), top, total, seen + 1
+
+
+@gluon.jit
+def _compute(
+    out, lse, memory, work,
+    SCALE: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, PACKED: gl.constexpr, PERSISTENT: gl.constexpr,
+    consumer: gl.constexpr,
+):  # fmt: skip
+    """A computing warpgroup."""
+    buffers, barriers, schedule = memory
+    sizes, window, cu_seqlens = work
+    q_buffers, k_ring, v_ring, out_buffers = buffers
+    CONSUMERS: gl.constexpr = q_buffers.shape[0]
+    STAGES: gl.constexpr = k_ring.shape[0]
+    BLOCK: gl.constexpr = k_ring.shape[3]
+    DIM: gl.constexpr = k_ring.shape[4]
+    # Else the tensor cores read the queries from shared memory, again for every block: of 256 dimensions they would not fit, and
+    # three warpgroups have fewer registers each.
+    Q_IN_REGISTERS: gl.constexpr = DIM == 128
+    q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers
+    rings = (k_ring, v_ring)
+    ring_barriers = (k_full, k_empty, v_full, v_empty)
+    score_layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK, 16])
+    out_layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, DIM, 16])
+    store_layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // DIM, DIM // 8], [4, 1], [1, 0])
+    LOG2_SCALE: gl.constexpr = SCALE * 1.4426950408889634
+    heads = sizes[2]
+    seen = 0
+    tile = 0
+    if consumer == CONSUMERS - 1:
+        _give_turn(0)
+    turn = 0
+    index = gl.program_id(0)
+    while index < sizes[4]:
+        sequence, head, tile_row, start, tokens, keys = _tile(index, sizes, cu_seqlens, PACKED, CONSUMERS)
+        if tile_row < tokens:
+            low, high = _blocks(tile_row, tokens, keys, window, CAUSAL, WINDOW, CONSUMERS, BLOCK)
+            row = tile_row + consumer * 64
+            # From `clear` on back to `edge` every query of this warpgroup sees every key.
+            clear = keys // BLOCK
+            edge = low
+            if CAUSAL:
+                clear = gl.minimum(keys, row + keys - tokens + 1) // BLOCK
+            clear = gl.minimum(clear, high - 1)
+            if WINDOW:
+                clear = gl.maximum(clear, low)
+                edge = gl.minimum(gl.cdiv(gl.maximum(row + 64 + keys - tokens - window, 0), BLOCK), clear)
+
+            q = q_buffers.index(consumer).reshape([64, DIM])
+            mbarrier.wait(q_full.index(consumer), tile & 1)
+            if Q_IN_REGISTERS:
+                q = q.load(gl.DotOperandLayout(operand_index=0, parent=score_layout, k_width=2))
+                fence_async_shared()
+                mbarrier.arrive(q_empty.index(consumer), count=1)
+            stage = seen % STAGES
+            mbarrier.wait(k_full.index(stage), (seen // STAGES) & 1)
+            _await_turn(consumer)
+            scores = _scores(q, k_ring, stage, score_layout)
+            _give_turn((consumer + 1) % CONSUMERS)
+            scores = warpgroup_mma_wait(0, deps=[scores])
+            mbarrier.arrive(k_empty.index(stage), count=1)
+            top = gl.full([64], float("-inf"), gl.float32, layout=gl.SliceLayout(1, score_layout))
+            weights, _, top, total = _softmax(
+                scores, top, 0.0, row, (high - 1) * BLOCK, tokens, keys, window, LOG2_SCALE, True, CAUSAL, WINDOW
+            )
+            state = (gl.zeros([64, DIM], gl.float32, layout=out_layout), _pack(weights, v_ring.dtype), top, total, seen + 1)
+            if CAUSAL:
+                for block in range(high - 1 - clear):
+                    state = _step(
+                        q, rings, ring_barriers, state, row, (high - 2 - block) * BLOCK, tokens, keys, window,
+                        LOG2_SCALE, True, CAUSAL, WINDOW, consumer, CONSUMERS, STAGES, score_layout,
+                    )  # fmt: skip
+            for _ in range(clear - edge):
+                state = _step(
+                    q, rings, ring_barriers, state, row, 0, tokens, keys, window,
+                    LOG2_SCALE, False, CAUSAL, WINDOW, consumer, CONSUMERS, STAGES, score_layout,
+                )  # fmt: skip
+            if WINDOW:
+                for block in range(edge - low):
+                    state = _step(
+                        q, rings, ring_barriers, state, row, (edge - 1 - block) * BLOCK, tokens, keys, window,
+                        LOG2_SCALE, True, CAUSAL, WINDOW, consumer, CONSUMERS, STAGES, score_layout,
+                    )  # fmt: skip
+            result, weights, top, total, seen = state
+            if not Q_IN_REGISTERS and DIM < 256:
+                mbarrier.arrive(q_empty.index(consumer), count=1)
+            stage = (seen - 1) % STAGES
+            mbarrier.wait(v_full.index(stage), ((seen - 1) // STAGES) & 1)
+            result = _add_values(weights, v_ring, stage, result)
+            result = warpgroup_mma_wait(0, deps=[result])
+            mbarrier.arrive(v_empty.index(stage), count=1)
+
+            total = gl.convert_layout(gl.sum(total, axis=1), gl.SliceLayout(1, score_layout), assert_trivial=True)
+            result *= gl.convert_layout(1.0 / total, gl.SliceLayout(1, out_layout), assert_trivial=True)[:, None]
+            rows = row + gl.arange(0, 64, layout=gl.SliceLayout(1, score_layout))
+            first = sequence.to(gl.int64) * sizes[0] + start
+            lse_rows = lse + (sequence.to(gl.int64) * heads + head) * sizes[0] + start
+            gl.store(lse_rows + rows, top * SCALE + gl.log2(total) * 0.6931471805599453, mask=rows < tokens)
+            # Through shared memory, so that a warp stores whole lines. The zero keeps the addresses in here: computed ahead of
+            # all tiles they would take registers that the blocks need.
+            zero = gl.minimum(row, 0)
+            out_buffer = (out_buffers if DIM < 256 else q_buffers).index(consumer + zero).reshape([64, DIM])
+            out_buffer.store(result.to(v_ring.dtype))
+            result = out_buffer.load(store_layout)
+            if DIM == 256:
+                fence_async_shared()
+                mbarrier.arrive(q_empty.index(consumer), count=1)
+            rows = zero + gl.arange(0, 64, layout=gl.SliceLayout(1, store_layout))
+            columns = gl.arange(0, DIM, layout=gl.SliceLayout(0, store_layout))
+            out_rows = out + ((first + row) * heads + head) * DIM
+            gl.store(out_rows + rows[:, None] * (heads * DIM) + columns[None, :], result, mask=(row + rows < tokens)[:, None])
+            tile += 1
+        index = _hear_next(schedule, turn, sizes[4], PERSISTENT)
+        turn += 1
+
+
+@gluon.jit(do_not_specialize=UNSPECIALIZED)
+def forward_kernel(
+    q_desc, k_desc, v_desc, out, lse, cu_seqlens, counter,
+    tokens, keys, heads, group, total, sequences, heads_together, tiles, window,
+    SCALE: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, PACKED: gl.constexpr, PERSISTENT: gl.constexpr,
+    CONSUMERS: gl.constexpr, BLOCK: gl.constexpr, DIM: gl.constexpr, STAGES: gl.constexpr,
+    REGISTERS: gl.constexpr, LOADER_REGISTERS: gl.constexpr,
+):  # fmt: skip
+    dtype: gl.constexpr = q_desc.dtype
+    q_buffers = gl.allocate_shared_memory(dtype, [CONSUMERS, 1, 1, 64, DIM], q_desc.layout)
+    k_ring = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BLOCK, DIM], k_desc.layout)
+    v_ring = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BLOCK, DIM], v_desc.layout)
+    # With 256 dimensions there is no room for the results beside the queries, and they take their place.
+    out_buffers = gl.allocate_shared_memory(
+        dtype,
+        [CONSUMERS if DIM < 256 else 1, 64 if DIM < 256 else 8, DIM],
+        gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2),
+    )
+    q_full = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
+    q_empty = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
+    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    next_tile = gl.allocate_shared_memory(gl.int32, [1], gl.SwizzledSharedLayout(1, 1, 1, order=[0]))
+    next_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    next_empty = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(next_full, count=1)
+    mbarrier.init(next_empty, count=CONSUMERS)
+    for consumer in gl.static_range(CONSUMERS):
+        mbarrier.init(q_full.index(consumer), count=1)
+        mbarrier.init(q_empty.index(consumer), count=1)
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(k_full.index(stage), count=1)
+        mbarrier.init(k_empty.index(stage), count=CONSUMERS)
+        mbarrier.init(v_full.index(stage), count=1)
+        mbarrier.init(v_empty.index(stage), count=CONSUMERS)
+    fence_async_shared()
+
+    descriptors = (q_desc, k_desc, v_desc)
+    buffers = (q_buffers, k_ring, v_ring, out_buffers)
+    barriers = (q_full, q_empty, k_full, k_empty, v_full, v_empty)
+    memory = (buffers, barriers, (next_tile, next_full, next_empty))
+    work = ((tokens, keys, heads, group, total, sequences, heads_together, tiles), window, cu_seqlens)
+    # The constants stand in each tuple, because in a tuple with a name they would become values.
+    if CONSUMERS == 2:
+        gl.warp_specialize(
+            [
+                (_compute, (out, lse, memory, work, SCALE, CAUSAL, WINDOW, PACKED, PERSISTENT, 0)),
+                (_compute, (out, lse, memory, work, SCALE, CAUSAL, WINDOW, PACKED, PERSISTENT, 1)),
+                (_load, (descriptors, counter, memory, work, CAUSAL, WINDOW, PACKED, PERSISTENT)),
+            ],
+            [4, 1],
+            [REGISTERS, LOADER_REGISTERS],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (_compute, (out, lse, memory, work, SCALE, CAUSAL, WINDOW, PACKED, PERSISTENT, 0)),
+                (_compute, (out, lse, memory, work, SCALE, CAUSAL, WINDOW, PACKED, PERSISTENT, 1)),
+                (_compute, (out, lse, memory, work, SCALE, CAUSAL, WINDOW, PACKED, PERSISTENT, 2)),
+                (_load, (descriptors, counter, memory, work, CAUSAL, WINDOW, PACKED, PERSISTENT)),
+            ],
+            [4, 4, 1],
+            [REGISTERS, REGISTERS, LOADER_REGISTERS],
+        )
