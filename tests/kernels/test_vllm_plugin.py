@@ -368,3 +368,13 @@ def test_rotary_embedding_is_vllms(vllm_config: Any, neox: bool, rotary: int) ->
     positions = torch.tensor([0, 1, 5, 63, 2, 2, 9])
     expected = layer.forward_native(positions, query.clone(), key.clone())
     torch.testing.assert_close(layer.forward_cuda(positions, query, key), expected)
+
+
+def test_ratios_are_those_of_rounds_with_an_error_that_one_round_does_not_have() -> None:
+    """A host that is slow for a round is slow for both engines, and says nothing about either."""
+    from strata.kernels.bench.vllm_plugin import paired_ratio
+
+    assert paired_ratio([110, 55, 220], [100, 50, 200]) == (pytest.approx(1.1), pytest.approx(0, abs=1e-9))
+    ratio, error = paired_ratio([200, 50], [100, 100])
+    assert ratio == pytest.approx(1) and error == pytest.approx(0.693, abs=1e-3)
+    assert paired_ratio([120], [100]) == (pytest.approx(1.2), None)

@@ -42,7 +42,7 @@ def test_both_engines_are_its_clients_and_one_is_kept_to_its_share(tmp_path: Pat
     assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in decode
 
 
-def test_engines_of_one_node_read_each_others_blocks_by_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engines_are_told_to_read_each_others_blocks_by_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """UCX would read them over TCP where it sees no NVLink. Who knows better says so in the environment."""
     switch, network = "UCX_CUDA_IPC_ENABLE_GET_ZCOPY", Network.within(one_machine=True)
     monkeypatch.delenv(switch, raising=False)

@@ -33,7 +33,7 @@ def swiglu_kernel(gate_ptr, up_ptr, out_ptr, width, gate_stride, up_stride, BLOC
     row, first, column, inside = _place(width, BLOCK)
     gate = tl.load(gate_ptr + (row * gate_stride + first) + column, mask=inside).to(tl.float32)
     up = tl.load(up_ptr + (row * up_stride + first) + column, mask=inside).to(tl.float32)
-    # Nobody reads it before it has left the cache.
+    # Past the cache: at the sizes of training it has left it before anybody reads it.
     tl.store(out_ptr + (row * width + first) + column, gate * tl.sigmoid(gate) * up, mask=inside, cache_modifier=".cs")
 
 

@@ -120,7 +120,8 @@ def _gaps_on_cpus(layout: Layout) -> tuple[str, str]:
     """For an aligned place of n bytes glibc (memalign) wants a hole of some more than n. So a tensor that was let go of leaves a
     hole that its like of the next pass does not fit into, and that pass takes other places. Workers are told to keep freed memory
     (GLIBC_TUNABLES), so both stay, but for what else has come to lie in the holes: half of them, a quarter where tensors are cut,
-    as was read off three models. Gloo's threads keep what they let go of apart from the others'.
+    as was read off three models. With ZeRO there is more, about what gloo gathers and reduces; that its threads keep memory apart
+    from the others' is a guess at why.
     """
     passing = "once + logits + working"
     if layout.zero == 3:

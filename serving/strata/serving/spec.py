@@ -102,8 +102,8 @@ class EngineSpec:
             gpu = {
                 # What vLLM's own server comes to; Ray would set it to the replica's CPUs.
                 "OMP_NUM_THREADS": "1",
-                # Where UCX sees no NVLink (engines that share a card, cards on PCIe, virtual machines) it would have engines of
-                # one node read each other's blocks over TCP, at 0.4 GB/s (docs/log.md).
+                # Where UCX sees no NVLink (engines that share a card, cards on PCIe, virtual machines) it has engines of one
+                # node read each other's blocks over TCP (vllm-project/vllm 52607), unless it is told otherwise.
                 "UCX_CUDA_IPC_ENABLE_GET_ZCOPY": os.environ.get("UCX_CUDA_IPC_ENABLE_GET_ZCOPY", "on"),
             }
             return common | gpu | (mps.environment(self.pool.sm_share) if self.side_by_side else {})

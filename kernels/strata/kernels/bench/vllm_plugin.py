@@ -191,15 +191,17 @@ def _compare_speed(engines: dict[str, Engine], vocabulary: int, rounds: int, dea
             ratio, error = paired_ratio(rates, speeds[name][PLAIN])
             ratios[contender] = {"ratio": ratio, "standard_error": error}
             each = " ".join(f"{rate:.0f}" for rate in rates)
-            print(f"  {contender:48} {statistics.median(rates):8.0f}  {ratio:.3f} ± {error:.3f}  rounds: {each}", flush=True)
+            spread = "" if error is None else f" ± {error:.3f}"
+            print(f"  {contender:48} {statistics.median(rates):8.0f}  {ratio:.3f}{spread}  rounds: {each}", flush=True)
 
 
-def paired_ratio(rates: Sequence[float], others: Sequence[float]) -> tuple[float, float]:
-    """The geometric mean of the rounds' ratios, and how far it may be off. A step of a small model is mostly Python, and rounds
-    of one engine differ by a quarter as the host is quick or slow: a ratio within that error of 1 is no difference."""
+def paired_ratio(rates: Sequence[float], others: Sequence[float]) -> tuple[float, float | None]:
+    """The geometric mean of the rounds' ratios, and its standard error, which one round does not have. A step of a small model is
+    mostly Python, and rounds of one engine differ by a quarter as the host is quick or slow: a ratio within that error of 1 is
+    no difference."""
     logs = [math.log(rate / other) for rate, other in zip(rates, others, strict=False)]  # who failed has fewer
     ratio = math.exp(statistics.mean(logs))
-    return ratio, ratio * statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.inf
+    return ratio, ratio * statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else None
 
 
 def _machine() -> dict[str, Any]:
