@@ -1,8 +1,8 @@
 """What the planner says our training holds on this machine's CPUs, beside what its processes come to hold.
 
-The baseline is a run of next to no model in the same layout: a process with all its libraries at work. On some days it scatters by
-a fifth, as the kernel has large pages to give or not. Ranks of these layouts are alike, so that the first one's peak, which its
-records carry, stands for all.
+The baseline is a run of next to no model in the same layout: a process with all its libraries at work. On some days it scatters
+by a fifth, as the kernel has large pages to give or not. Ranks of these layouts are alike, so that the first one's peak, which
+its records carry, stands for all.
 """
 
 import tempfile
