@@ -83,6 +83,8 @@ HOSTILE: list[Shot] = [
     *(completion(n=n, temperature=1) for n in (0, -1, 129, 16384, 2**62, HUGE, True, 1.5, None)),
     *(completion(n=n, use_beam_search=True) for n in (0, 2, 11, 10_000)),
     *(completion(use_beam_search=True, n=2, length_penalty=p) for p in (1e308, -1e308, "nan", "inf")),
+    *(completion(use_beam_search=True, echo=True, logprobs=p) for p in (None, 0, 3, 218)),
+    *(completion(use_beam_search=True, logprobs=p) for p in (0, 3, 218)),
     *(completion(max_tokens=t) for t in (0, -1, 2**62, HUGE, None, "1", 1.0)),
     *(completion(max_tokens=0, echo=True, logprobs=p) for p in (None, 0, 20, 21)),
     *(completion(logprobs=p) for p in (-2, -1, 21, 2**62, HUGE, True, "x")),

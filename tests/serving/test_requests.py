@@ -123,6 +123,8 @@ class Generation(BaseModel):
     prompt: str | list[int] | list[str] | None = None
     n: int = 1
     use_beam_search: bool = False
+    echo: bool = False
+    logprobs: int | None = None
     length_penalty: float = 1.0
     temperature: float | None = None
     top_k: int | None = None
@@ -176,6 +178,7 @@ def test_refused_before_vllm_validates(tree: dict[str, Any]) -> None:
     [
         ({"n": 65}, "n"),
         ({"n": 11, "use_beam_search": True}, "n"),
+        ({"use_beam_search": True, "echo": True, "logprobs": 0}, "echo"),
         ({"prompt": ["x"] * 65, "n": 2}, "prompt"),
         ({"length_penalty": 1e308}, "length_penalty"),
         ({"length_penalty": "nan"}, "length_penalty"),
@@ -202,7 +205,9 @@ def test_limits_leave_the_useful_alone() -> None:
     for asked in (
         {"prompt": list(range(100_000))},
         {"prompt": ["x"] * 64, "n": 2},
-        {"n": 10, "use_beam_search": True, "length_penalty": -1.0},
+        {"n": 10, "use_beam_search": True, "length_penalty": -1.0, "logprobs": 3},
+        {"use_beam_search": True, "echo": True},
+        {"echo": True, "logprobs": 3},
         {"stop": ["\n\n", "END"], "bad_words": ["x"], "min_tokens": 4, "logit_bias": {"5": -100}},
         {"response_format": {"type": "json_object"}, "logit_bias": {"5": 1}},
         {"response_format": {"type": "text"}, "min_tokens": 4},

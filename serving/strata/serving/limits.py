@@ -100,6 +100,9 @@ def _sequences(request: Any, max_sequences: int) -> None:
     most = min(MAX_BEAMS if beams else MAX_SEQUENCES, max_sequences)
     if n > most:
         raise ApiError(400, f"'n' must be at most {most}{' with beam search' if beams else ''}.", param="n")
+    if beams and getattr(request, "echo", False) and getattr(request, "logprobs", None) is not None:
+        # Beam search has none of the prompt's, and vLLM fails when it looks for them.
+        raise ApiError(400, "'echo' with 'logprobs' is not possible with beam search.", param="echo")
     prompt = getattr(request, "prompt", None)
     prompts = len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
     if n * prompts > MAX_SEQUENCES:
