@@ -287,9 +287,9 @@ def test_what_cannot_be_is_refused() -> None:
 
 
 def test_plan_is_quick_and_drawn(tmp_path: Path) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     plan = chat(replace(CHAT, requests_per_s=5000))
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
     assert plan.aggregated.dollars_per_million_tokens > 0
     draw(plan, tmp_path / "serving.png")
     assert (tmp_path / "serving.png").stat().st_size > 10_000
