@@ -16,7 +16,7 @@ ARGS ?=
 STRATA := $(VENV)/bin/strata
 export PYTHONUNBUFFERED := 1
 
-.PHONY: help setup train serve chat doctor runs demo bench-startup bench-serve chaos bench-train bench-checkpoint bench-memory bench-kernels monitor top dashboards deploy crds test test-gpu lint clean lock
+.PHONY: help setup train serve chat doctor runs demo bench-startup bench-serve bench-transfer chaos bench-train bench-checkpoint bench-memory bench-kernels monitor top dashboards deploy crds test test-gpu lint clean lock
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +49,9 @@ bench-startup: setup ## seconds from the command to the first answer, beside two
 
 bench-serve: setup ## throughput and latencies beside bare vLLM and stock ray.serve.llm, in one run
 	@$(STRATA) bench serve $(if $(RUN),--run "$(RUN)") $(ARGS)
+
+bench-transfer: setup ## how fast one engine reads another's KV blocks on this machine
+	@$(STRATA) bench transfer $(ARGS)
 
 chaos: setup ## kill replicas under load and compare every answer with the undisturbed one; ARGS="--kill decode=2,gateway"
 	@$(STRATA) chaos $(if $(RUN),--run "$(RUN)") $(ARGS)

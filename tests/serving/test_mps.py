@@ -40,6 +40,7 @@ def test_both_engines_are_its_clients_and_one_is_kept_to_its_share(tmp_path: Pat
     assert prefill["CUDA_MPS_PIPE_DIRECTORY"] == decode["CUDA_MPS_PIPE_DIRECTORY"] == str(folder)
     assert prefill["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "50"
     assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in decode
+    assert (prefill["CUDA_MPS_CLIENT_PRIORITY"], decode["CUDA_MPS_CLIENT_PRIORITY"]) == ("1", "0"), "1 is the lower one"
 
 
 def test_engines_are_told_to_read_each_others_blocks_by_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

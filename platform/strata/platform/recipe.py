@@ -165,6 +165,9 @@ class PoolSection(Section):
     sm_share: Annotated[float, Field(gt=0, le=1)] | None = Field(
         None, description="share of a GPU's multiprocessors an engine may use at once (CUDA MPS); for replicas that share one"
     )
+    step_tokens: Positive | None = Field(
+        None, description="tokens an engine takes on in one step, of prompts and streams; fewer: steadier streams, slower prompts"
+    )
 
     @property
     def most(self) -> int:
@@ -224,6 +227,16 @@ class ServeSection(Section):
     def something_decodes(self) -> Self:
         if self.decode.replicas == 0:
             raise ValueError("decode.replicas=0 leaves nobody to answer; only prefill.replicas may be 0")
+        return self
+
+    @model_validator(mode="after")
+    def steps_have_room_for_every_stream(self) -> Self:
+        for name, pool in (("prefill", self.prefill), ("decode", self.decode)):
+            if pool.step_tokens is not None and pool.step_tokens < self.max_sequences:
+                raise ValueError(
+                    f"{name}.step_tokens={pool.step_tokens} must be at least max_sequences={self.max_sequences}: "
+                    "a step has a token of each stream"
+                )
         return self
 
     @model_validator(mode="after")

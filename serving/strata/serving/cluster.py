@@ -14,7 +14,7 @@ from ray.serve import Application
 
 from strata.platform import recipe_file
 from strata.platform.errors import UserError
-from strata.serving import app, model_dir
+from strata.serving import app, kinds_of_cache, model_dir
 from strata.serving.link import SECRET_BYTES
 from strata.serving.spec import EngineSpec, GatewaySpec, Network
 
@@ -31,6 +31,8 @@ def application(arguments: Arguments) -> Application:
     folder = arguments.model
     model_dir.check(folder)
     section = recipe_file.load(arguments.recipe).serve
+    if section.prefill.replicas > 0:
+        kinds_of_cache.check_folder(folder)
     name = arguments.name or (folder.parent.name if folder.name == "export" else folder.name)
     network = Network(None, _secret())
     prefill, decode = (

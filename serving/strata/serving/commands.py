@@ -1,4 +1,4 @@
-"""The commands of this room: `serve`, `chat` and `bench startup`."""
+"""The commands of this room: `serve`, `chat`, `bench startup` and `bench transfer`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -42,3 +42,28 @@ def bench_startup(
     from strata.serving import startup
 
     startup.bench(overrides or [], run, model, repeat)
+
+
+def bench_transfer(
+    device: Annotated[str | None, typer.Option(help="gpu or cpu: whose memory. Default: the GPU's, if there is one.")] = None,
+    mib: Annotated[int, typer.Option(help="How much is read at once.", min=1)] = 256,
+    pieces: Annotated[str, typer.Option(help="Into how many pieces it falls, in turn.")] = "64,1024",
+    repeat: Annotated[int, typer.Option(help="Times that each is read.", min=1)] = 6,
+    json: Annotated[Path | None, typer.Option(help="The file to write. Default: transfer.json among the benchmarks.")] = None,
+) -> None:
+    """How fast one engine reads another's blocks on this machine: NIXL alone, by the way UCX chooses and by ours."""
+    import torch
+    from rich.console import Console
+
+    from strata.platform.errors import UserError
+    from strata.platform.files import cache_dir
+    from strata.serving.bench import transfer
+
+    chosen = device or ("gpu" if torch.cuda.is_available() else "cpu")
+    if chosen not in ("gpu", "cpu"):
+        raise UserError(f"There is no device '{chosen}'.", "Choose gpu or cpu.")
+    counts = [int(word) if word.isdecimal() else 0 for word in pieces.split(",")]
+    if not all(0 < count <= mib << 10 for count in counts):
+        raise UserError(f"--pieces {pieces} is no list of numbers from 1 to {mib << 10}.", "Write --pieces 64,1024.")
+    path = json or cache_dir() / "bench" / "transfer.json"
+    transfer.bench("gpu" if chosen == "gpu" else "cpu", mib << 20, counts, repeat, path, Console(highlight=False))

@@ -18,7 +18,7 @@ from strata.platform import cluster, ports
 from strata.platform.errors import UserError
 from strata.platform.machine import available_memory
 from strata.platform.recipe import ServeSection
-from strata.serving import model_dir, mps
+from strata.serving import kinds_of_cache, model_dir, mps
 from strata.serving.directory import Directory
 from strata.serving.spec import EngineSpec, GatewaySpec, Network
 
@@ -36,6 +36,8 @@ class Endpoint:
 def check(section: ServeSection, folder: Path) -> None:
     """Everything that can be known before a process starts."""
     model_dir.check(folder)
+    if section.prefill.replicas > 0:
+        kinds_of_cache.check_folder(folder)
     ports.require_free(section.port, section.host, "serve.port")
     if section.device == "cpu":
         engines = section.prefill.most + section.decode.most

@@ -21,11 +21,12 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.cli_args import FrontendArgs
 from vllm.usage.usage_lib import UsageContext
+from vllm.utils.gc_utils import freeze_gc_heap
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.executor.abstract import Executor
 
 from strata.platform import ports
-from strata.serving import engine_stats, exposition
+from strata.serving import engine_stats, exposition, kinds_of_cache, prompt_tail
 from strata.serving.calls import DecodeCalls, PrefillCalls
 from strata.serving.disaggregation import Engine
 from strata.serving.engine_stats import EngineStats
@@ -69,6 +70,8 @@ async def start(spec: EngineSpec, replica: str, host: str) -> Started:
         model=spec.model_dir, served_model_name=[spec.model_id], structured_outputs_config=grammars, **spec.engine_kwargs()
     )
     config = args.create_engine_config(UsageContext.OPENAI_API_SERVER)
+    if spec.disaggregated:
+        kinds_of_cache.check_loaded(config.model_config.hf_text_config, config.model_config.is_hybrid)
     if spec.device == "cpu":
         # vLLM puts its CPU worker into a process of its own, to bind OpenMP threads there. Our threads are set by the
         # environment instead, so scheduler and worker share a process: one import of vLLM less per engine.
@@ -80,6 +83,10 @@ async def start(spec: EngineSpec, replica: str, host: str) -> Started:
     await init_app_state(vllm, state, frontend, await vllm.get_supported_tasks())
     telemetry = Telemetry(spec.model_id, spec.role, replica)
     stats = engine_stats.attach(vllm, telemetry)
+    prompt_tail.enough()
+    # As vLLM's own server does. Half a million objects are here to stay; to look through them for garbage takes a quarter of a
+    # second, in which no stream goes on.
+    freeze_gc_heap()
     return Started(vllm, state, telemetry, stats, {"role": spec.role, "replica": replica})
 
 

@@ -30,9 +30,10 @@ def pipes() -> Path:
     return Path(tempfile.gettempdir()) / f"strata-mps-{os.getuid()}"
 
 
-def environment(share: float | None) -> dict[str, str]:
-    """Of an engine. Without a share it may take every multiprocessor that is free."""
-    found = {"CUDA_MPS_PIPE_DIRECTORY": str(pipes())}
+def environment(share: float | None, gives_way: bool) -> dict[str, str]:
+    """Of an engine. Without a share it may take every multiprocessor that is free; one that gives way has its blocks of threads
+    scheduled after the others', where both wait for room."""
+    found = {"CUDA_MPS_PIPE_DIRECTORY": str(pipes()), "CUDA_MPS_CLIENT_PRIORITY": "1" if gives_way else "0"}
     if share is not None:
         found["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = f"{100 * share:g}"
     return found

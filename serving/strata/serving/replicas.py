@@ -5,6 +5,7 @@ directory and talk over links. Serve's own request path costs a hundred microsec
 """
 
 import asyncio
+import gc
 import os
 import time
 from dataclasses import dataclass
@@ -177,6 +178,7 @@ class GatewayReplica:
         await self._presence.begin({})
         self._http = http.server(app)
         self._serving = asyncio.get_running_loop().create_task(self._http.serve(sockets=[http.listen(spec.host, spec.port)]))
+        gc.freeze()  # what is here by now stays: collecting garbage need not look through it while streams wait
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Gateways there should be: so many on each node that has engines."""

@@ -20,6 +20,8 @@ from strata.serving.policy import Rule
 Role = Literal["prefill", "decode"]
 LEASE_S = 12
 TRANSFERRED_BLOCK = 128
+STEADY_STEP = 2048
+READ_BY_CUDA = "UCX_CUDA_IPC_ENABLE_GET_ZCOPY"
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class EngineSpec:
     reasoning_parser: str | None
     pool: PoolSection
     disaggregated: bool  # there is a prefill pool
+    pools_alike: bool  # its engines divide a block among as many GPUs as the decode pool's
     side_by_side: bool  # on a GPU whose multiprocessors engines share
     rule: Rule
     network: Network
@@ -77,6 +80,7 @@ class EngineSpec:
             reasoning_parser=serve.reasoning_parser,
             pool=pool,
             disaggregated=serve.prefill.replicas > 0,
+            pools_alike=serve.prefill.tensor_parallel == serve.decode.tensor_parallel,
             side_by_side=mps.wanted(serve),
             rule=Rule(**serve.remote_prefill.model_dump()),
             network=network,
@@ -104,9 +108,9 @@ class EngineSpec:
                 "OMP_NUM_THREADS": "1",
                 # Where UCX sees no NVLink (engines that share a card, cards on PCIe, virtual machines) it has engines of one
                 # node read each other's blocks over TCP (vllm-project/vllm 52607), unless it is told otherwise.
-                "UCX_CUDA_IPC_ENABLE_GET_ZCOPY": os.environ.get("UCX_CUDA_IPC_ENABLE_GET_ZCOPY", "on"),
+                READ_BY_CUDA: os.environ.get(READ_BY_CUDA, "on"),
             }
-            return common | gpu | (mps.environment(self.pool.sm_share) if self.side_by_side else {})
+            return common | gpu | (mps.environment(self.pool.sm_share, self.role == "prefill") if self.side_by_side else {})
         cpu = {
             "OMP_NUM_THREADS": str(self.threads),
             "VLLM_CPU_KVCACHE_SPACE": str(self.kv_cache_gib),
@@ -141,10 +145,18 @@ class EngineSpec:
             kwargs["distributed_executor_backend"] = "mp" if self.pool.tensor_parallel > 1 else "uni"
             kwargs["gpu_memory_utilization"] = self.pool.gpu_memory
             if self.disaggregated:
-                # A transfer is posted block by block and layer by layer, between two steps: 8,192 tokens in vLLM's blocks of 16
-                # are 8,192 pieces for 16 layers, and every running stream waits for that.
+                # A transfer is posted block by block, between two steps, and every running stream waits for that.
                 kwargs["block_size"] = TRANSFERRED_BLOCK
+        if (step := self._step_tokens()) is not None:
+            kwargs["max_num_batched_tokens"] = step
         return kwargs
+
+    def _step_tokens(self) -> int | None:
+        """vLLM's own choice makes the most of a GPU. A decode engine with a prefill pool is there for its streams: what it still
+        prefills itself comes in smaller pieces."""
+        if self.pool.step_tokens is None and self.device == "gpu" and self.role == "decode" and self.disaggregated:
+            return max(STEADY_STEP, self.max_sequences)
+        return self.pool.step_tokens
 
     def frontend_kwargs(self) -> dict[str, Any]:
         """Of vLLM's OpenAI classes."""
@@ -163,6 +175,8 @@ class EngineSpec:
         }
         if self.device == "cpu":
             transfer["kv_buffer_device"] = "cpu"
+        elif self.pools_alike:  # else vLLM must be able to take a block apart by its heads
+            transfer["kv_connector_module_path"] = "strata.serving.whole_blocks"
         return transfer
 
 

@@ -1,0 +1,36 @@
+"""`strata bench transfer`: real NIXL between two real processes, in this machine's memory."""
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from strata.platform.errors import UserError
+from strata.serving import commands
+from strata.serving.bench import transfer
+
+pytest.importorskip("nixl")
+
+
+def test_what_is_read_is_timed_and_written(tmp_path: Path) -> None:
+    file, console = tmp_path / "transfer.json", Console(record=True, width=120)
+    transfer.bench("cpu", 1 << 20, [1, 7], 2, file, console)
+    result = json.loads(file.read_text())
+    (readings,) = result["readings"].values()  # UCX's way through CUDA says nothing about a CPU's memory
+    assert set(readings) == {"1", "7"}
+    for reading in readings.values():
+        assert 0 < reading["post_s"] <= reading["total_s"] <= reading["first_s"]
+    assert "GB/s" in console.export_text()
+
+
+def test_a_transfer_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCX_TLS", "no_such_transport")
+    with pytest.raises(UserError, match="NIXL could not read 1 pieces: "):
+        transfer.bench("cpu", 1 << 20, [1], 1, tmp_path / "transfer.json", Console(quiet=True))
+
+
+@pytest.mark.parametrize(("device", "pieces", "cause"), [("tpu", "1", "no device 'tpu'"), ("cpu", "0,x", "no list of numbers")])
+def test_bad_options_are_refused(device: str, pieces: str, cause: str) -> None:
+    with pytest.raises(UserError, match=cause):
+        commands.bench_transfer(device, 1, pieces, 1, None)

@@ -1,0 +1,63 @@
+"""What a prefill and a decode engine on GPUs are started with, for blocks that travel fast and streams that are not held up."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from strata.platform import recipe_file
+from strata.serving.spec import EngineSpec, Network, Role
+
+ROLES: tuple[Role, ...] = ("prefill", "decode")
+ANY_LAYOUT = ["LBNHC", "LBHNC", "BLNHC", "BLHNC", "BHLNC", "LHBNC"]
+WHOLE = "strata.serving.whole_blocks"
+
+
+def settings(*overrides: str, recipe: str = "h200") -> tuple[dict[str, Any], dict[str, Any]]:
+    section, network = recipe_file.load(recipe, list(overrides)).serve, Network.within(one_machine=True)
+    prefill, decode = (EngineSpec.of(role, section, Path("/model"), "m", network).engine_kwargs() for role in ROLES)
+    return prefill, decode
+
+
+def test_a_decode_engine_takes_small_steps_unless_it_is_told_otherwise() -> None:
+    prefill, decode = settings()
+    assert "max_num_batched_tokens" not in prefill and decode["max_num_batched_tokens"] == 2048
+    prefill, decode = settings("serve.prefill.step_tokens=4096", "serve.decode.step_tokens=512")
+    assert (prefill["max_num_batched_tokens"], decode["max_num_batched_tokens"]) == (4096, 512)
+    _, decode = settings("serve.max_sequences=4000")
+    assert decode["max_num_batched_tokens"] == 4000, "vLLM wants room for a token of each"
+
+
+def test_a_step_too_small_for_the_streams_is_refused() -> None:
+    with pytest.raises(recipe_file.RecipeError, match="step_tokens=128 must be at least max_sequences=256"):
+        settings("serve.decode.step_tokens=128")
+
+
+@pytest.mark.parametrize("alone", [("h200", "serve.prefill.replicas=0"), ("laptop", "serve.decode.replicas=1")])
+def test_others_take_vllms(alone: tuple[str, str]) -> None:
+    recipe, override = alone
+    _, decode = settings(override, recipe=recipe)
+    assert "max_num_batched_tokens" not in decode
+
+
+def test_blocks_travel_whole_between_engines_that_divide_them_alike() -> None:
+    for kwargs in settings():
+        assert kwargs["kv_transfer_config"]["kv_connector_module_path"] == WHOLE
+    wide = "serve.decode={gpus: 2, tensor_parallel: 2, gpu_memory: 0.4}"
+    for kwargs in (*settings(wide), *settings(recipe="laptop")):
+        assert "kv_connector_module_path" not in kwargs["kv_transfer_config"]
+
+
+@pytest.mark.parametrize(("can_read", "layout"), [(ANY_LAYOUT, "BHLNC"), (["LBHNC"], "LBHNC"), (["LBHNC", "BLHNC"], "LBHNC")])
+def test_the_layout_is_a_wish(can_read: list[str], layout: str) -> None:
+    """Asked of vLLM's own resolver: the connector's class is found, and where it cannot have its way another is taken."""
+    pytest.importorskip("vllm")
+    from vllm.config import CacheConfig, KVTransferConfig
+    from vllm.v1.attention.backends.utils import resolve_kv_cache_layout
+
+    prefill, _ = settings()
+    transfer = KVTransferConfig(**prefill["kv_transfer_config"])
+    cache, model = CacheConfig(), SimpleNamespace(use_mla=False)
+    config = SimpleNamespace(cache_config=cache, kv_transfer_config=transfer, model_config=model)
+    assert resolve_kv_cache_layout(config, [can_read]).name == layout
