@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 import torch
 from prometheus_client.parser import text_string_to_metric_families
-from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.config import CacheConfig, ModelConfig, ObservabilityConfig, SchedulerConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.stats import NixlKVConnectorStats
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine.core import EngineCore
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.metrics.loggers import StatLoggerManager
-from vllm.v1.metrics.stats import IterationStats, SchedulerStats
+from vllm.v1.metrics.stats import IterationStats, SchedulerIterationDetails, SchedulerStats
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
@@ -153,6 +154,54 @@ def test_the_shards_of_an_engine_pull_side_by_side(replica: Replica) -> None:
     stats = EngineStats(replica, shards=2)
     stats.record(SchedulerStats(kv_connector_stats=transfers(*[(4096, 1000)] * 4)), arrived(20))
     assert stats.transfer_s_per_token == pytest.approx(0.001 / 10)
+
+
+def went_on(replica: Replica) -> dict[str, float]:
+    families = text_string_to_metric_families(replica.text())
+    counts = [s for family in families for s in family.samples if s.name == "strata_serve_engine_gap_seconds_count"]
+    return {sample.labels["beside"]: sample.value for sample in counts if sample.value}
+
+
+def test_gaps_are_told_apart_by_what_was_beside_them(replica: Replica) -> None:
+    stats = EngineStats(replica, shards=1)
+
+    def step(streams: int, prompts: int = 0, prompt_tokens: int = 0, **scheduler: Any) -> None:
+        iteration = IterationStats()
+        iteration.inter_token_latencies_iter = [0.003] * streams
+        details = SchedulerIterationDetails(0, prompts, prompt_tokens, streams, streams, 1.0)
+        stats.record(SchedulerStats(iteration_details=details, **scheduler), iteration)
+
+    step(1)
+    step(2, prompts=1, prompt_tokens=200)
+    step(3, prompts=1, prompt_tokens=1)  # the last token of a prompt that was handed over
+    step(4, num_skipped_waiting_reqs=1)  # its blocks on their way
+    step(5, kv_connector_stats=transfers((4096, 1000)))
+    assert went_on(replica) == {"nothing": 1, "prefill": 2, "hand-over": 12}
+    stats.prompts_elsewhere = 1
+    step(6)
+    stats.prompts_elsewhere = 0
+    step(7)  # it began while a prompt was still elsewhere
+    step(8)
+    assert went_on(replica) == {"nothing": 9, "prefill": 2, "hand-over": 12, "pool-prefill": 13}
+
+
+def test_vllm_tells_of_each_step_what_it_computed() -> None:
+    """By the switch that our engines are started with."""
+    core = SimpleNamespace(
+        vllm_config=VllmConfig(observability_config=ObservabilityConfig(enable_logging_iteration_details=True))
+    )
+    core.log_stats = True
+    new = [SimpleNamespace(req_id="new")]
+    planned = SimpleNamespace(
+        total_num_scheduled_tokens=101,
+        num_scheduled_tokens={"new": 100, "old": 1},
+        scheduled_new_reqs=new,
+        scheduled_cached_reqs=SimpleNamespace(is_context_phase=lambda _: False),
+        scheduled_encoder_input_stats=None,
+    )
+    with EngineCore.capture_iteration_details(core, planned) as details:
+        pass
+    assert (details.num_ctx_requests, details.num_ctx_tokens, details.num_generation_tokens) == (1, 100, 1)
 
 
 def test_attached_to_an_engine_it_stands_beside_vllms_own_series(config: VllmConfig, replica: Replica) -> None:

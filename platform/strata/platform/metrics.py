@@ -111,8 +111,8 @@ WAITS = (
 )
 # Dense between 1 and 10 ms, where a step of a small model on a large GPU lies: 2.3 and 3.7 ms must not look the same.
 GAPS = (
-    *(0.0005, 0.001, 0.0015, 0.002, 0.0025, 0.003, 0.004, 0.005, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075),
-    *(0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0),
+    *(0.0005, 0.001, 0.0015, 0.002, 0.0025, 0.003, 0.004, 0.005, 0.006, 0.008, 0.01, 0.012, 0.015, 0.02, 0.025, 0.03, 0.04),
+    *(0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0),
 )
 
 SERVE_REPLICAS = ServeMetric(
@@ -173,6 +173,13 @@ SERVE_REMOTE_PREFILL = ServeMetric(
 SERVE_REMOTE_PREFILL_FAILURES = ServeMetric(
     "strata_serve_remote_prefill_failures_total", "counter", "Remote prefills that were lost, to be done again elsewhere", REPLICA
 )
+SERVE_ENGINE_GAP = ServeMetric(
+    "strata_serve_engine_gap_seconds",
+    "histogram",
+    "From one token of a stream to the next by the engine's clock, and what the engine or its pool did beside",
+    (*REPLICA, "beside"),
+    GAPS,
+)
 SERVE_KV_BYTES = ServeMetric("strata_serve_kv_transfer_bytes_total", "counter", "KV cache pulled from prefill engines", REPLICA)
 SERVE_KV_SECONDS = ServeMetric(
     "strata_serve_kv_transfer_seconds", "histogram", "Time of one transfer between engines", REPLICA, WAITS
@@ -212,6 +219,7 @@ SERVING_ENGINE = (
     SERVE_PREFILLS,
     SERVE_REMOTE_PREFILL,
     SERVE_REMOTE_PREFILL_FAILURES,
+    SERVE_ENGINE_GAP,
     SERVE_KV_BYTES,
     SERVE_KV_SECONDS,
     SERVE_KV_FAILURES,

@@ -38,6 +38,8 @@ class EngineStats(StatLoggerBase):  # type: ignore[misc]
         self.running = 0
         self.waiting = 0  # also for blocks from elsewhere
         self.kv_usage = 0.0
+        self.prompts_elsewhere = 0  # ours, that prefill engines work on
+        self._were_elsewhere = False  # when the last step ended
         self._transfer = RateMeter()  # bytes, of one shard
         self._bytes_moved = 0.0
         self._tokens_moved = 0
@@ -55,6 +57,19 @@ class EngineStats(StatLoggerBase):  # type: ignore[misc]
             self._record_scheduler(scheduler_stats)
         if iteration_stats is not None:
             self._tokens_moved += iteration_stats.prompt_token_stats.external_kv_transfer
+            if gaps := iteration_stats.inter_token_latencies_iter:
+                self._replica.streams_went_on(gaps, self._beside(scheduler_stats))
+        self._were_elsewhere = self.prompts_elsewhere > 0
+
+    def _beside(self, stats: Any) -> str:
+        """Whatever makes this step longer than one of streams alone. A prompt that was handed over still has its last token
+        computed here."""
+        step = stats.iteration_details if stats is not None else None
+        if step is not None and step.num_ctx_tokens > step.num_ctx_requests:
+            return "prefill"
+        if step is not None and (step.num_ctx_requests or stats.num_skipped_waiting_reqs or stats.kv_connector_stats):
+            return "hand-over"
+        return "pool-prefill" if self._were_elsewhere or self.prompts_elsewhere else "nothing"
 
     def _record_scheduler(self, stats: Any) -> None:
         self.running = stats.num_running_reqs

@@ -57,9 +57,11 @@ class PoolLoad:
     @contextmanager
     def prefilling_at(self, peer: Peer, tokens: int) -> Iterator[None]:
         self._queued_at[peer.name] += tokens
+        self._stats.prompts_elsewhere += 1
         try:
             yield
         finally:
+            self._stats.prompts_elsewhere -= 1
             self._queued_at[peer.name] -= tokens
             if not self._queued_at[peer.name]:
                 del self._queued_at[peer.name]

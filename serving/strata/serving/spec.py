@@ -133,6 +133,7 @@ class EngineSpec:
             "enforce_eager": self.eager,
             "max_num_seqs": self.max_sequences,
             "enable_prefix_caching": self.prefix_caching,
+            "enable_logging_iteration_details": True,  # told to `engine_stats.py`, not logged
         }
         if self.reasoning_parser is not None:
             kwargs["reasoning_parser"] = self.reasoning_parser

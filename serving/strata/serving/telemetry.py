@@ -20,6 +20,9 @@ from strata.serving import policy
 Labels = tuple[str, ...]
 ROUTES = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", "/detokenize", "/health", "/metrics")
 MIGRATIONS = ("continued", "restarted", "refused")
+# What may lengthen a gap, the nearest cause first: prompt tokens in the same step; blocks on their way into this engine; a
+# prompt of its on a prefill engine, which matters where both share a GPU.
+BESIDE = ("prefill", "hand-over", "pool-prefill", "nothing")
 
 
 class Gateway:
@@ -81,6 +84,8 @@ class Replica:
             for where, reasons in (("local", policy.LOCAL), ("remote", policy.REMOTE)):
                 for reason in reasons:
                     self._series.add(metrics.SERVE_PREFILLS, 0, where, reason)
+            for beside in BESIDE:
+                self.streams_went_on((), beside)
 
     def prefilled(self, where: str, reason: str) -> None:
         self._series.add(metrics.SERVE_PREFILLS, 1, where, reason)
@@ -90,6 +95,10 @@ class Replica:
 
     def remote_prefill_failed(self) -> None:
         self._series.add(metrics.SERVE_REMOTE_PREFILL_FAILURES, 1)
+
+    def streams_went_on(self, gaps: Sequence[float], beside: str) -> None:
+        """By one token each, in one step."""
+        self._series.observe_all(metrics.SERVE_ENGINE_GAP, gaps, beside)
 
     def load(self, running: int, waiting: int, kv_usage: float) -> None:
         self._series.set(metrics.SERVE_RUNNING, running)

@@ -80,8 +80,20 @@ LATENCY = row(
     heat(
         "Gaps", "How many gaps between tokens were how long; a band above is streams held up.", buckets(metrics.SERVE_INTER_TOKEN)
     ),
-    quantiles("Whole request", "From a request's arrival to the end of its answer.", metrics.SERVE_REQUEST),
-    quantiles("In the queue", "How long admitted requests waited for a place on a decode engine.", metrics.SERVE_QUEUE),
+    *even(
+        8,
+        (
+            lines(
+                "What lengthens gaps",
+                "99 of 100 gaps by the engine's clock, apart by what the engine or its prefill pool did beside; what clients feel "
+                "above the highest of them is the way from engine to client.",
+                Unit.SECONDS,
+                Line(quantile(0.99, metrics.SERVE_ENGINE_GAP, *MODEL, "beside"), f"{EACH} {{{{beside}}}}"),
+            ),
+            quantiles("Whole request", "From a request's arrival to the end of its answer.", metrics.SERVE_REQUEST),
+            quantiles("In the queue", "How long admitted requests waited for a place on a decode engine.", metrics.SERVE_QUEUE),
+        ),
+    ),
 )
 
 TRAFFIC = row(

@@ -15,7 +15,7 @@ from rich.markup import escape
 
 from strata.platform.errors import UserError
 from strata.platform.files import write_atomic
-from strata.serving.bench import calibration, cross_check, load, measure, plot, report, server
+from strata.serving.bench import calibration, cross_check, gaps, load, measure, plot, report, server
 from strata.serving.bench.contenders import BARE, CONTENDERS
 from strata.serving.bench.results import Measured, Ran, Results, Settings
 from strata.serving.bench.subject import Subject
@@ -90,10 +90,12 @@ def _drive(
         say(f"{name}: {level.label} …")
         # A prefix cache must not know these prompts from a level before, nor, in a server that stays up, from a round before.
         seed = settings.seed + turn * len(settings.levels) + number
+        before = gaps.read(up.target)
         outcome = load.run(up.target, settings.workload, level, settings.clients, seed)
+        lengths = gaps.between(before, gaps.read(up.target))
         summary = measure.summarise(outcome.records, settings.slo)
         kinds = measure.by_kind(outcome.records, settings.slo)
-        measured.append(Measured(level, summary, kinds, outcome.client_cpu))
+        measured.append(Measured(level, summary, kinds, outcome.client_cpu, lengths))
         console.print(f"  {level.label}: {report.line(summary)}")
         if summary.first_error:
             console.print(f"  [red]first error:[/] {escape(summary.first_error)}")
@@ -115,6 +117,8 @@ def show(settings: Settings, results: Results, console: Console) -> None:
     console.print("[dim]Latencies in ms. ITL: gaps between events; 'tok at once': tokens that came in one read.[/]")
     if BARE in results.ran and len(results.ran) > 1:
         console.print(report.ratio_table(settings, results))
+    if any(one.gaps for ran in results.ran.values() for one in ran.measured):
+        console.print(report.gap_table(settings, results))
     if settings.cross_check:
         console.print(report.cross_check_table(settings, results))
     for name, ran in results.ran.items():

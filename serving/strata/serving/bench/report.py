@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 from rich.table import Table
 
-from strata.serving.bench import cross_check
+from strata.serving.bench import cross_check, gaps
 from strata.serving.bench.contenders import BARE, CONTENDERS
 from strata.serving.bench.load import Level
 from strata.serving.bench.measure import Summary
@@ -44,6 +44,19 @@ def ratio_table(settings: Settings, results: Results) -> Table:
             if contender != BARE and (found := ratios(results, contender, level)):
                 cells = ("-" if value is None else f"{value:.2f}" for value in found.values())
                 result.add_row(level.label, contender, *cells)
+        result.add_section()
+    return result
+
+
+def gap_table(settings: Settings, results: Results) -> Table:
+    result = _table("load", "contender", "engine's gaps beside", "share", "p50", "p99", "of the longest 1%")
+    for level in settings.levels:
+        for contender in results.ran:
+            one = results.at(contender, level)
+            for number, row in enumerate(gaps.rows(one.gaps) if one else ()):
+                names = ("", "") if number else (level.label, contender)
+                longest = "" if row.of_longest is None else _percent(row.of_longest)
+                result.add_row(*names, row.beside, _percent(row.share), _ms(row.p50), _ms(row.p99), longest)
         result.add_section()
     return result
 

@@ -4,8 +4,9 @@ import statistics
 from dataclasses import dataclass, field
 from typing import Any
 
-from strata.serving.bench import measure
+from strata.serving.bench import gaps, measure
 from strata.serving.bench.calibration import Calibration
+from strata.serving.bench.gaps import Gaps
 from strata.serving.bench.load import Level
 from strata.serving.bench.measure import Slo, Summary
 from strata.serving.bench.workloads import Workload
@@ -31,6 +32,7 @@ class Measured:
     summary: Summary
     kinds: dict[str, Summary]
     client_cpu: list[float]
+    gaps: Gaps = field(default_factory=dict)  # by the server's own histograms
 
     def doubts(self, calibration: Calibration) -> str | None:
         """Why the clients, not the server, may be what was measured here."""
@@ -55,7 +57,8 @@ def middle(rounds: list[Ran]) -> Ran:
     for ones in zip(*(ran.measured for ran in rounds), strict=True):
         kinds = {kind: measure.middle([one.kinds[kind] for one in ones]) for kind in ones[0].kinds}
         busiest = max((one.client_cpu for one in ones), key=max)
-        measured.append(Measured(ones[0].level, measure.middle([one.summary for one in ones]), kinds, busiest))
+        summary, lengths = measure.middle([one.summary for one in ones]), gaps.together([one.gaps for one in ones])
+        measured.append(Measured(ones[0].level, summary, kinds, busiest, lengths))
     return Ran(statistics.median(ran.start_s for ran in rounds), measured, rounds[-1].cross_check)
 
 
