@@ -19,7 +19,7 @@ from strata.serving import model_dir
 from strata.serving.bench import compare, dummy_model, engines, plot, report, server, subject
 from strata.serving.bench.calibration import Calibration
 from strata.serving.bench.command import bench_serve
-from strata.serving.bench.contenders import CONTENDERS, Contender, Launch
+from strata.serving.bench.contenders import CONTENDERS, Contender, Launch, find
 from strata.serving.bench.load import Level, Record
 from strata.serving.bench.measure import Slo, by_kind, percentile, summarise
 from strata.serving.bench.results import Measured, Ran, Results, Settings
@@ -188,6 +188,15 @@ def test_on_a_gpu_pairs_share_it_and_others_have_it_whole(tmp_path: Path) -> Non
     assert {"serve.decode.gpus=1", "serve.decode.gpu_memory=0.85"} <= set(CONTENDERS["strata"].launch(made, True, 1).command)
 
 
+def test_ours_may_take_part_with_changes(tmp_path: Path) -> None:
+    found = find("strata-pd+serve.prefill.sm_share=0.25+serve.decode.step_tokens=512")
+    assert found.about.endswith("prefill and decode, serve.prefill.sm_share=0.25, serve.decode.step_tokens=512")
+    made = chosen(tmp_path)
+    command = found.launch(made, False, 8123).command
+    assert command[-2:] == ["serve.prefill.sm_share=0.25", "serve.decode.step_tokens=512"]
+    assert command[:-2] == CONTENDERS["strata-pd"].launch(made, False, 8123).command
+
+
 def test_a_contender_that_fails_says_why_and_leaves_nothing(tmp_path: Path) -> None:
     script = "import subprocess, sys; subprocess.Popen(['sleep', '4321']); print('no such model'); sys.exit(3)"
     broken = Contender("broken", lambda *_: Launch([sys.executable, "-c", script], {}))
@@ -204,6 +213,8 @@ def test_a_contender_that_fails_says_why_and_leaves_nothing(tmp_path: Path) -> N
     [
         (["--workload", "odd"], "no workload 'odd'"),
         (["--contenders", "vllm,odd"], "no contender 'odd'"),
+        (["--contenders", "vllm+serve.eager=true"], "'vllm+serve.eager=true' is no contender"),
+        (["--contenders", "strata+model.layers=1"], "Change the recipe's serve section"),
         (["--concurrency", "1,x"], "no list of positive numbers"),
         (["--input", "300"], "the model takes 256"),
         (["--workload", "mixed", "--cross-check"], "uniform"),

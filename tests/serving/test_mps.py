@@ -1,5 +1,6 @@
 """CUDA's Multi-Process Service around an endpoint. A script stands in for NVIDIA's program: there is no GPU here."""
 
+import os
 import tempfile
 import time
 from pathlib import Path
@@ -15,10 +16,10 @@ from strata.serving.spec import EngineSpec, Network
 STAND_IN = """#!/bin/sh
 # Stands in for nvidia-cuda-mps-control: runs until it is told to quit, and notes what it was told.
 if [ "$1" = -f ]; then
-  echo started >> "$CUDA_MPS_LOG_DIRECTORY/told"
-  while ! grep -q quit "$CUDA_MPS_LOG_DIRECTORY/told"; do sleep 0.05; done
+  echo started >> "$0.told"
+  while ! grep -q quit "$0.told"; do sleep 0.05; done
 else
-  cat >> "$CUDA_MPS_LOG_DIRECTORY/told"
+  cat >> "$0.told"
 fi
 """
 
@@ -59,10 +60,12 @@ def test_it_is_started_and_told_to_quit(tmp_path: Path, folder: Path, monkeypatc
     program.write_text(STAND_IN)
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
-    told = folder / "told"
+    told = program.with_suffix(".told")
     with mps.running(sharing("serve.prefill.sm_share=0.5")):
+        assert folder.is_dir() and str(os.getpid()) in folder.name, "each endpoint has its own"
         while not told.exists():
             time.sleep(0.01)
+    assert not folder.exists()
     assert told.read_text().split() == ["started", "quit", "-t", "5"]
 
 

@@ -26,8 +26,9 @@ def wanted(section: ServeSection) -> bool:
 
 
 def pipes() -> Path:
-    """Where engines find the service. One a user: a GPU serves the processes of one such service at a time."""
-    return Path(tempfile.gettempdir()) / f"strata-mps-{os.getuid()}"
+    """Where engines find the service of this endpoint's process. Each has its own, which ends with it: engines of several
+    endpoints on one GPU take turns, as without it."""
+    return Path(tempfile.gettempdir()) / f"strata-mps-{os.getuid()}-{os.getpid()}"
 
 
 def environment(share: float | None, gives_way: bool) -> dict[str, str]:
@@ -55,3 +56,4 @@ def running(section: ServeSection) -> Iterator[None]:
             yield
         finally:
             subprocess.run([control], input=b"quit -t 5\n", env=service, check=False, capture_output=True, timeout=STOP_LIMIT_S)
+    shutil.rmtree(pipes(), ignore_errors=True)  # kept where something went wrong: its logs may say what

@@ -26,7 +26,13 @@ def bench_serve(
         bool, typer.Option("--dummy-model", help="Serve random weights in the shape of the recipe's model.")
     ] = False,
     recipe: Annotated[str | None, typer.Option(help="Recipe for the serve section. Default: the run's own, else laptop.")] = None,
-    contenders: Annotated[str | None, typer.Option(help="Who takes part, such as vllm,ray,strata. Default: all.")] = None,
+    contenders: Annotated[
+        str | None,
+        typer.Option(
+            help="Who takes part, such as vllm,ray,strata; ours also with changes: strata-pd+serve.prefill.sm_share=0.25. "
+            "Default: all."
+        ),
+    ] = None,
     workload: Annotated[str, typer.Option(help="uniform, mixed (short prompts and long ones) or multiturn.")] = "uniform",
     concurrency: Annotated[
         str | None, typer.Option(help="Requests at once, in turn. Default: 1,16,64,256 on GPUs, 1,4,16 on CPUs.")
@@ -110,11 +116,11 @@ def _workload(name: str) -> "Name":
 
 
 def _contenders(words: str | None) -> list[str]:
-    from strata.serving.bench.contenders import CONTENDERS
+    from strata.serving.bench.contenders import CONTENDERS, find
 
     chosen = [word.strip() for word in words.split(",")] if words else list(CONTENDERS)
-    if unknown := [word for word in chosen if word not in CONTENDERS]:
-        raise UserError(f"There is no contender '{unknown[0]}'.", f"Choose among {', '.join(CONTENDERS)}.")
+    for word in chosen:
+        find(word)
     return chosen
 
 

@@ -16,7 +16,7 @@ from rich.markup import escape
 from strata.platform.errors import UserError
 from strata.platform.files import write_atomic
 from strata.serving.bench import calibration, cross_check, gaps, load, measure, plot, report, server
-from strata.serving.bench.contenders import BARE, CONTENDERS
+from strata.serving.bench.contenders import BARE, find
 from strata.serving.bench.results import Measured, Ran, Results, Settings
 from strata.serving.bench.subject import Subject
 
@@ -31,7 +31,7 @@ def bench(
     logs = json_file.parent / "logs"
     present = []
     for name in names:
-        if missing := CONTENDERS[name].missing():
+        if missing := find(name).missing():
             results.failed[name] = f"It needs {', '.join(missing)}, not installed here."
             console.print(f"[bold]{name}[/] left out: {results.failed[name]}")
         else:
@@ -45,7 +45,7 @@ def bench(
         write_atomic(picture, plot.draw(settings, results))
 
     def start(name: str, stack: ExitStack, say: Callable[[str], None]) -> server.Server | None:
-        contender = CONTENDERS[name]
+        contender = find(name)
         say(f"Starting {name}: {contender.about} …")
         try:
             running = server.running(contender, subject, settings.workload.prefix_caching, logs / f"{name}.log")

@@ -5,10 +5,11 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from strata.platform import ports
+from strata.platform.errors import UserError
 from strata.platform.recipe import PoolSection
 from strata.serving.bench import engines
 from strata.serving.bench.subject import Subject
@@ -118,6 +119,26 @@ CONTENDERS: dict[str, Contender] = {
     "strata": Contender("strata serve, no prefill pool", _strata, ("vllm", "ray"), READY),
     "strata-pd": Contender("strata serve, prefill and decode", _strata_pd, ("vllm", "ray", "nixl"), READY),
 }
+
+
+def find(name: str) -> Contender:
+    """By its name; one of ours also with changes to the recipe, as in strata-pd+serve.prefill.sm_share=0.25."""
+    base, *changes = name.split("+")
+    known = CONTENDERS.get(base)
+    if known is None:
+        raise UserError(f"There is no contender '{base}'.", f"Choose among {', '.join(CONTENDERS)}.")
+    if not changes:
+        return known
+    if not base.startswith("strata") or not all(change.startswith("serve.") and "=" in change for change in changes):
+        raise UserError(
+            f"'{name}' is no contender.", "Change the recipe's serve section, of ours: strata-pd+serve.decode.step_tokens=512."
+        )
+
+    def launch(subject: Subject, caching: bool, port: int) -> Launch:
+        made = known.launch(subject, caching, port)
+        return replace(made, command=[*made.command, *changes])
+
+    return replace(known, about=f"{known.about}, {', '.join(changes)}", launch=launch)
 
 
 def own_environment(launch: Launch) -> dict[str, str]:

@@ -14,7 +14,7 @@ import psutil
 from rich.table import Table
 
 from strata.serving.bench import cross_check, gaps
-from strata.serving.bench.contenders import BARE, CONTENDERS
+from strata.serving.bench.contenders import BARE, find
 from strata.serving.bench.load import Level
 from strata.serving.bench.measure import Summary
 from strata.serving.bench.results import Measured, Results, Settings
@@ -41,9 +41,9 @@ def ratio_table(settings: Settings, results: Results) -> Table:
     result = _table(f"÷ {BARE}", "contender", "tok/s", "TTFT p50", "ITL p50", "ITL p99")
     for level in settings.levels:
         for contender in results.ran:
-            if contender != BARE and (found := ratios(results, contender, level)):
+            for kind, found in ratios(results, contender, level).items() if contender != BARE else ():
                 cells = ("-" if value is None else f"{value:.2f}" for value in found.values())
-                result.add_row(level.label, contender, *cells)
+                result.add_row("" if kind else level.label, f"  {kind}" if kind else contender, *cells)
         result.add_section()
     return result
 
@@ -77,12 +77,13 @@ def cross_check_table(settings: Settings, results: Results) -> Table:
     return result
 
 
-def ratios(results: Results, contender: str, level: Level) -> dict[str, float | None]:
-    """To bare vLLM at the same level; empty where one of them has not run."""
+def ratios(results: Results, contender: str, level: Level) -> dict[str, dict[str, float | None]]:
+    """To bare vLLM at the same level, of all requests (named "") and of each kind; empty where one of them has not run."""
     mine, bare = results.at(contender, level), results.at(BARE, level)
     if mine is None or bare is None:
         return {}
-    return {name: _ratio(getattr(mine.summary, name), getattr(bare.summary, name)) for name in RATIOS}
+    pairs = {"": (mine.summary, bare.summary)} | {kind: (mine.kinds[kind], bare.kinds[kind]) for kind in mine.kinds}
+    return {kind: {name: _ratio(getattr(one, name), getattr(to, name)) for name in RATIOS} for kind, (one, to) in pairs.items()}
 
 
 def as_json(subject: Subject, settings: Settings, results: Results) -> dict[str, Any]:
@@ -95,7 +96,7 @@ def as_json(subject: Subject, settings: Settings, results: Results) -> dict[str,
         "calibration": asdict(results.calibration),
         "contenders": {
             name: {
-                "about": CONTENDERS[name].about,
+                "about": find(name).about,
                 "start_s": ran.start_s,
                 "levels": [_level(results, name, one) for one in ran.measured],
                 "cross_check": ran.cross_check,
@@ -112,7 +113,8 @@ def _serve(subject: Subject, settings: Settings) -> dict[str, Any]:
 
 
 def _level(results: Results, contender: str, one: Measured) -> dict[str, Any]:
-    return asdict(one) | {"ratios": ratios(results, contender, one.level), "doubts": one.doubts(results.calibration)}
+    found = ratios(results, contender, one.level)
+    return asdict(one) | {"ratios": found.pop("", {}), "ratios_of_kinds": found, "doubts": one.doubts(results.calibration)}
 
 
 def machine() -> dict[str, Any]:
