@@ -302,6 +302,8 @@ def test_every_program_keeps_in_some_way() -> None:
         "megatron-core": "megatron",
         "torch-fsdp": "fsdp",
         "strata": "deepspeed",
+        "strata-torch": "deepspeed",
+        "strata-eager": "deepspeed",
     }
 
 

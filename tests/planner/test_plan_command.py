@@ -197,6 +197,20 @@ def test_what_cannot_be_read_is_refused_with_a_fix(words: list[str], cause: str,
     assert cause in error.cause and fix in error.fix
 
 
+def test_a_recipe_is_planned_with_the_kernels_that_it_names() -> None:
+    peaks = []
+    for words, name in (
+        ([], "strata"),
+        (["train.kernels=liger"], "strata"),
+        (["train.kernels=torch"], "strata-torch"),
+        (["train.kernels=torch", "train.compile=false"], "strata-eager"),
+    ):
+        found = answered("plan", "--recipe", "h200", *words, "--gpu", "h200")
+        assert found["program"] == name
+        peaks.append(found["peak_bytes"])
+    assert peaks[0] == peaks[1] < peaks[2] < peaks[3]
+
+
 def test_a_recipe_is_planned_as_it_stands_and_as_it_is_changed() -> None:
     found = answered("plan", "--recipe", "16xh100-3d", "train.batch=512", "--gpu", "h200", "--zero", "0")
     layout = Layout(**found["layout"])

@@ -41,11 +41,12 @@ EAGER = replace(OWN, style="eager")  # with train.kernels=torch
 # With train.compile as well: torch.compile computes norms and activation functions again rather than keep what they made. One
 # H200 with the h200 recipe: 61 GiB allocated, 71 planned so and 87 as eager.
 COMPILED = replace(EAGER, style="flash")
+OURS = {"strata": OWN, "strata-torch": COMPILED, "strata-eager": EAGER}
 
 
 def keeping_of(software: Software) -> Keeping:
-    if software.name == "strata":
-        return OWN
+    if software.name in OURS:
+        return OURS[software.name]
     if software.selective == "half":
         return FSDP
     return Keeping(software.attention, "megatron", fp32_gradients=software.gradient_bytes == 4)

@@ -106,7 +106,7 @@ def plan(
         "precision": precision,
         "sequence_parallel": sequence_parallel or None,
     }
-    shape, layout, length = _start(recipe, model, ctx.args)
+    shape, layout, length, usual = _start(recipe, model, ctx.args)
     card = open_gpu(gpu, price)
     if precision is None and layout is None and "bf16" not in card.flops:
         given["precision"] = "fp16"
@@ -122,7 +122,7 @@ def plan(
         length if seq is None else seq,
         card,
         open_fabric(fabric, card),
-        open_program(program or ("strata" if recipe else "megatron-core")),
+        open_program(program or usual),
         tokens=count(tokens, "--tokens") if tokens else None,
         storage=size(storage, "--storage") if storage else None,
     )
@@ -137,8 +137,8 @@ def plan(
     )
 
 
-def _start(recipe: str | None, model: str | None, words: list[str]) -> tuple["Shape", Layout | None, int]:
-    """The model, the layout that its recipe has (if it is one), and the tokens of a sequence."""
+def _start(recipe: str | None, model: str | None, words: list[str]) -> tuple["Shape", Layout | None, int, str]:
+    """The model, the layout that its recipe has (if it is one), the tokens of a sequence, and who trains it unless said."""
     if recipe is not None and model is not None:
         raise UserError("--recipe and --model both name a model.", "Give one of them.")
     if recipe is None:
@@ -149,12 +149,13 @@ def _start(recipe: str | None, model: str | None, words: list[str]) -> tuple["Sh
                 f"The commands are {known}; section.key=value goes with --recipe.",
             )
         shape = open_model(model)
-        return shape, None, usual_sequence(shape)
-    from strata.planner.recipes import from_recipe
+        return shape, None, usual_sequence(shape), "megatron-core"
+    from strata.planner.recipes import from_recipe, program_of
     from strata.platform import recipe_file
 
-    shape, layout, length = from_recipe(recipe_file.load(recipe, words))
-    return replace(shape, name=Path(recipe).stem), layout, length
+    read = recipe_file.load(recipe, words)
+    shape, layout, length = from_recipe(read)
+    return replace(shape, name=Path(recipe).stem), layout, length, program_of(read.train)
 
 
 def _lay_out(layout: Layout | None, given: dict[str, Any], gpus: int | None) -> Layout:

@@ -4,11 +4,12 @@ import re
 from math import ceil
 
 from strata.planner import library
-from strata.planner.activations import COMPILED, EAGER, OWN, Keeping
+from strata.planner.activations import keeping_of
 from strata.planner.hardware import Gpu
 from strata.planner.layout import Layout
 from strata.planner.memory import peak_bytes
 from strata.planner.shape import Shape
+from strata.planner.software import program
 from strata.planner.units import show
 from strata.platform.errors import UserError
 from strata.platform.recipe import ModelSection, MoESection, ParallelSection, Recipe, ServeSection, TrainSection
@@ -163,11 +164,11 @@ def from_recipe(recipe: Recipe) -> tuple[Shape, Layout, int]:
     return library.from_recipe(model, "the recipe's model"), layout, model.context
 
 
-def keeping_of(train: TrainSection) -> Keeping:
+def program_of(train: TrainSection) -> str:
     """Liger's kernels keep what ours do; attention, which it has none of, keeps the same with torch's."""
     if train.kernels != "torch":
-        return OWN
-    return COMPILED if train.compile else EAGER
+        return "strata"
+    return "strata-torch" if train.compile else "strata-eager"
 
 
 def warning(recipe: Recipe, gpu: Gpu) -> str | None:
@@ -175,7 +176,7 @@ def warning(recipe: Recipe, gpu: Gpu) -> str | None:
     if recipe.parallel.device != "gpu":
         return None
     shape, layout, sequence = from_recipe(recipe)
-    peak = peak_bytes(shape, layout, keeping_of(recipe.train), sequence)
+    peak = peak_bytes(shape, layout, keeping_of(program(program_of(recipe.train))), sequence)
     if peak <= gpu.memory:
         return None
     return (

@@ -63,6 +63,7 @@ def plan_search(
     plot: Plot = None,
 ) -> None:
     """The best layouts for a goal: the least time or money, or the fewest GPUs, and what lies between."""
+    from strata.planner.activations import OURS
     from strata.planner.search import search
     from strata.planner.software import program as open_program
     from strata.planner.space import ANYTHING, STRATA
@@ -87,7 +88,7 @@ def plan_search(
         goal=goal,
         budget_tokens=budget,
         deadline_days=deadline,
-        limits=STRATA if software.name == "strata" else ANYTHING,
+        limits=STRATA if software.name in OURS else ANYTHING,
         precision=precision,
         top=top,
     )

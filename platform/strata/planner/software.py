@@ -3,7 +3,7 @@
 The same GPUs took a third less time for the same step after 2022 by programs alone, so a plan says whose program it means.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from strata.planner.errors import choose
@@ -26,6 +26,18 @@ class Software:
     why: str
     fused_loss: bool = False
 
+
+STRATA = Software(
+    name="strata",
+    attention="flash",
+    dropout=False,
+    gradient_bytes=2,
+    overlaps_data=True,
+    overlaps_tensor=False,
+    selective="streams",
+    why="strata train: DeepSpeed, compiled by layer, with our kernels",
+    fused_loss=True,
+)
 
 PROGRAMS = {
     software.name: software
@@ -71,17 +83,9 @@ PROGRAMS = {
             selective="half",
             why="torch's FSDP as torchtitan uses it: compiled, gradients reduced in fp32, every other product recomputed",
         ),
-        Software(
-            name="strata",
-            attention="flash",
-            dropout=False,
-            gradient_bytes=2,
-            overlaps_data=True,
-            overlaps_tensor=False,
-            selective="streams",
-            why="strata train: DeepSpeed, compiled by layer, with our kernels",
-            fused_loss=True,
-        ),
+        STRATA,
+        replace(STRATA, name="strata-torch", why="the same with train.kernels=torch", fused_loss=False),
+        replace(STRATA, name="strata-eager", why="with train.kernels=torch and train.compile=false", fused_loss=False),
     )
 }
 
