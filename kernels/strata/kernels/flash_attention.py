@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from strata.kernels.on_device import on_its_device
 from strata.kernels.tuning import architecture
 
 MAX_HEAD_DIM = 256
@@ -261,9 +262,9 @@ _library.define(
     "flash_attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, bool causal, int? window,"
     " float scale, Tensor? cu_seqlens, SymInt? max_seqlen) -> (Tensor dq, Tensor dk, Tensor dv)"
 )
-_library.impl("flash_attention", _gpu_forward, "CUDA")
+_library.impl("flash_attention", on_its_device(_gpu_forward), "CUDA")
 _library.impl("flash_attention", _cpu_forward, "CPU")
-_library.impl("flash_attention_backward", _gpu_backward, "CUDA")
+_library.impl("flash_attention_backward", on_its_device(_gpu_backward), "CUDA")
 _library.impl("flash_attention_backward", _cpu_backward, "CPU")
 
 

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from strata.kernels.on_device import on_its_device
 from strata.kernels.tuning import Config, Key, Tunable, bucket, config
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -122,7 +123,7 @@ def kv_cache_write_cpu(key: Tensor, value: Tensor, key_cache: Tensor, value_cach
 library = torch.library.Library("strata", "FRAGMENT")
 library.define("kv_cache_write(Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, Tensor slots) -> ()")
 library.impl("kv_cache_write", kv_cache_write_cpu, "CPU")
-library.impl("kv_cache_write", kv_cache_write_triton, "CUDA")
+library.impl("kv_cache_write", on_its_device(kv_cache_write_triton), "CUDA")
 
 
 @torch.library.register_fake("strata::kv_cache_write", lib=library)

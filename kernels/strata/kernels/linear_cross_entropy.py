@@ -20,6 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from strata.kernels.linear_cross_entropy_rows import Rows, Terms, softmax_rows_cpu, softmax_rows_triton
+from strata.kernels.on_device import on_its_device
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 REDUCTIONS = ("mean", "sum", "none")
@@ -175,9 +176,9 @@ library.define(
     "linear_cross_entropy_backward(Tensor dlosses, Tensor x, Tensor weight, Tensor targets, Tensor lse, int ignore_index, "
     "float label_smoothing, float z_loss, bool x_gradient, bool weight_gradient) -> (Tensor, Tensor)"
 )
-for key, rows in (("CPU", softmax_rows_cpu), ("CUDA", softmax_rows_triton)):
-    library.impl("linear_cross_entropy", partial(forward, rows), key)
-    library.impl("linear_cross_entropy_backward", partial(backward_of_each, rows), key)
+for name, run in (("linear_cross_entropy", forward), ("linear_cross_entropy_backward", backward_of_each)):
+    library.impl(name, partial(run, softmax_rows_cpu), "CPU")
+    library.impl(name, on_its_device(partial(run, softmax_rows_triton)), "CUDA")
 
 
 @torch.library.register_fake("strata::linear_cross_entropy", lib=library)

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from strata.kernels.on_device import on_its_device
 from strata.kernels.paged_attention_decode import LEAST_ROWS, MOST_ROWS, decode_triton, decode_tunable, rows_for
 from strata.kernels.paged_attention_prefill import prefill_triton, prefill_tunable
 from strata.kernels.tuning import Config, TuningCase
@@ -153,7 +154,7 @@ library.define(
     "Tensor query_starts, Tensor(a!) out, int max_query_len, int max_context_len, float scale, int window) -> ()"
 )
 library.impl("paged_attention", paged_attention_cpu, "CPU")
-library.impl("paged_attention", paged_attention_triton, "CUDA")
+library.impl("paged_attention", on_its_device(paged_attention_triton), "CUDA")
 
 
 @torch.library.register_fake("strata::paged_attention", lib=library)

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from strata.kernels.on_device import on_its_device
 from strata.kernels.rms_norm_backward import as_rows, cdiv
 from strata.kernels.tuning import Config, Key, Tunable, TuningCase, bucket, config
 
@@ -175,9 +176,9 @@ library = torch.library.Library("strata", "FRAGMENT")
 library.define("rms_norm(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)")
 library.define("add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor, Tensor)")
 library.impl("rms_norm", rms_norm_cpu, "CPU")
-library.impl("rms_norm", rms_norm_triton, "CUDA")
+library.impl("rms_norm", on_its_device(rms_norm_triton), "CUDA")
 library.impl("add_rms_norm", add_rms_norm_cpu, "CPU")
-library.impl("add_rms_norm", add_rms_norm_triton, "CUDA")
+library.impl("add_rms_norm", on_its_device(add_rms_norm_triton), "CUDA")
 
 
 @torch.library.register_fake("strata::rms_norm", lib=library)

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from strata.kernels.on_device import on_its_device
 from strata.kernels.tuning import Config, Key, Tunable, TuningCase, bucket, config
 
 
@@ -174,7 +175,7 @@ def rms_norm_backward_cpu(dy: Tensor, dsum: Tensor | None, x: Tensor, weight: Te
 library = torch.library.Library("strata", "FRAGMENT")
 library.define("rms_norm_backward(Tensor dy, Tensor? dsum, Tensor x, Tensor weight, Tensor rstd) -> (Tensor, Tensor)")
 library.impl("rms_norm_backward", rms_norm_backward_cpu, "CPU")
-library.impl("rms_norm_backward", rms_norm_backward_triton, "CUDA")
+library.impl("rms_norm_backward", on_its_device(rms_norm_backward_triton), "CUDA")
 
 
 @torch.library.register_fake("strata::rms_norm_backward", lib=library)

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from strata.kernels.on_device import on_its_device
 from strata.kernels.tuning import Config, Key, Tunable, TuningCase, bucket, config
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -193,9 +194,9 @@ library = torch.library.Library("strata", "FRAGMENT")
 library.define("rope(Tensor q, Tensor k, Tensor cos, Tensor sin, bool interleaved, bool inverse) -> (Tensor, Tensor)")
 library.define("rope_(Tensor(a!) q, Tensor(b!) k, Tensor cos, Tensor sin, Tensor? positions, bool interleaved) -> ()")
 library.impl("rope", rope_cpu, "CPU")
-library.impl("rope", rope_triton, "CUDA")
+library.impl("rope", on_its_device(rope_triton), "CUDA")
 library.impl("rope_", rope_in_place_cpu, "CPU")
-library.impl("rope_", rope_in_place_triton, "CUDA")
+library.impl("rope_", on_its_device(rope_in_place_triton), "CUDA")
 
 
 @torch.library.register_fake("strata::rope", lib=library)

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from strata.kernels.on_device import on_its_device
 from strata.kernels.tuning import Config, Key, Tunable, TuningCase, config
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -128,9 +129,9 @@ library = torch.library.Library("strata", "FRAGMENT")
 library.define("swiglu(Tensor gate, Tensor up) -> Tensor")
 library.define("swiglu_backward(Tensor dout, Tensor gate, Tensor up) -> (Tensor, Tensor)")
 library.impl("swiglu", swiglu_cpu, "CPU")
-library.impl("swiglu", swiglu_triton, "CUDA")
+library.impl("swiglu", on_its_device(swiglu_triton), "CUDA")
 library.impl("swiglu_backward", swiglu_backward_cpu, "CPU")
-library.impl("swiglu_backward", swiglu_backward_triton, "CUDA")
+library.impl("swiglu_backward", on_its_device(swiglu_backward_triton), "CUDA")
 
 
 @torch.library.register_fake("strata::swiglu", lib=library)

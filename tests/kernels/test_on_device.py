@@ -1,0 +1,37 @@
+"""Kernels run where their tensors are. There is no second GPU here: what torch would be told is written down instead."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import strata.kernels
+from strata.kernels.on_device import on_its_device
+
+
+@pytest.mark.parametrize(("index", "switches"), [(0, []), (1, ["cuda:1"])])
+def test_another_gpu_is_switched_to(index: int, switches: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    told = []
+
+    @contextmanager
+    def device(which: torch.device) -> Iterator[None]:
+        told.append(str(which))
+        yield
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device", device)
+    tensor = SimpleNamespace(device=torch.device("cuda", index))
+    assert on_its_device(lambda first, second, third=3: (first is tensor, second, third))(tensor, 2) == (True, 2, 3)
+    assert told == switches
+
+
+def test_every_operation_does_so() -> None:
+    files = Path(strata.kernels.__path__[0]).glob("*.py")
+    registered = [
+        line for file in files for line in re.findall(r"^ *_?library\.impl\(.*\"CUDA\"\)$", file.read_text(), re.MULTILINE)
+    ]
+    assert len(registered) == 12 and all("on_its_device(" in line for line in registered)
