@@ -89,13 +89,14 @@ def test_lengths() -> None:
     assert turns[1].prompt[:6] == turns[0].prompt and turns[2].prompt[:16] == turns[1].prompt
 
 
-def results() -> Results:
+def results(*kinds: str) -> Results:
     def ran(slower: float) -> Ran:
         records = [record(number / 10, 0.1 * slower, 0.01 * slower) for number in range(10)]
         summary = summarise(records, SETTINGS.slo)
+        apart = {kind: summarise(records[: 2 + number], SETTINGS.slo) for number, kind in enumerate(kinds)}
         check = {"tokens_per_s": 40.0, "requests_per_s": 8.0, "ttft_p50": 0.1, "ttft_p99": 0.1, "itl_p50": 0.01, "itl_p99": 0.01}
         check |= {"mean_itl_p50": 0.01, "end_to_end_p50": 0.14}
-        return Ran(12.5, [Measured(level, summary, {}, [0.1, 0.2]) for level in LEVELS], check)
+        return Ran(12.5, [Measured(level, summary, apart, [0.1, 0.2]) for level in LEVELS], check)
 
     calibration = Calibration(2, 60_000, 0.01, 0.0101, 0.0105)
     results = Results(calibration, failed={"ray": "It ended with code 1.\nTraceback"})
@@ -144,8 +145,16 @@ def test_busy_clients_are_pointed_out() -> None:
     assert "60% of the events" in str(Measured(LEVELS[0], summary, {}, [0.1]).doubts(Calibration(2, most, 0.01, 0.01, 0.01)))
 
 
-def test_plot_is_a_picture() -> None:
-    assert plot.draw(SETTINGS, results()).startswith(b"\x89PNG")
+def test_kinds_have_their_own_ratios(tmp_path: Path) -> None:
+    table = report.ratio_table(SETTINGS, results("long", "short"))
+    assert [cell.strip() for cell in table.columns[1].cells] == ["strata", "long", "short"] * 3
+    first = report.as_json(chosen(tmp_path), SETTINGS, results("long", "short"))["contenders"]["strata"]["levels"][0]
+    assert first["ratios_of_kinds"]["short"]["itl_p99"] == pytest.approx(2) and first["ratios"]["itl_p99"] == pytest.approx(2)
+
+
+@pytest.mark.parametrize("kinds", [(), ("long", "short")])
+def test_plot_is_a_picture(kinds: tuple[str, ...]) -> None:
+    assert plot.draw(SETTINGS, results(*kinds)).startswith(b"\x89PNG")
 
 
 def test_dummy_model_is_a_model_folder(tmp_path: Path) -> None:

@@ -19,24 +19,27 @@ PANELS: dict[str, list[tuple[str, Read]]] = {
 
 
 def draw(settings: Settings, results: Results) -> bytes:
-    """A PNG: a row of panels for the closed loops, one for the Poisson loads, where there are any."""
+    """A PNG: a row of panels for the closed loops, one for the Poisson loads, where there are any; of each kind of request, where
+    there are several, for what is good for one is often paid for by another."""
     from matplotlib.figure import Figure
 
-    rows = {
+    loads = {
         "requests at once": [level for level in settings.levels if level.concurrency],
         "requests/s asked for": [level for level in settings.levels if level.rate],
     }
-    rows = {name: levels for name, levels in rows.items() if levels}
+    kinds = sorted({kind for ran in results.ran.values() for one in ran.measured for kind in one.kinds}) or [""]
+    rows = [(load, levels, kind) for load, levels in loads.items() if levels for kind in kinds]
     figure = Figure(figsize=(15, 4.5 * len(rows)), layout="constrained")
     grid = figure.subplots(len(rows), len(PANELS), squeeze=False)
-    for (load, levels), axes in zip(rows.items(), grid, strict=True):
+    for (load, levels, kind), axes in zip(rows, grid, strict=True):
         for (title, lines), axis in zip(PANELS.items(), axes, strict=True):
             for number, contender in enumerate(results.ran):
                 for style, read in lines:
-                    points = _points(results, contender, levels, read)
+                    points = _points(results, contender, levels, kind, read)
                     label = contender if style == "-" else None
                     axis.plot(*zip(*points, strict=True), style, marker="o", color=f"C{number}", label=label)
-            axis.set(title=title, xlabel=load, xscale="log", yscale="log" if "ms" in title else "linear")
+            named = f"{kind}: {title}" if kind else title
+            axis.set(title=named, xlabel=load, xscale="log", yscale="log" if "ms" in title else "linear")
             if "ms" not in title:
                 axis.set_ylim(bottom=0)
             axis.set_xticks([level.concurrency or level.rate for level in levels], labels=[_tick(level) for level in levels])
@@ -48,11 +51,12 @@ def draw(settings: Settings, results: Results) -> bytes:
     return output.getvalue()
 
 
-def _points(results: Results, contender: str, levels: list[Level], read: Read) -> list[tuple[float, float]]:
+def _points(results: Results, contender: str, levels: list[Level], kind: str, read: Read) -> list[tuple[float, float]]:
     points = []
     for level in levels:
         one = results.at(contender, level)
-        value = read(one.summary) if one else None
+        summary = (one.kinds.get(kind) if kind else one.summary) if one else None
+        value = read(summary) if summary else None
         points.append((level.concurrency or level.rate or 0.0, float("nan") if value is None else value))
     return points
 
