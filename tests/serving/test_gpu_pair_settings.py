@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from strata.platform import recipe_file
+from strata.platform.errors import UserError
+from strata.serving.bench import engines
 from strata.serving.spec import EngineSpec, Network, Role
 
 ROLES: tuple[Role, ...] = ("prefill", "decode")
@@ -27,6 +29,38 @@ def test_a_decode_engine_takes_small_steps_unless_it_is_told_otherwise() -> None
     assert (prefill["max_num_batched_tokens"], decode["max_num_batched_tokens"]) == (4096, 512)
     _, decode = settings("serve.max_sequences=4000")
     assert decode["max_num_batched_tokens"] == 4000, "vLLM wants room for a token of each"
+
+
+def test_engines_take_further_arguments_of_vllms() -> None:
+    for_all, for_one = (
+        "serve.engine={max_model_len: 4096, seed: 1}",
+        "serve.decode.engine={seed: 2, long_prefill_token_threshold: 512}",
+    )
+    prefill, decode = settings(for_all, for_one)
+    assert (prefill["max_model_len"], prefill["seed"]) == (4096, 1) and "long_prefill_token_threshold" not in prefill
+    assert (decode["max_model_len"], decode["seed"], decode["long_prefill_token_threshold"]) == (4096, 2, 512)
+    with pytest.raises(recipe_file.RecipeError, match="'dtype' is not set here"):
+        settings("serve.engine={dtype: float16}")
+    with pytest.raises(recipe_file.RecipeError, match="'kv_transfer_config' is not set here"):
+        settings("serve.prefill.engine.kv_transfer_config={}")
+
+
+def test_arguments_that_vllm_does_not_have_are_told_with_those_it_has() -> None:
+    from strata.serving.engine import _check_names
+
+    _check_names({"max_model_len": 1})
+    with pytest.raises(UserError, match="Did you mean max_model_len") as told:
+        _check_names({"max_model_length": 1})
+    assert "no argument of that name" in told.value.cause
+
+
+def test_peers_in_the_benchmark_get_what_is_for_all() -> None:
+    section = recipe_file.load(
+        "h200", ["serve.engine={max_model_len: 4096, hf_overrides: {a: 1}}", "serve.decode.engine={seed: 2}"]
+    ).serve
+    words = engines.flags(engines.kwargs(section, prefix_caching=False))
+    assert words[words.index("--max-model-len") + 1] == "4096" and "--seed" not in words
+    assert words[words.index("--hf-overrides") + 1] == '{"a": 1}'
 
 
 def test_a_step_too_small_for_the_streams_is_refused() -> None:

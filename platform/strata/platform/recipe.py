@@ -5,9 +5,9 @@ is in `recipe_file.py`.
 """
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
@@ -154,6 +154,27 @@ class ParallelSection(Section):
         return self.workers // (self.tensor * self.pipeline * self.sequence)
 
 
+# Arguments of vLLM's engine that other keys of a recipe decide, or the endpoint itself.
+OWN_ENGINE_ARGUMENTS = frozenset(
+    {
+        *("model", "served_model_name", "tokenizer", "dtype", "enforce_eager", "attention_backend", "attention_config"),
+        *("max_num_seqs", "max_num_batched_tokens", "enable_prefix_caching", "block_size", "gpu_memory_utilization"),
+        *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "distributed_executor_backend"),
+        *("kv_transfer_config", "reasoning_parser", "structured_outputs_config", "disable_log_stats"),
+        "enable_logging_iteration_details",
+    }
+)
+
+
+def _not_our_own(arguments: dict[str, Any]) -> dict[str, Any]:
+    if taken := sorted(OWN_ENGINE_ARGUMENTS & arguments.keys()):
+        raise ValueError(f"'{taken[0]}' is not set here: other keys of the recipe decide it, or the endpoint")
+    return arguments
+
+
+EngineArguments = Annotated[dict[str, Any], AfterValidator(_not_our_own)]
+
+
 class PoolSection(Section):
     """One pool of engines, prefill or decode."""
 
@@ -168,6 +189,7 @@ class PoolSection(Section):
     step_tokens: Positive | None = Field(
         None, description="tokens an engine takes on in one step, of prompts and streams; fewer: steadier streams, slower prompts"
     )
+    engine: EngineArguments = Field({}, description="further arguments of vLLM's engine for this pool, above serve.engine's")
 
     @property
     def most(self) -> int:
@@ -218,6 +240,9 @@ class ServeSection(Section):
     prefix_caching: bool = Field(True, description="keep KV blocks of prompts for others that begin alike")
     tool_parser: str | None = Field(None, description="how this model writes tool calls: a tool parser of vLLM's, such as hermes")
     reasoning_parser: str | None = Field(None, description="how it marks its reasoning: a reasoning parser of vLLM's")
+    engine: EngineArguments = Field(
+        {}, description="further arguments of vLLM's engine, as vLLM names them: {max_model_len: 8192, kv_cache_dtype: fp8}"
+    )
     gateways: Positive = Field(1, description="front processes that share the port")
     prefill: PoolSection = Field(PoolSection(), description="0 replicas: aggregated serving")
     decode: PoolSection = PoolSection()

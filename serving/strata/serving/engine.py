@@ -7,11 +7,12 @@ Imports vLLM: only replicas import this file.
 """
 
 import argparse
+import difflib
 import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.executor.abstract import Executor
 
 from strata.platform import ports
+from strata.platform.errors import UserError
 from strata.serving import engine_stats, exposition, kinds_of_cache, prompt_tail
 from strata.serving.calls import DecodeCalls, PrefillCalls
 from strata.serving.disaggregation import Engine
@@ -66,6 +68,7 @@ async def start(spec: EngineSpec, replica: str, host: str) -> Started:
     os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(ports.find_free(host))
     # An engine can have one kind of grammar only, and would take the one that its first request needs; this one was tried.
     grammars = StructuredOutputsConfig(backend="xgrammar")
+    _check_names(spec.further)
     args = AsyncEngineArgs(
         model=spec.model_dir, served_model_name=[spec.model_id], structured_outputs_config=grammars, **spec.engine_kwargs()
     )
@@ -88,6 +91,14 @@ async def start(spec: EngineSpec, replica: str, host: str) -> Started:
     # second, in which no stream goes on.
     freeze_gc_heap()
     return Started(vllm, state, telemetry, stats, {"role": spec.role, "replica": replica})
+
+
+def _check_names(arguments: dict[str, Any]) -> None:
+    known = [field.name for field in fields(AsyncEngineArgs)]
+    for name in arguments.keys() - set(known):
+        alike = difflib.get_close_matches(name, known, 3)
+        fix = f"Did you mean {' or '.join(alike)}?" if alike else "Its documentation lists them as 'Engine Arguments'."
+        raise UserError(f"serve.engine has '{name}'; vLLM's engine has no argument of that name.", fix)
 
 
 @contextmanager

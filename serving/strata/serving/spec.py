@@ -52,6 +52,7 @@ class EngineSpec:
     tool_parser: str | None
     reasoning_parser: str | None
     pool: PoolSection
+    further: dict[str, Any]  # arguments of vLLM's engine
     disaggregated: bool  # there is a prefill pool
     pools_alike: bool  # its engines divide a block among as many GPUs as the decode pool's
     side_by_side: bool  # on a GPU whose multiprocessors engines share
@@ -79,6 +80,7 @@ class EngineSpec:
             tool_parser=serve.tool_parser,
             reasoning_parser=serve.reasoning_parser,
             pool=pool,
+            further=serve.engine | pool.engine,
             disaggregated=serve.prefill.replicas > 0,
             pools_alike=serve.prefill.tensor_parallel == serve.decode.tensor_parallel,
             side_by_side=mps.wanted(serve),
@@ -150,7 +152,7 @@ class EngineSpec:
                 kwargs["block_size"] = TRANSFERRED_BLOCK
         if (step := self._step_tokens()) is not None:
             kwargs["max_num_batched_tokens"] = step
-        return kwargs
+        return kwargs | self.further
 
     def _step_tokens(self) -> int | None:
         """vLLM's own choice makes the most of a GPU. A decode engine with a prefill pool is there for its streams: what it still

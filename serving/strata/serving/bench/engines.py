@@ -1,5 +1,6 @@
 """The settings of a peer's engines: the recipe's, as ours has them, and nothing of what is our own doing."""
 
+import json
 import os
 from typing import Any
 
@@ -15,6 +16,7 @@ def kwargs(section: ServeSection, prefix_caching: bool, sharing: int = 1) -> dic
         "max_num_seqs": section.max_sequences,
         "enforce_eager": section.eager,
         "enable_prefix_caching": prefix_caching,
+        **section.engine,
     }
     if section.device == "cpu":
         return common
@@ -37,6 +39,8 @@ def flags(settings: dict[str, Any]) -> list[str]:
         dashed = name.replace("_", "-")
         if isinstance(value, bool):
             words.append(f"--{dashed}" if value else f"--no-{dashed}")
+        elif isinstance(value, dict | list):
+            words += [f"--{dashed}", json.dumps(value)]
         else:
             words += [f"--{dashed}", str(value)]
     return words
