@@ -15,6 +15,7 @@ from strata.platform.ports import find_free
 
 ROOT = Path(__file__).parents[1]
 STRATA = str(Path(sys.executable).parent / "strata")
+KUBECTL = str(Path(sys.executable).parent / "kubectl")  # as set-up installs it, on PATH or not
 
 # Everything the laptop recipe does, smaller: about a minute on two cores, most of it starting processes.
 TINY = [

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from support import KUBECTL
 
 from strata.dashboards import boards, generate, queries, series, style
 from strata.dashboards.board import VARIABLES
@@ -155,12 +156,9 @@ def test_a_value_that_falls_turns_red_below_its_limit() -> None:
 
 
 def test_a_cluster_gets_the_same_boards(root: Path, tmp_path: Path) -> None:
-    kubectl = shutil.which("kubectl")
-    if kubectl is None:
-        pytest.skip("kubectl is not installed")
     component = shutil.copytree(root / generate.COMPONENT, tmp_path / "component")
     (tmp_path / "kustomization.yaml").write_text(f"components: [{component.name}]\n")
-    built = subprocess.run([kubectl, "kustomize", str(tmp_path)], capture_output=True, text=True, check=True)
+    built = subprocess.run([KUBECTL, "kustomize", str(tmp_path)], capture_output=True, text=True, check=True)
     maps = list(yaml.safe_load_all(built.stdout))
     boards_there = {name: text for found in maps for name, text in found["data"].items()}
     assert boards_there == {f"{board.uid}.json": generate.board_text(board) for board in boards.every()}

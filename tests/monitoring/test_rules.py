@@ -11,7 +11,7 @@ from typing import Any
 import promql_parser
 import pytest
 import yaml
-from support import ROOT
+from support import KUBECTL, ROOT
 
 from strata.monitoring import manifests, prometheus, scrape
 from strata.platform import metrics
@@ -168,7 +168,7 @@ def test_components_build(tmp_path: Path, component: str, kinds: list[str]) -> N
         shutil.copytree(COMPONENTS / name, tmp_path / name)
     content = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "components": [component]}
     (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(content))
-    done = subprocess.run(["kubectl", "kustomize", str(tmp_path)], capture_output=True, text=True)
+    done = subprocess.run([KUBECTL, "kustomize", str(tmp_path)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     objects = list(yaml.safe_load_all(done.stdout))
     assert sorted(built["kind"] for built in objects) == kinds
