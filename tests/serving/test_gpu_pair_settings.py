@@ -49,9 +49,8 @@ def test_arguments_that_vllm_does_not_have_are_told_with_those_it_has() -> None:
     from strata.serving.engine import _check_names
 
     _check_names({"max_model_len": 1})
-    with pytest.raises(UserError, match="Did you mean max_model_len") as told:
+    with pytest.raises(UserError, match="no argument 'max_model_length': max_model_len or"):
         _check_names({"max_model_length": 1})
-    assert "no argument of that name" in told.value.cause
 
 
 def test_peers_in_the_benchmark_get_what_is_for_all() -> None:

@@ -96,9 +96,8 @@ async def start(spec: EngineSpec, replica: str, host: str) -> Started:
 def _check_names(arguments: dict[str, Any]) -> None:
     known = [field.name for field in fields(AsyncEngineArgs)]
     for name in arguments.keys() - set(known):
-        alike = difflib.get_close_matches(name, known, 3)
-        fix = f"Did you mean {' or '.join(alike)}?" if alike else "Its documentation lists them as 'Engine Arguments'."
-        raise UserError(f"serve.engine has '{name}'; vLLM's engine has no argument of that name.", fix)
+        alike = " or ".join(difflib.get_close_matches(name, known, 3)) or "one of its documentation's 'Engine Arguments'"
+        raise UserError(f"vLLM's engine has no argument '{name}': {alike}?", "Mend serve.engine.")
 
 
 @contextmanager
