@@ -85,8 +85,8 @@ LATENCY = row(
         (
             lines(
                 "What lengthens gaps",
-                "99 of 100 gaps by the engine's clock, apart by what the engine or its prefill pool did beside; what clients feel "
-                "above the highest of them is the way from engine to client.",
+                "99 of 100 gaps by the engine's clock, apart by what the engine or its prefill pool did beside; what clients "
+                "feel above the highest of them is the way from engine to client.",
                 Unit.SECONDS,
                 Line(quantile(0.99, metrics.SERVE_ENGINE_GAP, *MODEL, "beside"), f"{EACH} {{{{beside}}}}"),
             ),
