@@ -24,9 +24,13 @@ def test_another_gpu_is_switched_to(index: int, switches: list[str], monkeypatch
 
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device", device)
-    tensor = SimpleNamespace(device=torch.device("cuda", index))
+    tensor = SimpleNamespace(device=torch.device("cuda", index), is_cuda=True)
     assert on_its_device(lambda first, second, third=3: (first is tensor, second, third))(tensor, 2) == (True, 2, 3)
     assert told == switches
+
+
+def test_a_tensor_without_storage_needs_no_gpu() -> None:
+    assert on_its_device(lambda first: first.shape)(torch.empty(3, device="meta")) == (3,)
 
 
 def test_every_operation_does_so() -> None:

@@ -13,7 +13,9 @@ def on_its_device(kernel: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(kernel)
     def switched(first: torch.Tensor, *more: Any, **named: Any) -> Any:
-        if first.device.index == torch.cuda.current_device():  # a switch costs some microseconds, a look a fraction of one
+        # A switch costs some microseconds, a look a fraction of one. Tensors without storage, which kernels are compiled with
+        # where there is no GPU, are nowhere.
+        if not first.is_cuda or first.device.index == torch.cuda.current_device():
             return kernel(first, *more, **named)
         with torch.cuda.device(first.device):
             return kernel(first, *more, **named)
