@@ -240,9 +240,11 @@ def test_the_command_says_once_what_it_has_and_ends_quietly(number: signal.Signa
     first, second = httpx.get(url).text, httpx.get(url).text
     assert value(first, "strata_gpu_devices") == value(second, "strata_gpu_devices")
     process.send_signal(number)
-    rest = process.stderr.read()
-    process.stderr.close()
-    assert process.wait(timeout=10) == 0
+    try:
+        _, rest = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 0
     assert "Traceback" not in rest and "No NVIDIA GPU" not in rest
     if value(first, "strata_gpu_devices") == 0:
         assert len([line for line in lines if "No NVIDIA GPU" in line]) == 1

@@ -19,6 +19,7 @@ from strata.monitoring.gpu import THROTTLES, Cards, Gpu, Reading
 from strata.monitoring.gpu_xid import XidCounts
 from strata.platform import metrics
 from strata.platform.errors import UserError
+from strata.platform.interrupts import wait_for_interrupt
 from strata.platform.metrics import OwnMetric
 
 DCGM_PORT = 9400
@@ -37,7 +38,7 @@ def serve(host: str, port: int) -> None:
             console.print(f"GPU metrics at http://{host}:{bound}/metrics")
             if dcgm_answers():
                 console.print(f"A DCGM exporter answers on port {DCGM_PORT}: rules take its series where both have them.")
-            signal.pause()
+            wait_for_interrupt()
     except KeyboardInterrupt:
         return
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from strata.platform.errors import UserError
+from strata.platform.interrupts import wait_for_interrupt
 from strata.serving import choice, client, endpoint
 
 PROMPTS = ("import os\nimport ", "def __init__(self", "class Error(Exception):\n", "    for key, value in ")
@@ -39,7 +40,7 @@ def serve(overrides: Sequence[str], run: str | None, model: Path | None, recipe:
             _ask(here)
         else:
             _print_usage(here)
-            signal.pause()
+            wait_for_interrupt()
     except KeyboardInterrupt:
         pass
     finally:
