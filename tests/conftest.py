@@ -17,12 +17,6 @@ from strata.monitoring.prometheus import binary
 from strata.platform.errors import UserError
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that use the endpoint, or the run that it serves, come last: its engines would take from the others' cores."""
-    last = {item.path for item in items if isinstance(item, pytest.Function) and "trained" in item.fixturenames}
-    items.sort(key=lambda item: item.path in last)
-
-
 @pytest.fixture(autouse=True)
 def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """No test sees, or leaves, a run, a cache or a cluster of the user's."""
