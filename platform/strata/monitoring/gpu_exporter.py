@@ -19,7 +19,6 @@ from strata.monitoring.gpu import THROTTLES, Cards, Gpu, Reading
 from strata.monitoring.gpu_xid import XidCounts
 from strata.platform import metrics
 from strata.platform.errors import UserError
-from strata.platform.interrupts import wait_for_interrupt
 from strata.platform.metrics import OwnMetric
 
 DCGM_PORT = 9400
@@ -31,22 +30,16 @@ Family = CounterMetricFamily | GaugeMetricFamily
 def serve(host: str, port: int) -> None:
     """Until Ctrl-C or SIGTERM."""
     console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
+    # Noted, not raised: raised in a finalizer, where exceptions are swallowed, a signal would be lost.
+    interrupted = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):  # a shell starts background commands deaf to Ctrl-C
-        signal.signal(number, _interrupt)
-    try:
-        with running(host, port, console.print) as bound:
-            console.print(f"GPU metrics at http://{host}:{bound}/metrics")
-            if dcgm_answers():
-                console.print(f"A DCGM exporter answers on port {DCGM_PORT}: rules take its series where both have them.")
-            wait_for_interrupt()
-    except KeyboardInterrupt:
-        return
-
-
-def _interrupt(*_: object) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # once is enough: what follows is the end, and short
-    raise KeyboardInterrupt
+        signal.signal(number, lambda *_: interrupted.set())
+    with running(host, port, console.print) as bound:
+        console.print(f"GPU metrics at http://{host}:{bound}/metrics")
+        if dcgm_answers():
+            console.print(f"A DCGM exporter answers on port {DCGM_PORT}: rules take its series where both have them.")
+        while not interrupted.wait(0.5):
+            pass
 
 
 @contextmanager
