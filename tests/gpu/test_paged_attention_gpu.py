@@ -164,6 +164,34 @@ def test_a_cuda_graph_replays_for_other_lengths(lengths: Lengths) -> None:
     assert distance(result, case.exact()) < TOLERANCES[torch.bfloat16]
 
 
+@pytest.mark.parametrize("tokens", [16, 512])
+def test_a_cuda_graph_replays_for_other_batches(tokens: int) -> None:
+    """Captured as vLLM does for steps that mix prompts and streams: with as many requests as there may be, of any lengths."""
+    longest = Shape(Lengths((4096,) * 8, (tokens // 8,) * 8), head_dim=64, block_size=128)
+    static = batch(longest)
+    arguments = static.arguments() | {"max_query_len": tokens, "max_context_len": 16384}
+    graph = torch.cuda.CUDAGraph()
+    paged_attention(**arguments)
+    with torch.cuda.graph(graph):
+        paged_attention(**arguments)
+    decodes = Lengths((5, 129, 4000, 1, 700, 3, 0, 0), (1, 1, 1, 1, 1, 1, 0, 0))
+    one_prompt = Lengths((0, tokens, 0, 0, 0, 0, 0, 0), (0, tokens, 0, 0, 0, 0, 0, 0))
+    mixed = Lengths((4096, 77, tokens - 9 + 300, 2, 5, 0, 0, 0), (1, 1, tokens - 9, 2, 5, 0, 0, 0))
+    for lengths in (decodes, one_prompt, mixed, decodes):
+        case = batch(replace(longest, lengths=lengths))
+        used = len(case.q)
+        static.cache[: len(case.cache)].copy_(case.cache)
+        static.block_tables[:, : case.block_tables.shape[1]].copy_(case.block_tables)
+        static.context_lens.copy_(case.context_lens)
+        static.query_starts.copy_(case.query_starts)
+        static.q[:used].copy_(case.q)
+        static.q[used:] = torch.nan
+        arguments["out"].fill_(3)
+        graph.replay()
+        assert distance(arguments["out"][:used], case.exact()) < TOLERANCES[torch.bfloat16]
+        assert (arguments["out"][used:] == 3).all()
+
+
 def test_streams_and_graphs_do_not_share_their_counters() -> None:
     """Sequences are put together by whoever comes last to a counter; launches that overlap must not count on each other's."""
     case = batch(Shape(FAR_APART))

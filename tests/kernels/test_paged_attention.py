@@ -107,6 +107,21 @@ def test_cpu_agrees_with_plain_torch(lengths: tuple[list[int], list[int]], windo
 
 
 @interpreted
+@pytest.mark.parametrize("queries", [[1] * 6, [0, 0, 24, 0, 0, 0], [1, 1, 17, 3, 0, 0], [8, 9, 1, 2, 1, 3]], ids=str)
+@pytest.mark.parametrize("tokens", [24, 48])
+def test_what_is_launched_for_some_tokens_does_any_batch_of_them(queries: list[int], tokens: int) -> None:
+    """As a CUDA graph is replayed: with the shapes it was captured for, and one request that may have all the tokens. By one
+    kernel where these are few, and by two that divide the batch otherwise."""
+    case = batch([own and own + 5 * seq for seq, own in enumerate(queries)], queries)
+    used = len(case.q)
+    q = torch.cat([case.q, torch.full((tokens - used, *case.q.shape[1:]), torch.nan)])
+    out = torch.full_like(q, 3.0)
+    paged_attention_triton(q, *case.arguments()[1:], out, tokens, 4096, case.q.shape[-1] ** -0.5, 0)
+    assert distance(out[:used], case.exact()) < 1e-5
+    assert (out[used:] == 3).all()
+
+
+@interpreted
 @pytest.mark.parametrize(("layout", "block_size"), [("HND", 16), ("NHD", 32), ("HND", 64), ("NHD", 128)])
 def test_caches_of_any_layout(layout: str, block_size: int) -> None:
     case = batch([1, 130, 40], [1, 1, 34], kv_heads=1, block_size=block_size, layout=layout)

@@ -95,6 +95,7 @@ def test_switched_on_all_its_parts_are_in_their_places(on_cuda: None, vllm_confi
 
 
 def test_vllm_takes_the_engine_arguments(on_cuda: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.config import CUDAGraphMode
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
@@ -105,6 +106,7 @@ def test_vllm_takes_the_engine_arguments(on_cuda: None, monkeypatch: pytest.Monk
     assert arguments.ir_op_priority.rms_norm == [vllm_plugin.PROVIDER]
     assert arguments.ir_op_priority.compute_hash()  # it looks every implementation up
     assert arguments.compilation_config.custom_ops == ["+silu_and_mul"]
+    assert arguments.compilation_config.cudagraph_mode is CUDAGraphMode.FULL
     assert type(arguments.attention_config).validate_backend_before(arguments.attention_backend) is AttentionBackendEnum.CUSTOM
 
 
@@ -278,22 +280,36 @@ def test_prompts_at_the_end_of_a_batch_are_split_off() -> None:
         assert Batch(other, "NHD").metadata(2).prompts is None
 
 
-def test_what_is_captured_in_a_graph_is_no_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The requests that vLLM captures with have as many keys as queries, and stand for decodes."""
+def builder(graphs: str = "FULL_AND_PIECEWISE") -> Any:
+    from vllm.config import CUDAGraphMode
+
     from strata.kernels.vllm_plugin.attention import StrataAttentionMetadataBuilder
 
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(rswa_window=None),
+        scheduler_config=SimpleNamespace(max_num_seqs=8),
+        compilation_config=SimpleNamespace(cudagraph_mode=CUDAGraphMode[graphs]),
+    )
     spec = SimpleNamespace(head_size=HEAD_SIZE, num_kv_heads=2)
-    config = SimpleNamespace(model_config=SimpleNamespace(rswa_window=None), scheduler_config=SimpleNamespace(max_num_seqs=8))
+    return StrataAttentionMetadataBuilder(spec, ["layer"], config, torch.device("cpu"))
 
-    def builder() -> Any:
-        return StrataAttentionMetadataBuilder(spec, ["layer"], config, torch.device("cpu"))
 
+def test_what_is_captured_in_a_graph_is_no_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The requests that vLLM captures with have as many keys as queries, and stand for decodes."""
     common = Batch([(0, 1024)], "NHD").common()
     switch_on(monkeypatch, "attention", "flash_prefill")
     assert builder().build(0, common).prompts.longest == 1024
     assert builder().build_for_cudagraph_capture(common).prompts is None
     switch_on(monkeypatch, "attention")
     assert builder().build(0, common).prompts is None
+
+
+def test_what_is_captured_for_any_batch_may_be_one_request() -> None:
+    """vLLM captures with as many requests as tokens, and replays with prompts among them. Graphs for decodes stay theirs."""
+    common = Batch([(0, 1)] * 6, "NHD").common()
+    assert builder("FULL").build_for_cudagraph_capture(common).max_query_len == 6
+    assert builder("FULL_AND_PIECEWISE").build_for_cudagraph_capture(common).max_query_len == 1
+    assert builder("FULL").build(0, common).max_query_len == 1
 
 
 def test_layers_that_share_a_cache_attend_to_it() -> None:

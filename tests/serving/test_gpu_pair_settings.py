@@ -31,6 +31,20 @@ def test_a_decode_engine_takes_small_steps_unless_it_is_told_otherwise() -> None
     assert decode["max_num_batched_tokens"] == 4000, "vLLM wants room for a token of each"
 
 
+def test_with_our_kernels_small_steps_are_whole_graphs() -> None:
+    prefill, decode = settings("serve.kernels=strata", "serve.max_sequences=32")
+    assert prefill["compilation_config"] == {"cudagraph_mode": "FULL"}
+    assert decode["max_num_batched_tokens"] == 512
+    whole = {"cudagraph_mode": "FULL", "max_cudagraph_capture_size": 512}
+    assert decode["compilation_config"] == whole, "vLLM would capture twice max_sequences only"
+    _, decode = settings("serve.kernels=strata", "serve.decode.step_tokens=8192")
+    assert "max_cudagraph_capture_size" not in decode["compilation_config"], "each size takes time and memory at the start"
+    _, decode = settings("serve.kernels=strata", "serve.decode.engine={compilation_config: {cudagraph_mode: PIECEWISE}}")
+    assert decode["compilation_config"] == {"cudagraph_mode": "PIECEWISE"}
+    _, decode = settings("serve.decode.step_tokens=512")
+    assert "compilation_config" not in decode, "vLLM's kernels are wrong in such graphs"
+
+
 def test_engines_take_further_arguments_of_vllms() -> None:
     for_all, for_one = (
         "serve.engine={max_model_len: 4096, seed: 1}",

@@ -21,6 +21,8 @@ Role = Literal["prefill", "decode"]
 LEASE_S = 12
 TRANSFERRED_BLOCK = 128
 STEADY_STEP = 2048
+STEADY_STEP_IN_GRAPHS = 512
+LARGEST_GRAPH = 1024
 READ_BY_CUDA = "UCX_CUDA_IPC_ENABLE_GET_ZCOPY"
 
 
@@ -141,8 +143,6 @@ class EngineSpec:
             kwargs["reasoning_parser"] = self.reasoning_parser
         if self.disaggregated:
             kwargs["kv_transfer_config"] = self._transfer()
-        if self.our_kernels:
-            kwargs |= vllm_plugin.engine_arguments()
         if self.device == "gpu":
             kwargs["tensor_parallel_size"] = self.pool.tensor_parallel
             kwargs["distributed_executor_backend"] = "mp" if self.pool.tensor_parallel > 1 else "uni"
@@ -152,13 +152,16 @@ class EngineSpec:
                 kwargs["block_size"] = TRANSFERRED_BLOCK
         if (step := self._step_tokens()) is not None:
             kwargs["max_num_batched_tokens"] = step
+        if self.our_kernels:
+            small = step is not None and step <= LARGEST_GRAPH
+            kwargs |= vllm_plugin.engine_arguments(largest_graph=step if small else None)
         return kwargs | self.further
 
     def _step_tokens(self) -> int | None:
         """vLLM's own choice makes the most of a GPU. A decode engine with a prefill pool is there for its streams: what it still
-        prefills itself comes in smaller pieces."""
+        prefills itself comes in smaller pieces, and with kernels that can have such steps in CUDA graphs in pieces that small."""
         if self.pool.step_tokens is None and self.device == "gpu" and self.role == "decode" and self.disaggregated:
-            return max(STEADY_STEP, self.max_sequences)
+            return max(STEADY_STEP_IN_GRAPHS if self.our_kernels else STEADY_STEP, self.max_sequences)
         return self.pool.step_tokens
 
     def frontend_kwargs(self) -> dict[str, Any]:

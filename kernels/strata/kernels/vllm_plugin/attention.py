@@ -1,13 +1,14 @@
 """An attention backend for vLLM on our paged_attention, flash_attention and kv_cache_write.
 
 It reads and writes vLLM's cache as vLLM lays it out, [blocks, kv_heads, block_size, 2 * head_size] in whatever order of memory
-the engine settled on, so an engine's blocks mean the same to NIXL as under vLLM's own backends. Decode steps are captured in
-full CUDA graphs: all that changes between two replays lies in tensors that vLLM keeps in place.
+the engine settled on, so an engine's blocks mean the same to NIXL as under vLLM's own backends. Steps are captured in full CUDA
+graphs, also those that mix prompts and streams: all that changes between two replays lies in tensors that vLLM keeps in place,
+and which request is done by which kernel is found out on the GPU.
 
 Long requests that are whole prompts have their keys at hand, in a row, and need not look into the cache. A batch that ends with
 such requests (vLLM sorts a batch by how much of each request it holds) may have them done by flash_attention.
 
-Between CUDA graphs the host launches layer by layer, and of a small batch that is what takes the time. So paged_attention and
+Without a graph the host launches layer by layer, and of a small batch that is what takes the time. So paged_attention and
 kv_cache_write are called behind torch's dispatcher and their own checks, which cost half as much again: vLLM's operators around
 this are opaque to torch anyway, and what could be wrong is refused when the engine starts.
 """
@@ -18,6 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import Tensor
+from vllm.config import CUDAGraphMode
 from vllm.platforms.interface import DeviceCapability
 from vllm.v1.attention.backend import (
     AttentionBackend,
@@ -114,8 +116,7 @@ class WholePrompts:
 
 
 class StrataAttentionMetadataBuilder(AttentionMetadataBuilder[StrataAttentionMetadata]):  # type: ignore[misc]
-    # Grids depend on the longest query of a batch: replays are right where every request has equally many.
-    _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_BATCH
+    _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.ALWAYS
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
@@ -136,7 +137,10 @@ class StrataAttentionMetadataBuilder(AttentionMetadataBuilder[StrataAttentionMet
         return metadata_of(common_attn_metadata, self.long_prompt, self.arrivals)
 
     def build_for_cudagraph_capture(self, common_attn_metadata: CommonAttentionMetadata) -> StrataAttentionMetadata:
-        """Its requests look like whole prompts, with as many keys as queries, and stand for others that are not."""
+        """Its requests look like whole prompts, with as many keys as queries, and stand for others that are not. Where graphs are
+        not for decodes alone they also stand for one request that has all the tokens: paged_attention goes by the longest."""
+        if self.vllm_config.compilation_config.cudagraph_mode.mixed_mode() == CUDAGraphMode.FULL:
+            common_attn_metadata = common_attn_metadata.replace(max_query_len=common_attn_metadata.num_actual_tokens)
         return metadata_of(common_attn_metadata, None, self.arrivals)
 
 
