@@ -394,3 +394,40 @@ def test_ratios_are_those_of_rounds_with_an_error_that_one_round_does_not_have()
     ratio, error = paired_ratio([200, 50], [100, 100])
     assert ratio == pytest.approx(1) and error == pytest.approx(0.693, abs=1e-3)
     assert paired_ratio([120], [100]) == (pytest.approx(1.2), None)
+
+
+def test_served_prompts_come_one_by_one() -> None:
+    from strata.kernels.bench.vllm_plugin import Workload
+
+    prompts, lengths = Workload(64, 5, 100, at_once=8).drawn(1000, seed=1)
+    assert {len(prompt) for prompt in prompts} == {5} and len(set(lengths)) > 20
+    assert min(lengths) >= 50 and max(lengths) <= 150
+    assert Workload(3, 5, 100).drawn(1000, seed=1)[1] == [100] * 3
+
+
+def test_the_next_prompt_is_taken_on_when_an_answer_has_ended() -> None:
+    from strata.kernels.bench.vllm_engine import generate
+
+    class Counting:
+        """An engine that gives each request a token a step."""
+
+        def __init__(self) -> None:
+            self.left: dict[str, int] = {}
+            self.most = 0
+
+        def add_request(self, request: str, prompt: dict[str, list[int]], sampling: Any) -> None:
+            self.left[request] = sampling.max_tokens
+            self.most = max(self.most, len(self.left))
+
+        def has_unfinished_requests(self) -> bool:
+            return bool(self.left)
+
+        def step(self) -> list[SimpleNamespace]:
+            self.left = {request: left - 1 for request, left in self.left.items()}
+            ended = [request for request, left in self.left.items() if not left]
+            self.left = {request: left for request, left in self.left.items() if left}
+            return [SimpleNamespace(request_id=request, finished=True, outputs=[f"answer {request}"]) for request in ended]
+
+    engine = Counting()
+    answers = generate(engine, [[1]] * 5, [3, 1, 2, 4, 1], at_once=2, top=None)
+    assert answers == [f"answer {number}" for number in range(5)] and engine.most == 2

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -54,13 +55,14 @@ class Engine:
     def wait_until_up(self) -> float:
         return float(self._answer()["seconds"])
 
-    def answer(self, prompts: Sequence[list[int]], tokens: int) -> list[Answer]:
-        told = self._ask(prompts, tokens, TOP)
+    def answer(self, prompts: Sequence[list[int]], tokens: int, at_once: int | None = None) -> list[Answer]:
+        told = self._ask(prompts, [tokens] * len(prompts), at_once, TOP)
         rated = [[{int(token): rate for token, rate in place.items()} for place in answer] for answer in told["rated"]]
         return [Answer(tokens, rates) for tokens, rates in zip(told["tokens"], rated, strict=True)]
 
-    def seconds(self, prompts: Sequence[list[int]], tokens: int) -> float:
-        return float(self._ask(prompts, tokens, None)["seconds"])
+    def seconds(self, prompts: Sequence[list[int]], tokens: Sequence[int], at_once: int | None = None) -> float:
+        """For answers of so many tokens. The next prompt is taken on when an answer has ended, or all are at once."""
+        return float(self._ask(prompts, tokens, at_once, None)["seconds"])
 
     def said(self, *words: str) -> list[str]:
         """Lines of its log that hold one of the words."""
@@ -76,10 +78,11 @@ class Engine:
         self._process.wait()
         self._answers.close()
 
-    def _ask(self, prompts: Sequence[list[int]], tokens: int, top: int | None) -> dict[str, Any]:
+    def _ask(self, prompts: Sequence[list[int]], tokens: Sequence[int], at_once: int | None, top: int | None) -> dict[str, Any]:
         assert self._process.stdin is not None
+        request = {"prompts": prompts, "tokens": tokens, "at_once": at_once or len(prompts), "top": top}
         with suppress(BrokenPipeError):  # it ended: its log says why
-            self._process.stdin.write(json.dumps({"prompts": prompts, "tokens": tokens, "top": top}) + "\n")
+            self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
         return self._answer()
 
@@ -118,27 +121,51 @@ def start(name: str, folder: Path, parts: Sequence[str], arguments: dict[str, An
 def serve(arguments: dict[str, Any], reply_to: int) -> None:
     """The other process. vLLM writes to both of the usual outputs."""
     began = time.perf_counter()
-    from vllm import LLM, SamplingParams
+    from vllm import LLM
 
     llm = LLM(**arguments)
     with os.fdopen(reply_to, "w", buffering=1) as replies:
         print(json.dumps({"seconds": time.perf_counter() - began}), file=replies)
         for line in sys.stdin:
             request = json.loads(line)
-            sampling = SamplingParams(
-                temperature=0, max_tokens=request["tokens"], ignore_eos=True, detokenize=False, logprobs=request["top"]
-            )
-            prompts = [{"prompt_token_ids": prompt} for prompt in request["prompts"]]
             asked = time.perf_counter()
-            answers = [output.outputs[0] for output in llm.generate(prompts, sampling, use_tqdm=False)]
+            answers = generate(llm.llm_engine, **request)
             told: dict[str, Any] = {"seconds": time.perf_counter() - asked}
-            if request["top"]:
+            if request["top"] is not None:
                 told["tokens"] = [list(answer.token_ids) for answer in answers]
                 told["rated"] = [
                     [{token: rating.logprob for token, rating in place.items()} for place in answer.logprobs]
                     for answer in answers
                 ]
             print(json.dumps(told), file=replies)
+
+
+def generate(engine: Any, prompts: list[list[int]], tokens: list[int], at_once: int, top: int | None) -> list[Any]:
+    """`engine` is vLLM's LLMEngine. As LLM.generate does it, but for taking prompts on as others end."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    waiting = iter(enumerate(zip(prompts, tokens, strict=True)))
+    answers: dict[int, Any] = {}
+
+    def take_on(count: int) -> None:
+        for number, (prompt, length) in islice(waiting, count):
+            sampling = SamplingParams(
+                temperature=0,
+                max_tokens=length,
+                ignore_eos=True,
+                detokenize=False,
+                logprobs=top,
+                output_kind=RequestOutputKind.FINAL_ONLY,
+            )
+            engine.add_request(str(number), {"prompt_token_ids": prompt}, sampling)
+
+    take_on(at_once)
+    while engine.has_unfinished_requests():
+        ended = [output for output in engine.step() if output.finished]
+        answers |= {int(output.request_id): output.outputs[0] for output in ended}
+        take_on(len(ended))
+    return [answers[number] for number in range(len(prompts))]
 
 
 def write_model(folder: Path, model: ModelSection, seed: int = 0) -> None:

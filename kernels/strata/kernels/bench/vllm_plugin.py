@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,6 +33,7 @@ from strata.platform.files import write_atomic
 CONTEXT = 16384
 PROMPT_LENGTHS = (3, 5, 9, 16, 17, 31, 64, 100, 129, 256, 400, 513, 1000, 1024, 2047, 3000)
 NEW_TOKENS = 32
+FEW = 4
 # Where answers part, vLLM may rate the other token at most this much lower: logits of this model lie around 4, where bf16 steps
 # by 1/32.
 GAP = 0.25
@@ -45,14 +47,23 @@ T = TypeVar("T")
 class Workload:
     prompts: int
     tokens_in: int
-    tokens_out: int
+    tokens_out: int  # with `at_once` in the mean: half as many to half as many again, so that answers end one by one
+    at_once: int | None = None
 
-    def drawn(self, vocabulary: int, seed: int) -> list[list[int]]:
+    def drawn(self, vocabulary: int, seed: int) -> tuple[list[list[int]], list[int]]:
+        """Prompts, and how long their answers shall be."""
         draw = random.Random(seed)
-        return [draw.choices(range(vocabulary), k=self.tokens_in) for _ in range(self.prompts)]
+        prompts = [draw.choices(range(vocabulary), k=self.tokens_in) for _ in range(self.prompts)]
+        vary = self.tokens_out // 2 if self.at_once else 0
+        return prompts, [self.tokens_out + draw.randint(-vary, vary) for _ in range(self.prompts)]
+
+    def __str__(self) -> str:
+        waiting = f", {self.at_once} at once" if self.at_once else ""
+        return f"{self.prompts} x ({self.tokens_in} in, {self.tokens_out} out){waiting}"
 
 
 WORKLOADS = {
+    "served": Workload(512, 200, 128, at_once=64),  # a prompt comes in beside streams: what a server's steps are like
     "chat": Workload(256, 512, 128),
     "decode": Workload(64, 64, 512),
     "long": Workload(64, 8192, 256),  # a step reads 17 GB of cache: here the GPU, not the host, sets the pace
@@ -145,8 +156,10 @@ def _compare_answers(engines: dict[str, Engine], vocabulary: int, result: dict[s
     prompts = [draw.choices(range(vocabulary), k=length) for length in PROMPT_LENGTHS]
     theirs = engines[PLAIN].answer(prompts, NEW_TOKENS)
     others = {f"{PLAIN}, one by one": [engines[PLAIN].answer([prompt], NEW_TOKENS)[0] for prompt in prompts]}
-    further = [name for name in engines if name != PLAIN]
-    others |= dict(_each(engines, further, lambda engine: engine.answer(prompts, NEW_TOKENS), result))
+    for at_once, words in ((None, ""), (FEW, f", {FEW} at once")):  # prompts alone in a step, and prompts among streams
+        further = [name for name in engines if name != PLAIN or at_once]
+        ask = partial(Engine.answer, prompts=prompts, tokens=NEW_TOKENS, at_once=at_once)
+        others |= {name + words: answers for name, answers in _each(engines, further, ask, result)}
     result["answers"] = {}
     right = True
     for name, answers in others.items():
@@ -176,16 +189,16 @@ def _compare_speed(engines: dict[str, Engine], vocabulary: int, rounds: int, dea
             break
         order = list(engines) if number % 2 else list(reversed(engines))
         for name, workload in WORKLOADS.items():
-            prompts = workload.drawn(vocabulary, seed=number)
+            prompts, lengths = workload.drawn(vocabulary, seed=number)
+            ask = partial(Engine.seconds, prompts=prompts, tokens=lengths, at_once=workload.at_once)
             asked = [contender for contender in order if contender in engines]
-            for contender, seconds in _each(engines, asked, lambda engine: engine.seconds(prompts, workload.tokens_out), result):  # noqa: B023
+            for contender, seconds in _each(engines, asked, ask, result):
                 if number:
-                    speeds[name][contender].append(workload.prompts * workload.tokens_out / seconds)
+                    speeds[name][contender].append(sum(lengths) / seconds)
     result["output_tokens_per_s"] = speeds
     result["ratio_to_vllm"] = {}
     for name, workload in WORKLOADS.items():
-        shape = f"{workload.prompts} x ({workload.tokens_in} in, {workload.tokens_out} out)"
-        print(f"\n{name}: {shape}: tokens/s, ratio with its standard error")
+        print(f"\n{name}: {workload}: tokens/s, ratio with its standard error")
         ratios = result["ratio_to_vllm"][name] = {}
         for contender, rates in ((contender, rates) for contender, rates in speeds[name].items() if rates):
             ratio, error = paired_ratio(rates, speeds[name][PLAIN])
