@@ -7,6 +7,7 @@ import os
 import platform
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -30,16 +31,17 @@ Family = CounterMetricFamily | GaugeMetricFamily
 def serve(host: str, port: int) -> None:
     """Until Ctrl-C or SIGTERM."""
     console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
-    # Noted, not raised: raised in a finalizer, where exceptions are swallowed, a signal would be lost.
-    interrupted = threading.Event()
+    # Noted, not raised: raised in a finalizer, where exceptions are swallowed, a signal would be lost. In a list, not an Event,
+    # whose lock the wait below may hold when the handler comes.
+    interrupts: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):  # a shell starts background commands deaf to Ctrl-C
-        signal.signal(number, lambda *_: interrupted.set())
+        signal.signal(number, lambda number, _: interrupts.append(number))
     with running(host, port, console.print) as bound:
         console.print(f"GPU metrics at http://{host}:{bound}/metrics")
         if dcgm_answers():
             console.print(f"A DCGM exporter answers on port {DCGM_PORT}: rules take its series where both have them.")
-        while not interrupted.wait(0.5):
-            pass
+        while not interrupts:
+            time.sleep(0.5)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import json
 import logging
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
@@ -12,7 +13,6 @@ from rich.console import Console
 from rich.table import Table
 
 from strata.platform.errors import UserError
-from strata.platform.interrupts import wait_for_interrupt
 from strata.serving import choice, client, endpoint
 
 PROMPTS = ("import os\nimport ", "def __init__(self", "class Error(Exception):\n", "    for key, value in ")
@@ -40,7 +40,8 @@ def serve(overrides: Sequence[str], run: str | None, model: Path | None, recipe:
             _ask(here)
         else:
             _print_usage(here)
-            wait_for_interrupt()
+            while True:  # until a signal's handler raises; signal.pause would miss one that came just before it
+                time.sleep(0.5)
     except KeyboardInterrupt:
         pass
     finally:
