@@ -409,25 +409,27 @@ def test_the_next_prompt_is_taken_on_when_an_answer_has_ended() -> None:
     from strata.kernels.bench.vllm_engine import generate
 
     class Counting:
-        """An engine that gives each request a token a step."""
+        """An engine, and what is around it, that gives each request a token a step."""
 
         def __init__(self) -> None:
-            self.left: dict[str, int] = {}
-            self.most = 0
+            self.llm_engine = self
+            self.left: dict[int, int] = {}
+            self.begun = self.most = 0
 
-        def add_request(self, request: str, prompt: dict[str, list[int]], sampling: Any) -> None:
-            self.left[request] = sampling.max_tokens
+        def enqueue(self, prompt: dict[str, list[int]], sampling: Any, use_tqdm: bool) -> None:
+            self.left[self.begun] = sampling.max_tokens
+            self.begun += 1
             self.most = max(self.most, len(self.left))
 
-        def has_unfinished_requests(self) -> bool:
-            return bool(self.left)
+        def get_num_unfinished_requests(self) -> int:
+            return len(self.left)
 
         def step(self) -> list[SimpleNamespace]:
             self.left = {request: left - 1 for request, left in self.left.items()}
             ended = [request for request, left in self.left.items() if not left]
             self.left = {request: left for request, left in self.left.items() if left}
-            return [SimpleNamespace(request_id=request, finished=True, outputs=[f"answer {request}"]) for request in ended]
+            return [SimpleNamespace(request_id=str(one), finished=True, outputs=[f"answer {one}"]) for one in ended]
 
     engine = Counting()
-    answers = generate(engine, [[1]] * 5, [3, 1, 2, 4, 1], at_once=2, top=None)
-    assert answers == [f"answer {number}" for number in range(5)] and engine.most == 2
+    answers = generate(engine, [[1]] * 12, [3, 1, 2, 4, 1, 9, 1, 1, 1, 1, 2, 1], at_once=2, top=None)
+    assert answers == [f"answer {number}" for number in range(12)] and engine.most == 2

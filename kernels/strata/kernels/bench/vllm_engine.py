@@ -129,7 +129,7 @@ def serve(arguments: dict[str, Any], reply_to: int) -> None:
         for line in sys.stdin:
             request = json.loads(line)
             asked = time.perf_counter()
-            answers = generate(llm.llm_engine, **request)
+            answers = generate(llm, **request)
             told: dict[str, Any] = {"seconds": time.perf_counter() - asked}
             if request["top"] is not None:
                 told["tokens"] = [list(answer.token_ids) for answer in answers]
@@ -140,32 +140,25 @@ def serve(arguments: dict[str, Any], reply_to: int) -> None:
             print(json.dumps(told), file=replies)
 
 
-def generate(engine: Any, prompts: list[list[int]], tokens: list[int], at_once: int, top: int | None) -> list[Any]:
-    """`engine` is vLLM's LLMEngine. As LLM.generate does it, but for taking prompts on as others end."""
+def generate(llm: Any, prompts: list[list[int]], tokens: list[int], at_once: int, top: int | None) -> list[Any]:
+    """As LLM.generate does it, but for taking prompts on as others end."""
     from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
 
-    waiting = iter(enumerate(zip(prompts, tokens, strict=True)))
-    answers: dict[int, Any] = {}
-
-    def take_on(count: int) -> None:
-        for number, (prompt, length) in islice(waiting, count):
-            sampling = SamplingParams(
-                temperature=0,
-                max_tokens=length,
-                ignore_eos=True,
-                detokenize=False,
-                logprobs=top,
-                output_kind=RequestOutputKind.FINAL_ONLY,
-            )
-            engine.add_request(str(number), {"prompt_token_ids": prompt}, sampling)
-
-    take_on(at_once)
-    while engine.has_unfinished_requests():
-        ended = [output for output in engine.step() if output.finished]
-        answers |= {int(output.request_id): output.outputs[0] for output in ended}
-        take_on(len(ended))
-    return [answers[number] for number in range(len(prompts))]
+    requests = [
+        (
+            {"prompt_token_ids": prompt},
+            SamplingParams(temperature=0, max_tokens=length, ignore_eos=True, detokenize=False, logprobs=top),
+        )
+        for prompt, length in zip(prompts, tokens, strict=True)
+    ]
+    waiting = iter(requests)
+    ended: list[Any] = []
+    while len(ended) < len(requests):
+        under_way = llm.llm_engine.get_num_unfinished_requests()
+        for prompt, sampling in islice(waiting, at_once - under_way):
+            llm.enqueue(prompt, sampling, use_tqdm=False)
+        ended += [output for output in llm.llm_engine.step() if output.finished]
+    return [output.outputs[0] for output in sorted(ended, key=lambda output: int(output.request_id))]
 
 
 def write_model(folder: Path, model: ModelSection, seed: int = 0) -> None:
