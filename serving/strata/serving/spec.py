@@ -159,7 +159,7 @@ class EngineSpec:
 
     def _step_tokens(self) -> int | None:
         """vLLM's own choice makes the most of a GPU. A decode engine with a prefill pool is there for its streams: what it still
-        prefills itself comes in smaller pieces, and with kernels that can have such steps in CUDA graphs in pieces that small."""
+        prefills itself comes in smaller pieces, and the smaller ones pay where kernels can have them in CUDA graphs."""
         if self.pool.step_tokens is None and self.device == "gpu" and self.role == "decode" and self.disaggregated:
             return max(STEADY_STEP_IN_GRAPHS if self.our_kernels else STEADY_STEP, self.max_sequences)
         return self.pool.step_tokens
