@@ -23,25 +23,25 @@ def settings(*overrides: str, recipe: str = "h200") -> tuple[dict[str, Any], dic
 
 
 def test_a_decode_engine_takes_small_steps_unless_it_is_told_otherwise() -> None:
-    prefill, decode = settings()
+    prefill, decode = settings("serve.kernels=vllm")
     assert "max_num_batched_tokens" not in prefill and decode["max_num_batched_tokens"] == 2048
-    prefill, decode = settings("serve.prefill.step_tokens=4096", "serve.decode.step_tokens=512")
-    assert (prefill["max_num_batched_tokens"], decode["max_num_batched_tokens"]) == (4096, 512)
+    prefill, decode = settings("serve.prefill.step_tokens=4096", "serve.decode.step_tokens=1024")
+    assert (prefill["max_num_batched_tokens"], decode["max_num_batched_tokens"]) == (4096, 1024)
     _, decode = settings("serve.max_sequences=4000")
     assert decode["max_num_batched_tokens"] == 4000, "vLLM wants room for a token of each"
 
 
 def test_with_our_kernels_small_steps_are_whole_graphs() -> None:
-    prefill, decode = settings("serve.kernels=strata", "serve.max_sequences=32")
+    prefill, decode = settings("serve.max_sequences=32")
     assert prefill["compilation_config"] == {"cudagraph_mode": "FULL"}
     assert decode["max_num_batched_tokens"] == 512
     whole = {"cudagraph_mode": "FULL", "max_cudagraph_capture_size": 512}
     assert decode["compilation_config"] == whole, "vLLM would capture twice max_sequences only"
-    _, decode = settings("serve.kernels=strata", "serve.decode.step_tokens=8192")
+    _, decode = settings("serve.decode.step_tokens=8192")
     assert "max_cudagraph_capture_size" not in decode["compilation_config"], "each size takes time and memory at the start"
-    _, decode = settings("serve.kernels=strata", "serve.decode.engine={compilation_config: {cudagraph_mode: PIECEWISE}}")
+    _, decode = settings("serve.decode.engine={compilation_config: {cudagraph_mode: PIECEWISE}}")
     assert decode["compilation_config"] == {"cudagraph_mode": "PIECEWISE"}
-    _, decode = settings("serve.decode.step_tokens=512")
+    _, decode = settings("serve.kernels=vllm", "serve.decode.step_tokens=512")
     assert "compilation_config" not in decode, "vLLM's kernels are wrong in such graphs"
 
 

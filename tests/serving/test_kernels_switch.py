@@ -19,16 +19,16 @@ def specs(*overrides: str) -> list[EngineSpec]:
 
 
 def test_both_pools_run_our_kernels_or_neither() -> None:
-    for spec in specs("serve.kernels=strata"):
+    for spec in specs():
         assert spec.environment()[vllm_plugin.SWITCH] == ",".join(vllm_plugin.SERVED)
         assert spec.engine_kwargs()["attention_backend"] == vllm_plugin.engine_arguments()["attention_backend"]
-    for spec in specs():
+    for spec in specs("serve.kernels=vllm"):
         assert vllm_plugin.SWITCH not in spec.environment()
         assert "attention_backend" not in spec.engine_kwargs()
 
 
 def test_the_bench_s_peers_keep_vllms() -> None:
-    section = recipe_file.load("h200", ["serve.kernels=strata"]).serve
+    section = recipe_file.load("h200", []).serve
     settings: dict[str, Any] = engines.kwargs(section, prefix_caching=False)
     assert "attention_backend" not in settings and vllm_plugin.SWITCH not in engines.environment(section, engines=1)
 

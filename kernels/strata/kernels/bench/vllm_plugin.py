@@ -108,7 +108,6 @@ def distances(theirs: Sequence[Answer], others: Sequence[Answer]) -> list[float]
 
 def bench(contenders: dict[str, Sequence[str]], rounds: int, limit_s: float, path: Path | None) -> bool:
     """Whether every answer of ours is vLLM's, or parts from it where vLLM was undecided, and nobody failed."""
-    began = time.monotonic()
     model = recipe_file.load("h200", [f"model.context={CONTEXT}"]).model
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="strata-vllm-")))
@@ -124,7 +123,7 @@ def bench(contenders: dict[str, Sequence[str]], rounds: int, limit_s: float, pat
             for line in engines[name].said("backend", "raph captur", "Strata"):
                 print(f"  {line[:220]}", flush=True)
         right = _compare_answers(engines, model.vocab, result)
-        _compare_speed(engines, model.vocab, rounds, began + limit_s, result)
+        _compare_speed(engines, model.vocab, rounds, time.monotonic() + limit_s, result)
         for name, engine in engines.items():
             late = [line for line in engine.said("JIT compilation") if "activated" not in line]
             result["contenders"][name]["compiled_while_serving"] = late
@@ -230,7 +229,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m strata.kernels.bench.vllm_plugin", description=__doc__)
     parser.add_argument("--json", type=Path, help="the file to write")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--limit", type=float, default=240.0, help="seconds after which no further round begins")
+    parser.add_argument("--limit", type=float, default=240.0, help="seconds of measuring after which no further round begins")
     parser.add_argument(
         "--also",
         action="append",
