@@ -1,5 +1,5 @@
-"""A job's ranks as plain processes, without Ray: forked from a server that has imported torch and DeepSpeed already, so that
-eight of them start in a second."""
+"""A job's ranks as plain processes, without Ray: forked from a server that has imported torch and DeepSpeed already, with what
+they import when an engine is built, so that eight of them start in a second."""
 
 import multiprocessing
 import os
@@ -7,9 +7,11 @@ import tempfile
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch.distributed as dist
 
@@ -18,7 +20,8 @@ from strata.training.loop import Job, Worker
 from strata.training.storage import folder
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["deepspeed", "strata.training.loop", __name__])
+LATE = ["deepspeed.runtime.zero.muon.muon_optimizer", "pyarrow.fs", "strata.kernels.linear_cross_entropy"]
+CONTEXT.set_forkserver_preload(["deepspeed", "strata.training.loop", __name__, *LATE])
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,8 @@ def train_on_this_rank(job: Job, steps: int, more: int, other: Path, own: Path) 
 
 
 def on_ranks(world: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    with mock.patch.dict(os.environ, OMP_NUM_THREADS="1"):  # as Ray sets it for a worker of one CPU; read when torch is loaded
+        forkserver.ensure_running()
     with tempfile.TemporaryDirectory() as meeting:
         pipes, processes = [], []
         for rank in range(world):
