@@ -125,10 +125,10 @@ def test_what_the_backend_cannot_do_is_said_at_the_start() -> None:
     assert not reasons(block_size=256), "vLLM divides larger blocks"
     assert not reasons(head_size=80)
     assert "head_size=512: Strata's kernels take multiples of 8 up to 256; set serve.kernels: vllm" in reasons(head_size=512)
+    assert reasons(use_mla=True) == "MLA not supported; set serve.kernels: vllm for this model"
     assert "kv_cache_dtype=fp8: Strata's kernels keep the cache in the model's dtype" in reasons(kv_cache_dtype="fp8")
     assert "kv_cache_dtype=float16" in reasons(kv_cache_dtype="float16")
     assert "dtype not supported" in reasons(dtype=torch.float32)
-    assert "MLA not supported" in reasons(use_mla=True)
     assert "sinks not supported" in reasons(has_sink=True)
     assert "encoder_only not supported" in reasons(attn_type="encoder_only")
     assert "compute capability not supported" in reasons(capability=(7, 5))

@@ -82,12 +82,17 @@ class StrataAttentionBackend(AttentionBackend):  # type: ignore[misc]
     def supports_combination(
         cls, head_size: int, dtype: torch.dtype, kv_cache_dtype: str | None, *_: Any, **__: Any
     ) -> str | None:
-        """vLLM's own reasons say what is not supported; this one also says what is, and a way out."""
+        """vLLM's own reasons say what is not supported; this one also says what is."""
         if not cls.supports_head_size(head_size):
-            return f"head_size={head_size}: Strata's kernels take multiples of {HEAD_SIZE_STEP} up to {MOST_HEAD_DIM}; {INSTEAD}"
+            return f"head_size={head_size}: Strata's kernels take multiples of {HEAD_SIZE_STEP} up to {MOST_HEAD_DIM}"
         if kv_cache_dtype not in (None, "auto", str(dtype).removeprefix("torch.")):
-            return f"kv_cache_dtype={kv_cache_dtype}: Strata's kernels keep the cache in the model's dtype, {dtype}; {INSTEAD}"
+            return f"kv_cache_dtype={kv_cache_dtype}: Strata's kernels keep the cache in the model's dtype, {dtype}"
         return None
+
+    @classmethod
+    def validate_configuration(cls, *arguments: Any, **named: Any) -> list[str]:
+        reasons = super().validate_configuration(*arguments, **named)
+        return [*reasons, INSTEAD] if reasons else []
 
 
 @dataclass
