@@ -184,7 +184,7 @@ def test_curve_peaks_at_the_plan(tmp_path: Path) -> None:
 def test_hopeless_run_is_refused() -> None:
     with pytest.raises(UserError, match="never gets on"):
         plan_failures(10**6, 1e15, 10.0, 1e9, sheet=Sheet("test"))
-    with pytest.raises(UserError, match="not positive"):
+    with pytest.raises(UserError, match="--gpus 0 is out of range"):
         plan_failures(0, 1e12, 10.0, 1e9, sheet=Sheet("test"))
 
 

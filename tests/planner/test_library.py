@@ -210,7 +210,7 @@ def test_configs_that_cannot_be_read_are_refused() -> None:
         huggingface.from_config({"model_type": "llama"} | without, "mine")
     with pytest.raises(UserError, match="lacks 'head_dim'"):
         huggingface.from_config({"model_type": "qwen3"} | GROUPED, "mine")
-    with pytest.raises(UserError, match=r"vocab_size='big' .* is not a count"):
+    with pytest.raises(UserError, match=r"vocab_size='big' .* is not a whole number"):
         huggingface.from_config({"model_type": "llama"} | GROUPED | {"vocab_size": "big"}, "mine")
     mixed = {"model_type": "qwen3_moe"} | GROUPED | QWEN_EXPERTS
     with pytest.raises(UserError, match="mlp_only_layers"):

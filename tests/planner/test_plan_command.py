@@ -186,7 +186,7 @@ def test_an_impossible_layout_is_refused_with_one_that_works(words: list[str], c
         (["--model", "llama-3-8b", "--data", "2", "--gpus", "8"], "do not agree", "Give one"),
         (["--model", "llama-3-8b", "--tokens", "many"], "not a count", "15T"),
         (["--model", "llama-3-8b", "--recipe", "laptop"], "both name a model", "Give one"),
-        (["--model", "llama-3-8b", "--zero", "4"], "no ZeRO stage 4", "0, 1, 2 or 3"),
+        (["--model", "llama-3-8b", "--zero", "4"], "--zero 4 is out of range", "0 to 3"),
         (["--gpus", "8"], "No model is named", "strata plan list"),
         (["--recipe", "laptop", "train.bach=3"], "train.bach", "train.batch"),
         (["serch", "--gpus", "8"], "'serch' is no plan command", "search"),

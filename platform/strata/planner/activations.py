@@ -70,7 +70,7 @@ class Parts:
 def layer_parts(shape: Shape, layout: Layout, keeping: Keeping, sparse: bool = False, sequence: int | None = None) -> Parts:
     """Of one layer, dense or with experts, for one micro-batch on one GPU."""
     sheet = Sheet("a layer's activations")
-    write_tokens(sheet, shape, layout, sequence or shape.context)
+    write_tokens(sheet, shape, layout, shape.context if sequence is None else sequence)
     write_layer(sheet, shape, layout, keeping, sparse)
     return Parts(*(sheet[_name(part, sparse)] for part in PARTS))
 

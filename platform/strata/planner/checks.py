@@ -1,13 +1,12 @@
 """Layouts that cannot be, each refused with the nearest that can."""
 
+from strata.planner import ranges
 from strata.planner.hardware import Gpu
 from strata.planner.layout import Layout
 from strata.planner.schedules import refusal
 from strata.planner.shape import Shape
 from strata.planner.stages import parts_of
 from strata.platform.errors import UserError
-
-COUNTS = ("data", "tensor", "pipeline", "sequence", "context", "expert", "interleave", "micro_batch", "batch")
 
 
 def check(shape: Shape, layout: Layout, sequence: int, gpu: Gpu) -> None:
@@ -37,11 +36,15 @@ def data_of(gpus: int, layout: Layout) -> int:
 
 
 def _check_counts(layout: Layout, sequence: int) -> None:
-    for name, value in (*((name, getattr(layout, name)) for name in COUNTS), ("seq", sequence)):
-        if value < 1:
-            raise UserError(f"--{name.replace('_', '-')} {value} is less than 1.", "Give at least 1.")
-    if not 0 <= layout.zero <= 3:
-        raise UserError(f"There is no ZeRO stage {layout.zero}.", "Give --zero 0, 1, 2 or 3.")
+    """A recipe's layout has passed no command line."""
+    for name, within in ranges.LAYOUT.items():
+        within.check(f"--{name.replace('_', '-')}", getattr(layout, name))
+    ranges.SEQUENCE.check("--seq", sequence)
+    if layout.gpus not in ranges.GPUS:
+        raise UserError(
+            f"data x tensor x pipeline x sequence x context = {layout.gpus:,} GPUs are more than a plan can be made for.",
+            f"Lower one of them: {ranges.GPUS.most:,} GPUs are the most.",
+        )
 
 
 def _check_cut(shape: Shape, layout: Layout, sequence: int) -> None:
@@ -71,15 +74,19 @@ def _check_cut(shape: Shape, layout: Layout, sequence: int) -> None:
             f"--seq {sequence} is not a multiple of sequence x context = {sharers}.",
             f"--seq {max(1, round(sequence / sharers)) * sharers} works.",
         )
-    if shape.positions and sequence > shape.context:
-        raise UserError(
-            f"--seq {sequence} is more than the {shape.context} positions that {shape.name} has learned.",
-            f"--seq {shape.context} works.",
-        )
+    check_positions(shape, sequence)
     if parts_of(layout) > shape.layers:
         raise UserError(
             f"{shape.layers} layers cannot be cut into {parts_of(layout)} parts (pipeline x chunks of a stage).",
             "Lower --pipeline or --interleave.",
+        )
+
+
+def check_positions(shape: Shape, sequence: int) -> None:
+    if shape.positions and sequence > shape.context:
+        raise UserError(
+            f"--seq {sequence} is more than the {shape.context} positions that {shape.name} has learned.",
+            f"--seq {shape.context} works.",
         )
 
 

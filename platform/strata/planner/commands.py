@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.table import Table
 
+from strata.planner import ranges
 from strata.planner.layout import Layout, Offload, Recompute, Schedule
 from strata.planner.options import (
     GPU,
@@ -25,6 +26,7 @@ from strata.planner.options import (
     Seq,
     answer,
     chunks_of,
+    number,
     open_fabric,
     open_gpu,
     open_model,
@@ -49,6 +51,10 @@ def _layout(text: str) -> Any:
     return typer.Option(help=text, rich_help_panel=LAYOUT)
 
 
+def _count(name: str, text: str) -> Any:
+    return number(text, ranges.LAYOUT[name.replace("-", "_")], f"--{name}", panel=LAYOUT)
+
+
 def plan(
     ctx: typer.Context,
     recipe: Annotated[str | None, typer.Option(help="A recipe's name or path; section.key=value words change it.")] = None,
@@ -56,18 +62,23 @@ def plan(
     gpu: GpuName = GPU,
     fabric: FabricName = None,
     program: Program = None,
-    gpus: Annotated[int | None, _layout("All GPUs; --data is then what the other dimensions leave.")] = None,
-    data: Annotated[int | None, _layout("GPUs that train on sequences of their own.")] = None,
-    tensor: Annotated[int | None, _layout("GPUs that share each matrix.")] = None,
-    pipeline: Annotated[int | None, _layout("Stages the layers are cut into.")] = None,
+    gpus: Annotated[
+        int | None,
+        number("All GPUs; --data is then what the other dimensions leave.", ranges.GPUS, "--gpus", panel=LAYOUT),
+    ] = None,
+    data: Annotated[int | None, _count("data", "GPUs that train on sequences of their own.")] = None,
+    tensor: Annotated[int | None, _count("tensor", "GPUs that share each matrix.")] = None,
+    pipeline: Annotated[int | None, _count("pipeline", "Stages the layers are cut into.")] = None,
     schedule: Annotated[Schedule | None, _layout("The order of a pipeline's micro-batches.")] = None,
-    interleave: Annotated[int | None, _layout("Pieces of the model a stage holds.")] = None,
-    expert: Annotated[int | None, _layout("GPUs that share a layer's experts.")] = None,
-    sequence: Annotated[int | None, _layout("GPUs that share each sequence by heads (Ulysses).")] = None,
-    context: Annotated[int | None, _layout("GPUs that share each sequence in a ring.")] = None,
-    zero: Annotated[int | None, _layout("What data-parallel GPUs share: 1 optimizer, 2 gradients, 3 parameters.")] = None,
-    micro_batch: Annotated[int | None, _layout("Sequences in a forward pass.")] = None,
-    batch: Annotated[int | None, _layout(f"Sequences a step; unless said, {ROUNDS} micro-batches for each stage.")] = None,
+    interleave: Annotated[int | None, _count("interleave", "Pieces of the model a stage holds.")] = None,
+    expert: Annotated[int | None, _count("expert", "GPUs that share a layer's experts.")] = None,
+    sequence: Annotated[int | None, _count("sequence", "GPUs that share each sequence by heads (Ulysses).")] = None,
+    context: Annotated[int | None, _count("context", "GPUs that share each sequence in a ring.")] = None,
+    zero: Annotated[int | None, _count("zero", "What data-parallel GPUs share: 1 optimizer, 2 gradients, 3 parameters.")] = None,
+    micro_batch: Annotated[int | None, _count("micro-batch", "Sequences in a forward pass.")] = None,
+    batch: Annotated[
+        int | None, _count("batch", f"Sequences a step; unless said, {ROUNDS} micro-batches for each stage.")
+    ] = None,
     recompute: Annotated[Recompute | None, _layout("Activations computed again in the backward pass.")] = None,
     offload: Annotated[Offload | None, _layout("What is kept in the host's memory.")] = None,
     precision: Annotated[Precision | None, _layout("Of the matrix products.")] = None,
@@ -122,9 +133,9 @@ def plan(
         length if seq is None else seq,
         card,
         open_fabric(fabric, card),
-        open_program(program or usual),
-        tokens=count(tokens, "--tokens") if tokens else None,
-        storage=size(storage, "--storage") if storage else None,
+        open_program(usual if program is None else program),
+        tokens=None if tokens is None else count(tokens, "--tokens"),
+        storage=None if storage is None else size(storage, "--storage"),
     )
     answer(
         lambda _: report.report(found),

@@ -12,15 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from strata.planner import ranges
 from strata.planner.fleets import FLEETS, Rates
 from strata.planner.queueing import erlang_b, poisson_at_most, smallest
 from strata.planner.sheet import Sheet
+from strata.planner.units import show
 from strata.platform.errors import UserError
 
 Mode = Literal["blocking", "asynchronous", "peer-memory"]
 MODES: tuple[Mode, ...] = ("blocking", "asynchronous", "peer-memory")
 
 HOUR = 3600.0
+MOST_PER_FAILURE = 50  # times the mean time between failures: beyond, the useful share of time is below e^-50
+MOST_SPARES = 10**7  # as many as a run has GPUs
 GOODPUT = "interval_s * exp(-(lag_s + back_s) / every_s) / (every_s * (exp((interval_s + stall_s) / every_s) - 1))"
 
 
@@ -180,11 +184,10 @@ def draw(plan: FailurePlan, path: Path) -> None:
 
 
 def _describe(gpus: int, state: float, step_s: float, storage: float, rates: Rates, recovery: Recovery, sheet: Sheet) -> Sheet:
-    if gpus < 1 or min(state, step_s, storage) <= 0:
-        raise UserError(
-            f"gpus={gpus}, state_bytes={state:g}, step_seconds={step_s:g}, storage_bandwidth={storage:g}: one is not positive",
-            "give positive figures for all four",
-        )
+    ranges.GPUS.check("--gpus", gpus)
+    ranges.BYTES.check("--state", state)
+    ranges.STEP.check("--step", step_s)
+    ranges.BYTES.check("--storage", storage)
     top = sheet.part("failures")
     top.given("gpus", gpus)
     top.given("gpus_per_node", recovery.gpus_per_node)
@@ -204,15 +207,21 @@ def _describe(gpus: int, state: float, step_s: float, storage: float, rates: Rat
     top.work_out("copy_s", "state_bytes / nodes / peer_bandwidth", "s", "a node's share of the state to its neighbour")
     top.given("together", max(recovery.together, 1e-6), "", "share of failures that take a node and its neighbour")
     _must_get_on(top["restart_s"], top["mtbf_s"])
+    if top["step_s"] + top["save_s"] > MOST_PER_FAILURE * top["mtbf_s"]:
+        raise UserError(
+            f"A step takes {show(step_s, 's')}, a save {show(top['save_s'], 's')}, and something fails every"
+            f" {show(top['mtbf_s'], 's')}: the run never gets to its next save.",
+            "Use fewer GPUs, shorter steps (a smaller --batch or --step) or faster --storage.",
+        )
     return top
 
 
 def _must_get_on(restart: float, every: float) -> None:
     """Beyond this the useful share of time is below e^-50, and the formula's numbers overflow."""
-    if restart > 50 * every:
+    if restart > MOST_PER_FAILURE * every:
         raise UserError(
-            f"a restart takes {restart:.0f} s and something fails every {every:.3g} s: the run never gets on",
-            "use faster storage or fewer GPUs, or shorten detect_s and start_s",
+            f"A restart takes {show(restart, 's')} and something fails every {show(every, 's')}: the run never gets on.",
+            "Use faster --storage, fewer --gpus, or a shorter --detect.",
         )
 
 
@@ -287,8 +296,14 @@ def _write_spares(recovery: Recovery, top: Sheet) -> int:
     spares, and then nothing breaks. That is Erlang's loss system with spares + 1 places, whatever repairs' distribution."""
     top.given("repair_s", recovery.repair_s, "s")
     out = top.work_out("nodes_in_repair", "hardware_share * repair_s / mtbf_s", "", "on average, by Little's law")
-    needed = smallest(lambda count: poisson_at_most(count - 1, out) >= recovery.confidence, 10**6)
-    assert needed is not None
+    if out > top["nodes"]:
+        raise UserError(
+            f"With a repair of {show(recovery.repair_s, 's')}, {out:,.0f} nodes would be broken on average, and the run has"
+            f" {top['nodes']:,.0f}.",
+            "Give a shorter --repair, or fewer --gpus.",
+        )
+    needed = smallest(lambda count: poisson_at_most(count - 1, out) >= recovery.confidence, MOST_SPARES)
+    assert needed is not None, "spares for more nodes in repair than there are nodes"
     why = f"when a node breaks, fewer are out already with a chance of {recovery.confidence:.4g} (Poisson)"
     top.given("spares_needed", needed, "", why)
     spares = needed if recovery.spares is None else recovery.spares

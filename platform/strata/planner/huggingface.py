@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from strata.planner.check_shape import check_shape
+from strata.planner.ranges import EXPERTS, LATENT, SHAPE, Range, shown
 from strata.planner.shape import Experts, Latent, Shape
 from strata.platform.errors import UserError
 
@@ -12,10 +14,10 @@ def from_config(config: dict[str, Any], name: str) -> Shape:
     """From a Hugging Face config.json. Biases are taken as the family usually has them and norms of queries and keys are left
     out: together below a thousandth of the parameters."""
     family = config.get("model_type")
-    if family not in FAMILIES:
-        cause = f"The config of {name} has model_type {family!r}, which the planner cannot read."
+    if not isinstance(family, str) or family not in FAMILIES:
+        cause = f"The config of {name} has model_type {shown(repr(family))}, which the planner cannot read."
         raise UserError(cause, f"It reads {', '.join(sorted(FAMILIES))}.")
-    return FAMILIES[family](_Config(config, name))
+    return check_shape(FAMILIES[family](_Config(config, name)))
 
 
 @dataclass(frozen=True)
@@ -23,37 +25,54 @@ class _Config:
     values: dict[str, Any]
     name: str
 
-    def need(self, key: str) -> int:
+    def need(self, key: str, within: Range) -> int:
         value = self.values.get(key)
         if value is None:
             raise UserError(f"The config of {self.name} lacks '{key}'.", "Add it to config.json.")
-        if not isinstance(value, int) or value < 0:
-            raise UserError(f"{key}={value!r} in the config of {self.name} is not a count.", "Mend config.json.")
+        if isinstance(value, bool) or not isinstance(value, int) or value not in within:
+            raise UserError(
+                f"{key}={shown(repr(value))} in the config of {self.name} is not a whole number in its range: {within}.",
+                f"Correct {key} in config.json.",
+            )
         return value
 
-    def get(self, key: str, otherwise: int) -> int:
+    def get(self, key: str, otherwise: int, within: Range) -> int:
         """Configs write null for what has its usual value."""
-        return otherwise if self.values.get(key) is None else self.need(key)
+        return otherwise if self.values.get(key) is None else self.need(key, within)
+
+    def flag(self, key: str, otherwise: bool) -> bool:
+        value = self.values.get(key)
+        if value is not None and not isinstance(value, bool):
+            raise UserError(
+                f"{key}={shown(repr(value))} in the config of {self.name} is neither true nor false.",
+                f"Correct {key} in config.json.",
+            )
+        return otherwise if value is None else value
 
     def refuse_unless(self, fine: bool, key: str) -> None:
         if not fine:
-            cause = f"{key}={self.values[key]!r} in the config of {self.name} puts dense layers among the sparse ones."
+            cause = f"{key}={shown(repr(self.values[key]))} in the config of {self.name} puts dense layers among the sparse ones."
             raise UserError(cause, "The planner knows dense layers only before the sparse ones: change it.")
 
 
 def _llama(config: _Config, query_biases: bool = False, experts: Experts | None = None) -> Shape:
-    hidden, heads = config.need("hidden_size"), config.need("num_attention_heads")
+    hidden, heads = config.need("hidden_size", SHAPE["hidden"]), config.need("num_attention_heads", SHAPE["heads"])
+    if config.values.get("head_dim") is None and hidden % heads:
+        raise UserError(
+            f"{heads} heads do not divide the {hidden} hidden numbers in the config of {config.name}, which has no head_dim.",
+            "Correct the number of heads or the hidden size in config.json, or add head_dim.",
+        )
     return Shape(
         name=config.name,
-        layers=config.need("num_hidden_layers"),
+        layers=config.need("num_hidden_layers", SHAPE["layers"]),
         hidden=hidden,
         heads=heads,
-        kv_heads=config.get("num_key_value_heads", heads),
-        head_dim=config.get("head_dim", hidden // heads),
-        ffn=config.need("intermediate_size"),
-        vocab=config.need("vocab_size"),
-        context=config.need("max_position_embeddings"),
-        tied=bool(config.values.get("tie_word_embeddings", False)),
+        kv_heads=config.get("num_key_value_heads", heads, SHAPE["kv_heads"]),
+        head_dim=config.get("head_dim", hidden // heads, SHAPE["head_dim"]),
+        ffn=config.need("intermediate_size", SHAPE["ffn"]),
+        vocab=config.need("vocab_size", SHAPE["vocab"]),
+        context=config.need("max_position_embeddings", SHAPE["context"]),
+        tied=config.flag("tie_word_embeddings", False),
         query_biases=query_biases,
         experts=experts,
     )
@@ -64,12 +83,16 @@ def _qwen2(config: _Config) -> Shape:
 
 
 def _qwen3(config: _Config) -> Shape:
-    config.need("head_dim")  # its usual value, 128, has nothing to do with hidden / heads
+    config.need("head_dim", SHAPE["head_dim"])  # its usual value, 128, has nothing to do with hidden / heads
     return _llama(config)
 
 
 def _qwen2_moe(config: _Config) -> Shape:
-    return _llama(config, query_biases=True, experts=_qwen_experts(config, config.need("shared_expert_intermediate_size")))
+    return _llama(
+        config,
+        query_biases=True,
+        experts=_qwen_experts(config, config.need("shared_expert_intermediate_size", EXPERTS["shared_ffn"])),
+    )
 
 
 def _qwen3_moe(config: _Config) -> Shape:
@@ -77,36 +100,49 @@ def _qwen3_moe(config: _Config) -> Shape:
 
 
 def _qwen_experts(config: _Config, shared: int) -> Experts:
-    dense = sorted(config.values.get("mlp_only_layers") or [])
-    config.refuse_unless(dense == list(range(len(dense))), "mlp_only_layers")
-    config.refuse_unless(config.get("decoder_sparse_step", 1) == 1, "decoder_sparse_step")
+    dense = config.values.get("mlp_only_layers")
+    dense = [] if dense is None else dense
+    first = isinstance(dense, list) and len(dense) in EXPERTS["dense_layers"] and all(n in dense for n in range(len(dense)))
+    config.refuse_unless(first, "mlp_only_layers")
+    config.refuse_unless(config.get("decoder_sparse_step", 1, SHAPE["layers"]) == 1, "decoder_sparse_step")
     return Experts(
-        count=config.need("num_experts"),
-        top_k=config.need("num_experts_per_tok"),
-        ffn=config.need("moe_intermediate_size"),
+        count=config.need("num_experts", EXPERTS["count"]),
+        top_k=config.need("num_experts_per_tok", EXPERTS["top_k"]),
+        ffn=config.need("moe_intermediate_size", EXPERTS["ffn"]),
         shared_ffn=shared,
         dense_layers=len(dense),
     )
 
 
 def _mixtral(config: _Config) -> Shape:
-    ffn = config.need("intermediate_size")
-    return _llama(config, experts=Experts(config.need("num_local_experts"), config.need("num_experts_per_tok"), ffn))
+    count, top_k = config.need("num_local_experts", EXPERTS["count"]), config.need("num_experts_per_tok", EXPERTS["top_k"])
+    return _llama(config, experts=Experts(count, top_k, config.need("intermediate_size", EXPERTS["ffn"])))
 
 
 def _deepseek(config: _Config) -> Shape:
-    config.refuse_unless(config.get("moe_layer_freq", 1) == 1, "moe_layer_freq")
-    plain, rotary, width = (config.need(key) for key in ("qk_nope_head_dim", "qk_rope_head_dim", "moe_intermediate_size"))
+    config.refuse_unless(config.get("moe_layer_freq", 1, SHAPE["layers"]) == 1, "moe_layer_freq")
+    width = config.need("moe_intermediate_size", EXPERTS["ffn"])
     experts = Experts(
-        count=config.need("n_routed_experts"),
-        top_k=config.need("num_experts_per_tok"),
+        count=config.need("n_routed_experts", EXPERTS["count"]),
+        top_k=config.need("num_experts_per_tok", EXPERTS["top_k"]),
         ffn=width,
-        shared_ffn=config.get("n_shared_experts", 0) * width,
-        dense_layers=config.need("first_k_dense_replace"),
+        shared_ffn=config.get("n_shared_experts", 0, Range(0, EXPERTS["count"].most)) * width,
+        dense_layers=config.need("first_k_dense_replace", EXPERTS["dense_layers"]),
     )
-    latent = Latent(config.get("q_lora_rank", 0), config.need("kv_lora_rank"), plain, rotary, config.need("v_head_dim"))
-    shape = _llama(config, experts=experts)
-    return replace(shape, kv_heads=shape.heads, head_dim=plain + rotary, latent=latent)
+    plain, rotary = (
+        config.need("qk_nope_head_dim", LATENT["plain_dim"]),
+        config.need("qk_rope_head_dim", LATENT["rotary_dim"]),
+    )
+    latent = Latent(
+        config.get("q_lora_rank", 0, LATENT["query_rank"]),
+        config.need("kv_lora_rank", LATENT["kv_rank"]),
+        plain,
+        rotary,
+        config.need("v_head_dim", LATENT["value_dim"]),
+    )
+    values = config.values | {"head_dim": plain + rotary}  # which DeepSeek's configs do not have, and hidden / heads is not
+    shape = _llama(_Config(values, config.name), experts=experts)
+    return replace(shape, kv_heads=shape.heads, latent=latent)
 
 
 def _gpt_neox(config: _Config) -> Shape:
@@ -114,15 +150,15 @@ def _gpt_neox(config: _Config) -> Shape:
 
 
 def _gpt2(config: _Config) -> Shape:
-    hidden = config.need("n_embd")
+    hidden = config.need("n_embd", SHAPE["hidden"])
     values = {
         "hidden_size": hidden,
-        "num_hidden_layers": config.need("n_layer"),
-        "num_attention_heads": config.need("n_head"),
-        "intermediate_size": config.get("n_inner", 4 * hidden),
-        "vocab_size": config.need("vocab_size"),
-        "max_position_embeddings": config.need("n_positions"),
-        "tie_word_embeddings": config.values.get("tie_word_embeddings", True),
+        "num_hidden_layers": config.need("n_layer", SHAPE["layers"]),
+        "num_attention_heads": config.need("n_head", SHAPE["heads"]),
+        "intermediate_size": config.get("n_inner", 4 * hidden, SHAPE["ffn"]),
+        "vocab_size": config.need("vocab_size", SHAPE["vocab"]),
+        "max_position_embeddings": config.need("n_positions", SHAPE["context"]),
+        "tie_word_embeddings": config.flag("tie_word_embeddings", True),
     }
     return replace(_gpt_neox(_Config(values, config.name)), positions=True)
 

@@ -6,19 +6,23 @@ import json
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any, Generic, TypeVar
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from strata.planner.check_shape import check_shape
 from strata.planner.hardware import Fabric, Gpu
 from strata.planner.huggingface import from_config
+from strata.planner.ranges import shown
 from strata.planner.shape import Experts, Latent, Shape
 from strata.platform import recipe_file
 from strata.platform.errors import UserError
 from strata.platform.recipe import ModelSection
 
 CATALOGUE = Path(__file__).parent / "catalogue"
+MOST_CONFIG = 2**24  # bytes
 ALSO = "also"  # an entry's other names
 PUBLISHED = ("published_parameters_b", "published_active_b")
 PARTS: dict[str, type] = {"experts": Experts, "latent": Latent}
@@ -50,7 +54,7 @@ class Shelf(Generic[T]):
         for spelling in _spellings(name):
             if spelling in self.keys:
                 return self.things[self.keys[spelling]]
-        raise UserError(f"There is no {what} '{name}' in the catalogue.", _nearest(name, self.keys))
+        raise UserError(f"There is no {what} '{shown(name)}' in the catalogue.", _nearest(name, self.keys))
 
 
 def model(name: str) -> Shape:
@@ -93,17 +97,24 @@ def open_model(reference: str) -> Shape:
     path = Path(reference)
     if reference in recipe_file.names() or path.suffix in (".yaml", ".yml"):
         return from_recipe(recipe_file.load(reference).model, path.stem)
-    if path.is_dir():
+    if reference and _is_folder(path):
         path = path / "config.json"
     if path.suffix == ".json":
         return from_config(_read_json(path), path.resolve().parent.name if path.name == "config.json" else path.stem)
-    cause = f"'{reference}' is no model of the catalogue, no recipe and no folder with a config.json."
+    cause = f"'{shown(reference)}' is no model of the catalogue, no recipe and no folder with a config.json."
     raise UserError(cause, _nearest(reference, _models().keys | {name: name for name in recipe_file.names()}))
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # such as a name that is too long
+        return False
 
 
 def from_recipe(section: ModelSection, name: str) -> Shape:
     moe = section.moe
-    return Shape(
+    shape = Shape(
         name=name,
         layers=section.layers,
         hidden=section.hidden,
@@ -116,6 +127,7 @@ def from_recipe(section: ModelSection, name: str) -> Shape:
         tied=section.tie_embeddings,
         experts=Experts(moe.experts, moe.top_k, section.ffn, moe.shared_ffn) if moe else None,
     )
+    return check_shape(shape)
 
 
 @cache
@@ -167,12 +179,22 @@ def _refuse_unknown(entry: dict[str, Any], kind: type[Any], where: str) -> None:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
+    fix = "Give the path of a config.json or its folder."
     try:
+        found = path.stat()
+        if not S_ISREG(found.st_mode):
+            raise UserError(f"{path} is not a file.", fix)
+        if found.st_size > MOST_CONFIG:
+            raise UserError(f"{path} has {found.st_size:,} bytes, and a model's config a few thousand.", fix)
         config = json.loads(path.read_text())
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}.", "Give the path of a config.json or its folder.") from None
+        raise UserError(f"{path} cannot be read: {error.strerror}.", fix) from None
+    except RecursionError:
+        raise UserError(f"{path} is not a model's config: it is nested too deeply.", fix) from None
+    except UserError:
+        raise
     except ValueError as error:
-        raise UserError(f"{path} is not valid JSON: {error}.", "Mend the file.") from None
+        raise UserError(f"{path} is not valid JSON: {shown(error, 120)}.", "Correct the file.") from None
     if not isinstance(config, dict):
         raise UserError(f"{path} holds a {type(config).__name__}, not a model's config.", "Give another file.")
     return config

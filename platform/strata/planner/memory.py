@@ -83,7 +83,7 @@ def plan_memory(
     shape: Shape, layout: Layout, gpu_memory: float, keeping: Keeping, sheet: Sheet, sequence: int | None = None
 ) -> MemoryPlan:
     """The sheet gets a part for each kind of stage; stages of one kind differ in micro-batches in flight alone."""
-    _write_model(sheet, shape, layout, keeping, sequence or shape.context)
+    _write_model(sheet, shape, layout, keeping, shape.context if sequence is None else sequence)
     explained = {stage.number for stage in _fullest(*_cut(shape, layout))} | {layout.pipeline - 1}
     stages = []
     for stage in _stages(*_cut(shape, layout)):
@@ -101,7 +101,7 @@ def peak_bytes(shape: Shape, layout: Layout, keeping: Keeping, sequence: int | N
     outer = _model(
         shape,
         keeping,
-        sequence or shape.context,
+        shape.context if sequence is None else sequence,
         layout.tensor,
         layout.sequence,
         layout.context,

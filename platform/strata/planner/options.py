@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console, RenderableType
 
-from strata.planner import library
+from strata.planner import library, ranges
 from strata.planner.hardware import Fabric, Gpu
 from strata.planner.layout import Schedule
 from strata.planner.output import console, picture_folder, write_json
@@ -23,6 +23,18 @@ FABRICS = {"v100": "edr-100", "a100": "hdr-200", "gb200": "ndr-400-nvl72", "asce
 OTHER_FABRIC = "ndr-400"
 USUAL_SEQUENCE = 8192  # as Llama 3 and others train, before they lengthen it
 
+
+def number(text: str, within: ranges.Range, *names: str, panel: str | None = None) -> Any:
+    """An option of the command line with a range, which its help names."""
+
+    def check(ctx: typer.Context, param: typer.CallbackParam, value: Any) -> Any:
+        if value is not None and not ctx.resilient_parsing:
+            within.check(param.opts[0], value)
+        return value
+
+    return typer.Option(*names, help=f"{text}  ({within})", callback=check, rich_help_panel=panel)
+
+
 Model = Annotated[
     str | None, typer.Option(help="A model of the catalogue ('strata plan list'), or a Hugging Face config.json or its folder.")
 ]
@@ -30,9 +42,10 @@ GpuName = Annotated[str, typer.Option("--gpu", help="A GPU of the catalogue.")]
 FabricName = Annotated[str | None, typer.Option("--fabric", help="A network of the catalogue; unless said, the GPU's usual one.")]
 Program = Annotated[str | None, typer.Option(help="Whose training program: strata, megatron-core, ... ('strata plan list').")]
 Seq = Annotated[
-    int | None, typer.Option("--seq", help=f"Tokens of a sequence; unless said, the model's context, {USUAL_SEQUENCE} at most.")
+    int | None,
+    number(f"Tokens of a sequence; unless said, the model's context, {USUAL_SEQUENCE} at most.", ranges.SEQUENCE, "--seq"),
 ]
-Price = Annotated[float | None, typer.Option(help="Dollars of a GPU for an hour; unless said, the catalogue's.")]
+Price = Annotated[float | None, number("Dollars of a GPU for an hour; unless said, the catalogue's.", ranges.PRICE, "--price")]
 Json = Annotated[str | None, typer.Option("--json", help="Write the answer as JSON to this file, or to standard output for '-'.")]
 Explain = Annotated[bool, typer.Option("--explain", help="Print every figure's formula, with the values put in.")]
 Plot = Annotated[Path | None, typer.Option("--plot", help="Write pictures into this folder.")]
@@ -40,16 +53,12 @@ Plot = Annotated[Path | None, typer.Option("--plot", help="Write pictures into t
 
 def open_gpu(name: str, price: float | None) -> Gpu:
     gpu = library.gpu(name)
-    if price is None:
-        return gpu
-    if price < 0:
-        raise UserError(f"--price {price} is less than nothing.", "Give dollars an hour, such as --price 2.5.")
-    return replace(gpu, dollars_per_hour=price)
+    return gpu if price is None else replace(gpu, dollars_per_hour=price)
 
 
 def open_fabric(name: str | None, gpu: Gpu) -> Fabric:
     usual = next((fabric for start, fabric in FABRICS.items() if gpu.name.startswith(start)), OTHER_FABRIC)
-    return library.fabric(name or usual)
+    return library.fabric(usual if name is None else name)
 
 
 def open_model(name: str | None) -> Shape:
@@ -64,7 +73,7 @@ def usual_sequence(shape: Shape) -> int:
 
 def chunks_of(schedule: Schedule, interleave: int | None) -> int:
     """Pieces of the model that a stage holds: the user's word, or what the schedule has."""
-    return interleave or CHUNKS.get(schedule, 2)
+    return CHUNKS.get(schedule, 2) if interleave is None else interleave
 
 
 def answer(

@@ -12,6 +12,8 @@ def erlang_b(servers: int, offered: float) -> float:
     blocked = 1.0
     for number in range(1, servers + 1):
         blocked = offered * blocked / (number + offered * blocked)
+        if blocked == 0.0:  # below the smallest number there is, and so for all further servers
+            break
     return blocked
 
 
@@ -24,10 +26,13 @@ def erlang_c(servers: int, offered: float) -> float:
 
 
 def poisson_at_most(count: int, mean: float) -> float:
-    """The chance of no more than `count` events."""
+    """The chance of no more than `count` events. Terms further than 40 deviations from the mean are below the smallest number
+    there is, or nothing beside 1."""
     if mean == 0:
         return 1.0
-    return math.fsum(math.exp(number * math.log(mean) - mean - math.lgamma(number + 1)) for number in range(count + 1))
+    far = 40 * math.sqrt(mean) + 40
+    numbers = range(max(0, math.floor(mean - far)), min(count, math.ceil(mean + far)) + 1)
+    return math.fsum(math.exp(number * math.log(mean) - mean - math.lgamma(number + 1)) for number in numbers)
 
 
 def settle(follows: Callable[[float], float], limit: float) -> float | None:

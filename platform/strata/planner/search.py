@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from math import ceil, inf
 from typing import Literal
 
+from strata.planner import ranges
 from strata.planner.bounds import Desk
+from strata.planner.checks import check_positions
 from strata.planner.hardware import Fabric, Gpu
 from strata.planner.hunt import Candidate, Hunt
 from strata.planner.misfit import leanest, nothing_fits
@@ -59,25 +61,34 @@ def search(
     train on `budget_tokens` in `deadline_days`.
     """
     began = time.perf_counter()
-    sequence = sequence or shape.context
+    sequence = shape.context if sequence is None else sequence
     if (batch is None) == (batch_tokens is None):
         raise UserError("A search needs a batch, in sequences or in tokens.", "Give one of the two.")
-    if (batch or batch_tokens or 0) <= 0:
+    ranges.SEQUENCE.check("--seq", sequence)
+    check_positions(shape, sequence)
+    if batch_tokens is not None and batch_tokens < (1 - SLACK) * sequence:
         raise UserError(
-            f"A batch of {batch if batch_tokens is None else batch_tokens:g} is empty.", "Give at least one sequence."
+            f"--batch-tokens {batch_tokens:g} is less than one sequence of {sequence:,} tokens.",
+            f"--batch-tokens {sequence} works.",
+        )
+    sequences = batch if batch is not None else round((batch_tokens or 0.0) / sequence)
+    ranges.BATCH.check("--batch", sequences)
+    if deadline_days is not None and goal != "gpus":
+        raise UserError(
+            f"--deadline {deadline_days:g} is for --goal gpus, not for --goal {goal}.", "Give --goal gpus, or no deadline."
         )
     if deadline_days is not None and budget_tokens is None:
         raise UserError("A deadline needs a number of tokens.", "Say how many tokens are to be trained on.")
     numbers = sorted(set(gpus if isinstance(gpus, tuple) else (gpus >> halvings for halvings in range(gpus.bit_length() or 1))))
-    if numbers[0] < 1:
-        raise UserError(f"{numbers[0]} GPUs are none.", "Give at least one.")
+    for number in numbers:
+        ranges.GPUS.check("--gpus", number)
     hunt = Hunt(
         Desk(shape, gpu, fabric, software, sequence, precision),
         Room(shape, software, sequence, precision),
-        Batch(batch) if batch else Batch(max(1, round((batch_tokens or 0) / sequence)), SLACK),
+        Batch(sequences, 0.0 if batch_tokens is None else SLACK),
         numbers[-1],
         limits,
-        memory or gpu.memory,
+        gpu.memory if memory is None else memory,
         budget_tokens,
     )
     by_gpus = [found for number in reversed(numbers) for found in hunt.quickest(number, 1)]

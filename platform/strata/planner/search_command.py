@@ -7,6 +7,7 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
+from strata.planner import ranges
 from strata.planner.layout import Layout
 from strata.planner.options import (
     GPU,
@@ -20,12 +21,14 @@ from strata.planner.options import (
     Program,
     Seq,
     answer,
+    number,
     open_fabric,
     open_gpu,
     open_model,
     usual_sequence,
 )
 from strata.planner.output import jsonable, write_text
+from strata.planner.ranges import shown
 from strata.planner.units import count, dollars, share, short, show
 from strata.platform.errors import UserError
 
@@ -50,12 +53,16 @@ def plan_search(
         Literal["time", "cost", "gpus"], typer.Option(help="The least time, the least money, or the fewest GPUs.")
     ] = "time",
     batch_tokens: Annotated[str | None, typer.Option(help=f"Tokens a step, about.  [default: {BATCH_TOKENS}]")] = None,
-    batch: Annotated[int | None, typer.Option(help="Sequences a step, exactly, in place of --batch-tokens.")] = None,
+    batch: Annotated[
+        int | None, number("Sequences a step, exactly, in place of --batch-tokens.", ranges.BATCH, "--batch")
+    ] = None,
     seq: Seq = None,
     tokens: Annotated[str | None, typer.Option(help=f"A token budget, such as 15T.  [default: {TOKENS}]")] = None,
-    deadline: Annotated[float | None, typer.Option(help="Days in which the budget must be done (--goal gpus).")] = None,
+    deadline: Annotated[
+        float | None, number("Days in which the budget must be done (--goal gpus).", ranges.DEADLINE, "--deadline")
+    ] = None,
     precision: Annotated[Literal["fp32", "fp16", "bf16", "fp8"], typer.Option(help="Of the matrix products.")] = "bf16",
-    top: Annotated[int, typer.Option(help="Layouts to list.")] = 10,
+    top: Annotated[int, number("Layouts to list.", ranges.TOP, "--top")] = 10,
     write: Annotated[Path | None, typer.Option(help="Write the best as a recipe that 'strata train' accepts.")] = None,
     price: Price = None,
     json: Json = None,
@@ -69,13 +76,16 @@ def plan_search(
     from strata.planner.space import ANYTHING, STRATA
 
     shape, card = open_model(model), open_gpu(gpu, price)
-    software, net = open_program(program or ("strata" if write else "megatron-core")), open_fabric(fabric, card)
+    software, net = (
+        open_program(program if program is not None else "strata" if write else "megatron-core"),
+        open_fabric(fabric, card),
+    )
     if batch is not None and batch_tokens is not None:
         raise UserError("--batch and --batch-tokens both say a step's batch.", "Give one of them.")
     if precision not in card.flops:
         raise UserError(f"{card.name} does not compute in {precision}.", f"Use --precision {' or '.join(card.flops)}.")
-    length = seq or usual_sequence(shape)
-    budget = count(tokens or TOKENS, "--tokens")
+    length = usual_sequence(shape) if seq is None else seq
+    budget = count(TOKENS if tokens is None else tokens, "--tokens")
     found = search(
         shape,
         card,
@@ -83,7 +93,9 @@ def plan_search(
         _numbers(gpus),
         software,
         batch=batch,
-        batch_tokens=None if batch else count(batch_tokens or BATCH_TOKENS, "--batch-tokens"),
+        batch_tokens=None
+        if batch is not None
+        else count(BATCH_TOKENS if batch_tokens is None else batch_tokens, "--batch-tokens"),
         sequence=length,
         goal=goal,
         budget_tokens=budget,
@@ -117,7 +129,7 @@ def plan_search(
         from strata.planner.recipes import as_recipe
         from strata.platform import recipe_file
 
-        recipe = as_recipe(shape, found.best[0].layout, length, budget if tokens else None)
+        recipe = as_recipe(shape, found.best[0].layout, length, None if tokens is None else budget)
         write_text(write, recipe_file.dump(recipe))
     answer(parts, data, json, explain, sheet, plot, pictures, [write] if write else [])
 
@@ -165,8 +177,8 @@ def _as_table(title: str, rows: list[dict[str, str]], note: str) -> "Table":
 
     names = [name for name in rows[0] if name not in OPTIONAL or any(row[name] not in ("1", "-") for row in rows)]
     table = grid(title, [], names, note)
-    for number, row in enumerate(rows):
-        table.add_row(*(row[name] for name in names), style="" if number else "bold")
+    for place, row in enumerate(rows):
+        table.add_row(*(row[name] for name in names), style="" if place else "bold")
     return table
 
 
@@ -204,5 +216,11 @@ def _choices(candidates: "list[Candidate]") -> list[Any]:
 
 
 def _numbers(text: str) -> int | tuple[int, ...]:
-    numbers = tuple(int(count(word, "--gpus")) for word in text.split(","))
-    return numbers if len(numbers) > 1 else numbers[0]
+    words = text.split(",")
+    if len(words) > ranges.CHOICES:
+        raise UserError(f"--gpus has {len(words):,} numbers to choose from.", f"Give at most {ranges.CHOICES}.")
+    numbers = [count(word, "--gpus", ranges.GPUS) for word in words]
+    for word, gpus in zip(words, numbers, strict=True):
+        if gpus != int(gpus):
+            raise UserError(f"--gpus {shown(word)} is not a whole number.", f"Give --gpus {max(1, round(gpus))}.")
+    return tuple(map(int, numbers)) if len(numbers) > 1 else int(numbers[0])

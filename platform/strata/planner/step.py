@@ -70,7 +70,7 @@ def plan_step(
     layers: Callable[[Cut], Layers] | None = None,
 ) -> Step:
     """`layers` gives layer times that were worked out before; without it they are written on the sheet."""
-    sequence = sequence or shape.context
+    sequence = shape.context if sequence is None else sequence
     cut = cut_of(layout, sequence)
     found = layers(cut) if layers else layer_times(shape, gpu, software, cut, sheet.part("one layer, one micro-batch"))
     ground = Ground(gpu.domain, layout.gpus, links(gpu, fabric, launch=0.0))

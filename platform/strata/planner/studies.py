@@ -11,7 +11,7 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from strata.planner import library
+from strata.planner import library, ranges
 from strata.planner.errors import choose
 from strata.planner.layout import Schedule
 from strata.planner.options import (
@@ -25,6 +25,7 @@ from strata.planner.options import (
     Price,
     answer,
     chunks_of,
+    number,
     open_fabric,
     open_gpu,
     open_model,
@@ -45,20 +46,20 @@ MEASURED_BYTES = [2**power for power in range(10, 25, 2)]  # 1 KiB to 16 MiB: se
 
 def plan_serve(
     model: Model = None,
-    rate: Annotated[float, typer.Option(help="Requests a second.")] = 10.0,
-    prompt: Annotated[int, typer.Option(help="Tokens of a prompt.")] = 1000,
-    output: Annotated[int, typer.Option(help="Tokens of an answer.")] = 300,
-    cached: Annotated[float, typer.Option(help="Share of a prompt that is in the cache already.")] = 0.0,
-    variation: Annotated[float, typer.Option(help="Of prompt lengths: standard deviation over mean.")] = 1.0,
-    ttft: Annotated[float, typer.Option(help="Seconds to the first token, for 99 of 100 requests.")] = 1.0,
-    itl: Annotated[float, typer.Option(help="Seconds between tokens, on average.")] = 0.05,
+    rate: Annotated[float, number("Requests a second.", ranges.RATE)] = 10.0,
+    prompt: Annotated[int, number("Tokens of a prompt.", ranges.SEQUENCE)] = 1000,
+    output: Annotated[int, number("Tokens of an answer.", ranges.SEQUENCE)] = 300,
+    cached: Annotated[float, number("Share of a prompt that is in the cache already.", ranges.CACHED)] = 0.0,
+    variation: Annotated[float, number("Of prompt lengths: standard deviation over mean.", ranges.VARIATION)] = 1.0,
+    ttft: Annotated[float, number("Seconds to the first token, for 99 of 100 requests.", ranges.TTFT)] = 1.0,
+    itl: Annotated[float, number("Seconds between tokens, on average.", ranges.ITL)] = 0.05,
     gpu: GpuName = GPU,
     fabric: FabricName = None,
-    tensor: Annotated[int, typer.Option(help="GPUs that share a model.")] = 1,
+    tensor: Annotated[int, number("GPUs that share a model.", ranges.LAYOUT["tensor"])] = 1,
     precision: Annotated[Precision, typer.Option(help="Of weights and products.")] = "bf16",
     kv_precision: Annotated[Precision, typer.Option(help="Of the KV cache.")] = "bf16",
     link: Annotated[Literal["fabric", "nvlink", "pcie"], typer.Option(help="What KV caches travel over.")] = "fabric",
-    max_sequences: Annotated[int, typer.Option(help="Sequences that an engine runs at once.")] = 1024,
+    max_sequences: Annotated[int, number("Sequences that an engine runs at once.", ranges.MAX_SEQUENCES)] = 1024,
     price: Price = None,
     json: Json = None,
     explain: Explain = False,
@@ -96,17 +97,19 @@ def plan_serve(
 
 
 def plan_failures(
-    gpus: Annotated[int, typer.Option(help="GPUs of the run, all of which it needs.")],
+    gpus: Annotated[int, number("GPUs of the run, all of which it needs.", ranges.GPUS)],
     model: Model = None,
     state: Annotated[str | None, typer.Option(help="Bytes of a checkpoint, such as 5.6TB, in place of --model.")] = None,
-    step: Annotated[float, typer.Option(help="Seconds of a step.")] = 10.0,
+    step: Annotated[float, number("Seconds of a step.", ranges.STEP)] = 10.0,
     storage: Annotated[str | None, typer.Option(help="Of the whole store, such as 200GB/s; unless said, Llama 3's.")] = None,
     fleet: Annotated[str, typer.Option(help="Whose published failure rates to count with ('strata plan list').")] = "llama3",
-    spares: Annotated[int | None, typer.Option(help="Spare nodes; unless said, as many as it takes.")] = None,
-    detect: Annotated[float | None, typer.Option(help="Seconds until a failure is noticed and understood.")] = None,
-    repair: Annotated[float | None, typer.Option(help="Hours until a broken node is back.")] = None,
-    preemptions: Annotated[float | None, typer.Option(help="Of a spot node in an hour; asks for spot's price too.")] = None,
-    spot_price: Annotated[float, typer.Option(help="Of a spot node, to on demand.")] = 0.4,
+    spares: Annotated[int | None, number("Spare nodes; unless said, as many as it takes.", ranges.SPARES)] = None,
+    detect: Annotated[float | None, number("Seconds until a failure is noticed and understood.", ranges.DETECT)] = None,
+    repair: Annotated[float | None, number("Hours until a broken node is back.", ranges.REPAIR)] = None,
+    preemptions: Annotated[
+        float | None, number("Of a spot node in an hour; asks for spot's price too.", ranges.PREEMPTIONS)
+    ] = None,
+    spot_price: Annotated[float, number("Of a spot node, to on demand.", ranges.SPOT_PRICE)] = 0.4,
     gpu: GpuName = GPU,
     price: Price = None,
     json: Json = None,
@@ -118,6 +121,10 @@ def plan_failures(
     from strata.planner.fleets import FLEETS
     from strata.planner.training import state_bytes, usual_storage
 
+    if state is not None and model is not None:
+        raise UserError("--state and --model both say the size of a checkpoint.", "Give one of them.")
+    if state is None and model is None:
+        raise UserError("Nothing says the size of a checkpoint.", "Give --model, or --state with its bytes, such as 5.6TB.")
     usual = failures.USUAL
     recovery = replace(
         usual,
@@ -128,9 +135,9 @@ def plan_failures(
     sheet = Sheet(f"a run of {gpus} GPUs")
     found = failures.plan_failures(
         gpus,
-        size(state, "--state") if state else state_bytes(open_model(model), "bf16"),
+        state_bytes(open_model(model), "bf16") if state is None else size(state, "--state"),
         step,
-        size(storage, "--storage") if storage else usual_storage(gpus),
+        usual_storage(gpus) if storage is None else size(storage, "--storage"),
         sheet=sheet,
         rates=choose("fleet", fleet, FLEETS),
         recovery=recovery,
@@ -153,15 +160,16 @@ def plan_failures(
 
 def plan_schedule(
     schedule: Annotated[Schedule, typer.Option(help="The one to show; the others are compared with it.")] = "1f1b",
-    stages: Annotated[int, typer.Option(help="Of the pipeline.")] = 4,
-    micro_batches: Annotated[int, typer.Option(help="Of a step.")] = 8,
+    stages: Annotated[int, number("Of the pipeline.", ranges.STAGES)] = 4,
+    micro_batches: Annotated[int, number("Of a step.", ranges.MICRO_BATCHES)] = 8,
     interleave: Annotated[
-        int | None, typer.Option(help="Chunks of a stage; unless said, 2 where the schedule has several.")
+        int | None,
+        number("Chunks of a stage; unless said, 2 where the schedule has several.", ranges.LAYOUT["interleave"]),
     ] = None,
-    forward: Annotated[float, typer.Option(help="Seconds of a stage's forward pass of a micro-batch.")] = 1.0,
-    backward: Annotated[float, typer.Option(help="Seconds of its backward pass, for inputs alone.")] = 1.0,
-    weight: Annotated[float, typer.Option(help="Seconds of its backward pass for weights.")] = 1.0,
-    transfer: Annotated[float, typer.Option(help="Seconds from one stage to the next.")] = 0.0,
+    forward: Annotated[float, number("Seconds of a stage's forward pass of a micro-batch.", ranges.SOME_SECONDS)] = 1.0,
+    backward: Annotated[float, number("Seconds of its backward pass, for inputs alone.", ranges.SOME_SECONDS)] = 1.0,
+    weight: Annotated[float, number("Seconds of its backward pass for weights.", ranges.SECONDS)] = 1.0,
+    transfer: Annotated[float, number("Seconds from one stage to the next.", ranges.SECONDS)] = 0.0,
     json: Json = None,
     plot: Plot = None,
 ) -> None:
@@ -169,6 +177,11 @@ def plan_schedule(
     from strata.planner import schedules, simulate, tables, timeline
 
     chunks = chunks_of(schedule, interleave)
+    if (operations := stages * micro_batches * chunks) > ranges.OPERATIONS:
+        raise UserError(
+            f"--stages {stages} x --micro-batches {micro_batches} x {chunks} chunks = {operations:,} are too many to play.",
+            f"Lower one of them: {ranges.OPERATIONS:,} are the most.",
+        )
 
     def play(one: Schedule, held: int) -> simulate.Simulation:
         times = simulate.even(stages * held, forward / held, backward / held, weight / held, transfer)
@@ -221,10 +234,12 @@ def plan_schedule(
 
 def plan_collectives(
     kind: Annotated[Collective, typer.Option(help="The collective.")] = "all_reduce",
-    ranks: Annotated[int | None, typer.Option(help="GPUs that take part; with --measure, processes.")] = None,
+    ranks: Annotated[int | None, number("GPUs that take part; with --measure, processes.", ranges.RANKS)] = None,
     gpu: GpuName = GPU,
     fabric: FabricName = None,
-    inside: Annotated[int | None, typer.Option(help="Ranks in one NVLink domain; unless said, as many as there can be.")] = None,
+    inside: Annotated[
+        int | None, number("Ranks in one NVLink domain; unless said, as many as there can be.", ranges.INSIDE)
+    ] = None,
     algorithm: Annotated[str | None, typer.Option("--show", help="An algorithm to show step by step, such as ring.")] = None,
     buffer: Annotated[str, typer.Option("--size", help="The buffer whose time --explain derives.")] = "64MiB",
     measure: Annotated[
@@ -235,18 +250,21 @@ def plan_collectives(
     plot: Plot = None,
 ) -> None:
     """Algorithms of collectives: who sends what to whom, what it costs at every size, and the real thing beside it."""
-    if algorithm:
-        _show(algorithm, ranks or RANKS, inside, json)
+    if algorithm is not None:
+        _show(algorithm, RANKS if ranks is None else ranks, inside, json)
         return
     from strata.planner import collectives, lab
 
     card = library.gpu(gpu)
     links = collectives.links(card, open_fabric(fabric, card))
     if measure:
-        taken = lab.measure(ranks or _own_ranks(), MEASURED_BYTES, links=links)
+        processes = _own_ranks() if ranks is None else ranks
+        ranges.PROCESSES.check("--ranks", processes)
+        taken = lab.measure(processes, MEASURED_BYTES, links=links)
         answer(lambda _: [lab.measured_table(taken)], lambda: {"measured": taken}, json)
         return
-    place = _place(ranks or RANKS, inside or min(ranks or RANKS, card.domain))
+    together = RANKS if ranks is None else ranks
+    place = _place(together, min(together, card.domain) if inside is None else inside)
 
     def data() -> dict[str, Any]:
         costs = [

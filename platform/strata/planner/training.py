@@ -52,7 +52,7 @@ def plan_training(
         layout.gpus,
         state_bytes(shape, layout.precision),
         step.seconds,
-        storage or usual_storage(layout.gpus),
+        usual_storage(layout.gpus) if storage is None else storage,
         sheet=sheet,
         dollars_per_gpu_hour=gpu.dollars_per_hour,
     )

@@ -1,5 +1,6 @@
 """Figures as people read and write them: `15T` tokens, 79.2 GiB, 450 GB/s, 3.2 ms."""
 
+from strata.planner.ranges import BYTES, TOKENS, Range, shown
 from strata.platform.errors import UserError
 
 BINARY = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
@@ -44,16 +45,15 @@ def short(value: float) -> str:
     return f"{value:g}"
 
 
-def count(text: str, option: str) -> float:
+def count(text: str, option: str, within: Range = TOKENS) -> float:
     """15T, 300B, 16M, 8K, 1e12 or 4096."""
     words = text.strip().replace(",", "").replace("_", "")
     factor = COUNTS.get(words[-1:].upper(), 1.0)
     try:
         value = float(words[:-1] if factor != 1 else words) * factor
     except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise UserError(f"{option} {text} is not a count.", f"Write it as in {option} 15T, 300B, 16M or 1e12.")
+        raise UserError(f"{option} '{shown(text)}' is not a count.", f"Write it as in {option} 15T, 300B, 16M or 1e12.") from None
+    within.check(option, value, text)
     return value
 
 
@@ -65,9 +65,8 @@ def size(text: str, option: str) -> float:
     try:
         value = float(words.removesuffix("i")[:-1] if letter in POWERS else words) * factor
     except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise UserError(f"{option} {text} is not a size.", f"Write it as in {option} 20GB, 64KiB or 2e9.")
+        raise UserError(f"{option} '{shown(text)}' is not a size.", f"Write it as in {option} 20GB, 64KiB or 2e9.") from None
+    BYTES.check(option, value, text)
     return value
 
 

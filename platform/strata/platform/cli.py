@@ -10,6 +10,7 @@ from typing import Any
 
 import typer
 from rich.console import Console
+from rich.text import Text
 from typer.core import TyperGroup
 
 from strata.platform.errors import UserError
@@ -62,8 +63,9 @@ def main() -> None:
         build()()
     except UserError as error:
         console = Console(stderr=True, highlight=False, soft_wrap=True)
-        console.print("[bold red]error:[/]", error.cause, markup=True)
-        console.print("  [bold]fix:[/]", error.fix)
+        # As Text: what a user typed is in them, and a bracket in it is no markup.
+        console.print(Text.assemble(("error:", "bold red"), " ", error.cause))
+        console.print(Text.assemble("  ", ("fix:", "bold"), " ", error.fix))
         sys.exit(1)
 
 
