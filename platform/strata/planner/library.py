@@ -183,20 +183,20 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         found = path.stat()
         if not S_ISREG(found.st_mode):
-            raise UserError(f"{path} is not a file.", fix)
+            raise UserError(f"{shown(path, 200)} is not a file.", fix)
         if found.st_size > MOST_CONFIG:
-            raise UserError(f"{path} has {found.st_size:,} bytes, and a model's config a few thousand.", fix)
+            raise UserError(f"{shown(path, 200)} has {found.st_size:,} bytes, and a model's config a few thousand.", fix)
         config = json.loads(path.read_text())
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}.", fix) from None
+        raise UserError(f"{shown(path, 200)} cannot be read: {error.strerror}.", fix) from None
     except RecursionError:
-        raise UserError(f"{path} is not a model's config: it is nested too deeply.", fix) from None
+        raise UserError(f"{shown(path, 200)} is not a model's config: it is nested too deeply.", fix) from None
     except UserError:
         raise
     except ValueError as error:
-        raise UserError(f"{path} is not valid JSON: {shown(error, 120)}.", "Correct the file.") from None
+        raise UserError(f"{shown(path, 200)} is not valid JSON: {shown(error, 120)}.", "Correct the file.") from None
     if not isinstance(config, dict):
-        raise UserError(f"{path} holds a {type(config).__name__}, not a model's config.", "Give another file.")
+        raise UserError(f"{shown(path, 200)} holds a {type(config).__name__}, not a model's config.", "Give another file.")
     return config
 
 

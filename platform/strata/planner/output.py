@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from strata.planner.ranges import shown
 from strata.planner.sheet import Sheet
 from strata.platform.errors import UserError
 
@@ -16,8 +17,9 @@ WIDTH = 130  # of a table that goes to a file or a pipe
 
 
 def console() -> Console:
-    found = Console(highlight=False)
-    return found if found.is_terminal else Console(highlight=False, width=WIDTH)
+    """Without markup: names of models and paths are a user's, and may have brackets."""
+    found = Console(highlight=False, markup=False, emoji=False)
+    return found if found.is_terminal else Console(highlight=False, markup=False, emoji=False, width=WIDTH)
 
 
 def jsonable(thing: Any) -> Any:
@@ -47,12 +49,12 @@ def write_text(path: Path, text: str) -> None:
     try:
         path.write_text(text)
     except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}.", "Give another path.") from None
+        raise UserError(f"{shown(path, 200)} cannot be written: {error.strerror}.", "Give another path.") from None
 
 
 def picture_folder(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"{folder} cannot be made: {error.strerror}.", "Give --plot another folder.") from None
+        raise UserError(f"{shown(folder, 200)} cannot be made: {error.strerror}.", "Give --plot another folder.") from None
     return folder
