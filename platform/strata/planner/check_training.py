@@ -4,7 +4,7 @@ Two tables do not say what micro-batch they ran with; there the plan takes its o
 """
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
@@ -12,10 +12,12 @@ from typing import Literal, cast
 
 from strata.planner import library
 from strata.planner.layout import Layout, Recompute, Schedule
+from strata.planner.memory import misfit
 from strata.planner.shape import Shape
-from strata.planner.sheet import Sheet
 from strata.planner.software import program
-from strata.planner.step import Step, plan_step
+from strata.planner.step import Step
+from strata.planner.training import plan_training
+from strata.platform.errors import UserError
 
 PUBLISHED = Path(__file__).parent / "published"
 MEAN_BAR = 0.06
@@ -24,25 +26,27 @@ WORST_BAR = 0.15
 
 @dataclass(frozen=True)
 class Row:
-    """Seconds of a step, or what `unit` says."""
+    """Seconds of a step, or what `unit` says. `planned` None: a layout that `strata plan` refuses. `note` says so, or that the
+    planner thinks the run does not fit."""
 
     table: str
     model: str
     published: float
-    planned: float
+    planned: float | None
     unit: str = "s"
+    note: str = ""
 
     @property
-    def error(self) -> float:
-        return self.planned / self.published - 1
+    def error(self) -> float | None:
+        return None if self.planned is None else self.planned / self.published - 1
 
 
 def mean_error(rows: list[Row]) -> float:
-    return mean(abs(row.error) for row in rows)
+    return mean(abs(row.error) for row in rows if row.error is not None)
 
 
 def worst_error(rows: list[Row]) -> float:
-    return max(abs(row.error) for row in rows)
+    return max(abs(row.error) for row in rows if row.error is not None)
 
 
 def rows() -> list[Row]:
@@ -69,28 +73,20 @@ def other_runs() -> list[Row]:
             sequence_parallel=line["sequence_parallel"] == "yes",
             precision=cast(Literal["fp16", "bf16", "fp8"], line["precision"]),
         )
-        step = plan_step(
-            library.open_model(line["model"]),
-            layout,
-            library.gpu(line["gpu"]),
-            library.fabric(line["fabric"]),
-            program(line["program"]),
-            Sheet(line["run"]),
-            int(line["sequence"]),
+        planned = _plan(
+            library.open_model(line["model"]), layout, int(line["sequence"]), line["gpu"], line["fabric"], line["program"]
         )
-        planned, unit = _measured_as(line["measure"], step, layout.gpus)
-        found.append(Row("other runs", line["run"], float(line["published"]), planned, unit))
+        unit, measured_as = MEASURES[line["measure"]]
+        value = measured_as(planned.step) / layout.gpus if planned.step else None
+        found.append(Row("other runs", line["run"], float(line["published"]), value, unit, planned.note))
     return found
 
 
-def _measured_as(measure: str, step: Step, gpus: int) -> tuple[float, str]:
-    match measure:
-        case "hardware_tflops":
-            return step.hardware_flops / step.seconds / gpus / 1e12, "TFLOP/s a GPU, recompute counted"
-        case "model_tflops":
-            return step.model_flops / step.seconds / gpus / 1e12, "TFLOP/s a GPU"
-        case _:
-            return step.tokens_per_s / gpus, "tokens/s a GPU"
+MEASURES: dict[str, tuple[str, Callable[[Step], float]]] = {
+    "hardware_tflops": ("TFLOP/s a GPU, recompute counted", lambda step: step.hardware_flops / step.seconds / 1e12),
+    "model_tflops": ("TFLOP/s a GPU", lambda step: step.model_flops / step.seconds / 1e12),
+    "tokens_per_gpu": ("tokens/s a GPU", lambda step: step.tokens_per_s),
+}
 
 
 def _megatron_a100() -> Iterator[Row]:
@@ -109,8 +105,8 @@ def _megatron_a100() -> Iterator[Row]:
             recompute="full",
             precision="fp16",
         )
-        step = _planned(_gpt(line), layout, "a100-80gb", "hdr-200", "megatron-2021")
-        yield Row("Megatron, A100, 2021", line["model"], float(line["derived_step_s"]), step)
+        planned = _plan_gpt(line, layout, "a100-80gb", "hdr-200", "megatron-2021")
+        yield Row("Megatron, A100, 2021", line["model"], float(line["derived_step_s"]), planned.seconds, note=planned.note)
 
 
 def _korthikanti() -> Iterator[Row]:
@@ -129,9 +125,10 @@ def _korthikanti() -> Iterator[Row]:
         )
         selective = replace(full, recompute="selective", sequence_parallel=True)
         for name, layout in ("full", full), ("seqpar_selective", selective):
-            step = _planned(_gpt(line), layout, "a100-80gb", "hdr-200", "megatron-2022")
+            planned = _plan_gpt(line, layout, "a100-80gb", "hdr-200", "megatron-2022")
             column = f"{name}_recompute_step_s" if name == "full" else f"{name}_step_s"
-            yield Row("Korthikanti, A100, 2022", f"{line['model']}, {layout.recompute}", float(line[column]), step)
+            published, model = float(line[column]), f"{line['model']}, {layout.recompute}"
+            yield Row("Korthikanti, A100, 2022", model, published, planned.seconds, note=planned.note)
 
 
 def _megatron_core() -> Iterator[Row]:
@@ -150,8 +147,9 @@ def _megatron_core() -> Iterator[Row]:
             for micro_batch in (1, 2, 4)
             if batch % (data * micro_batch) == 0
         ]
-        step = min(_planned(_gpt(line), layout, "h100-sxm", "ndr-400", "megatron-core") for layout in layouts)
-        yield Row("Megatron-Core, H100, 2024", line["model"], float(line["derived_step_s"]), step)
+        found = [_plan_gpt(line, layout, "h100-sxm", "ndr-400", "megatron-core") for layout in layouts]
+        planned = min(found, key=lambda one: (bool(one.note), one.seconds or 0.0))
+        yield Row("Megatron-Core, H100, 2024", line["model"], float(line["derived_step_s"]), planned.seconds, note=planned.note)
 
 
 def _gpt(line: dict[str, str]) -> Shape:
@@ -173,8 +171,30 @@ def _gpt(line: dict[str, str]) -> Shape:
     )
 
 
-def _planned(shape: Shape, layout: Layout, gpu: str, fabric: str, name: str) -> float:
-    return plan_step(shape, layout, library.gpu(gpu), library.fabric(fabric), program(name), Sheet(shape.name)).seconds
+@dataclass(frozen=True)
+class Planned:
+    """`step` None: refused."""
+
+    step: Step | None
+    note: str
+
+    @property
+    def seconds(self) -> float | None:
+        return self.step.seconds if self.step else None
+
+
+def _plan_gpt(line: dict[str, str], layout: Layout, gpu: str, fabric: str, name: str) -> Planned:
+    shape = _gpt(line)
+    return _plan(shape, layout, shape.context, gpu, fabric, name)
+
+
+def _plan(shape: Shape, layout: Layout, sequence: int, gpu: str, fabric: str, name: str) -> Planned:
+    """By the way that a user's plan goes, with all its checks."""
+    try:
+        found = plan_training(shape, layout, sequence, library.gpu(gpu), library.fabric(fabric), program(name))
+    except UserError as error:
+        return Planned(None, f"refused: {error.cause}")
+    return Planned(found.step, misfit(found.memory))
 
 
 def _read(name: str) -> list[dict[str, str]]:

@@ -115,19 +115,50 @@ def plan(
         "recompute": recompute,
         "offload": offload,
         "precision": precision,
-        "sequence_parallel": sequence_parallel or None,
+        "sequence_parallel": sequence_parallel,
     }
-    shape, layout, length, usual = _start(recipe, model, ctx.args)
-    card = open_gpu(gpu, price)
-    if precision is None and layout is None and "bf16" not in card.flops:
-        given["precision"] = "fp16"
-    layout = _lay_out(layout, {name: value for name, value in given.items() if value is not None}, gpus)
-
+    found = planned(given, ctx.args, recipe, model, gpu, fabric, program, gpus, seq, tokens, price, storage)
     from strata.planner import plots, report
+    from strata.planner.trust import of_training
+
+    trust = of_training(found.shape, found.layout, found.sequence, found.gpu, found.software)
+    answer(
+        lambda _: report.report(found, trust),
+        lambda: training_json(found) | {"trust": trust},
+        json,
+        explain,
+        found.sheet,
+        plot,
+        lambda folder: plots.draw(found, folder),
+    )
+
+
+def planned(
+    given: dict[str, Any],
+    words: list[str],
+    recipe: str | None,
+    model: str | None,
+    gpu: str,
+    fabric: str | None,
+    program: str | None,
+    gpus: int | None,
+    seq: int | None,
+    tokens: str | None,
+    price: float | None,
+    storage: str | None,
+) -> "TrainingPlan":
+    """The plan of a command line. `given` are the options of its layout, None for those that it does not have."""
+    shape, layout, length, usual = _start(recipe, model, words)
+    card = open_gpu(gpu, price)
+    if given["precision"] is None and layout is None and "bf16" not in card.flops:
+        given = given | {"precision": "fp16"}
+    said = {name: value for name, value in given.items() if value is not None and value is not False}
+    layout = _lay_out(layout, said, gpus)
+
     from strata.planner.software import program as open_program
     from strata.planner.training import plan_training
 
-    found = plan_training(
+    return plan_training(
         shape,
         layout,
         length if seq is None else seq,
@@ -136,15 +167,6 @@ def plan(
         open_program(usual if program is None else program),
         tokens=None if tokens is None else count(tokens, "--tokens"),
         storage=None if storage is None else size(storage, "--storage"),
-    )
-    answer(
-        lambda _: report.report(found),
-        lambda: training_json(found),
-        json,
-        explain,
-        found.sheet,
-        plot,
-        lambda folder: plots.draw(found, folder),
     )
 
 

@@ -19,6 +19,7 @@ from strata.planner.memory_state import write_own, write_parameters, write_state
 from strata.planner.shape import Shape
 from strata.planner.sheet import FUNCTIONS, Sheet, _compiled
 from strata.planner.stages import layers_of, parts_of
+from strata.planner.units import show
 
 Precision = Literal["fp32", "fp16", "bf16", "fp8"]
 LOGITS_CHUNK = {"gpu": 1 << 29, "cpu": 1 << 24}  # linear_cross_entropy's
@@ -77,6 +78,11 @@ class MemoryPlan:
     def where(self) -> str:
         """The fullest stage and what takes most of it."""
         return f"stage {self.fullest.stage}, {self.fullest.largest}"
+
+
+def misfit(held: MemoryPlan) -> str:
+    """That a run does not fit, for who reads what it was measured at; nothing if it does."""
+    return "" if held.fits else f"does not fit by plan: {show(held.peak, 'B')} of {show(held.capacity, 'B')}"
 
 
 def plan_memory(

@@ -97,7 +97,7 @@ def answer(
         return
     out = console()
     for part in parts(out):
-        out.print(part)
+        out.print(part, soft_wrap=isinstance(part, str))
         out.print()
     if explain and sheet:
         out.print(worksheet.as_text(sheet), soft_wrap=True)

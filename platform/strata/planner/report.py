@@ -12,6 +12,7 @@ from strata.planner.memory import StageMemory
 from strata.planner.step import Step
 from strata.planner.tables import failures_line, grid
 from strata.planner.training import TrainingPlan
+from strata.planner.trust import Trust
 from strata.planner.units import dollars, share, short, show
 
 BAR = 16  # characters
@@ -26,8 +27,8 @@ SEEN = {
 }
 
 
-def report(plan: TrainingPlan) -> list[RenderableType]:
-    parts: list[RenderableType] = [headline(plan), verdict(plan), memory(plan)]
+def report(plan: TrainingPlan, trust: Trust) -> list[RenderableType]:
+    parts: list[RenderableType] = [headline(plan), verdict(plan), *doubt(trust), memory(plan)]
     if plan.step.exchanges:
         parts.append(communication(plan.step))
     parts.append(waterfall(plan.step))
@@ -81,6 +82,11 @@ def verdict(plan: TrainingPlan) -> Text:
     )
     text.append("".join(f" · {figure}" for figure in figures), "default not bold")
     return text
+
+
+def doubt(trust: Trust) -> list[RenderableType]:
+    """Nothing where the plan is of a kind that was validated."""
+    return [] if trust.validated else [trust.line]
 
 
 def memory(plan: TrainingPlan) -> Table:

@@ -109,13 +109,18 @@ def plan_search(
         from strata.planner.training import plan_training
 
         sheet = plan_training(shape, found.best[0].layout, length, card, net, software, tokens=budget).sheet
+    from strata.planner import trust
+    from strata.planner.report import doubt
+
+    trusted = trust.of_training(shape, found.best[0].layout, length, card, software)
     title = f"{shape.name} ({short(shape.parameters())} parameters) on {card.name}: {short(budget)} tokens"
 
     def parts(_: object) -> list[RenderableType]:
-        return [Text(title, "bold"), best_table(found), front_table(found), summary(found)]
+        return [Text(title, "bold"), best_table(found), front_table(found), *doubt(trusted), summary(found)]
 
     def data() -> dict[str, Any]:
-        return {"model": shape.name, "gpu": card.name, "fabric": net.name, "goal": goal, "tokens": budget, **jsonable(found)}
+        about = {"model": shape.name, "gpu": card.name, "fabric": net.name, "goal": goal, "tokens": budget}
+        return about | {**jsonable(found), "trust": trusted}
 
     def pictures(folder: Path) -> list[Path]:
         from strata.planner import plots

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from strata.planner import library, ranges
 from strata.planner.errors import choose
+from strata.planner.hardware import Gpu
 from strata.planner.layout import Schedule
 from strata.planner.options import (
     GPU,
@@ -37,8 +38,10 @@ from strata.platform.errors import UserError
 
 if TYPE_CHECKING:
     from strata.planner.patterns import Place
+    from strata.planner.serving import ServingPlan
 
 Precision = Literal["fp16", "bf16", "fp8"]
+Link = Literal["fabric", "nvlink", "pcie"]
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"]
 RANKS = 8
 MEASURED_BYTES = [2**power for power in range(10, 25, 2)]  # 1 KiB to 16 MiB: seconds on a laptop
@@ -58,7 +61,7 @@ def plan_serve(
     tensor: Annotated[int, number("GPUs that share a model.", ranges.LAYOUT["tensor"])] = 1,
     precision: Annotated[Precision, typer.Option(help="Of weights and products.")] = "bf16",
     kv_precision: Annotated[Precision, typer.Option(help="Of the KV cache.")] = "bf16",
-    link: Annotated[Literal["fabric", "nvlink", "pcie"], typer.Option(help="What KV caches travel over.")] = "fabric",
+    link: Annotated[Link, typer.Option(help="What KV caches travel over.")] = "fabric",
     max_sequences: Annotated[int, number("Sequences that an engine runs at once.", ranges.MAX_SEQUENCES)] = 1024,
     price: Price = None,
     json: Json = None,
@@ -66,34 +69,79 @@ def plan_serve(
     plot: Plot = None,
 ) -> None:
     """How many replicas serve a load within its latencies, prefill and decode together or apart, and for how much."""
-    from strata.planner import tables
-    from strata.planner.serving import Slo, draw, plan_serving
-    from strata.planner.serving_step import Load
+    from strata.planner import tables, trust
+    from strata.planner.serving import draw
 
-    shape, card = open_model(model), open_gpu(gpu, price)
-    load, slo, sheet = Load(rate, prompt, output, cached, variation), Slo(ttft, itl), Sheet(f"serving {model}")
-    found = plan_serving(
-        shape,
-        card,
-        open_fabric(fabric, card),
-        load,
-        slo,
+    found = served(
+        model,
+        rate,
+        prompt,
+        output,
+        cached,
+        variation,
+        ttft,
+        itl,
+        gpu,
+        fabric,
         tensor,
         precision,
-        sheet=sheet,
-        kv_precision=kv_precision,
-        max_sequences=max_sequences,
-        link=link,
+        kv_precision,
+        link,
+        max_sequences,
+        price,
     )
+    shape, card, trusted = open_model(model), library.gpu(gpu), trust.of_serving()
 
     def pictures(folder: Path) -> list[Path]:
         draw(found, folder / "latency.png")
         return [folder / "latency.png"]
 
     def data() -> dict[str, Any]:
-        return {"model": shape.name, "gpu": card.name, "tensor": tensor, "slo": slo, **jsonable(found)}
+        slo = {"ttft_s": ttft, "itl_s": itl}
+        return {"model": shape.name, "gpu": card.name, "tensor": tensor, "slo": slo, **jsonable(found), "trust": trusted}
 
-    answer(lambda _: [tables.engine(found, card.name, tensor), tables.pools(found)], data, json, explain, sheet, plot, pictures)
+    def parts(_: object) -> list[RenderableType]:
+        return [tables.engine(found, card.name, tensor), tables.pools(found), trusted.line]
+
+    answer(parts, data, json, explain, found.sheet, plot, pictures)
+
+
+def served(
+    model: str | None,
+    rate: float,
+    prompt: int,
+    output: int,
+    cached: float,
+    variation: float,
+    ttft: float,
+    itl: float,
+    gpu: str,
+    fabric: str | None,
+    tensor: int,
+    precision: Precision,
+    kv_precision: Precision,
+    link: Link,
+    max_sequences: int,
+    price: float | None,
+) -> "ServingPlan":
+    """The plan of a command line of `plan serve`."""
+    from strata.planner.serving import Slo, plan_serving
+    from strata.planner.serving_step import Load
+
+    card = open_gpu(gpu, price)
+    return plan_serving(
+        open_model(model),
+        card,
+        open_fabric(fabric, card),
+        Load(rate, prompt, output, cached, variation),
+        Slo(ttft, itl),
+        tensor,
+        precision,
+        sheet=Sheet(f"serving {model}"),
+        kv_precision=kv_precision,
+        max_sequences=max_sequences,
+        link=link,
+    )
 
 
 def plan_failures(
@@ -253,7 +301,7 @@ def plan_collectives(
     if algorithm is not None:
         _show(algorithm, RANKS if ranks is None else ranks, inside, json)
         return
-    from strata.planner import collectives, lab
+    from strata.planner import collectives, lab, trust
 
     card = library.gpu(gpu)
     links = collectives.links(card, open_fabric(fabric, card))
@@ -263,8 +311,8 @@ def plan_collectives(
         taken = lab.measure(processes, MEASURED_BYTES, links=links)
         answer(lambda _: [lab.measured_table(taken)], lambda: {"measured": taken}, json)
         return
-    together = RANKS if ranks is None else ranks
-    place = _place(together, min(together, card.domain) if inside is None else inside)
+    place = place_of(ranks, inside, card)
+    trusted = trust.of_collectives(place.domains)
 
     def data() -> dict[str, Any]:
         costs = [
@@ -275,14 +323,15 @@ def plan_collectives(
             }
             for each in lab.SIZES
         ]
-        return {"kind": kind, "place": place, "costs": costs, "crossovers": lab.crossovers(kind, place, links)}
+        crossovers = lab.crossovers(kind, place, links)
+        return {"kind": kind, "place": place, "costs": costs, "crossovers": crossovers, "trust": trusted}
 
     def pictures(folder: Path) -> list[Path]:
         lab.plot(kind, place, links, folder / "collectives.png")
         return [folder / "collectives.png"]
 
     sheet = collectives.explain(kind, size(buffer, "--size"), place, links)
-    answer(lambda _: [lab.costs(kind, place, links)], data, json, explain, sheet, plot, pictures)
+    answer(lambda _: [lab.costs(kind, place, links), trusted.line], data, json, explain, sheet, plot, pictures)
 
 
 def _show(name: str, ranks: int, inside: int | None, json: str | None) -> None:
@@ -312,11 +361,14 @@ def _own_ranks() -> int:
     return max(2, torch.cuda.device_count())
 
 
-def _place(ranks: int, inside: int) -> "Place":
+def place_of(ranks: int | None, inside: int | None, gpu: Gpu) -> "Place":
+    """Unless said, as many in a domain as there can be."""
     from strata.planner.patterns import Place
 
-    if ranks < 2 or inside < 1 or ranks % inside:
+    ranks = RANKS if ranks is None else ranks
+    inside = min(ranks, gpu.domain) if inside is None else inside
+    if ranks % inside:
         raise UserError(
-            f"{ranks} ranks cannot lie in domains of {inside}.", "Give at least 2 ranks, a multiple of those in a domain."
+            f"--ranks {ranks} cannot lie in domains of {inside}.", "Give --ranks a multiple of --inside, the ranks of a domain."
         )
     return Place(inside, ranks // inside)

@@ -6,18 +6,23 @@ from itertools import groupby
 from rich.console import RenderableType
 from rich.text import Text
 
-from strata.planner import check_collectives, check_memory, check_training
+from strata.planner import check_collectives, check_memory, check_regimes, check_training
 from strata.planner.tables import grid
+from strata.planner.trust import REGIMES
 from strata.planner.units import show
+
+UNSEEN = "not seen before, "
 
 
 @dataclass(frozen=True)
 class Row:
+    """`planned` None: a layout that `strata plan` refuses."""
+
     name: str
     published: float
-    planned: float
+    planned: float | None
     unit: str
-    error: float
+    error: float | None
     note: str = ""
 
 
@@ -32,6 +37,7 @@ class Check:
     mean_bar: float | None = None
     worst_bar: float | None = None
     mean_kind: str = "mean"
+    signed: float | None = None  # the mean with its sign
 
     @property
     def passed(self) -> bool:
@@ -40,7 +46,25 @@ class Check:
 
 
 def checks() -> list[Check]:
-    return [_training(), _other_runs(), _zero(), _collectives()]
+    return [_training(), _other_runs(), _zero(), _collectives(), *_regimes()]
+
+
+def _regimes() -> list[Check]:
+    """Without bars: figures that the planner was not made with, so that its errors are those to expect of a plan."""
+    found = []
+    for name in check_regimes.regime_names():
+        rows = check_regimes.regime(name)
+        errors = check_regimes.errors(rows)
+        by_source = {
+            f"{source} ({REGIMES[name]})": [
+                Row(row.name, row.published, row.planned, "", row.error, "; ".join(filter(None, (row.unit, row.note))))
+                for row in group
+            ]
+            for source, group in groupby(rows, key=lambda row: row.source)
+        }
+        worst = max(errors.highest, -errors.lowest)
+        found.append(Check(f"{UNSEEN}{REGIMES[name]}", by_source, errors.mean, worst, signed=errors.signed))
+    return found
 
 
 def _training() -> Check:
@@ -68,7 +92,15 @@ def _other_runs() -> Check:
 def _by_table(rows: list[check_training.Row]) -> dict[str, list[Row]]:
     return {
         name: [
-            Row(row.model, row.published, row.planned, row.unit, row.error, "" if row.unit == "s" else row.unit) for row in group
+            Row(
+                row.model,
+                row.published,
+                row.planned,
+                row.unit,
+                row.error,
+                "; ".join(filter(None, ("" if row.unit == "s" else row.unit, row.note))),
+            )
+            for row in group
         ]
         for name, group in groupby(rows, key=lambda row: row.table)
     }
@@ -114,18 +146,33 @@ def tables(found: list[Check]) -> list[RenderableType]:
             if noted:
                 table.add_column("")
             for row in rows:
-                over = check.worst_bar is not None and abs(row.error) > check.worst_bar
-                error = Text(f"{row.error:+.1%}", "red" if over else "")
+                over = row.error is not None and check.worst_bar is not None and abs(row.error) > check.worst_bar
+                error = Text("-" if row.error is None else f"{row.error:+.1%}", "red" if over else "")
                 table.add_row(
                     row.name,
                     _figure(row.published, row.unit),
-                    _figure(row.planned, row.unit),
+                    "-" if row.planned is None else _figure(row.planned, row.unit),
                     error,
                     *([row.note] if noted else []),
                 )
             parts.append(table)
         parts.append(summary(check))
+    parts.append(regimes(found))
     return parts
+
+
+def regimes(found: list[Check]) -> RenderableType:
+    """The errors to expect, side by side."""
+    note = "error: planned time (or memory) over published, less 1; below 0 the planner is too quick (or too lean)"
+    table = grid(
+        "by regime, published figures that the planner was not made with", [""], ["figures", "mean", "signed", "from", "to"], note
+    )
+    for check in found:
+        errors = [row.error for rows in check.tables.values() for row in rows if row.error is not None]
+        if check.signed is not None:
+            ends = f"{min(errors):+.0%}", f"{max(errors):+.0%}"
+            table.add_row(check.name.removeprefix(UNSEEN), f"{len(errors)}", f"{check.mean:.1%}", f"{check.signed:+.1%}", *ends)
+    return table
 
 
 def summary(check: Check) -> Text:
