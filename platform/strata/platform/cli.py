@@ -6,12 +6,14 @@ A name with a dot nests (`bench.startup` is `strata bench startup`); a name that
 
 import sys
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from typer.core import TyperGroup
 
+from strata.platform import file_errors
 from strata.platform.errors import UserError
 
 GROUP = "strata.commands"
@@ -61,10 +63,19 @@ def main() -> None:
     try:
         build()()
     except UserError as error:
-        console = Console(stderr=True, highlight=False, soft_wrap=True)
-        console.print("[bold red]error:[/]", error.cause, markup=True)
-        console.print("  [bold]fix:[/]", error.fix)
-        sys.exit(1)
+        _fail(error)
+    except OSError as error:
+        explained = file_errors.explain(error)
+        if explained is None:
+            raise
+        _fail(explained)
+
+
+def _fail(error: UserError) -> NoReturn:
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console.print("[bold red]error:[/]", escape(error.cause))
+    console.print("  [bold]fix:[/]", escape(error.fix))
+    sys.exit(1)
 
 
 if __name__ == "__main__":
