@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from strata.platform import file_errors
 from strata.platform.errors import UserError
 from strata.platform.recipe import TrainSection
 from strata.platform.runs import Run
@@ -129,10 +130,12 @@ def write(
     try:
         manifest = _write_part(folder, name, ranks, step, origin, val_loss, parts)
         folder.write(f"manifest-{rank:05}.json", manifest.dump())
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):
             folder.delete(name)
             folder.delete(f".manifest-{rank:05}.json")
+        if isinstance(error, OSError) and error.filename is None:  # Arrow does not say where
+            raise OSError(file_errors.number_of(error), str(error), f"{folder.path}/{name}") from error
         raise
     if written(folder) == ranks:
         with suppress(FileNotFoundError):  # two ranks may see at once that they were the last
@@ -238,7 +241,10 @@ def set_aside_after(checkpoints: Folder, step: int) -> list[str]:
 
 def is_cut_short(folder: Folder) -> bool:
     """Whether its writers were stopped: their mark is still there and the manifest of at least one rank is not."""
-    names = folder.names()
+    try:
+        names = folder.names()
+    except NotADirectoryError:  # a file of that name, which is not ours
+        return False
     if not names:
         return True
     if UNFINISHED not in names:

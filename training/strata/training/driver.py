@@ -60,11 +60,12 @@ def resume(run: Run, recipe: Recipe, console: Console, take_over: bool = False) 
         _require_free(run, take_over, console)
         place = ownership.require_own(run, checkpoint.location(run, recipe.train))
         job, bigram = _prepare(run, recipe, console)
+        history = records.read(run.metrics)
         found = checkpoint.newest(job.checkpoints, console.print)
         if found:
             _require_same(found.origin, job.origin)
         else:
-            resuming.require_nothing_lost(run, place)
+            resuming.require_nothing_lost(run, place, history)
         step = found.step if found else 0
         if step > recipe.train.steps:
             raise UserError(f"Run '{run.name}' is at step {step} already.", f"Ask for more: train.steps={2 * step}.")

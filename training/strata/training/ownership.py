@@ -127,12 +127,15 @@ def _claimed_from(checkpoints: Folder, name: str) -> str:
 
 def _writer(folder: Folder) -> str | None:
     """The id in a checkpoint's manifests. None for a folder without any: nobody can say whose it was."""
-    for name in folder.names():
-        if name.startswith("manifest-"):
-            try:
-                return checkpoint.Manifest.parse(folder.read(name)).origin.run
-            except (ValueError, KeyError, TypeError):
-                continue
+    try:
+        manifests = [name for name in folder.names() if name.startswith("manifest-")]
+    except NotADirectoryError:
+        return None
+    for name in manifests:
+        try:
+            return checkpoint.Manifest.parse(folder.read(name)).origin.run
+        except (ValueError, KeyError, TypeError):
+            continue
     return None
 
 

@@ -4,18 +4,18 @@ from strata.platform.errors import UserError
 from strata.platform.files import remove_leftovers
 from strata.platform.recipe import Recipe, TrainSection
 from strata.platform.runs import Run, State
-from strata.training import checkpoint, export, ownership, records
+from strata.training import checkpoint, export, ownership
 from strata.training.ownership import Place
+from strata.training.records import Record
 from strata.training.schedule import learning_rate
 
 SCHEDULE = ("lr", "steps", "warmup", "min_lr_ratio")
 
 
-def require_nothing_lost(run: Run, place: Place) -> None:
+def require_nothing_lost(run: Run, place: Place, history: list[Record]) -> None:
     """For a run without a checkpoint that can be loaded. One that was stopped before its first begins again at step 0; one that
     had a checkpoint is refused: its storage is not mounted, `train.checkpoints` points elsewhere, or files are missing."""
     state = run.state() if run.has_state() else State("unknown")
-    history = records.read(run.metrics)
     reached = max([state.step, *(record["step"] for record in history)])
     if reached == 0:
         return
