@@ -42,8 +42,8 @@ def look(run: Run, checkpoints: Folder) -> Place:
     claims = {}
     names = checkpoints.names()
     for name in names:
-        if found := CLAIM.fullmatch(name):
-            claims[found[1]] = _claimed_from(checkpoints, name)
+        if (found := CLAIM.fullmatch(name)) and (claimed_from := _claimed_from(checkpoints, name)) is not None:
+            claims[found[1]] = claimed_from
     writers = {writer for name in checkpoint.step_names(checkpoints) if (writer := _writer(checkpoints / name)) is not None}
     if not writers and checkpoint.RAY_SNAPSHOT in names and not claims:
         writers = {UNKNOWN}
@@ -117,9 +117,12 @@ def _write_claim(run: Run, checkpoints: Folder, identity: str) -> None:
     checkpoints.write(_claim_name(identity), json.dumps({"id": identity, "folder": str(run.path)}).encode())
 
 
-def _claimed_from(checkpoints: Folder, name: str) -> str:
+def _claimed_from(checkpoints: Folder, name: str) -> str | None:
+    """The folder of the run, empty if the claim does not say; None for a claim that was given up meanwhile."""
     try:
         folder = json.loads(checkpoints.read(name))["folder"]
+    except FileNotFoundError:
+        return None
     except (ValueError, KeyError, TypeError):  # its name is claim enough
         return ""
     return folder if isinstance(folder, str) else ""
