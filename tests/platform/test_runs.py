@@ -48,3 +48,49 @@ def test_a_killed_driver_is_seen() -> None:
     assert run.state().seen_now() == "running"
     run.say(State("running", pid=2**22 - 1, pid_created=1.0))
     assert run.state().seen_now() == "killed"
+
+
+def test_a_damaged_run_is_listed_and_in_nobodys_way(own_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from strata.monitoring.top_runs import RunWatch
+    from strata.platform.commands import runs as list_runs
+
+    good = runs.create("good", recipe_file.load(), "laptop")
+    for name, file, text in (
+        ("no-state", "state.json", None),
+        ("bad-state", "state.json", "{"),
+        ("no-recipe", "recipe.yaml", None),
+        ("bad-recipe", "recipe.yaml", "- ["),
+        ("bad-id", "run.json", "{}"),
+    ):
+        run = runs.create(name, recipe_file.load(), "laptop")
+        (run.path / file).unlink() if text is None else (run.path / file).write_text(text)
+    for run in runs.every():
+        run.export.mkdir()
+        (run.export / "config.json").touch()
+    (own_home / "runs" / "a-file").touch()
+    (own_home / "runs" / "empty").mkdir()
+    list_runs()
+    shown = capsys.readouterr().out
+    rows = {line.split()[0]: line.split()[1] for line in shown.splitlines()[1:7]}
+    assert rows == {"good": "running"} | dict.fromkeys(("no-state", "bad-state", "no-recipe", "bad-recipe", "bad-id"), "damaged")
+    assert f"no-recipe: {own_home}/runs/no-recipe/recipe.yaml is missing." in shown
+    assert {look.name for look in RunWatch().look()} >= {"good"}
+    os.utime(good.path / "recipe.yaml", (2**31, 2**31))
+    os.utime(own_home / "runs" / "bad-recipe" / "recipe.yaml", (2**31 + 1, 2**31 + 1))
+    assert runs.newest_with_export() == good
+
+
+def test_a_folder_that_a_kill_left_empty_is_taken_and_a_file_is_not(own_home: Path) -> None:
+    (own_home / "runs" / "empty").mkdir(parents=True)
+    (own_home / "runs" / "file").touch()
+    assert runs.create("empty", recipe_file.load(), "laptop").id()
+    with pytest.raises(UserError, match="file exists and is not a run"):
+        runs.create("file", recipe_file.load(), "laptop")
+
+
+def test_two_processes_cannot_hold_a_run(own_home: Path) -> None:
+    run = runs.create("mine", recipe_file.load(), "laptop")
+    with run.held(), pytest.raises(UserError, match="is being trained by another process"), run.held():
+        pass
+    with run.held():
+        pass

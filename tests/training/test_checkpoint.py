@@ -1,3 +1,5 @@
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -96,11 +98,36 @@ def test_one_that_was_never_finished_is_none(tmp_path: Path) -> None:
     assert newest(folder(tmp_path), lambda _: None) is None
 
 
-def test_going_on_forgets_what_lies_beyond(tmp_path: Path) -> None:
+def test_going_on_keeps_what_lies_beyond_under_another_name(tmp_path: Path) -> None:
     write(tmp_path, 4), write(tmp_path, 8)
     (tmp_path / checkpoint.RAY_SNAPSHOT).write_text("{}")
-    checkpoint.forget_after(folder(tmp_path), 4)
-    assert [path.name for path in tmp_path.iterdir()] == ["step-00000004"]
+    assert checkpoint.set_aside_after(folder(tmp_path), 4) == ["step-00000008.damaged"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000004", "step-00000008.damaged"]
+    write(tmp_path, 8)
+    assert checkpoint.set_aside_after(folder(tmp_path), 4) == ["step-00000008.damaged-2"]
+    found = newest(folder(tmp_path), said_nothing)
+    assert found is not None and found.step == 4
+
+
+def test_only_a_write_that_was_cut_short_is_deleted(tmp_path: Path) -> None:
+    """By the mark that its writers leave until the last of them is done; without it a manifest may have been lost."""
+    whole, killed, lost = write(tmp_path, 4), write(tmp_path, 8), write(tmp_path, 12)
+    lose_a_rank(killed), lose_a_rank(lost)
+    (killed / checkpoint.UNFINISHED).touch()
+    assert not (whole / checkpoint.UNFINISHED).exists()
+    assert checkpoint.set_aside_after(folder(tmp_path), 4) == ["step-00000012.damaged"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000004", "step-00000012.damaged"]
+    assert (tmp_path / "step-00000012.damaged" / "part-00001.bin").exists()
+
+
+def test_a_part_that_cannot_be_written_leaves_its_space_to_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(checkpoint.Manifest, "dump", full)
+    with pytest.raises(OSError, match="No space left"):
+        write(tmp_path, 4)
+    assert [path.name for path in (tmp_path / "step-00000004").iterdir()] == [checkpoint.UNFINISHED]
 
 
 def left(checkpoints: Path) -> list[int]:

@@ -1,4 +1,4 @@
-"""Workers and drivers are killed at random moments; the run ends as one that nobody disturbed."""
+"""Workers, drivers and Ray's services are killed at random moments; the run ends as one that nobody disturbed."""
 
 import os
 import random
@@ -15,8 +15,9 @@ from strata.training import records
 from .conftest import SMALL, strata_process
 
 STEPS = 240
-# Of workers, and as many of drivers; each costs half a minute, most of it starting anew.
+# Of workers, and as many of drivers and of Ray's services; each costs half a minute, most of it starting anew.
 KILLS = int(os.environ.get("STRATA_KILLS", "1"))
+SERVICES = tuple(os.environ.get("STRATA_SERVICES", "raylet gcs_server").split())
 SETTINGS = (
     f"train.steps={STEPS}",
     "train.checkpoint_every=25",
@@ -43,6 +44,11 @@ def workers_of(driver: int) -> list[psutil.Process]:
     return [member for member in family if "RayTrainWorker" in " ".join(member.cmdline())]
 
 
+def service_of(driver: int, name: str) -> psutil.Process:
+    """The cluster is the driver's own, so its services are the driver's children."""
+    return next(child for child in psutil.Process(driver).children() if child.name() == name)
+
+
 def test_killed_at_random_moments_a_run_ends_as_an_undisturbed_one(home: Path, corpus: Path) -> None:
     settings = [*SMALL, f"data.path={corpus}", *SETTINGS]
     undisturbed, disturbed = (Run(home / "runs" / name) for name in ("undisturbed", "disturbed"))
@@ -53,7 +59,7 @@ def test_killed_at_random_moments_a_run_ends_as_an_undisturbed_one(home: Path, c
     seed = time.time_ns()
     chance = random.Random(seed)
     print("seed", seed)
-    victims = ["worker", "driver"] * KILLS
+    victims = ["worker", "driver", *chance.sample(SERVICES, 1)] * KILLS
     moments = sorted(chance.sample(range(5, STEPS - 40), len(victims)))
     chance.shuffle(victims)
     process = strata_process(home, "train", "--run", disturbed.name, *settings)
@@ -63,6 +69,8 @@ def test_killed_at_random_moments_a_run_ends_as_an_undisturbed_one(home: Path, c
         killed = time.time()
         if victim == "worker":
             chance.choice(workers_of(process.pid)).kill()
+        elif victim in SERVICES:
+            service_of(process.pid, victim).kill()
         else:
             os.kill(process.pid, signal.SIGKILL)
             process.communicate()
@@ -70,6 +78,7 @@ def test_killed_at_random_moments_a_run_ends_as_an_undisturbed_one(home: Path, c
         wait_until(lambda killed=killed: starts.exists() and starts.stat().st_mtime > killed)
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 0, output
+    assert "Traceback" not in output and "Raylet is terminated" not in output
     assert losses_of(disturbed) == losses_of(undisturbed)
     final = [records.read(run.metrics)[-1]["val_loss"] for run in (undisturbed, disturbed)]
     assert final[0] == final[1]

@@ -51,6 +51,7 @@ def test_workers_are_asked_to_stop_though_ray_takes_the_signal_for_itself(
         asked.append(job.stop.exists())
 
     monkeypatch.setattr(cluster, "connected", connected)
+    monkeypatch.setattr(workers, "ClusterWatch", lambda _: SimpleNamespace(death=lambda: None, stop=lambda: None))
     monkeypatch.setattr(workers, "_require_gpus", lambda _: None)
     monkeypatch.setattr(workers, "Fit", lambda _: SimpleNamespace(start=lambda: None, outcome=lambda: Outcome(1, stopped=True)))
     monkeypatch.setattr(workers, "follow", follow)

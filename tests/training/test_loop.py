@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import pytest
 
+from strata.platform.errors import UserError
 from strata.platform.recipe import Recipe
 from strata.training.loop import Job, Worker, train
 from strata.training.records import Record
@@ -20,8 +21,11 @@ class FakeWorker:
     losses: dict[int, float] = field(default_factory=dict)
     norms: dict[int, float] = field(default_factory=dict)
 
-    def step(self, step: int) -> tuple[float, bool]:
-        return self.losses.get(step + 1, 3.0), False
+    def step(self, step: int, failed: bool = False) -> tuple[float, bool, bool]:
+        return self.losses.get(step + 1, 3.0), False, failed
+
+    def agree(self, problem: UserError | None) -> UserError | None:
+        return problem
 
     def record(self, step: int, loss: float, seconds: float) -> Record:
         norm = self.norms.get(step, 1.0)

@@ -1,3 +1,4 @@
+import resource
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -86,3 +87,36 @@ def test_writer_writes_what_it_holds_when_told_to(tmp_path: Path, monkeypatch: p
         assert steps(records.read(tmp_path / "metrics.jsonl")) == [1]
         writer.flush()
         assert steps(records.read(tmp_path / "metrics.jsonl")) == [1, 2, 3, 4]
+
+
+def test_a_full_disk_leaves_no_half_line_and_what_is_held_comes_later(tmp_path: Path) -> None:
+    """The limit on a file's size is one that the kernel enforces in the middle of a write."""
+    path = tmp_path / "metrics.jsonl"
+    with Writer(path) as writer:
+        writer.append(record(1))
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 10, before[1]))
+        try:
+            writer.append(record(2))
+            writer.flush()
+            assert writer.problem is not None and str(path) in str(writer.problem)
+            assert steps(records.read(path)) == [1] and path.read_bytes().endswith(b"}\n")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        writer.append(record(3))
+        writer.flush()
+        assert writer.problem is None
+    assert steps(records.read(path)) == [1, 2, 3]
+
+
+def test_lines_that_cannot_be_read_are_kept_aside(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    records.append(path, record(1))
+    with path.open("ab") as file:
+        file.write(b"\xff\x00garbage\n[]\n")
+    records.append(path, record(2), record(3))
+    assert steps(records.read(path)) == [1, 2, 3] == steps(Follower(path).new())
+    before = path.read_bytes()
+    records.cut(path, 2)
+    assert steps(records.read(path)) == [1, 2]
+    assert path.with_name("metrics.jsonl.damaged").read_bytes() == before

@@ -1,7 +1,10 @@
 """What a save tells, with Ray Train's part of it played by the test: the upload runs at once."""
 
+import errno
+import os
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,6 +38,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> int:
     storage = SimpleNamespace(get_storage=lambda: SimpleNamespace(storage_filesystem=None))
     monkeypatch.setattr("ray.train.report", report)
     monkeypatch.setattr("ray.train.get_context", lambda: storage)
+    monkeypatch.setattr("ray.train.Checkpoint", lambda path, filesystem: path)
     monkeypatch.setattr("torch.distributed.get_rank", lambda: 0)
     monkeypatch.setattr("torch.distributed.get_world_size", lambda: 2)
     monkeypatch.setattr(state, "fragments", lambda *_: [])
@@ -73,11 +77,18 @@ def test_a_rank_that_never_writes_is_not_waited_for_for_ever(
     assert (one.last.step, one.last.at) == (4, whole.at), "the newest that is whole, and since when"
 
 
-def test_a_checkpoint_that_cannot_be_written_is_counted_and_still_an_error(
-    ranks: int, tmp_path: Path, small_recipe: Recipe
+@pytest.mark.parametrize(
+    ("number", "lasting"), [(errno.ENOSPC, True), (errno.EROFS, True), (errno.EACCES, True), (errno.EIO, False)]
+)
+def test_a_checkpoint_that_cannot_be_written_is_counted_and_ends_the_run_if_the_next_would_fail_too(
+    ranks: int, tmp_path: Path, small_recipe: Recipe, monkeypatch: pytest.MonkeyPatch, number: int, lasting: bool
 ) -> None:
-    (tmp_path / "full").write_text("a file where the folder of checkpoints should be")
-    one = saver(tmp_path / "full", small_recipe, failed := Failures())
-    with pytest.raises(OSError, match="full"):
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(checkpoint, "write", fail)
+    one = saver(tmp_path, small_recipe, failed := Failures())
+    with nullcontext() if lasting else pytest.raises(OSError):
         one.save(4, None, "async")
     assert failed.count == 1 and one.last is None
+    assert (one.problem is not None) == lasting

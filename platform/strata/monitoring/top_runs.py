@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from strata.platform import runs
+from strata.platform.errors import UserError
 from strata.platform.runs import Run, State
 
 # A driver on another machine cannot be seen, but its run's numbers can: younger than this, it is taken to run.
@@ -99,7 +100,7 @@ class History:
     def _new(self) -> Iterator[dict[str, Any]]:
         try:
             file = self._path.open("rb")
-        except FileNotFoundError:
+        except OSError:  # not there yet, or not for this user
             return
         with file:
             inode = self._path.stat().st_ino
@@ -111,7 +112,8 @@ class History:
                 if not line.endswith(b"\n"):  # still being written
                     return
                 self._offset += len(line)
-                yield json.loads(line)
+                if record := _record(line):
+                    yield record
 
 
 def in_progress(run: Run, state: State, now: float) -> bool:
@@ -141,12 +143,22 @@ def last_checkpoint(run: Run, history: History) -> float | None:
 def _state(path: Path) -> State | None:
     try:
         return Run(path.parent).state()
-    except FileNotFoundError:  # the run was removed while we looked
+    except (UserError, OSError):  # removed while we looked, or damaged: `strata runs` says how
         return None
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    """None for a line that a failing disk has left unreadable."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    numbers = isinstance(record, dict) and all(isinstance(record.get(key), int | float) for key in ("step", "loss", "time"))
+    return record if numbers else None
 
 
 def _written_at(path: Path) -> float | None:
     try:
         return path.stat().st_mtime
-    except FileNotFoundError:  # not there yet, or removed while we looked
+    except OSError:  # not there yet, removed while we looked, or not for this user
         return None

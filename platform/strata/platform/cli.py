@@ -6,13 +6,14 @@ A name with a dot nests (`bench.startup` is `strata bench startup`); a name that
 
 import sys
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 from rich.console import Console
 from rich.text import Text
 from typer.core import TyperGroup
 
+from strata.platform import file_errors
 from strata.platform.errors import UserError
 
 GROUP = "strata.commands"
@@ -62,11 +63,20 @@ def main() -> None:
     try:
         build()()
     except UserError as error:
-        console = Console(stderr=True, highlight=False, soft_wrap=True)
-        # As Text: what a user typed is in them, and a bracket in it is no markup.
-        console.print(Text.assemble(("error:", "bold red"), " ", error.cause))
-        console.print(Text.assemble("  ", ("fix:", "bold"), " ", error.fix))
-        sys.exit(1)
+        _fail(error)
+    except OSError as error:
+        explained = file_errors.explain(error)
+        if explained is None:
+            raise
+        _fail(explained)
+
+
+def _fail(error: UserError) -> NoReturn:
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    # As Text: what a user typed is in them, and a bracket in it is no markup.
+    console.print(Text.assemble(("error:", "bold red"), " ", error.cause))
+    console.print(Text.assemble("  ", ("fix:", "bold"), " ", error.fix))
+    sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -20,13 +20,21 @@ def runs() -> None:
     table = Table(box=None, header_style="bold")
     for column in ("run", "state", "step", "loss", "val loss", "export"):
         table.add_column(column, justify="left" if column in ("run", "state") else "right")
+    damaged = {}
     for run in every:
+        exported = "yes" if run.has_export() else "-"
+        if damage := run.damage():
+            damaged[run.name] = damage
+            table.add_row(run.name, "damaged", "-", "-", "-", exported)
+            continue
         state = run.state()
-        exported = "yes" if (run.export / "config.json").is_file() else "-"
         table.add_row(
             run.name, state.seen_now(), f"{state.step}/{state.steps}", _loss(state.loss), _loss(state.val_loss), exported
         )
-    Console().print(table)
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(table)
+    for name, damage in damaged.items():
+        console.print(f"{name}: {damage}", markup=False)
 
 
 def _loss(value: float | None) -> str:

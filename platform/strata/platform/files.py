@@ -26,6 +26,15 @@ def write_atomic(path: Path, content: str | bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         Path(temporary).replace(path)
-    except BaseException:
+    except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:  # a failed write does not say where
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise
+
+
+def remove_leftovers(folder: Path, *names: str) -> None:
+    """Deletes the temporary files of writes to these names that a kill cut short. The caller is the only writer."""
+    for name in names:
+        for leftover in folder.glob(f".{name}.*"):
+            leftover.unlink(missing_ok=True)

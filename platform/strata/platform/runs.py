@@ -1,24 +1,35 @@
-"""A run is one folder: `runs/<name>/{recipe.yaml, state.json, metrics.jsonl, loss.png, checkpoints/, export/}`."""
+"""A run is one folder: `runs/<name>/{run.json, recipe.yaml, state.json, metrics.jsonl, loss.png, checkpoints/, export/}`."""
 
 import difflib
+import errno
+import fcntl
 import json
 import os
 import re
 import shutil
 import socket
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 import psutil
-import yaml
+from pydantic import Field, TypeAdapter, ValidationError
 
-from strata.platform import recipe_file
+from strata.platform import file_errors, recipe_file
 from strata.platform.errors import UserError
 from strata.platform.files import home, write_atomic
 from strata.platform.processes import is_alive
 from strata.platform.recipe import Recipe
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+FILES = ("run.json", "recipe.yaml", "state.json", "metrics.jsonl", "checkpoints", "export")  # a folder with any of them is a run
+# Mounted buckets and some network file systems have no locks: there state.json alone says who trains a run.
+WITHOUT_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF)
+
+Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 @dataclass(frozen=True)
@@ -27,13 +38,14 @@ class State:
     called `host`: on a cluster each pod is one."""
 
     status: str  # running | finished | interrupted | failed
-    step: int = 0
-    steps: int = 0
+    step: Count = 0
+    steps: Count = 0
     loss: float | None = None
     val_loss: float | None = None
-    pid: int = 0
+    pid: Annotated[int, Field(ge=0, lt=2**31)] = 0
     pid_created: float = 0.0
     host: str = ""  # of states written before hosts were: this one
+    saved: Count = 0  # the step of the newest checkpoint that was whole when this was written
 
     def elsewhere(self) -> bool:
         """Whether it was last heard of as running on another machine, whose processes cannot be seen from here."""
@@ -46,6 +58,13 @@ class State:
         if self.status == "running" and not is_alive(self.pid, self.pid_created):
             return "killed"
         return self.status
+
+
+_STATE = TypeAdapter(State)
+
+
+class DamagedRun(UserError):
+    """A file of a run's folder is missing or cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -73,10 +92,78 @@ class Run:
         return self.path / "export"
 
     def recipe(self) -> Recipe:
-        return recipe_file.check(yaml.safe_load((self.path / "recipe.yaml").read_text()), f"of run {self.name}")
+        path = self.path / "recipe.yaml"
+        if not path.is_file():
+            fix = f"Restore it, or give a recipe: strata train --recipe RECIPE --run {self.name} --or-resume"
+            raise DamagedRun(f"{path} is missing.", fix)
+        return recipe_file.load(str(path))
+
+    def has_state(self) -> bool:
+        return os.path.lexists(self.path / "state.json")
 
     def state(self) -> State:
-        return State(**json.loads((self.path / "state.json").read_text()))
+        path = self.path / "state.json"
+        fix = f"If no process trains this run, remove that file and go on with: strata train --resume {self.name}"
+        try:
+            return _STATE.validate_json(path.read_bytes())
+        except FileNotFoundError:
+            raise DamagedRun(f"{path} is missing.", f"Go on with: strata train --resume {self.name}") from None
+        except ValidationError as error:
+            problem = error.errors()[0]
+            where = ".".join(str(part) for part in problem["loc"])
+            raise DamagedRun(f"{path} is damaged: {where + ': ' if where else ''}{problem['msg']}.", fix) from None
+
+    def id(self) -> str | None:
+        """The identity that the run was created with. None for a run from before runs had one."""
+        path = self.path / "run.json"
+        try:
+            found = json.loads(path.read_bytes())["id"]
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError):
+            found = None
+        if not isinstance(found, str) or not found.isalnum():
+            fix = "Restore it, or remove it: a run without it takes the identity in its own checkpoints folder."
+            raise DamagedRun(f"{path} is damaged: it holds no id.", fix)
+        return found
+
+    def set_id(self, identity: str) -> None:
+        write_atomic(self.path / "run.json", _identity(identity))
+
+    def damage(self) -> str | None:
+        """The first thing that is wrong with the folder, for a list of runs."""
+        try:
+            self.state()
+            self.recipe()
+            self.id()
+        except UserError as error:
+            return error.cause
+        except OSError as error:
+            explained = file_errors.explain(error)
+            return explained.cause if explained else str(error)
+        return None
+
+    def has_export(self) -> bool:
+        try:
+            return (self.export / "config.json").is_file()
+        except OSError:  # a folder that this user may not enter
+            return False
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Excludes a second driver of this run on this machine. The kernel lets go when the process ends, however it ends."""
+        folder = os.open(self.path, os.O_RDONLY)
+        try:
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(f"Run '{self.name}' is being trained by another process.", "Wait for it, or stop it.") from None
+            except OSError as error:
+                if error.errno not in WITHOUT_LOCKS:
+                    raise
+            yield
+        finally:
+            os.close(folder)
 
     def say(self, state: State) -> None:
         write_atomic(self.path / "state.json", json.dumps(asdict(state)))
@@ -94,33 +181,77 @@ def runs_dir() -> Path:
 
 
 def every() -> list[Run]:
-    """Oldest first, by when the run was created."""
-    folders = [p.parent for p in runs_dir().glob("*/state.json")]
-    return [Run(path) for path in sorted(folders, key=lambda p: (p / "recipe.yaml").stat().st_mtime)]
+    """Oldest first, by when the run was created. Damaged ones are among them."""
+    try:
+        folders = [path for path in runs_dir().iterdir() if NAME.fullmatch(path.name) and _is_run(path)]
+    except FileNotFoundError:
+        return []
+    return [Run(path) for path in sorted(folders, key=lambda path: (_changed(path / "recipe.yaml", path), path.name))]
+
+
+def _is_run(path: Path) -> bool:
+    try:
+        return path.is_dir() and any(os.path.lexists(path / name) for name in FILES)
+    except PermissionError:
+        return True  # listed with the reason
+
+
+def _changed(*paths: Path) -> float:
+    """When the first of them that can be read was last written."""
+    for path in paths:
+        try:
+            return path.stat().st_mtime
+        except OSError:
+            continue
+    return 0.0
+
+
+def _identity(identity: str) -> str:
+    return json.dumps({"id": identity}) + "\n"
 
 
 def create(name: str | None, recipe: Recipe, stem: str) -> Run:
-    """Takes the folder with mkdir, which only one process can win. Without a name: `<stem>-1`, `<stem>-2`, …"""
+    """Makes a run's folder, which only one process can win. Without a name: `<stem>-1`, `<stem>-2`, …"""
     if name is not None and not NAME.fullmatch(name):
         raise UserError(
             f"'{name}' cannot name a run.", "Use letters, digits, '.', '_' and '-', at most 63, a letter or digit first."
         )
     runs_dir().mkdir(parents=True, exist_ok=True)
     number = 1
-    while True:
-        run = Run(runs_dir() / (name or f"{stem}-{number}"))
-        try:
-            run.path.mkdir()
-            break
-        except FileExistsError:
-            if name is not None:
-                raise UserError(
-                    f"A run named '{name}' exists already.", f"Go on with it (--resume {name}), or choose another name (--run)."
-                ) from None
-            number += 1
-    write_atomic(run.path / "recipe.yaml", recipe_file.dump(recipe))
-    run.say_running(State("running", steps=recipe.train.steps))
+    while not _take(path := runs_dir() / (name or f"{stem}-{number}")):
+        if name is not None and not _is_run(path):
+            raise UserError(f"{path} exists and is not a run.", "Move it away, or choose another name (--run).")
+        if name is not None:
+            raise UserError(
+                f"A run named '{name}' exists already.", f"Go on with it (--resume {name}), or choose another name (--run)."
+            )
+        number += 1
+    run = Run(path)
+    try:
+        write_atomic(run.path / "recipe.yaml", recipe_file.dump(recipe))
+        run.say_running(State("running", steps=recipe.train.steps))
+    except BaseException:
+        shutil.rmtree(run.path, ignore_errors=True)
+        raise
     return run
+
+
+def _take(path: Path) -> bool:
+    """Creates the folder with an identity in it. An empty folder is taken too: a kill can leave one."""
+    try:
+        path.mkdir()
+    except FileExistsError:
+        if not path.is_dir() or any(path.iterdir()):
+            return False
+    try:
+        with (path / "run.json").open("x") as file:
+            file.write(_identity(uuid.uuid4().hex))
+    except FileExistsError:
+        return False
+    except OSError:
+        shutil.rmtree(path, ignore_errors=True)
+        raise
+    return True
 
 
 def find(name: str) -> Run:
@@ -133,13 +264,22 @@ def find(name: str) -> Run:
 
 
 def exists(name: str) -> bool:
-    return bool(NAME.fullmatch(name)) and (runs_dir() / name / "state.json").is_file()
+    return bool(NAME.fullmatch(name)) and _is_run(runs_dir() / name)
 
 
 def newest_with_export() -> Run:
-    exported = [run for run in every() if (run.export / "config.json").is_file()]
+    exported = [run for run in every() if run.has_export() and _has_recipe(run)]
     if not exported:
         raise UserError(
             "Nothing is trained yet, so there is nothing to serve.", "Run 'make train' first, or give a model folder (--model)."
         )
     return exported[-1]
+
+
+def _has_recipe(run: Run) -> bool:
+    """Whether it can be served by its own recipe."""
+    try:
+        run.recipe()
+    except (UserError, OSError):
+        return False
+    return True

@@ -10,8 +10,10 @@ failure can be older than the last one uploaded, and it would not notice a file 
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -19,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from strata.platform import file_errors
 from strata.platform.errors import UserError
 from strata.platform.recipe import TrainSection
 from strata.platform.runs import Run
@@ -27,6 +30,9 @@ from strata.training.state import Fragment
 from strata.training.storage import Folder, folder
 
 RAY_SNAPSHOT = "checkpoint_manager_snapshot.json"
+UNFINISHED = ".unfinished"  # in a checkpoint's folder from the first rank's first byte to the last rank's manifest
+ASIDE = ".damaged"
+STEP = re.compile(r"step-(\d{8,})")
 READ_AT_ONCE = 16 << 20
 
 
@@ -40,12 +46,14 @@ class Unfinished(Damaged):
 
 @dataclass(frozen=True)
 class Origin:
-    """What a checkpoint can be loaded into: the same model and order of data, in whatever layout."""
+    """What a checkpoint can be loaded into: the same model and order of data, in whatever layout. And the id of the run that
+    wrote it, empty in checkpoints from before runs had one."""
 
     model: dict[str, Any]
     tokens: str
     batch: int
     seed: int
+    run: str = ""
 
 
 @dataclass(frozen=True)
@@ -115,9 +123,29 @@ def folder_name(step: int) -> str:
 def write(
     folder: Folder, rank: int, ranks: int, step: int, origin: Origin, val_loss: float | None, parts: list[Fragment]
 ) -> None:
-    """This rank's part. The manifest comes last: with it the part is whole."""
-    digest, at, stored = hashlib.sha256(), 0, []
+    """This rank's part. The manifest comes last: with it the part is whole. A part that cannot be written leaves no file, for
+    on a full disk the next attempt needs its space."""
+    folder.create(UNFINISHED).close()
     name = f"part-{rank:05}.bin"
+    try:
+        manifest = _write_part(folder, name, ranks, step, origin, val_loss, parts)
+        folder.write(f"manifest-{rank:05}.json", manifest.dump())
+    except BaseException as error:
+        with suppress(OSError):
+            folder.delete(name)
+            folder.delete(f".manifest-{rank:05}.json")
+        if isinstance(error, OSError) and error.filename is None:  # Arrow does not say where
+            raise OSError(file_errors.number_of(error), str(error), f"{folder.path}/{name}") from error
+        raise
+    if written(folder) == ranks:
+        with suppress(FileNotFoundError):  # two ranks may see at once that they were the last
+            folder.delete(UNFINISHED)
+
+
+def _write_part(
+    folder: Folder, name: str, ranks: int, step: int, origin: Origin, val_loss: float | None, parts: list[Fragment]
+) -> Manifest:
+    digest, at, stored = hashlib.sha256(), 0, []
     with folder.create(name) as stream:
         for part in parts:
             data = part.values.numpy().view(np.uint8).data
@@ -126,11 +154,10 @@ def write(
             piece = part.piece
             stored.append(Stored(piece.name, part.kind, piece.shape, piece.cut, part.start, part.values.numel(), at))
             at += len(data)
-    manifest = Manifest(step, origin, ranks, name, at, digest.hexdigest(), tuple(stored), val_loss)
-    folder.write(f"manifest-{rank:05}.json", manifest.dump())
+    return Manifest(step, origin, ranks, name, at, digest.hexdigest(), tuple(stored), val_loss)
 
 
-def parts(folder: Folder) -> int:
+def written(folder: Folder) -> int:
     """How many ranks have written theirs."""
     return sum(_is_manifest(name) for name in folder.names())
 
@@ -139,6 +166,10 @@ def examine(folder: Folder) -> Checkpoint:
     """Everything but the digests: every rank has written its part, to the end."""
     try:
         manifests = tuple(Manifest.parse(folder.read(name)) for name in folder.names() if _is_manifest(name))
+    except PermissionError:
+        raise
+    except OSError as error:
+        raise Damaged(f"a manifest cannot be read: {error}") from None
     except (ValueError, KeyError, TypeError):
         raise Damaged("a manifest is cut short") from None
     if not manifests or len(manifests) != manifests[0].ranks or len({manifest.step for manifest in manifests}) != 1:
@@ -193,19 +224,52 @@ def prune(checkpoints: Folder, keep: int, keep_best: bool) -> Checkpoint | None:
     return whole[0] if whole else None
 
 
-def forget_after(checkpoints: Folder, step: int) -> None:
-    """Before a run goes on from `step`: what lies beyond it is damaged or abandoned, and its names will be used again.
-    So is Ray's own list, which would make Ray fail on a checkpoint that is gone."""
+def set_aside_after(checkpoints: Folder, step: int) -> list[str]:
+    """Makes room for a run that goes on from `step`: what lies beyond it is damaged or abandoned, and its names will be used
+    again. Checkpoints are renamed, never deleted; only a write of ours that was cut short, which nobody can load, goes. So does
+    Ray's own list, which would make Ray fail on a checkpoint that is gone. Returns the new names."""
+    aside = []
     for name in step_names(checkpoints):
-        if int(name.removeprefix("step-")) > step:
+        if is_cut_short(checkpoints / name):
             (checkpoints / name).remove()
-    if checkpoints.size(RAY_SNAPSHOT) is not None:
-        checkpoints.filesystem.delete_file(f"{checkpoints.path}/{RAY_SNAPSHOT}")
+        elif step_of(name) > step:
+            aside.append(_free_name(checkpoints, name + ASIDE))
+            checkpoints.rename(name, aside[-1])
+    checkpoints.delete(RAY_SNAPSHOT)
+    return aside
+
+
+def is_cut_short(folder: Folder) -> bool:
+    """Whether its writers were stopped: their mark is still there and the manifest of at least one rank is not."""
+    try:
+        names = folder.names()
+    except NotADirectoryError:  # a file of that name, which is not ours
+        return False
+    if not names:
+        return True
+    if UNFINISHED not in names:
+        return False
+    try:
+        examine(folder)
+    except Unfinished:
+        return True
+    except Damaged:
+        return False
+    return False
+
+
+def _free_name(checkpoints: Folder, name: str) -> str:
+    taken = checkpoints.names()
+    return next(free for free in (name, *(f"{name}-{number}" for number in range(2, len(taken) + 3))) if free not in taken)
+
+
+def step_of(name: str) -> int:
+    return int(name.removeprefix("step-"))
 
 
 def step_names(checkpoints: Folder) -> list[str]:
     """Newest first."""
-    return sorted((name for name in checkpoints.names() if name.startswith("step-")), reverse=True)
+    return sorted((name for name in checkpoints.names() if STEP.fullmatch(name)), key=step_of, reverse=True)
 
 
 class Reader:
@@ -274,8 +338,13 @@ def _val_loss(checkpoint: Checkpoint) -> float | None:
 
 def _verify_file(folder: Folder, manifest: Manifest) -> None:
     digest = hashlib.sha256()
-    with folder.filesystem.open_input_stream(f"{folder.path}/{manifest.file}") as stream:
-        while data := stream.read(READ_AT_ONCE):
-            digest.update(data)
+    try:
+        with folder.filesystem.open_input_stream(f"{folder.path}/{manifest.file}") as stream:
+            while data := stream.read(READ_AT_ONCE):
+                digest.update(data)
+    except PermissionError:
+        raise
+    except OSError as error:
+        raise Damaged(f"{manifest.file} cannot be read: {error}") from None
     if digest.hexdigest() != manifest.sha256:
         raise Damaged(f"{manifest.file} has changed since it was written")

@@ -36,6 +36,8 @@ def train(
     if or_resume and run is None:
         raise UserError("--or-resume goes on with a run if it exists, and has to know which.", "Name it with --run.")
     old = runs.find(resume) if resume is not None else None
+    if old:
+        old.recipe()  # refused with a word on the run, if it cannot be read
     chosen = _anchored(recipe_file.load(str(old.path / "recipe.yaml") if old else recipe, overrides or ()))
     from strata.training import driver
 
@@ -67,10 +69,13 @@ def export(
 
 
 def _anchored(recipe: Recipe) -> Recipe:
-    """With data.path absolute, so that a run can be resumed from another folder."""
-    if recipe.data.path is None:
-        return recipe
-    return recipe.model_copy(update={"data": recipe.data.model_copy(update={"path": recipe.data.path.resolve()})})
+    """With data.path and train.checkpoints absolute, so that a run can be resumed from another folder."""
+    data, section = recipe.data, recipe.train
+    if data.path is not None:
+        data = data.model_copy(update={"path": data.path.resolve()})
+    if section.checkpoints is not None and "://" not in section.checkpoints:
+        section = section.model_copy(update={"checkpoints": str(Path(section.checkpoints).absolute())})
+    return recipe.model_copy(update={"data": data, "train": section})
 
 
 def _tell(summary: "Summary", console: Console) -> None:

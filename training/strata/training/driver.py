@@ -14,17 +14,20 @@ from strata.platform.errors import UserError
 from strata.platform.files import write_atomic
 from strata.platform.recipe import Recipe
 from strata.platform.runs import Run, State
-from strata.training import checkpoint, records, shards
+from strata.training import checkpoint, ownership, records, resuming, shards
 from strata.training.bigram import bigram_loss
 from strata.training.corpus import open_corpus
 from strata.training.export import TOKENIZER, export_run
 from strata.training.interrupts import Interrupts, caught
 from strata.training.layout import require_workable
-from strata.training.loop import Job
+from strata.training.loop import Job, Outcome
 from strata.training.memory import require_memory
 from strata.training.plot import plot_losses
+from strata.training.storage import Folder
 from strata.training.windows import Windows
-from strata.training.workers import run_workers
+from strata.training.workers import ClusterLost, run_workers
+
+CLUSTER_STARTS = 4  # of one command: a machine on which Ray dies again and again needs somebody to look
 
 
 @dataclass(frozen=True)
@@ -41,9 +44,11 @@ class Summary:
 def start(recipe: Recipe, name: str | None, stem: str, console: Console) -> Summary:
     with caught() as interrupts:
         run = runs.create(name, recipe, stem)
-        with _settled(run, fresh=True):
+        checkpoints = checkpoint.location(run, recipe.train)
+        with _settled(run, console, fresh=checkpoints), run.held():
+            ownership.claim_new(run, checkpoints)
             job, bigram = _prepare(run, recipe, console)
-            return _train(job, bigram, interrupts, console)
+            return _train(replace(job, id=run.id() or ""), bigram, interrupts, console)
 
 
 def resume(run: Run, recipe: Recipe, console: Console, take_over: bool = False) -> Summary:
@@ -51,20 +56,28 @@ def resume(run: Run, recipe: Recipe, console: Console, take_over: bool = False) 
     is not touched before everything is known to be in order.
 
     With `take_over` the caller vouches that a driver on another machine, which cannot be seen from here, is gone."""
-    with caught() as interrupts:
+    with caught() as interrupts, run.held():
         _require_free(run, take_over, console)
+        place = ownership.require_own(run, checkpoint.location(run, recipe.train))
         job, bigram = _prepare(run, recipe, console)
+        history = records.read(run.metrics)
         found = checkpoint.newest(job.checkpoints, console.print)
         if found:
             _require_same(found.origin, job.origin)
+        else:
+            resuming.require_nothing_lost(run, place, history)
         step = found.step if found else 0
         if step > recipe.train.steps:
             raise UserError(f"Run '{run.name}' is at step {step} already.", f"Ask for more: train.steps={2 * step}.")
-        checkpoint.forget_after(job.checkpoints, step)
+        for line in resuming.schedule_changes(run, recipe, step):
+            console.print(line)
         write_atomic(run.path / "recipe.yaml", recipe_file.dump(recipe))
-        run.say_running(State("running", step, recipe.train.steps))
-        with _settled(run, fresh=False):
-            return _train(job, bigram, interrupts, console, done=step)
+        job = replace(job, id=ownership.claim_own(run, place), begun=step)
+        _make_room(job, console)
+        resuming.tidy(run)
+        run.say_running(State("running", step, recipe.train.steps, saved=step))
+        with _settled(run, console):
+            return _train(job, bigram, interrupts, console)
 
 
 def start_or_resume(recipe: Recipe, name: str, stem: str, console: Console) -> Summary | None:
@@ -73,10 +86,14 @@ def start_or_resume(recipe: Recipe, name: str, stem: str, console: Console) -> S
     if not runs.exists(name):
         return start(recipe, name, stem, console)
     run = runs.find(name)
-    changed = _changes(run.recipe(), recipe)
+    try:
+        changed = _changes(run.recipe(), recipe)
+    except UserError as damage:
+        console.print(f"{damage.cause} The run goes on by the recipe given.")
+        changed = []
     if changed:
         console.print(f"Run '{name}' exists; its recipe changes in {', '.join(changed)}.")
-    elif run.state().status == "finished" and (run.export / "config.json").is_file():
+    elif run.has_state() and run.state().status == "finished" and run.has_export():
         return None
     return resume(run, recipe, console, take_over=True)
 
@@ -88,6 +105,9 @@ def _changes(then: Recipe, now: Recipe) -> list[str]:
 
 
 def _require_free(run: Run, take_over: bool, console: Console) -> None:
+    if not run.has_state():
+        console.print(f"Run '{run.name}' has lost its state.json; its checkpoints and metrics say where it was.")
+        return
     state = run.state()
     if state.seen_now() == "running":
         raise UserError(f"Run '{run.name}' is being trained by process {state.pid}.", "Wait for it, or stop it there (Ctrl-C).")
@@ -117,37 +137,63 @@ def _prepare(run: Run, recipe: Recipe, console: Console) -> tuple[Job, float]:
     return Job(run.path, tokens, recipe.model, recipe.train, recipe.parallel), bigram
 
 
-def _train(job: Job, bigram: float, interrupts: Interrupts, console: Console, done: int = 0) -> Summary:
+def _train(job: Job, bigram: float, interrupts: Interrupts, console: Console) -> Summary:
     run = Run(job.run)
     (run.path / TOKENIZER).mkdir(exist_ok=True)
     shutil.copy(job.tokens / "tokenizer.json", run.path / TOKENIZER)
-    stopped = False
-    if done < job.train.steps:
-        outcome = run_workers(job, interrupts, console)
+    stopped, step = False, job.begun
+    if job.begun < job.train.steps:
+        outcome = _outlive_clusters(job, interrupts, console)
         if outcome.problem:
             raise outcome.problem
-        stopped = outcome.stopped
-    else:
-        records.cut(run.metrics, done)
+        stopped, step = outcome.stopped, outcome.step
     history = records.read(run.metrics)
-    plot_losses(history, bigram, run.plot)
+    if history:
+        plot_losses(history, bigram, run.plot)
     export = None if stopped else export_run(run, None, console.print)
-    last = history[-1]
+    loss = history[-1]["loss"] if history else None
     val_loss = next((record["val_loss"] for record in reversed(history) if "val_loss" in record), None)
-    run.say(State("interrupted" if stopped else "finished", last["step"], job.train.steps, last["loss"], val_loss))
-    return Summary(run, last["step"], val_loss, bigram, export)
+    run.say(State("interrupted" if stopped else "finished", step, job.train.steps, loss, val_loss, saved=step))
+    return Summary(run, step, val_loss, bigram, export)
+
+
+def _outlive_clusters(job: Job, interrupts: Interrupts, console: Console) -> Outcome:
+    """A Ray cluster that was started for this run and died is started again, and the run goes on from its newest checkpoint."""
+    for tries_left in reversed(range(CLUSTER_STARTS)):
+        try:
+            return run_workers(job, interrupts, console)
+        except ClusterLost as lost:
+            if not lost.ours or not tries_left or interrupts.asked:
+                raise
+            found = checkpoint.newest(job.checkpoints, console.print)
+            job = replace(job, begun=found.step if found else 0)
+            _make_room(job, console)
+            console.print(f"{lost.cause} Starting the cluster again; the run goes on from step {job.begun}.")
+    raise AssertionError("unreachable")
+
+
+def _make_room(job: Job, console: Console) -> None:
+    """Before workers go on from the step that was found."""
+    for name in checkpoint.set_aside_after(job.checkpoints, job.begun):
+        console.print(f"What cannot be used beyond step {job.begun} is kept as {job.checkpoints.path}/{name}.")
+    records.cut(Run(job.run).metrics, job.begun)
 
 
 @contextmanager
-def _settled(run: Run, fresh: bool) -> Iterator[None]:
-    """Whatever ends a run, its folder says how; a new run that has not taken a step leaves no folder."""
+def _settled(run: Run, console: Console, fresh: Folder | None = None) -> Iterator[None]:
+    """Whatever ends a run, its folder says how; a new run that has not taken a step leaves no folder, and no claim on its
+    checkpoints' place (`fresh`). A disk that is full or gone does not hide the error that ended the run."""
     try:
         yield
     except BaseException as error:
-        if fresh and not records.read(run.metrics):
-            run.remove()
-        else:
-            run.say(replace(run.state(), status="interrupted" if isinstance(error, KeyboardInterrupt) else "failed"))
+        try:
+            if fresh and not records.read(run.metrics) and run.id() not in ownership.look(run, fresh).writers:
+                ownership.release(run, fresh)
+                run.remove()
+            else:
+                run.say(replace(run.state(), status="interrupted" if isinstance(error, KeyboardInterrupt) else "failed"))
+        except (UserError, OSError) as second:
+            console.print(f"How the run ended could not be written to {run.path}: {str(second).splitlines()[0]}")
         raise
 
 

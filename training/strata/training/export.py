@@ -1,27 +1,35 @@
 """A checkpoint to a Hugging Face folder that `transformers` and vLLM load like any other."""
 
 import json
+import os
 import shutil
+import socket
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from strata.platform import file_errors
 from strata.platform.errors import UserError
 from strata.platform.recipe import ModelSection
 from strata.platform.runs import Run
-from strata.training import checkpoint, huggingface, tokenizer
+from strata.training import checkpoint, huggingface, ownership, tokenizer
 
 TOKENIZER = "tokenizer"  # a run keeps its own copy: the cache may be emptied
+REPLACED = "replaced"  # in a folder that is about to take its place: the one before it
 
 
 def export_run(run: Run, to: Path | None, say: Callable[[str], None]) -> Path:
     """From the newest good checkpoint. The folder appears whole: it is built beside its place and renamed."""
     recipe = run.recipe()
-    found = checkpoint.newest(checkpoint.location(run, recipe.train), say)
+    checkpoints = checkpoint.location(run, recipe.train)
+    ownership.require_own(run, checkpoints)
+    found = checkpoint.newest(checkpoints, say)
     if found is None:
         cause = f"Run '{run.name}' has no checkpoint yet: there is nothing to export."
         raise UserError(cause, f"Go on with it: strata train --resume {run.name}.")
@@ -29,7 +37,8 @@ def export_run(run: Run, to: Path | None, say: Callable[[str], None]) -> Path:
         raise UserError(f"{to} exists and is not an empty folder.", "Choose another one with --to.")
     target = (to or run.export).resolve()
     target.parent.mkdir(parents=True, exist_ok=True)
-    building = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
+    finish_or_remove_leftovers(target)
+    building = Path(tempfile.mkdtemp(dir=target.parent, prefix=_prefix(target, os.getpid())))
     try:
         dtype = torch.float32 if recipe.train.precision == "fp32" else torch.bfloat16
         reader = checkpoint.Reader(found)
@@ -37,12 +46,36 @@ def export_run(run: Run, to: Path | None, say: Callable[[str], None]) -> Path:
         tokenizer.save(tokenizer.load(run.path / TOKENIZER), building, recipe.model.context)
         building.chmod(0o755)
         if target.exists():
-            target.rename(building / "replaced")
+            target.rename(building / REPLACED)
         building.rename(target)
-        shutil.rmtree(target / "replaced", ignore_errors=True)
+        shutil.rmtree(target / REPLACED, ignore_errors=True)
+    except SafetensorError as error:  # its errors of a disk are no OSError
+        number = file_errors.number_of(error)
+        if number is None:
+            raise
+        raise OSError(number, os.strerror(number), str(target)) from None
     finally:
         shutil.rmtree(building, ignore_errors=True)
     return target
+
+
+def finish_or_remove_leftovers(target: Path) -> None:
+    """For exports to `target` that were killed on this machine. One that was whole, and killed between its two renames, is
+    put in its place; others are deleted."""
+    for leftover in target.parent.glob(_prefix(target, "*") + "*"):
+        pid = leftover.name.removeprefix(_prefix(target, "")).partition("-")[0]
+        if not pid.isdigit() or (psutil.pid_exists(int(pid)) and int(pid) != os.getpid()):
+            continue
+        if (leftover / REPLACED).is_dir() and not target.exists():
+            leftover.rename(target)
+            shutil.rmtree(target / REPLACED, ignore_errors=True)
+        else:
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _prefix(target: Path, pid: int | str) -> str:
+    """Of the folder in which an export is built: it says by whom."""
+    return f".{target.name}-{socket.gethostname()}-{pid}" + ("-" if pid else "")
 
 
 def write_folder(folder: Path, weights: dict[str, Tensor], model: ModelSection, dtype: torch.dtype) -> None:

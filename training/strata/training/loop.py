@@ -15,6 +15,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from strata.platform import file_errors
 from strata.platform.errors import UserError
 from strata.platform.recipe import ModelSection, ParallelSection, TrainSection
 from strata.platform.runs import Run
@@ -42,6 +43,8 @@ class Job:
     model: ModelSection
     train: TrainSection
     parallel: ParallelSection
+    id: str = ""  # the run's
+    begun: int = 0  # the step of the checkpoint that the driver found
 
     @property
     def stop(self) -> Path:
@@ -59,7 +62,7 @@ class Job:
 
     @property
     def origin(self) -> checkpoint.Origin:
-        return checkpoint.Origin(self.model.model_dump(), self.tokens.name, self.train.batch, self.train.seed)
+        return checkpoint.Origin(self.model.model_dump(), self.tokens.name, self.train.batch, self.train.seed, self.id)
 
 
 @dataclass(frozen=True)
@@ -75,20 +78,31 @@ def train_worker(config: dict[str, Job]) -> Outcome:
     """Under Ray Train: records to the run's folder and to Prometheus, checkpoints to its storage."""
     job = config["job"]
     if dist.get_rank() != 0:
-        worker, saver, step = _begin(job)
-        return train(worker, step, _silent, saver)
+        try:
+            worker, saver, step = _begin(job)
+        except UserError as problem:
+            return Outcome(0, problem=problem)
+        return train(worker, step, _silent, saver, problem=lambda: _explained(job, saver.problem))
     tokens_per_step = job.train.batch * job.model.context
     telemetry = Telemetry(job.run.name, job.train.steps, tokens_per_step, restarts=_starts(job))
     with telemetry, records.Writer(Run(job.run).metrics) as history:
-        worker, saver, step = _begin(job)
-        return train(worker, step, _reporter(job, step, saver, telemetry, history), saver, telemetry.not_finite)
+        try:
+            worker, saver, step = _begin(job)
+        except UserError as problem:
+            return Outcome(0, problem=problem)
+        report = _reporter(job, step, saver, telemetry, history)
+        return train(worker, step, report, saver, telemetry.not_finite, lambda: _explained(job, saver.problem or history.problem))
 
 
 def _begin(job: Job) -> tuple["Worker", Saver, int]:
     worker = Worker(job)
     failed = checkpoint_failures(job.run.name)
     saver = Saver(job.checkpoints, worker.engine, job.model, job.train, job.parallel, job.origin, failed)
-    return worker, saver, saver.resume()
+    return worker, saver, saver.resume(lambda: max(job.begun, records.last_saved(Run(job.run).metrics)))
+
+
+def _explained(job: Job, error: OSError | None) -> UserError | None:
+    return file_errors.explain(error, f"go on with: strata train --resume {job.run.name}") if error else None
 
 
 def run_local(job: Job, report: Callable[[Record], None]) -> Outcome:
@@ -103,28 +117,38 @@ def train(
     report: Callable[[Record], None],
     saver: Saver | None,
     not_finite: Callable[[], None] = lambda: None,
+    problem: Callable[[], UserError | None] = lambda: None,
 ) -> Outcome:
     """From `step` on, to the end or until asked to stop. A run that turns NaN stops before it saves: neither a loss nor a
-    gradient that is not finite gets into a checkpoint."""
+    gradient that is not finite gets into a checkpoint.
+
+    A `problem` of one rank, such as a full disk, ends the run on all of them at the same step. It is looked for before a save
+    too: a checkpoint beyond the last step in the history would leave a gap there for ever."""
     section = worker.job.train
     stall: float | None = None
     while step < section.steps:
         begin = time.perf_counter()
-        loss, stop = worker.step(step)
+        loss, stop, failed = worker.step(step, problem() is not None)
         step += 1
         record = worker.record(step, loss, time.perf_counter() - begin)
         if stall is not None:  # of the save before this step
             record["checkpoint_stall_s"] = record["seconds"]["checkpoint"] = stall
             stall = None
-        if problem := _not_finite(record):
+        if diverged := _not_finite(record):
             not_finite()
-            return Outcome(step, problem=problem)
+            return Outcome(step, problem=diverged)
+        if failed:
+            return Outcome(step, problem=worker.agree(problem()))
         last = stop or step == section.steps
         if last or step % section.eval_every == 0:
             record["val_loss"] = worker.evaluate()
         report(record)
         if saver and (last or step % section.checkpoint_every == 0):
+            if common := worker.agree(problem()):
+                return Outcome(step, problem=common)
             stall = saver.save(step, record.get("val_loss"), "sync" if last else section.checkpoint_upload)
+            if last and (common := worker.agree(problem())):
+                return Outcome(step, problem=common)
         if stop:
             return Outcome(step, stopped=step < section.steps)
     return Outcome(step)
@@ -147,8 +171,9 @@ class Worker:
         self._validation_windows = Windows(job.tokens, "validation", job.model.context)
         self._peak = self._peak_flops() if self.rank == 0 else None
 
-    def step(self, step: int) -> tuple[float, bool]:
-        """The loss over all ranks, and whether rank 0 was asked to stop: one small reduction carries both."""
+    def step(self, step: int, failed: bool = False) -> tuple[float, bool, bool]:
+        """The loss over all ranks, whether rank 0 was asked to stop, and whether any rank has `failed` to write: one small
+        reduction carries all three."""
         section, parallel = self.job.train, self.job.parallel
         rate = learning_rate(step, section.steps, section.lr, section.warmup, section.min_lr_ratio)
         engine.set_learning_rate(self.engine, rate)
@@ -156,9 +181,15 @@ class Worker:
         micro_batches = np.split(indices, accumulation(section, parallel))
         loss = self._steps.train(self._batches(self._train_windows, micro_batches), len(micro_batches))
         asked = self.rank == 0 and self.job.stop.exists()
-        loss_and_stop = torch.stack([loss.reshape(()), loss.new_tensor(float(asked))])
-        dist.all_reduce(loss_and_stop)
-        return loss_and_stop[0].item() / self.world, loss_and_stop[1].item() > 0
+        sums = torch.cat([loss.reshape(1), loss.new_tensor([float(asked), float(failed)])])
+        dist.all_reduce(sums)
+        return sums[0].item() / self.world, sums[1].item() > 0, sums[2].item() > 0
+
+    def agree(self, problem: UserError | None) -> UserError | None:
+        """The first rank's problem, if any has one. All ranks call this."""
+        problems: list[UserError | None] = [None] * self.world
+        dist.all_gather_object(problems, problem)
+        return next(filter(None, problems), None)
 
     def record(self, step: int, loss: float, seconds: float) -> Record:
         norm = self.engine.get_global_grad_norm()
@@ -232,10 +263,12 @@ def _reporter(job: Job, step: int, saver: Saver, telemetry: Telemetry, history: 
     def report(record: Record) -> None:
         if saver.last:
             telemetry.saved(saver.last.step, saver.last.size, saver.last.at)
+            record["checkpoint_step"] = saver.last.step
             if saver.last.seconds is not None:
                 record["checkpoint_s"] = saver.last.seconds
         history.append(record)
-        if record["step"] % job.train.checkpoint_every == 0:  # a run that goes on from a checkpoint has the steps before it
+        # A run that goes on from a checkpoint has the steps before it; the last step of a run has a validation loss.
+        if record["step"] % job.train.checkpoint_every == 0 or "val_loss" in record:
             history.flush()
         telemetry.record(record)
 

@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from strata.platform import file_errors
+from strata.platform.errors import UserError
 from strata.platform.recipe import ModelSection, ParallelSection, TrainSection
 from strata.training import checkpoint, state
 from strata.training.storage import Folder
@@ -49,10 +51,12 @@ class Saver:
         self._stored = threading.Event()
         self._stored.set()
         self.last: Saved | None = None
+        self.problem: OSError | None = None  # that the next save would meet too
 
-    def resume(self) -> int:
+    def resume(self, expected: Callable[[], int] = lambda: 0) -> int:
         """From the newest good checkpoint, also when Ray has restarted the workers after a loss: the step it was saved at.
-        The digests are checked by all ranks, each its share, and all agree on the outcome."""
+        The digests are checked by all ranks, each its share, and all agree on the outcome. A run that has had a checkpoint, of
+        step `expected()`, does not begin again at step 0 because its storage went away."""
         rank, ranks = dist.get_rank(), dist.get_world_size()
 
         def check(found: checkpoint.Checkpoint) -> None:
@@ -68,9 +72,12 @@ class Saver:
 
         found = checkpoint.newest(self._checkpoints, print if rank == 0 else lambda _: None, check)
         step = found.step if found else 0
+        if found is None and (saved := expected()):
+            cause = f"The run has saved a checkpoint at step {saved}, and {self._checkpoints.path} holds none now."
+            raise UserError(cause, "Restore them, or mount the storage that holds them, and resume the run.")
         dist.barrier()  # nobody tidies up while another still looks
         if rank == 0:
-            checkpoint.forget_after(self._checkpoints, step)
+            checkpoint.set_aside_after(self._checkpoints, step)
         if found:
             state.load(self._engine, self._model, self._parallel, checkpoint.Reader(found), step)
         if found and rank == 0:
@@ -89,22 +96,24 @@ class Saver:
         rank, ranks = dist.get_rank(), dist.get_world_size()
 
         def upload(_: Any, name: str) -> Any:
+            folder = self._checkpoints / name
             try:
                 storing = time.perf_counter()
-                folder = self._checkpoints / name
                 checkpoint.write(folder, rank, ranks, step, self._origin, val_loss, snapshot)
                 if rank == 0:
                     _wait_for_others(folder, ranks)
                     seconds = time.perf_counter() - storing
                     if newest := checkpoint.prune(self._checkpoints, self._train.keep, self._train.keep_best):
                         self.last = Saved(newest.step, newest.size, newest.whole_at() or time.time(), seconds)
-                context = ray.train.get_context().get_storage()
-                return ray.train.Checkpoint(folder.path, filesystem=context.storage_filesystem)
-            except Exception:  # Ray starts all workers again, from the newest checkpoint
+            except Exception as error:
                 self._failed()
-                raise
+                if not isinstance(error, OSError) or file_errors.number_of(error) not in file_errors.LASTING:
+                    raise  # Ray starts all workers again, from the newest checkpoint
+                self.problem = error  # the loop ends the run: a full disk would still be full after a restart
             finally:
                 self._stored.set()
+            context = ray.train.get_context().get_storage()
+            return ray.train.Checkpoint(folder.path, filesystem=context.storage_filesystem)
 
         upload_mode = ray.train.CheckpointUploadMode
         ray.train.report(
@@ -134,5 +143,5 @@ def _wait_for_others(folder: Folder, ranks: int) -> None:
     """Else rank 0, when it is not the last, would hear of this checkpoint only at the next. No step waits longer for it than
     it would for the slowest rank; and not for ever, for that rank may have died."""
     deadline = time.monotonic() + OTHERS_S
-    while checkpoint.parts(folder) < ranks and time.monotonic() < deadline:
+    while checkpoint.written(folder) < ranks and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -57,6 +57,22 @@ class Folder:
         if self.filesystem.get_file_info(self.path).type == FileType.Directory:
             self.filesystem.delete_dir(self.path)
 
+    def delete(self, name: str) -> None:
+        """One file, if it is there."""
+        if self.size(name) is not None:
+            self.filesystem.delete_file(f"{self.path}/{name}")
+
+    def rename(self, name: str, to: str) -> None:
+        """A folder in this one. Where the storage cannot move folders, its files are moved one by one."""
+        before, after = self / name, self / to
+        try:
+            self.filesystem.move(before.path, after.path)
+        except NotImplementedError:
+            self.filesystem.create_dir(after.path)
+            for file in before.names():
+                self.filesystem.move(f"{before.path}/{file}", f"{after.path}/{file}")
+            before.remove()
+
 
 def folder(target: str | Path) -> Folder:
     """Of a local path or a URI."""

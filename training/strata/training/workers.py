@@ -13,35 +13,61 @@ from typing import Any
 from rich.console import Console
 
 from strata.platform import cluster
+from strata.platform.cluster_watch import ClusterWatch
 from strata.platform.errors import UserError
 from strata.platform.recipe import ParallelSection
 from strata.platform.runs import Run, State
+from strata.training import failures
 from strata.training.interrupts import Interrupts
 from strata.training.loop import Job, Outcome, train_worker
 from strata.training.memory import KEEP_FREED_MEMORY, misfits
 from strata.training.progress import TrainingProgress
-from strata.training.records import Follower
+from strata.training.records import Follower, Record
 
 POLL_S = 0.25
 SAY_EVERY_S = 1.0
+STILL_STARTING_S = 20.0
+QUIET_S = 5.0  # without a step, or four times the longest wait for one so far
+
+
+class ClusterLost(UserError):
+    """The Ray cluster has died under the run. `ours` says whether this process had started it, and can start another."""
+
+    def __init__(self, cause: str, fix: str, ours: bool = False) -> None:
+        super().__init__(cause, fix)
+        self.ours = ours
 
 
 def run_workers(job: Job, interrupts: Interrupts, console: Console) -> Outcome:
     job.stop.unlink(missing_ok=True)
     job.starts.unlink(missing_ok=True)
-    with TrainingProgress(console, job.train.steps) as progress, cluster.connected(_cpus(job.parallel)):
+    with TrainingProgress(console, job.train.steps) as progress, cluster.connected(_cpus(job.parallel)) as ours:
         interrupts.catch()
         _require_gpus(job.parallel)
         if job.parallel.device == "gpu":
             for line in misfits(job.model, job.train, job.parallel, _gpu_kinds()):
                 console.print(line)
-        fit = Fit(job)
-        interrupts.ask = job.stop.touch
+        fit, watch = Fit(job), ClusterWatch(ours)
+        interrupts.ask = lambda: _ask(job, console)
         fit.start()
-        follow(fit, job, interrupts, progress, console)
-        interrupts.ask = None
+        try:
+            follow(fit, job, interrupts, progress, console, watch)
+            if death := watch.death():
+                fix = f"Start the cluster again, then go on with: strata train --resume {job.run.name}"
+                raise ClusterLost(death, fix, ours)
+        finally:
+            watch.stop()
+            interrupts.ask = None
         job.stop.unlink(missing_ok=True)
         return fit.outcome()
+
+
+def _ask(job: Job, console: Console) -> None:
+    """In a signal's handler, where an exception would end the command at once."""
+    try:
+        job.stop.touch()
+    except OSError as error:
+        console.print(f"The workers cannot be told to stop: {error}. Once more ends the run at once, without a checkpoint.")
 
 
 class Fit(threading.Thread):
@@ -85,33 +111,80 @@ class Fit(threading.Thread):
 
     def outcome(self) -> Outcome:
         if self._error:
-            raise _explained(self._error) from self._error
+            explained = failures.explain(self._error, self._job.run.name)
+            raise (explained or self._error) from self._error
         outcome: Outcome = self._result.return_value
         return outcome
 
 
-def follow(fit: Fit, job: Job, interrupts: Interrupts, progress: TrainingProgress, console: Console) -> None:
-    """Until the workers end: what they record goes to the display and to the run's state."""
+def follow(fit: Fit, job: Job, interrupts: Interrupts, progress: TrainingProgress, console: Console, watch: ClusterWatch) -> None:
+    """Until the workers end, or their cluster does: what they record goes to the display and to the run's state."""
     run, follower = Run(job.run), Follower(Run(job.run).metrics)
-    state = State("running", steps=job.train.steps)
-    said, told, starts = 0.0, False, 1
+    state = State("running", job.begun, job.train.steps, saved=job.begun)
+    for record in follower.new():  # steps from before this start, which are not shown again
+        state = _state_after(state, record)
+    said, told, writable, starts, quiet = 0.0, False, True, 1, Quiet()
     alive = True
-    while alive:
+    while alive and not watch.death():
         fit.join(POLL_S)
         alive = fit.is_alive()  # asked before the last look, so that nothing recorded is missed
-        for record in follower.new():
-            progress.show(record)
-            state = State("running", record["step"], job.train.steps, record["loss"], record.get("val_loss", state.val_loss))
+        records = list(follower.new())
         began = job.starts.read_text().split() if job.starts.exists() else []
+        for record in records:
+            if began and record["step"] > int(began[-1]):  # else the history was cut, and is read from its start
+                progress.show(record)
+                quiet.heard()
+            state = _state_after(state, record)
         if len(began) > starts:
             starts = len(began)
             console.print(f"Workers were lost; all were started again, from step {began[-1]}.")
+        for line in [*watch.news(), *quiet.news()]:
+            console.print(line)
         if time.monotonic() - said > SAY_EVERY_S or not alive:
-            run.say_running(state)
+            writable = _say(run, state, writable, console)
             said = time.monotonic()
         if interrupts.asked and not told:
             console.print("Stopping after this step, with a checkpoint. (Once more ends at once, without.)")
             told = True
+
+
+def _state_after(state: State, record: Record) -> State:
+    saved = max(state.saved, record.get("checkpoint_step", 0))
+    return State("running", record["step"], state.steps, record["loss"], record.get("val_loss", state.val_loss), saved=saved)
+
+
+def _say(run: Run, state: State, writable: bool, console: Console) -> bool:
+    """Whether state.json could be written. The run does not end for it: the workers will know if their disk is full."""
+    try:
+        run.say_running(state)
+    except OSError as error:
+        if writable:
+            console.print(f"{run.path / 'state.json'} cannot be written ({error.strerror}); training goes on.")
+        return False
+    return True
+
+
+class Quiet:
+    """Notices that no step comes: a lost node is silent for half a minute before Ray reports it."""
+
+    def __init__(self) -> None:
+        self._begin = self._last = time.monotonic()
+        self._steps, self._longest, self._told = 0, 0.0, False
+
+    def heard(self) -> None:
+        now = time.monotonic()
+        if self._steps and not self._told:
+            self._longest = max(self._longest, now - self._last)
+        self._steps, self._last, self._told = self._steps + 1, now, False
+
+    def news(self) -> list[str]:
+        silent = time.monotonic() - self._last
+        if self._told or silent < (max(QUIET_S, 4 * self._longest) if self._steps else STILL_STARTING_S):
+            return []
+        self._told = True
+        if not self._steps:
+            return [f"The workers are still starting after {silent:.0f} s: the machine is busy, or the cluster has no room yet."]
+        return [f"No step for {silent:.0f} s: waiting for the workers. If one is lost, all are started again by themselves."]
 
 
 def _cpus(parallel: ParallelSection) -> int:
@@ -133,12 +206,3 @@ def _require_gpus(parallel: ParallelSection) -> None:
     if parallel.device == "gpu" and has < parallel.workers and not cluster.grows():
         fix = "Use parallel.device=cpu, or fewer parallel.workers."
         raise UserError(f"The recipe asks for {parallel.workers} GPUs; Ray sees {has:g}.", fix)
-
-
-def _explained(error: Exception) -> Exception:
-    """Workers that died for want of memory are the user's to mend; everything else keeps its traceback."""
-    text = str(error)
-    if "OutOfMemory" in text or "out of memory" in text:
-        fix = "Lower train.micro_batch or the model's size, or raise parallel.zero."
-        return UserError("The workers ran out of memory.", fix)
-    return error

@@ -1,0 +1,101 @@
+"""Watches the Ray cluster of a command that waits: lost nodes, and a cluster that has died.
+
+Ray itself reports a lost node after half a minute and a dead control service after one, with pages of its own log, and then
+ends the process. This looks at the processes of a cluster of ours, and asks any other every few seconds from a thread: a call
+to a control service that is gone blocks.
+"""
+
+import queue
+import socket
+import threading
+import time
+from typing import Any
+
+LOOK_EVERY_S = 2.0
+SILENT_S = 10.0  # for which a control service may not answer: a busy machine is not a dead one
+PARTS = {"gcs_server": "control service (GCS)", "raylet": "node service (raylet)"}
+
+
+class ClusterWatch:
+    """Started while connected to Ray. `ours` says whether the cluster belongs to this process."""
+
+    def __init__(self, ours: bool) -> None:
+        import ray
+
+        self._ours = ours
+        self._address = ray.get_runtime_context().gcs_address
+        self._messages: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._answered = time.monotonic()
+        self._ended = threading.Event()
+        threading.Thread(target=self._run, name="cluster-watch", daemon=True).start()
+
+    def stop(self) -> None:
+        self._ended.set()
+
+    def news(self) -> list[str]:
+        """One line for each node that was lost or came since the last call."""
+        lines = []
+        while not self._messages.empty():
+            lines.append(self._messages.get())
+        return lines
+
+    def death(self) -> str | None:
+        """A sentence on a cluster that will not come back, None for one that lives."""
+        if self._ours:
+            part = dead_part()
+            return f"Ray's {PARTS[part]} on this machine has died." if part else None
+        silent = time.monotonic() - self._answered
+        return f"The Ray cluster at {self._address} has not answered for {silent:.0f} s." if silent > SILENT_S else None
+
+    def _run(self) -> None:
+        nodes: dict[str, dict[str, Any]] = {}
+        while not self._ended.wait(LOOK_EVERY_S):
+            if not self._ours:
+                if not _accepts(self._address):
+                    continue
+                self._answered = time.monotonic()
+            if dead_part():
+                return
+            try:
+                now = _alive_nodes()
+            except Exception:  # Ray's client has many errors for a service that is going away, which `death` will report
+                continue
+            for line in changes(nodes, now):
+                self._messages.put(line)
+            nodes = now
+
+
+def dead_part() -> str | None:
+    """The service of a cluster started by this process that has ended, if any."""
+    import ray._private.worker
+
+    node = ray._private.worker._global_node
+    dead = {kind for kind, _ in node.dead_processes()} if node else set()
+    return next((kind for kind in PARTS if kind in dead), None)
+
+
+def changes(before: dict[str, dict[str, Any]], now: dict[str, dict[str, Any]]) -> list[str]:
+    """Lines on the nodes that went and came. The first look has nothing to compare with."""
+    if not before:
+        return []
+    cpus = sum(node["Resources"].get("CPU", 0) for node in now.values())
+    lines = [
+        f"Ray node {before[key]['NodeManagerAddress']} was lost; {len(now)} are left, with {cpus:g} CPUs."
+        for key in before.keys() - now.keys()
+    ]
+    return lines + [f"Ray node {now[key]['NodeManagerAddress']} has joined." for key in now.keys() - before.keys()]
+
+
+def _alive_nodes() -> dict[str, dict[str, Any]]:
+    import ray
+
+    return {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+
+
+def _accepts(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=3).close()
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,122 @@
+"""Training without Ray and DeepSpeed, for tests of files and disks.
+
+Everything that reads or writes a file is the real thing: the command line, the driver, the step loop, its history, the saver
+and its checkpoints, the export. Only the engine is a stand-in: a few weights of the right names and shapes, moved by a rule in
+which each step depends on the one before, so that a lost, repeated or wrong step shows in every later loss.
+"""
+
+import hashlib
+import math
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from strata.platform import cli
+from strata.platform.runs import Run
+from strata.training import driver, loop, records, state
+from strata.training.interrupts import Interrupts
+from strata.training.loop import Job, Outcome
+from strata.training.model import Llama
+from strata.training.pieces import Piece
+from strata.training.records import Record
+from strata.training.schedule import learning_rate
+from strata.training.state import Fragment
+
+
+class StandIn:
+    """In place of `loop.Worker`. Its engine is its own weights."""
+
+    hooks: ClassVar[dict[int, Any]] = {}  # what happens in the middle of a run, by step
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.rank, self.world = job, 0, 1
+        torch.manual_seed(0)
+        named = Llama(job.model, 0, "torch").named_parameters()
+        self.weights: dict[str, Tensor] = {name: weight.detach().clone() for name, weight in named}
+        self.engine = self
+
+    def step(self, step: int, failed: bool = False) -> tuple[float, bool, bool]:
+        section = self.job.train
+        rate = learning_rate(step, section.steps, section.lr, section.warmup, section.min_lr_ratio)
+        for weight in self.weights.values():
+            weight.mul_(1 - rate).add_(math.sin(step) * rate)
+        if hook := self.hooks.get(step + 1):
+            hook()
+        asked = self.job.stop.exists()
+        return float(sum(weight.abs().mean() for weight in self.weights.values())), asked, failed
+
+    def record(self, step: int, loss: float, seconds: float) -> Record:
+        return Record(step=step, loss=loss, lr=0.1, grad_norm=1.0, tokens_per_s=1.0, time=time.time(), seconds={"forward": 0.1})
+
+    def evaluate(self) -> float:
+        return 2.5
+
+    def agree(self, problem: Any) -> Any:
+        return problem
+
+
+def fragments(engine: StandIn, *_: object) -> Iterator[Fragment]:
+    for name, weight in engine.weights.items():
+        yield Fragment(Piece(name, tuple(weight.shape), None, 0), "weight", 0, weight.flatten())
+
+
+def load(engine: StandIn, model: object, parallel: object, source: Any, step: int) -> None:
+    engine.weights = {name: source.whole(name) for name in engine.weights}
+
+
+def run_workers(job: Job, interrupts: Interrupts, console: Console) -> Outcome:
+    job.starts.unlink(missing_ok=True)
+    return loop.train_worker({"job": job})
+
+
+def without_ray(patch: pytest.MonkeyPatch) -> None:
+    def report(metrics: dict[str, Any], *, checkpoint_dir_name: str, checkpoint_upload_fn: Any, **_: Any) -> None:
+        checkpoint_upload_fn(None, checkpoint_dir_name)
+
+    def gather(into: list[Any], one: Any) -> None:
+        into[0] = one
+
+    storage = SimpleNamespace(get_storage=lambda: SimpleNamespace(storage_filesystem=None))
+    patch.setattr("ray.train.report", report)
+    patch.setattr("ray.train.get_context", lambda: storage)
+    patch.setattr("ray.train.Checkpoint", lambda path, filesystem: path)
+    patch.setattr("torch.distributed.get_rank", lambda: 0)
+    patch.setattr("torch.distributed.get_world_size", lambda: 1)
+    patch.setattr("torch.distributed.barrier", lambda: None)
+    patch.setattr("torch.distributed.all_gather_object", gather)
+    patch.setattr(loop, "Worker", StandIn)
+    patch.setattr(state, "fragments", fragments)
+    patch.setattr(state, "load", load)
+    patch.setattr(driver, "run_workers", run_workers)
+    patch.setattr(driver, "plot_losses", lambda *_: None)  # seconds, and nothing to do with what is tested
+    patch.setattr(StandIn, "hooks", {})
+
+
+def strata(*words: str) -> int:
+    """The command line in this process: its exit status. An error that would print a traceback comes out of here."""
+    before, sys.argv = sys.argv, ["strata", *words]
+    try:
+        cli.main()
+    except SystemExit as end:
+        return int(end.code or 0)
+    finally:
+        sys.argv = before
+    return 0
+
+
+def losses(run: Run) -> list[tuple[int, float]]:
+    return [(record["step"], record["loss"]) for record in records.read(run.metrics)]
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Every file below a folder, with a digest of what is in it."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}

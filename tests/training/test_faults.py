@@ -1,0 +1,404 @@
+"""Faults of files and disks: each ends in a clear error that changes nothing, or in a run whose steps are all right.
+
+One run is trained once, and stopped at step 6 of 8 with checkpoints of steps 4 and 6. Each test has a copy of it, breaks
+something, and resumes it. Refused, the run must be as it was, and after the repair go on; either way its eight losses must be
+those of a run that nobody disturbed.
+"""
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strata.platform.runs import Run
+from strata.training import checkpoint, export, records
+
+from .conftest import SMALL
+from .faults import StandIn, contents, losses, strata, without_ray
+
+Spoil = Callable[[Run], object]
+
+
+@dataclass(frozen=True)
+class Trained:
+    home: Path
+    expected: list[tuple[int, float]]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Iterator[Trained]:
+    home = tmp_path_factory.mktemp("faults")
+    with pytest.MonkeyPatch.context() as patch:
+        without_ray(patch)
+        patch.setenv("STRATA_HOME", str(home))
+        settings = [*SMALL, f"data.path={corpus}"]
+        assert strata("train", "--run", "whole", *settings) == 0
+        StandIn.hooks = {6: (home / "runs" / "r" / "stop").touch}
+        assert strata("train", "--run", "r", *settings) == 130
+        (home / "runs" / "r" / "stop").unlink()
+    expected = losses(Run(home / "runs" / "whole"))
+    shutil.rmtree(home / "runs" / "whole")
+    assert [step for step, _ in expected] == list(range(1, 9))
+    yield Trained(home, expected)
+
+
+@pytest.fixture
+def run(trained: Trained, home: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    without_ray(monkeypatch)
+    shutil.copytree(trained.home, home, dirs_exist_ok=True)
+    return Run(home / "runs" / "r")
+
+
+def newest(run: Run) -> Path:
+    return run.checkpoints / "step-00000006"
+
+
+def only_one(run: Run) -> Path:
+    shutil.rmtree(run.checkpoints / "step-00000004")
+    return newest(run)
+
+
+def truncate(path: Path, to: int = 10) -> None:
+    path.write_bytes(path.read_bytes()[:to])
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def write(path: Path, text: str) -> None:
+    path.write_text(text)
+
+
+def replace_by_file(path: Path) -> None:
+    shutil.rmtree(path)
+    path.write_text("")
+
+
+def replace_by_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def of_another_run(path: Path) -> None:
+    for manifest in path.glob("step-*/manifest-*.json"):
+        raw = json.loads(manifest.read_text())
+        raw["origin"]["run"] = "another"
+        manifest.write_text(json.dumps(raw))
+
+
+def spoil_all(run: Run) -> None:
+    for part in run.checkpoints.glob("step-*/part-*.bin"):
+        truncate(part)
+
+
+REFUSED: dict[str, tuple[Spoil, str]] = {
+    "manifest of the only checkpoint is gone": (
+        lambda run: (only_one(run) / "manifest-00000.json").unlink(),
+        "has reached step 6 by its records",
+    ),
+    "all manifests are gone": (
+        lambda run: [path.unlink() for path in run.checkpoints.glob("step-*/manifest-*.json")],
+        "what is left of step-00000004, step-00000006 cannot be loaded",
+    ),
+    "checkpoints folder is gone": (lambda run: shutil.rmtree(run.checkpoints), "there is no checkpoint in"),
+    "checkpoints folder is empty": (
+        lambda run: [path.unlink() if path.is_file() else shutil.rmtree(path) for path in run.checkpoints.iterdir()],
+        "there is no checkpoint in",
+    ),
+    "checkpoints are gone and the claim is left": (
+        lambda run: [shutil.rmtree(path) for path in run.checkpoints.glob("step-*")],
+        "there is no checkpoint in",
+    ),
+    "checkpoints is a file": (lambda run: replace_by_file(run.checkpoints), "Not a directory"),
+    "every part is cut short": (spoil_all, "is whole"),
+    "checkpoints are another run's": (lambda run: of_another_run(run.checkpoints), "holds the checkpoints of another run"),
+    "another run has claimed the place": (
+        lambda run: write(run.checkpoints / "run-abc.json", '{"id": "abc", "folder": "/elsewhere/runs/r"}'),
+        "holds the checkpoints of another run (/elsewhere/runs/r)",
+    ),
+    "state.json is empty": (lambda run: write(run.path / "state.json", ""), "state.json is damaged"),
+    "state.json is cut short": (lambda run: truncate(run.path / "state.json"), "state.json is damaged"),
+    "state.json is a list": (lambda run: write(run.path / "state.json", "[1]"), "state.json is damaged"),
+    "state.json is of something else": (lambda run: write(run.path / "state.json", '{"a": 1}'), "state.json is damaged"),
+    "state.json has text for a number": (
+        lambda run: write(run.path / "state.json", '{"status": "failed", "step": "x"}'),
+        "state.json is damaged: step",
+    ),
+    "state.json has an impossible process": (
+        lambda run: write(run.path / "state.json", '{"status": "running", "pid": -1}'),
+        "state.json is damaged: pid",
+    ),
+    "state.json is no text": (lambda run: (run.path / "state.json").write_bytes(b"\xff\xfe\x00"), "state.json is damaged"),
+    "state.json is a folder": (lambda run: replace_by_folder(run.path / "state.json"), "Is a directory"),
+    "recipe.yaml is gone": (lambda run: (run.path / "recipe.yaml").unlink(), "recipe.yaml is missing"),
+    "recipe.yaml is empty": (lambda run: write(run.path / "recipe.yaml", ""), "lacks 'model'"),
+    "recipe.yaml is no YAML": (lambda run: write(run.path / "recipe.yaml", "train: [1"), "is not valid YAML"),
+    "recipe.yaml is a list": (lambda run: write(run.path / "recipe.yaml", "- 1"), "holds a list"),
+    "recipe.yaml has an unknown key": (
+        lambda run: (run.path / "recipe.yaml").open("a").write("unknown: 1\n"),
+        "Unknown recipe key 'unknown'",
+    ),
+    "recipe.yaml is a folder": (lambda run: replace_by_folder(run.path / "recipe.yaml"), "recipe.yaml is missing"),
+    "run.json is empty": (lambda run: write(run.path / "run.json", ""), "run.json is damaged"),
+    "metrics.jsonl is a folder": (lambda run: replace_by_folder(run.metrics), "Is a directory"),
+}
+
+
+@pytest.mark.parametrize(("spoil", "message"), REFUSED.values(), ids=REFUSED.keys())
+def test_refused_with_nothing_changed_and_goes_on_after_the_repair(
+    run: Run, trained: Trained, home: Path, capsys: pytest.CaptureFixture[str], spoil: Spoil, message: str
+) -> None:
+    spoil(run)
+    before = contents(run.path)
+    assert strata("train", "--resume", "r") == 1
+    said = capsys.readouterr().err
+    assert message in said and said.startswith("error: ") and said.count("\n") == 2 and "\n  fix: " in said
+    assert contents(run.path) == before
+    assert strata("runs") == 0  # which lists it whatever it has become
+    assert " r " in capsys.readouterr().out
+    shutil.rmtree(run.path)
+    shutil.copytree(trained.home / "runs" / "r", run.path)
+    assert strata("train", "--resume", "r") == 0
+    assert losses(run) == trained.expected
+
+
+def half_a_checkpoint(run: Run) -> None:
+    """As a kill leaves it in the middle of a save."""
+    folder = run.checkpoints / "step-00000007"
+    folder.mkdir()
+    (folder / checkpoint.UNFINISHED).touch()
+    (folder / "part-00000.bin").write_bytes(b"half")
+
+
+def leftovers(run: Run) -> None:
+    (run.path / ".state.json.abc").write_text("{")
+    (run.path / f".export-{os.uname().nodename}-{2**22 - 1}-abc").mkdir()
+
+
+GOES_ON: dict[str, Spoil] = {
+    "newest part is cut short": lambda run: truncate(newest(run) / "part-00000.bin"),
+    "newest part has one bit flipped": lambda run: flip(newest(run) / "part-00000.bin"),
+    "newest part is gone": lambda run: (newest(run) / "part-00000.bin").unlink(),
+    "newest part is a folder": lambda run: replace_by_folder(newest(run) / "part-00000.bin"),
+    "newest manifest is gone": lambda run: (newest(run) / "manifest-00000.json").unlink(),
+    "newest manifest is cut short": lambda run: truncate(newest(run) / "manifest-00000.json"),
+    "newest manifest is empty": lambda run: write(newest(run) / "manifest-00000.json", ""),
+    "newest manifest is a list": lambda run: write(newest(run) / "manifest-00000.json", "[]"),
+    "newest checkpoint is an empty folder": lambda run: (shutil.rmtree(newest(run)), newest(run).mkdir()),
+    "newest checkpoint is a file": lambda run: replace_by_file(newest(run)),
+    "oldest checkpoint is gone": lambda run: shutil.rmtree(run.checkpoints / "step-00000004"),
+    "a save was killed": half_a_checkpoint,
+    "a folder has the name of no step": lambda run: (run.checkpoints / "step-latest").mkdir(),
+    "metrics.jsonl ends in half a line": lambda run: run.metrics.open("a").write('{"step": 7, "lo'),
+    "metrics.jsonl has a line of garbage": lambda run: run.metrics.open("a").write("\x00\x00garbage\n"),
+    "metrics.jsonl has steps beyond the checkpoint": lambda run: records.append(
+        run.metrics, records.read(run.metrics)[-1] | {"step": 7}
+    ),  # type: ignore[arg-type,operator]
+    "state.json is gone": lambda run: (run.path / "state.json").unlink(),
+    "run.json is gone": lambda run: (run.path / "run.json").unlink(),
+    "claim is gone": lambda run: next(run.checkpoints.glob("run-*.json")).unlink(),
+    "Ray's list of checkpoints is garbage": lambda run: write(run.checkpoints / checkpoint.RAY_SNAPSHOT, "{"),
+    "temporary files were left": leftovers,
+    "tokenizer is gone": lambda run: shutil.rmtree(run.path / "tokenizer"),
+    "folder was renamed": lambda run: None,
+    "token cache is gone": lambda run: shutil.rmtree(run.path.parent.parent / ".strata"),
+}
+
+
+@pytest.mark.parametrize("spoil", GOES_ON.values(), ids=GOES_ON.keys())
+def test_goes_on_with_the_same_losses(
+    run: Run, trained: Trained, capsys: pytest.CaptureFixture[str], spoil: Spoil, request: pytest.FixtureRequest
+) -> None:
+    kept = {path.name: contents(path) for path in (run.checkpoints / "step-00000004", newest(run))}
+    spoil(run)
+    if "folder was renamed" in request.node.name:
+        run = Run(run.path.rename(run.path.with_name("other")))
+    damaged = {name: contents(run.checkpoints / name) for name in kept if (run.checkpoints / name).is_dir()}
+    assert strata("train", "--resume", run.name) == 0
+    assert losses(run) == trained.expected and run.state().status == "finished" and run.has_export()
+    assert not list(run.path.glob(".*")), "leftovers"
+    now = {path.name: contents(path) for path in run.checkpoints.glob("step-*") if path.is_dir()}
+    for name, before in damaged.items():  # whatever was there is there still, in its place or aside
+        assert not before or before in (now.get(name), now.get(name + checkpoint.ASIDE)), f"{name} was lost"
+    shown = capsys.readouterr().out
+    assert "step 4/8" not in shown, "a step from before the resume was shown as if it were live"
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of a few megabytes, which only root can have."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", place], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("no small disk can be mounted here")
+    yield place
+    subprocess.run(["umount", "-l", place], check=True)
+
+
+def fill(disk: Path) -> None:
+    """To the last byte: what is written from now on fails."""
+    with (disk / "ballast").open("wb", buffering=0) as file:
+        for size in (2**20, 2**12, 1):
+            try:
+                while file.write(b"x" * size) == size:
+                    continue
+            except OSError as error:
+                assert error.errno == errno.ENOSPC
+
+
+def remount(disk: Path, mode: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,{mode}", disk], check=True)
+
+
+def end_driver(run: Run) -> None:
+    """The command has ended here, but not its process, which is this one: a state that could not be written names it still."""
+    if run.state().status == "running":
+        assert run.state().pid == os.getpid()
+        run.say(replace(run.state(), pid_created=0.0))
+        assert run.state().seen_now() == "killed"
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A disk that breaks, and how it is repaired."""
+
+    spoil: Callable[[Path], object]
+    repair: Callable[[Path], object]
+    message: str
+
+
+BROKEN = {
+    "full": Broken(fill, lambda disk: (disk / "ballast").unlink(), "No space left on device"),
+    "read-only": Broken(lambda disk: remount(disk, "ro"), lambda disk: remount(disk, "rw"), "Read-only file system"),
+}
+
+
+def moved_to(disk: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """The whole home on that disk."""
+    shutil.copytree(run.path.parent.parent, disk, dirs_exist_ok=True, ignore=shutil.ignore_patterns("disk"))
+    monkeypatch.setenv("STRATA_HOME", str(disk))
+    return Run(disk / "runs" / run.name)
+
+
+def check_error(capsys: pytest.CaptureFixture[str], message: str) -> None:
+    said = capsys.readouterr().err
+    assert message in said and said.startswith("error: ") and said.count("\n") == 2 and "\n  fix: " in said
+
+
+@pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN.keys())
+def test_disk_breaks_before_a_resume(
+    run: Run, trained: Trained, disk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], broken: Broken
+) -> None:
+    run = moved_to(disk, run, monkeypatch)
+    before = contents(run.path)
+    broken.spoil(disk)
+    assert strata("train", "--resume", "r") == 1
+    check_error(capsys, broken.message)
+    assert contents(run.path) == before
+    assert strata("train", "--run", "new", *SMALL) == 1
+    check_error(capsys, broken.message)
+    assert not (disk / "runs" / "new").exists()
+    broken.repair(disk)
+    assert strata("train", "--resume", "r") == 0
+    assert losses(run) == trained.expected
+
+
+@pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN.keys())
+@pytest.mark.parametrize("step", [7, 8])
+def test_disk_breaks_under_a_run(
+    run: Run,
+    trained: Trained,
+    disk: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    broken: Broken,
+    step: int,
+) -> None:
+    """History, state and checkpoints are all on it, and so are the words on how the run ended."""
+    run = moved_to(disk, run, monkeypatch)
+    StandIn.hooks = {step: lambda: broken.spoil(disk)}
+    assert strata("train", "--resume", "r") == 1
+    check_error(capsys, broken.message)
+    broken.repair(disk)
+    StandIn.hooks = {}
+    end_driver(run)
+    assert strata("train", "--resume", "r") == 0
+    assert losses(run) == trained.expected
+
+
+@pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN.keys())
+def test_disk_of_the_checkpoints_breaks_under_a_run(
+    run: Run, trained: Trained, disk: Path, corpus: Path, capsys: pytest.CaptureFixture[str], broken: Broken
+) -> None:
+    settings = [*SMALL, f"data.path={corpus}", f"train.checkpoints={disk}"]
+    StandIn.hooks = {6: lambda: broken.spoil(disk)}
+    assert strata("train", "--run", "new", *settings) == 1
+    check_error(capsys, broken.message)
+    new = Run(run.path.with_name("new"))
+    assert new.state().status == "failed" and (disk / "new" / "step-00000004").is_dir()
+    broken.repair(disk)
+    StandIn.hooks = {}
+    assert strata("train", "--resume", "new") == 0
+    assert losses(new) == trained.expected
+
+
+def test_disk_is_full_at_the_export(
+    run: Run, trained: Trained, disk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = moved_to(disk, run, monkeypatch)
+    write_folder = export.write_folder
+
+    def fill_first(*arguments: Any) -> None:
+        fill(disk)
+        write_folder(*arguments)
+
+    monkeypatch.setattr(export, "write_folder", fill_first)
+    assert strata("train", "--resume", "r") == 1
+    check_error(capsys, "No space left on device")
+    assert not run.has_export() and not list(run.path.glob(".export*"))
+    (disk / "ballast").unlink()
+    monkeypatch.setattr(export, "write_folder", write_folder)
+    end_driver(run)
+    assert strata("train", "--resume", "r") == 0
+    assert losses(run) == trained.expected and run.has_export()
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO])
+def test_checkpoint_cannot_be_read(
+    run: Run, trained: Trained, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int
+) -> None:
+    """Without permission somebody has to give it; a bad sector is damage, and the checkpoint before it is good."""
+    verify, before = checkpoint._verify_file, contents(run.checkpoints)
+
+    def fail(folder: Any, manifest: Any) -> None:
+        if "step-00000006" in folder.path:
+            folder.filesystem = Unreadable(number)
+        verify(folder, manifest)
+
+    class Unreadable:
+        def __init__(self, number: int) -> None:
+            self._number = number
+
+        def open_input_stream(self, path: str) -> None:
+            raise OSError(self._number, os.strerror(self._number), path)
+
+    monkeypatch.setattr(checkpoint.Folder, "__setattr__", object.__setattr__)
+    monkeypatch.setattr(checkpoint, "_verify_file", fail)
+    if number == errno.EACCES:
+        assert strata("train", "--resume", "r") == 1
+        check_error(capsys, "Permission denied")
+        assert contents(run.checkpoints) == before
+    monkeypatch.setattr(checkpoint, "_verify_file", verify if number == errno.EACCES else fail)
+    assert strata("train", "--resume", "r") == 0
+    assert losses(run) == trained.expected
