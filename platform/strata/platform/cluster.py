@@ -22,6 +22,7 @@ from typing import Any
 
 import psutil
 
+from strata.platform import gcs
 from strata.platform.errors import UserError
 from strata.platform.files import cache_dir, write_atomic
 from strata.platform.processes import is_alive
@@ -99,13 +100,28 @@ def connected(cpus: int) -> Iterator[bool]:
     kept = find()
     address = os.environ.get("RAY_ADDRESS") or (kept.address if kept else None)
     if address is None:
-        ray.init(**_local(cpus, dashboard=False))
-    else:
-        _join(address, cpus)
+        with _own(cpus, dashboard=False):
+            yield True
+        return
+    _join(address, cpus)
     try:
-        yield address is None
+        yield False
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _own(cpus: int | None, dashboard: bool) -> Iterator[Any]:
+    """A new local cluster, which ends with this block; yields what `ray.init` returned."""
+    import ray
+
+    with gcs.store(TEMP_DIR) as settings:
+        context = ray.init(**_local(cpus, dashboard), _system_config=settings)
+        try:
+            with gcs.kept_alive():
+                yield context
+        finally:
+            ray.shutdown()
 
 
 def _join(address: str, cpus: int) -> None:
@@ -168,14 +184,11 @@ def _local(cpus: int | None, dashboard: bool) -> dict[str, Any]:
 
 def _keep(cpus: int | None, dashboard: bool) -> None:
     """The process that a kept cluster hangs from; ends on SIGTERM."""
-    import ray
-
-    context = ray.init(**_local(cpus, dashboard))
-    me = psutil.Process()
-    kept = Kept(context.address_info["address"], me.pid, me.create_time(), context.dashboard_url or None)
-    write_atomic(_record(), json.dumps(asdict(kept)))
-    signal.sigwait({signal.SIGTERM, signal.SIGINT})
-    ray.shutdown()
+    with _own(cpus, dashboard) as context:
+        me = psutil.Process()
+        kept = Kept(context.address_info["address"], me.pid, me.create_time(), context.dashboard_url or None)
+        write_atomic(_record(), json.dumps(asdict(kept)))
+        signal.sigwait({signal.SIGTERM, signal.SIGINT})
 
 
 if __name__ == "__main__":
