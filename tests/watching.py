@@ -21,7 +21,7 @@ from support import ROOT
 
 from strata.monitoring import prometheus, scrape
 from strata.monitoring.gpu_exporter import node_name
-from strata.platform import cluster, ports
+from strata.platform import local_ray, ports
 from strata.platform.files import write_atomic
 
 RECORDED = ROOT / "tests" / "monitoring" / "recorded"
@@ -86,7 +86,7 @@ def _following(folder: Path) -> Iterator[None]:
 
     def follow() -> None:
         while not stop.wait(0.5):
-            for session in cluster.TEMP_DIR.glob("session_2*"):
+            for session in local_ray.TEMP_DIR.glob("session_2*"):
                 link = sessions / session.name
                 if not link.exists() and _started_here(int(session.name.rpartition("_")[2])):
                     link.symlink_to(session)

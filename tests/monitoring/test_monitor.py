@@ -170,8 +170,8 @@ MONITOR = """
 import sys
 from pathlib import Path
 from strata.monitoring.commands import monitor
-from strata.platform import cluster
-cluster.TEMP_DIR = Path(sys.argv[1])
+from strata.platform import local_ray
+local_ray.TEMP_DIR = Path(sys.argv[1])
 monitor(port=int(sys.argv[2]), url=sys.argv[3:])
 """
 

@@ -5,17 +5,18 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
 
-from strata.platform import cluster
+from strata.platform import cluster, gcs
 from strata.platform.errors import UserError
 
 # Runs in a process of its own: a driver connects to one cluster in its life.
 SQUARE = """
 import json, ray
-from strata.platform import cluster
+from strata.platform import cluster, gcs
 with cluster.connected(cpus={cpus}) as ends_with_us:
     answer = ray.get(ray.remote(lambda x: x * x).remote(7))
     print(json.dumps([answer, ends_with_us, ray.get_runtime_context().gcs_address, ray.cluster_resources()["CPU"]]))
@@ -66,3 +67,45 @@ def test_an_address_where_nothing_answers(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     with pytest.raises(UserError, match=r"Nothing answers at 127.0.0.1:1[\s\S]*Unset RAY_ADDRESS"), cluster.connected(1):
         pass
+
+
+# Also in a process of its own: it kills the GCS of the cluster that it started.
+KILL_GCS = """
+import json, os, signal, time, ray
+from ray._private import worker
+from strata.platform import cluster, gcs
+
+@ray.remote
+class Counter:
+    def __init__(self): self.count = 0
+    def next(self): self.count += 1; return self.count
+
+with cluster.connected(cpus=1):
+    counter = Counter.options(name="counter", lifetime="detached").remote()
+    counts = [ray.get(counter.next.remote())]
+    for _ in range(2):
+        gcs = worker._global_node.all_processes["gcs_server"][0].process
+        os.kill(gcs.pid, signal.SIGKILL)
+        gcs.wait()
+        assert ray.util.list_named_actors() == ["counter"]  # a question to the GCS
+        counts.append(ray.get(counter.next.remote(), timeout=60))
+    print(json.dumps(counts))
+"""
+
+
+def test_the_gcs_of_our_cluster_is_restarted_with_all_it_knew() -> None:
+    done = subprocess.run([sys.executable, "-c", KILL_GCS], capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == [1, 2, 3]
+    assert done.stderr.count("Ray's GCS ended by signal 9; it was started again from its store.") == 2
+
+
+def test_a_store_is_removed_with_its_cluster_and_a_left_one_at_the_next_start(tmp_path: Path) -> None:
+    left = tmp_path / "gcs-left"
+    left.mkdir()
+    (left / "held").touch()
+    with gcs.store(tmp_path) as first:
+        assert not left.exists()
+        with gcs.store(tmp_path) as second:
+            assert Path(first["gcs_storage_path"]).is_dir() and Path(second["gcs_storage_path"]).is_dir()
+    assert not list(tmp_path.iterdir())

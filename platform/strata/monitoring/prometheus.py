@@ -14,7 +14,7 @@ import httpx
 import yaml
 
 from strata.monitoring import scrape
-from strata.platform import children, cluster
+from strata.platform import children, local_ray
 from strata.platform.errors import UserError
 from strata.platform.files import write_atomic
 
@@ -53,7 +53,7 @@ def write_files(folder: Path, port: int, endpoints: Sequence[str], gpu_port: int
 
 def write_ray_targets(folder: Path) -> None:
     """Prometheus watches the file: clusters come and go while it runs."""
-    file, targets = folder / "targets" / "ray.json", scrape.ray_targets(cluster.TEMP_DIR)
+    file, targets = folder / "targets" / "ray.json", scrape.ray_targets(local_ray.TEMP_DIR)
     if not file.exists() or file.read_text() != targets:
         write_atomic(file, targets)
 

@@ -12,7 +12,7 @@ import time
 from typing import Any
 
 LOOK_EVERY_S = 2.0
-SILENT_S = 10.0  # for which a control service may not answer: a busy machine is not a dead one
+SILENT_S = 10.0  # for which a control service may not answer: a busy machine is not a dead one, and `gcs.py` restarts ours
 PARTS = {"gcs_server": "control service (GCS)", "raylet": "node service (raylet)"}
 
 
@@ -25,7 +25,7 @@ class ClusterWatch:
         self._ours = ours
         self._address = ray.get_runtime_context().gcs_address
         self._messages: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._answered = time.monotonic()
+        self._answered = self._gcs_seen = time.monotonic()
         self._ended = threading.Event()
         threading.Thread(target=self._run, name="cluster-watch", daemon=True).start()
 
@@ -41,9 +41,12 @@ class ClusterWatch:
 
     def death(self) -> str | None:
         """A sentence on a cluster that will not come back, None for one that lives."""
+        part = dead_part() if self._ours else None
+        if part != "gcs_server":
+            self._gcs_seen = time.monotonic()
         if self._ours:
-            part = dead_part()
-            return f"Ray's {PARTS[part]} on this machine has died." if part else None
+            lost = part == "raylet" or time.monotonic() - self._gcs_seen > SILENT_S
+            return f"Ray's {PARTS[part]} on this machine has died." if part and lost else None
         silent = time.monotonic() - self._answered
         return f"The Ray cluster at {self._address} has not answered for {silent:.0f} s." if silent > SILENT_S else None
 
@@ -54,8 +57,8 @@ class ClusterWatch:
                 if not _accepts(self._address):
                     continue
                 self._answered = time.monotonic()
-            if dead_part():
-                return
+            if dead_part():  # `death` says what that means
+                continue
             try:
                 now = _alive_nodes()
             except Exception:  # Ray's client has many errors for a service that is going away, which `death` will report
@@ -71,7 +74,7 @@ def dead_part() -> str | None:
 
     node = ray._private.worker._global_node
     dead = {kind for kind, _ in node.dead_processes()} if node else set()
-    return next((kind for kind in PARTS if kind in dead), None)
+    return next((kind for kind in ("raylet", "gcs_server") if kind in dead), None)
 
 
 def changes(before: dict[str, dict[str, Any]], now: dict[str, dict[str, Any]]) -> list[str]:

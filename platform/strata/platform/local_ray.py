@@ -1,0 +1,123 @@
+"""Starts a Ray cluster on this machine that lasts as long as the caller wants it, also where the machine is busy.
+
+Some of it replaces functions of Ray's, each for the reason that stands beside it. Written for Ray 2.60.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from strata.platform import gcs
+from strata.platform.errors import UserError
+
+START_TRIES = 2
+REGISTER_S = 90.0
+SLOW_S = 20.0
+# Short on purpose: Ray puts sockets in it, and a socket's path may have 107 characters.
+TEMP_DIR = Path(f"/tmp/strata-ray-{os.getuid()}")
+
+
+@contextmanager
+def running(cpus: int | None, dashboard: bool) -> Iterator[Any]:
+    """A cluster that ends with this block; yields what `ray.init` returned."""
+    import ray
+
+    with ExitStack() as stores:
+        context = _start(cpus, dashboard, stores)
+        hush()
+        try:
+            with gcs.kept_alive():
+                yield context
+        finally:
+            ray.shutdown()
+
+
+def _start(cpus: int | None, dashboard: bool, stores: ExitStack) -> Any:
+    """A start that is too slow even so is ended and tried once more: a busy machine may be less busy by then."""
+    import ray
+
+    for tries_left in reversed(range(START_TRIES)):
+        before = set(psutil.Process().children(recursive=True))
+        store = stores.enter_context(gcs.store(TEMP_DIR))  # a new one each time: what a failed start left is of no use
+        try:
+            with _patience():
+                return ray.init(**_options(cpus, dashboard), _system_config=store)
+        except OSError:
+            raise
+        except Exception as error:
+            ray.shutdown()
+            for process in set(psutil.Process().children(recursive=True)) - before:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            if not tries_left or "timed out" not in str(error).lower():
+                reason = " ".join(str(error).split())[:300]
+                raise UserError(f"The local Ray cluster did not start: {reason}", "See 'strata doctor'.") from None
+            print("Ray did not start in time, as happens on a busy machine; trying once more.", file=sys.stderr)
+    raise AssertionError("unreachable")
+
+
+@contextmanager
+def _patience() -> Iterator[None]:
+    """Ray gives its node service 30 s to register, in a constant (`_private/node.py`): too short for a busy machine. The call
+    that it repeats in that time waits longer instead. Not needed once the time can be set."""
+    import ray._private.services as services
+
+    registered = services.get_node
+
+    def wait(*arguments: Any) -> Any:
+        begin, told = time.monotonic(), False
+        while True:
+            try:
+                return registered(*arguments)
+            except RuntimeError:
+                waited = time.monotonic() - begin
+                if waited > REGISTER_S:
+                    raise
+                if waited > SLOW_S and not told:
+                    print("Ray is starting slowly, as happens on a busy machine; still waiting.", file=sys.stderr)
+                    told = True
+                time.sleep(0.1)
+
+    services.get_node = wait
+    try:
+        yield
+    finally:
+        services.get_node = registered
+
+
+def hush() -> None:
+    """Ray prints the last 20 lines of a dead raylet's log on the driver's terminal, whatever `log_to_driver` says. Commands say
+    in one line of their own that it died (`cluster_watch`). Not needed once `log_to_driver=False` covers these messages."""
+    import ray._private.worker as worker
+
+    shown = worker.print_to_stdstream
+    if getattr(shown, "hushed", False):
+        return
+
+    def show(data: dict[str, Any], *arguments: Any, **options: Any) -> None:
+        if not any("Raylet is terminated" in line for line in data.get("lines", ())):
+            shown(data, *arguments, **options)
+
+    show.hushed = True  # type: ignore[attr-defined]
+    worker.print_to_stdstream = show
+
+
+def _options(cpus: int | None, dashboard: bool) -> dict[str, Any]:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # By default Ray's workers give way to everything else on the machine (nice 15), and those are what the user waits for.
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    return {
+        "address": "local",
+        "num_cpus": max(os.cpu_count() or 1, cpus or 1),
+        "include_dashboard": dashboard,
+        "log_to_driver": False,
+        "logging_level": "ERROR",
+        "object_store_memory": 256 * 2**20,
+        "_temp_dir": str(TEMP_DIR),
+    }
