@@ -173,6 +173,7 @@ class EngineSpec:
     def _transfer(self) -> dict[str, Any]:
         transfer: dict[str, Any] = {
             "kv_connector": "NixlConnector",
+            "kv_connector_module_path": "strata.serving.side_channel",
             "kv_role": "kv_producer" if self.role == "prefill" else "kv_consumer",
             # Blocks that were lost with their owner are computed here, instead of failing the request.
             "kv_load_failure_policy": "recompute",

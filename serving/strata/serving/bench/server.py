@@ -5,7 +5,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import httpx
 import psutil
 
 from strata.platform import ports
-from strata.serving.bench.contenders import HOST, Contender, own_environment
+from strata.serving.bench.contenders import HOST, Contender, Launch, own_environment
 from strata.serving.bench.load import Target
 from strata.serving.bench.subject import Subject
 
@@ -35,8 +35,17 @@ class Server:
 
 @contextmanager
 def running(contender: Contender, subject: Subject, prefix_caching: bool, log: Path) -> Iterator[Server]:
-    port = ports.find_free()
-    launch = contender.launch(subject, prefix_caching, port)
+    with ExitStack() as held:
+        port = held.enter_context(ports.reserve(HOST)).port
+        launch = contender.launch(subject, prefix_caching, port)
+        for further in launch.held:
+            held.enter_context(further)
+        with _started(launch, contender, subject, log, port) as server:
+            yield server
+
+
+@contextmanager
+def _started(launch: Launch, contender: Contender, subject: Subject, log: Path, port: int) -> Iterator[Server]:
     began = time.monotonic()
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
