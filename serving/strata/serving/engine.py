@@ -53,6 +53,10 @@ class Started:
     def context(self) -> int:
         return int(self.vllm.model_config.max_model_len)
 
+    @property
+    def healthy(self) -> bool:
+        return not self.vllm.errored
+
     async def check_health(self) -> None:
         await self.vllm.check_health()
 

@@ -198,6 +198,7 @@ class GatewaySpec:
     max_queue: int
     disaggregated: bool
     network: Network
+    keys_file: str | None = None  # of API keys; None: what the environment of the gateway's own process says
     # So many on each node that has engines, instead of so many in all: each node offers one of this Ray resource.
     on_every_node: bool = False
 

@@ -25,7 +25,7 @@ from rich.table import Table
 from strata.platform import ports
 from strata.platform.errors import UserError
 from strata.platform.files import cache_dir, write_atomic
-from strata.serving import choice, model_dir
+from strata.serving import access, choice, model_dir
 from strata.serving.nixl_patience import DELAY_US
 from strata.serving.spec import EngineSpec, Network, Role
 
@@ -95,7 +95,7 @@ def _wait_for_answer(url: str, model_id: str, processes: list[subprocess.Popen[b
         if any(process.poll() is not None for process in processes):
             raise UserError(f"A server ended before it answered at {url}.", "Start it alone to see why: strata serve.")
         with contextlib.suppress(httpx.TransportError):
-            if httpx.post(f"{url}/v1/completions", json=request, timeout=30).status_code == 200:
+            if httpx.post(f"{url}/v1/completions", json=request, headers=access.headers_for(url), timeout=30).status_code == 200:
                 return
         time.sleep(0.2)
     raise UserError(f"{url} did not answer within {LIMIT_S:.0f} s.", "See 'strata doctor'.")

@@ -13,6 +13,7 @@ import httpx
 import psutil
 
 from strata.platform import ports
+from strata.serving import access
 from strata.serving.bench.contenders import HOST, Contender, Launch, own_environment
 from strata.serving.bench.load import Target
 from strata.serving.bench.subject import Subject
@@ -58,11 +59,11 @@ def _started(launch: Launch, contender: Contender, subject: Subject, log: Path, 
             stderr=output,
             start_new_session=True,
         )
-    failure = None
+    failure, url = None, f"http://{HOST}:{port}"
     try:
-        failure = _wait_for_answer(f"http://{HOST}:{port}", subject.model_id, process, began, log, contender.says_when_ready)
+        failure = _wait_for_answer(url, subject.model_id, process, began, log, contender.says_when_ready)
         if failure is None:
-            yield Server(Target(HOST, port, subject.model_id), time.monotonic() - began, log)
+            yield Server(Target(HOST, port, subject.model_id, access.key_for(url)), time.monotonic() - began, log)
     finally:
         _stop(process)
     if failure is not None:  # only now, for it may say why as it ends
@@ -80,7 +81,7 @@ def _wait_for_answer(
         if process.poll() is not None:
             return f"It ended with code {process.returncode} before it answered."
         with suppress(httpx.TransportError):
-            response = httpx.post(f"{url}/v1/completions", json=request, timeout=60)
+            response = httpx.post(f"{url}/v1/completions", json=request, headers=access.headers_for(url), timeout=60)
             if response.status_code == 200 and ready in log.read_text(errors="replace"):
                 return None
             last = f" Its last word: HTTP {response.status_code} {response.text[:200]}"
