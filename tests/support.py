@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from strata.platform.ports import find_free
+from strata.platform import ports
 
 ROOT = Path(__file__).parents[1]
 STRATA = str(Path(sys.executable).parent / "strata")
@@ -61,6 +61,7 @@ class Served:
     folder: Path
     process: psutil.Process
     output: Path
+    port: ports.Reservation  # until the process ends, so that nobody takes it while the endpoint is away
 
     def wait_until_it_answers(self, limit_s: float = 300) -> None:
         deadline = time.monotonic() + limit_s
@@ -73,16 +74,16 @@ class Served:
 
 
 def start_serving(home: Path, folder: Path, *words: str) -> tuple[Served, subprocess.Popen[bytes]]:
-    port = find_free()
-    output = home / f"serve-{port}.out"
+    held = ports.reserve()
+    output = home / f"serve-{held.port}.out"
     with output.open("wb") as stream:
         process = subprocess.Popen(
-            [STRATA, "serve", "--run", "tiny", f"serve.port={port}", *words],
+            [STRATA, "serve", "--run", "tiny", f"serve.port={held.port}", *words],
             env=os.environ | {"STRATA_HOME": str(home)},
             stdout=stream,
             stderr=stream,
         )
-    return Served(f"http://127.0.0.1:{port}", "tiny", folder, psutil.Process(process.pid), output), process
+    return Served(held.url, "tiny", folder, psutil.Process(process.pid), output, held), process
 
 
 def prefill_header(response: httpx.Response) -> str:

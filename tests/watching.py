@@ -70,7 +70,8 @@ def watching(folder: Path) -> Iterator[Watch]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(scrape, "ray_targets", lambda _: "[]")
             patch.setattr(scrape, "laptop", lambda *arguments: _quicker(laptop(*arguments), folder, gpu_port))
-            running = prometheus.running(folder, ports.find_free(), ["http://127.0.0.1:8000"], gpu_port, "1d")
+            held = stack.enter_context(ports.reserve())
+            running = prometheus.running(folder, held.port, ["http://127.0.0.1:8000"], gpu_port, "1d")
             server = stack.enter_context(running)
         stack.enter_context(_following(folder))
         client = stack.enter_context(httpx.Client(base_url=server.url, timeout=60))

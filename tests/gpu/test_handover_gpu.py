@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from strata.platform import recipe_file
-from strata.platform.ports import find_free
+from strata.platform import ports
 from strata.serving.bench import dummy_model
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -42,8 +42,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=["vllm", "strata"])
 def url(request: pytest.FixtureRequest, folder: Path) -> Iterator[str]:
-    port, output = find_free(), folder.parent / f"serve-{request.param}.out"
-    words = ["serve", "--model", str(folder), "--recipe", "h200", *RECIPE, f"serve.kernels={request.param}", f"serve.port={port}"]
+    held, output = ports.reserve(), folder.parent / f"serve-{request.param}.out"
+    words = ["serve", "--model", str(folder), "--recipe", "h200", *RECIPE, f"serve.kernels={request.param}", f"serve.port={held.port}"]
     with output.open("wb") as stream:
         process = subprocess.Popen([sys.executable, "-m", "strata.platform.cli", *words], stdout=stream, stderr=stream)
     try:
@@ -51,10 +51,11 @@ def url(request: pytest.FixtureRequest, folder: Path) -> Iterator[str]:
         while "Ctrl-C stops it" not in output.read_text():
             assert process.poll() is None and time.monotonic() < deadline, output.read_text()[-4000:]
             time.sleep(0.5)
-        yield f"http://127.0.0.1:{port}"
+        yield held.url
     finally:
         process.send_signal(signal.SIGINT)
         process.wait(60)
+        held.release()
 
 
 @pytest.fixture(scope="module")

@@ -106,8 +106,8 @@ def test_a_port_in_use_and_a_time_without_unit_are_refused() -> None:
         taken.listen()
         with pytest.raises(UserError, match=r"in use(.|\n)*--port="):
             watch(taken.getsockname()[1], 0, [], "15d")
-    with pytest.raises(UserError, match="--retention 15d"):
-        watch(ports.find_free(), 0, [], "15")
+    with ports.reserve() as held, pytest.raises(UserError, match="--retention 15d"):
+        watch(held.port, 0, [], "15")
 
 
 def test_without_prometheus_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -145,7 +145,10 @@ def test_a_grafana_on_path_is_started_with_all_that(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     command = grafana.find()
     assert command == [str(program), "server"]
-    with grafana.running(command, tmp_path / "home", ports.find_free(), "http://127.0.0.1:9090") as url:
+    with (
+        ports.reserve() as held,
+        grafana.running(command, tmp_path / "home", held.port, "http://127.0.0.1:9090") as url,
+    ):
         arguments, environment = json.loads((tmp_path / "home" / "data.json").read_text())
         assert arguments == ["server", "--homepath", str(tmp_path)]
         assert environment["GF_SERVER_HTTP_ADDR"] == "127.0.0.1" and environment["GF_PATHS_PROVISIONING"].startswith(
@@ -178,7 +181,8 @@ monitor(port=int(sys.argv[2]), url=sys.argv[3:])
 
 class Monitor:
     def __init__(self, home: Path, ray: Path, *endpoints: str) -> None:
-        self.port = ports.find_free()
+        self.held = ports.reserve()
+        self.port = self.held.port
         self.output = home / f"monitor-{self.port}.out"
         with self.output.open("wb") as stream:
             self.process = subprocess.Popen(
@@ -206,9 +210,9 @@ def test_a_real_prometheus_scrapes_keeps_and_ends(tmp_path: Path) -> None:
     except UserError as error:
         pytest.skip(str(error))
     ray = tmp_path / "ray"
-    with serving(RAY) as ray_port, serving(ENDPOINT) as endpoint_port:
+    with serving(RAY) as ray_port, serving(ENDPOINT) as endpoint_port, ports.reserve() as nobody:
         session(ray, os.getpid(), ray_port)
-        first = Monitor(tmp_path, ray, f"http://127.0.0.1:{endpoint_port}", f"http://127.0.0.1:{ports.find_free()}")
+        first = Monitor(tmp_path, ray, f"http://127.0.0.1:{endpoint_port}", nobody.url)
         try:
             first.wait_for("Ctrl-C stops it")
             _check_what_it_scraped(first)

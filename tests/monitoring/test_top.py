@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from strata.platform.ports import find_free
+from strata.platform import ports
 
 from .test_top_endpoint import BEFORE, serving
 
@@ -34,10 +34,11 @@ def test_printed_once_where_there_is_no_terminal() -> None:
 
 
 def test_once_without_an_endpoint() -> None:
-    url = f"http://127.0.0.1:{find_free()}"
-    answer = subprocess.run([*TOP, "--once", "--url", url, "--interval", "0.1"], capture_output=True, text=True, timeout=30)
+    with ports.reserve() as nobody:
+        words = [*TOP, "--once", "--url", nobody.url, "--interval", "0.1"]
+        answer = subprocess.run(words, capture_output=True, text=True, timeout=30)
     assert answer.returncode == 0
-    assert f"no endpoint at {url}" in answer.stdout
+    assert f"no endpoint at {nobody.url}" in answer.stdout
 
 
 class Terminal:
@@ -76,12 +77,12 @@ class Terminal:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_live_until_it_is_told_to_end(number: signal.Signals, own_home: Path) -> None:
-    port = find_free()
-    terminal = Terminal("--url", f"http://127.0.0.1:{port}", "--interval", "0.2")
+    held = ports.reserve()
+    terminal = Terminal("--url", held.url, "--interval", "0.2")
     try:
         terminal.wait_for("\x1b[?1049h")  # the screen for programs, so that what was there before comes back
         terminal.wait_for("no endpoint at")
-        with serving(BEFORE, port):
+        with serving(BEFORE, held.port):
             terminal.wait_for("KV 25%")
             terminal.resize(30, 60)
             terminal.wait_for("\x1b[H")
@@ -93,3 +94,4 @@ def test_live_until_it_is_told_to_end(number: signal.Signals, own_home: Path) ->
         assert "Traceback" not in rest
     finally:
         terminal.close()
+        held.release()

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import pytest
 
-from strata.platform.ports import find_free
+from strata.platform import ports
 from strata.serving.bench import calibration, load, measure
 from strata.serving.bench.load import Level, Outcome, Target
 from strata.serving.bench.measure import Slo, summarise
@@ -91,7 +91,8 @@ def test_turns_follow_each_other() -> None:
 
 
 def test_nobody_there() -> None:
-    outcome = drive(find_free(), Level(conversations=4, concurrency=2))
+    with ports.reserve() as nobody:
+        outcome = drive(nobody.port, Level(conversations=4, concurrency=2))
     assert len(outcome.records) == 4
     assert all("refused" in str(record.error).lower() or "connect" in str(record.error).lower() for record in outcome.records)
     summary = summarise(outcome.records, Slo(1, 1))

@@ -48,7 +48,11 @@ class Replica:
         self.name, self.dies_after, self.pause_s, self.node = name, dies_after, pause_s, node
         self.cancelled = 0
         self.asked: list[dict[str, Any]] = []
-        self.server = Server(self.handle, lambda: {"calls": self.server.calls}, SECRET)
+        self.healthy = True
+        self.server = Server(self.handle, self.load, SECRET)
+
+    def load(self) -> dict[str, Any]:
+        return {"calls": self.server.calls, "healthy": self.healthy}
 
     async def handle(self, call: Call) -> None:
         try:

@@ -93,7 +93,7 @@ def test_blocks_travel_whole_between_engines_that_divide_them_alike() -> None:
         assert kwargs["kv_transfer_config"]["kv_connector_module_path"] == WHOLE
     wide = "serve.decode={gpus: 2, tensor_parallel: 2, gpu_memory: 0.4}"
     for kwargs in (*settings(wide), *settings(recipe="laptop")):
-        assert "kv_connector_module_path" not in kwargs["kv_transfer_config"]
+        assert kwargs["kv_transfer_config"]["kv_connector_module_path"] == "strata.serving.side_channel"
 
 
 @pytest.mark.parametrize(("can_read", "layout"), [(ANY_LAYOUT, "BHLNC"), (["LBHNC"], "LBHNC"), (["LBHNC", "BLHNC"], "LBHNC")])

@@ -11,7 +11,7 @@ import psutil
 import pytest
 from support import STRATA, Served, start_serving
 
-from strata.platform import runs
+from strata.platform import ports, runs
 from strata.platform.errors import UserError
 from strata.platform.recipe_file import load
 from strata.serving import choice, endpoint
@@ -58,16 +58,11 @@ def test_a_model_vllm_does_not_know(trained: Path, tmp_path: Path) -> None:
     shutil.copytree(trained / "runs" / "tiny" / "export", strange)
     config = json.loads((strange / "config.json").read_text())
     (strange / "config.json").write_text(json.dumps(config | {"architectures": ["NoSuchForCausalLM"]}))
-    answer = serve(trained, "--model", str(strange), f"serve.port={_free()}")
+    with ports.reserve() as held:
+        answer = serve(trained, "--model", str(strange), f"serve.port={held.port}")
     assert answer.returncode == 1
     assert "vLLM cannot serve this model" in answer.stderr and "NoSuchForCausalLM" in answer.stderr
     assert not _engines()
-
-
-def _free() -> int:
-    from strata.platform.ports import find_free
-
-    return find_free()
 
 
 def _engines() -> list[psutil.Process]:

@@ -226,8 +226,14 @@ class RemotePrefillSection(Section):
 
 
 class ServeSection(Section):
-    host: str = "127.0.0.1"
+    host: str = Field("127.0.0.1", description="address to listen on; other machines reach only one that is not loopback")
     port: Annotated[int, Field(ge=1, le=65535)] = 8000
+    allow_unauthenticated: bool = Field(
+        False, description="let other machines in without an API key (STRATA_API_KEYS_FILE); needed only if host is not loopback"
+    )
+    start_timeout_s: Positive | None = Field(
+        None, description="seconds in which the engines must start and answer; 600 on CPUs, 1800 on GPUs unless set"
+    )
     device: Device = "cpu"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     eager: bool = Field(False, description="skip torch.compile: slower tokens, a much faster start")

@@ -4,6 +4,7 @@ from ray import serve
 from ray.serve import Application
 
 from strata.serving import autoscaling
+from strata.serving.gateway.keys import FILE
 from strata.serving.replicas import DecodeReplica, GatewayReplica, PrefillReplica
 from strata.serving.spec import EngineSpec, GatewaySpec
 
@@ -37,12 +38,14 @@ def _engines(replica: type, spec: EngineSpec) -> serve.Deployment:
 
 def _gateways(spec: GatewaySpec, most_nodes: int) -> serve.Deployment:
     resources = {"resources": {GATEWAY_RESOURCE: 1 / spec.gateways}} if spec.on_every_node else {}
+    # Workers of a cluster that was started before have the environment of that start, without the file of keys.
+    keys = {"runtime_env": {"env_vars": {FILE: spec.keys_file}}} if spec.keys_file else {}
     return serve.deployment(
         GatewayReplica,
         name="gateway",
         num_replicas="auto" if spec.on_every_node else spec.gateways,
         autoscaling_config=autoscaling.gateway_config(spec.gateways * most_nodes) if spec.on_every_node else None,
-        ray_actor_options={"num_cpus": 0} | resources,
+        ray_actor_options={"num_cpus": 0} | resources | keys,
         health_check_period_s=1,
         graceful_shutdown_timeout_s=DRAIN_S,
     )

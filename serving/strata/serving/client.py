@@ -5,7 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from strata.platform.errors import UserError
+from strata.serving import access
 from strata.serving.headers import PREFILL
+
+TIMEOUT_S = 120.0  # without a word from the endpoint
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,7 @@ class Timed:
 def connect(url: str) -> Any:
     import openai
 
-    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120)
+    return openai.OpenAI(base_url=f"{url}/v1", api_key=access.key_for(url) or "none", max_retries=0, timeout=TIMEOUT_S)
 
 
 def only_model(client: Any, url: str) -> str:
@@ -29,6 +32,12 @@ def only_model(client: Any, url: str) -> str:
 
     try:
         return str(client.models.list().data[0].id)
+    except openai.AuthenticationError:
+        raise UserError(
+            f"The endpoint at {url} needs an API key that it knows.", f"Set {access.KEY} to one of its keys."
+        ) from None
+    except (openai.APIStatusError, IndexError, ValueError) as error:
+        raise UserError(f"What answers at {url} is no endpoint with a model: {error}", "Give its address (--url).") from None
     except openai.APIConnectionError:
         raise UserError(
             f"Nothing answers at {url}.", "Start the endpoint with 'make serve', or give its address (--url)."

@@ -26,7 +26,6 @@ from vllm.utils.gc_utils import freeze_gc_heap
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.executor.abstract import Executor
 
-from strata.platform import ports
 from strata.platform.errors import UserError
 from strata.serving import engine_stats, exposition, kinds_of_cache, prompt_tail
 from strata.serving.calls import DecodeCalls, PrefillCalls
@@ -54,6 +53,10 @@ class Started:
     def context(self) -> int:
         return int(self.vllm.model_config.max_model_len)
 
+    @property
+    def healthy(self) -> bool:
+        return not self.vllm.errored
+
     async def check_health(self) -> None:
         await self.vllm.check_health()
 
@@ -65,7 +68,6 @@ async def start(spec: EngineSpec, replica: str, host: str) -> Started:
     """`host` is where other engines reach this one's side of a transfer."""
     os.environ[REPLICA_PID] = str(os.getpid())
     os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"] = host
-    os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(ports.find_free(host))
     # An engine can have one kind of grammar only, and would take the one that its first request needs; this one was tried.
     grammars = StructuredOutputsConfig(backend="xgrammar")
     _check_names(spec.further)

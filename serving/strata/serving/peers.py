@@ -27,6 +27,11 @@ class Peer:
         """Calls that it works on: those of others, as it said last, and ours, which we know."""
         return self.link.elsewhere + self.link.calls
 
+    @property
+    def healthy(self) -> bool:
+        """Whether its engine was alive when it was asked last, a second ago."""
+        return bool(self.link.load.get("healthy", False))
+
 
 class Peers:
     def __init__(self, directory: Directory, role: str, secret: bytes, look_s: float = LOOK_S) -> None:

@@ -144,7 +144,7 @@ class DecodeReplica(_EngineReplica):
         directory = Directory(spec.model_id)
         pool = Peers(directory, "prefill", spec.network.secret) if spec.disaggregated else None
         calls = engine.decode_calls(self._engine, spec, pool)
-        server = Server(calls.handle, lambda: {"calls": server.calls}, spec.network.secret)
+        server = Server(calls.handle, lambda: {"calls": server.calls, "healthy": self._engine.healthy}, spec.network.secret)
         self._full = spec.max_sequences
         self._presence = _Presence(directory, "decode", name, server, spec.network.host, _own_node())
         await self._presence.begin({"phases": self._phases.seconds, "context": self._engine.context})

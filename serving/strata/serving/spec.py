@@ -173,6 +173,7 @@ class EngineSpec:
     def _transfer(self) -> dict[str, Any]:
         transfer: dict[str, Any] = {
             "kv_connector": "NixlConnector",
+            "kv_connector_module_path": "strata.serving.side_channel",
             "kv_role": "kv_producer" if self.role == "prefill" else "kv_consumer",
             # Blocks that were lost with their owner are computed here, instead of failing the request.
             "kv_load_failure_policy": "recompute",
@@ -197,6 +198,7 @@ class GatewaySpec:
     max_queue: int
     disaggregated: bool
     network: Network
+    keys_file: str | None = None  # of API keys; None: what the environment of the gateway's own process says
     # So many on each node that has engines, instead of so many in all: each node offers one of this Ray resource.
     on_every_node: bool = False
 

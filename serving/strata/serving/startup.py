@@ -25,13 +25,13 @@ from rich.table import Table
 from strata.platform import ports
 from strata.platform.errors import UserError
 from strata.platform.files import cache_dir, write_atomic
-from strata.serving import choice, model_dir
+from strata.serving import access, choice, model_dir
 from strata.serving.nixl_patience import DELAY_US
 from strata.serving.spec import EngineSpec, Network, Role
 
 LIMIT_S = 600.0
 Started = tuple[list[subprocess.Popen[bytes]], list[str]]  # the processes, and the addresses that must answer
-Starter = Callable[[choice.Choice], Started]
+Starter = Callable[[choice.Choice, contextlib.ExitStack], Started]  # ports are held until the stack is closed
 OURS, BARE = "strata serve", "two bare vLLM servers"
 
 
@@ -78,13 +78,14 @@ def _report(seconds: dict[str, list[float]], console: Console) -> None:
 
 def _time_to_answer(chosen: choice.Choice, start: Starter) -> float:
     began = time.monotonic()
-    processes, urls = start(chosen)
-    try:
-        for url in urls:
-            _wait_for_answer(url, chosen.model_id, processes, began)
-        return time.monotonic() - began
-    finally:
-        _stop(processes)
+    with contextlib.ExitStack() as held:
+        processes, urls = start(chosen, held)
+        try:
+            for url in urls:
+                _wait_for_answer(url, chosen.model_id, processes, began)
+            return time.monotonic() - began
+        finally:
+            _stop(processes)
 
 
 def _wait_for_answer(url: str, model_id: str, processes: list[subprocess.Popen[bytes]], began: float) -> None:
@@ -94,24 +95,24 @@ def _wait_for_answer(url: str, model_id: str, processes: list[subprocess.Popen[b
         if any(process.poll() is not None for process in processes):
             raise UserError(f"A server ended before it answered at {url}.", "Start it alone to see why: strata serve.")
         with contextlib.suppress(httpx.TransportError):
-            if httpx.post(f"{url}/v1/completions", json=request, timeout=30).status_code == 200:
+            if httpx.post(f"{url}/v1/completions", json=request, headers=access.headers_for(url), timeout=30).status_code == 200:
                 return
         time.sleep(0.2)
     raise UserError(f"{url} did not answer within {LIMIT_S:.0f} s.", "See 'strata doctor'.")
 
 
-def _start_ours(chosen: choice.Choice) -> Started:
-    port = ports.find_free()
+def _start_ours(chosen: choice.Choice, held: contextlib.ExitStack) -> Started:
+    port = held.enter_context(ports.reserve()).port
     command = [sys.executable, "-m", "strata.platform.cli", "serve", *chosen.words, f"serve.port={port}"]
     return [_popen(command, {})], [f"http://127.0.0.1:{port}"]
 
 
-def _start_bare(chosen: choice.Choice) -> Started:
+def _start_bare(chosen: choice.Choice, held: contextlib.ExitStack) -> Started:
     processes, urls = [], []
     roles: tuple[Role, ...] = ("prefill", "decode")
     for role in roles:
         spec = EngineSpec.of(role, chosen.section, chosen.folder, chosen.model_id, Network.within(one_machine=True))
-        port = ports.find_free()
+        port, side_channel = (held.enter_context(ports.reserve()).port for _ in range(2))
         kwargs = spec.engine_kwargs()
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", str(port)]
         command += ["--model", spec.model_dir, "--served-model-name", spec.model_id, "--dtype", kwargs["dtype"]]
@@ -119,13 +120,13 @@ def _start_bare(chosen: choice.Choice) -> Started:
             "--max-num-seqs",
             str(kwargs["max_num_seqs"]),
             "--kv-transfer-config",
-            json.dumps(kwargs["kv_transfer_config"]),
+            json.dumps({key: value for key, value in kwargs["kv_transfer_config"].items() if key != "kv_connector_module_path"}),
         ]
         command += ["--enforce-eager"] if kwargs["enforce_eager"] else []
-        # All of the settings but those behind our one-process engine and our patient NIXL: they are ours, not the peer's.
+        # All of the settings but those behind our one-process engine and what we changed in NIXL: they are ours, not the peer's.
         ours = {"VLLM_ENABLE_V1_MULTIPROCESSING", DELAY_US}
         environment = {key: value for key, value in spec.environment().items() if key not in ours}
-        processes.append(_popen(command, environment | {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(ports.find_free())}))
+        processes.append(_popen(command, environment | {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_channel)}))
         urls.append(f"http://127.0.0.1:{port}")
     return processes, urls
 

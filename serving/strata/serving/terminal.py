@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shlex
 import signal
 import sys
 import time
@@ -13,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from strata.platform.errors import UserError
-from strata.serving import choice, client, endpoint
+from strata.serving import access, choice, client, endpoint
 
 PROMPTS = ("import os\nimport ", "def __init__(self", "class Error(Exception):\n", "    for key, value in ")
 # A log has no width of its own; 80 columns would fold the table of answers.
@@ -26,7 +27,7 @@ def serve(overrides: Sequence[str], run: str | None, model: Path | None, recipe:
     logging.disable(logging.INFO)  # Ray and the HTTP clients tell each of their steps
     try:
         with console.status(f"Starting prefill and decode engines for {chosen.model_id} …"):
-            up = endpoint.running(chosen.section, chosen.folder, chosen.model_id)
+            up = endpoint.running(chosen.section, chosen.folder, chosen.model_id, _print_progress)
             here = up.__enter__()
     except KeyboardInterrupt:
         console.print("Stopped.")
@@ -50,6 +51,10 @@ def serve(overrides: Sequence[str], run: str | None, model: Path | None, recipe:
         console.print("Stopped.")
 
 
+def _print_progress(line: str) -> None:
+    console.print(line, style="dim", markup=False)
+
+
 def _interrupt(signum: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
@@ -61,10 +66,14 @@ def _print_start(here: endpoint.Endpoint) -> None:
 
 def _print_usage(here: endpoint.Endpoint) -> None:
     body = json.dumps({"model": here.model, "prompt": "import os", "max_tokens": 32})
-    console.print(f"\n  curl {here.url}/v1/completions -H 'Content-Type: application/json' -d '{body}'\n", markup=False)
+    header, imports, key = "", "", "'none'"
+    if file := access.keys_file():
+        console.print(f"\n  Requests need a key: export {access.KEY}=$(head -n 1 {shlex.quote(str(file))})", markup=False)
+        header, imports, key = f' -H "Authorization: Bearer ${access.KEY}"', "import os\n  ", f"os.environ['{access.KEY}']"
+    console.print(f"\n  curl {here.url}/v1/completions{header} -H 'Content-Type: application/json' -d '{body}'\n", markup=False)
     console.print(
-        "  from openai import OpenAI\n"
-        f"  client = OpenAI(base_url='{here.url}/v1', api_key='none')\n"
+        f"  {imports}from openai import OpenAI\n"
+        f"  client = OpenAI(base_url='{here.url}/v1', api_key={key})\n"
         f"  print(client.completions.create(model='{here.model}', prompt='import os', max_tokens=32).choices[0].text)\n",
         markup=False,
     )
@@ -109,7 +118,7 @@ def chat(url: str, max_tokens: int, temperature: float) -> None:
 def _stream_answer(openai: object, model: str, messages: list[dict[str, str]], max_tokens: int, temperature: float) -> str:
     import openai as library
 
-    text = ""
+    text, stream = "", None
     try:
         stream = openai.chat.completions.create(  # type: ignore[attr-defined]
             model=model, messages=messages, max_tokens=max_tokens, temperature=temperature, stream=True
@@ -119,10 +128,17 @@ def _stream_answer(openai: object, model: str, messages: list[dict[str, str]], m
             text += piece
             print(piece, end="", flush=True)
     except KeyboardInterrupt:
-        stream.close()
+        if stream is not None:
+            stream.close()
     except library.BadRequestError as error:
         raise UserError(error.message, "Start anew with a shorter conversation.") from None
+    except library.APITimeoutError:
+        raise UserError(
+            f"No answer within {client.TIMEOUT_S:.0f} s.", "Ask again, or look at what 'strata serve' says."
+        ) from None
     except library.APIConnectionError:
         raise UserError("The endpoint went away.", "Start it again with 'make serve'.") from None
+    except library.APIError as error:  # refused, or an event of the stream that reports an error
+        raise UserError(error.message, "Ask again.") from None
     print()
     return text

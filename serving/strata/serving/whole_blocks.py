@@ -9,14 +9,13 @@ The layout is a wish: where an attention backend cannot read it, as on CPUs, vLL
 """
 
 from vllm.config import VllmConfig
-from vllm.distributed.kv_transfer.kv_connector.v1.nixl import NixlPullConnector
+
+from strata.serving import side_channel
 
 BLOCK_HEAD_LAYER = "BHLNC"  # vLLM's name: blocks, heads, layers, tokens, and a token's key and value
 
 
-class NixlConnector(NixlPullConnector):  # type: ignore[misc]
-    """Under vLLM's own name, by which its configuration knows what NIXL can do."""
-
+class NixlConnector(side_channel.NixlConnector):
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:
         return BLOCK_HEAD_LAYER if super().get_required_kvcache_layout(vllm_config) else None

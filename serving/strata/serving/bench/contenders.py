@@ -22,6 +22,7 @@ BARE = "vllm"  # whom the others are compared with
 class Launch:
     command: list[str]
     environment: dict[str, str]
+    held: tuple[ports.Reservation, ...] = ()  # ports that its engines bind
 
 
 @dataclass(frozen=True)
@@ -54,16 +55,18 @@ def _ray(experimental: dict[str, Any], environment: dict[str, str]) -> Callable[
 
 
 def _ray_pd(subject: Subject, caching: bool, port: int) -> Launch:
-    def config(pool: PoolSection, role: str) -> dict[str, Any]:
+    def config(pool: PoolSection, role: str, side_channel: ports.Reservation) -> dict[str, Any]:
         settings = engines.pool_kwargs(subject.section, pool, role, caching, subject.sharing)
-        experimental = {"NIXL_SIDE_CHANNEL_PORT_BASE": ports.find_free()}
+        experimental = {"NIXL_SIDE_CHANNEL_PORT_BASE": side_channel.port}
         made = _llm_config(subject, settings, engines_at_once=2) | {"experimental_configs": experimental}
         if subject.section.device == "gpu":
             made["placement_group_config"] = {"bundles": [{"CPU": 1, "GPU": min(pool.gpus, 1.0)}] * pool.tensor_parallel}
         return made
 
-    prefill, decode = config(subject.section.prefill, "kv_producer"), config(subject.section.decode, "kv_consumer")
-    return _ray_launch([prefill, decode], port, {})
+    first, second = ports.reserve(HOST), ports.reserve(HOST)
+    prefill = config(subject.section.prefill, "kv_producer", first)
+    decode = config(subject.section.decode, "kv_consumer", second)
+    return replace(_ray_launch([prefill, decode], port, {}), held=(first, second))
 
 
 def _llm_config(subject: Subject, settings: dict[str, Any], engines_at_once: int) -> dict[str, Any]:

@@ -41,10 +41,12 @@ def run(target: Target, subject: Subject, workload: Workload, level: Level, seed
     command += ["--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "99", "--disable-tqdm"]
     command += ["--save-result", "--result-dir", str(folder), "--result-filename", file.name]
     log = folder / "vllm-bench.log"
-    offline = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    settings = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    if target.key:
+        settings["OPENAI_API_KEY"] = target.key
     try:
         with log.open("wb") as output:
-            subprocess.run(command, env=os.environ | offline, stdout=output, stderr=output, timeout=LIMIT_S, check=True)
+            subprocess.run(command, env=os.environ | settings, stdout=output, stderr=output, timeout=LIMIT_S, check=True)
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
         return {"error": f"vllm bench serve: {type(error).__name__}, see {log}"}
     return _renamed(json.loads(file.read_text()))

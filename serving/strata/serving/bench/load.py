@@ -44,6 +44,7 @@ class Target:
     host: str
     port: int
     model: str
+    key: str | None = None
 
 
 @dataclass(frozen=True)
@@ -149,9 +150,10 @@ def message(target: Target, request: Request) -> bytes:
             "stream_options": {"include_usage": True},
         }
     ).encode()
+    key = f"Authorization: Bearer {target.key}\r\n" if target.key else ""
     head = (
         f"POST /v1/completions HTTP/1.1\r\nHost: {target.host}:{target.port}\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\n\r\n"
+        f"{key}Content-Length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body
 

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,8 @@ import httpx
 import psutil
 
 from strata.platform import ports
-from strata.serving.bench.contenders import HOST, Contender, own_environment
+from strata.serving import access
+from strata.serving.bench.contenders import HOST, Contender, Launch, own_environment
 from strata.serving.bench.load import Target
 from strata.serving.bench.subject import Subject
 
@@ -35,8 +36,17 @@ class Server:
 
 @contextmanager
 def running(contender: Contender, subject: Subject, prefix_caching: bool, log: Path) -> Iterator[Server]:
-    port = ports.find_free()
-    launch = contender.launch(subject, prefix_caching, port)
+    with ExitStack() as held:
+        port = held.enter_context(ports.reserve(HOST)).port
+        launch = contender.launch(subject, prefix_caching, port)
+        for further in launch.held:
+            held.enter_context(further)
+        with _started(launch, contender, subject, log, port) as server:
+            yield server
+
+
+@contextmanager
+def _started(launch: Launch, contender: Contender, subject: Subject, log: Path, port: int) -> Iterator[Server]:
     began = time.monotonic()
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
@@ -49,11 +59,11 @@ def running(contender: Contender, subject: Subject, prefix_caching: bool, log: P
             stderr=output,
             start_new_session=True,
         )
-    failure = None
+    failure, url = None, f"http://{HOST}:{port}"
     try:
-        failure = _wait_for_answer(f"http://{HOST}:{port}", subject.model_id, process, began, log, contender.says_when_ready)
+        failure = _wait_for_answer(url, subject.model_id, process, began, log, contender.says_when_ready)
         if failure is None:
-            yield Server(Target(HOST, port, subject.model_id), time.monotonic() - began, log)
+            yield Server(Target(HOST, port, subject.model_id, access.key_for(url)), time.monotonic() - began, log)
     finally:
         _stop(process)
     if failure is not None:  # only now, for it may say why as it ends
@@ -71,7 +81,7 @@ def _wait_for_answer(
         if process.poll() is not None:
             return f"It ended with code {process.returncode} before it answered."
         with suppress(httpx.TransportError):
-            response = httpx.post(f"{url}/v1/completions", json=request, timeout=60)
+            response = httpx.post(f"{url}/v1/completions", json=request, headers=access.headers_for(url), timeout=60)
             if response.status_code == 200 and ready in log.read_text(errors="replace"):
                 return None
             last = f" Its last word: HTTP {response.status_code} {response.text[:200]}"

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 
+from strata.serving import access
 from strata.serving.chaos.requests import Request
 
 SILENCE_S = 120.0  # nothing at all for so long is no answer
@@ -72,7 +73,9 @@ class _Heard:
 
 def fresh_connections(url: str) -> httpx.AsyncClient:
     """A client that opens a new connection each time: one kept open would stay with a gateway that is gone."""
-    return httpx.AsyncClient(base_url=url, limits=httpx.Limits(max_keepalive_connections=0), timeout=10)
+    return httpx.AsyncClient(
+        base_url=url, headers=access.headers_for(url), limits=httpx.Limits(max_keepalive_connections=0), timeout=10
+    )
 
 
 async def send(client: httpx.AsyncClient, request: Request) -> Attempt:

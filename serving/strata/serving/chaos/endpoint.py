@@ -22,8 +22,14 @@ REPLICAS = ("serve.prefill.replicas=1", "serve.decode.replicas=2")
 @contextmanager
 def started(overrides: Sequence[str], run: str | None, model: Path | None) -> Iterator[str]:
     """Yields its address. What it says is in a file, for the terminal is the report's."""
-    port = ports.find_free()
-    chosen = choice.choose([*REPLICAS, *overrides, f"serve.port={port}"], run, model, None)
+    with ports.reserve() as held:
+        chosen = choice.choose([*REPLICAS, *overrides, f"serve.port={held.port}"], run, model, None)
+        with _started(chosen) as url:
+            yield url
+
+
+@contextmanager
+def _started(chosen: choice.Choice) -> Iterator[str]:
     log = cache_dir() / "chaos" / "serve.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
@@ -32,7 +38,7 @@ def started(overrides: Sequence[str], run: str | None, model: Path | None) -> It
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
     try:
         wait_until_ready(process, log)
-        yield f"http://{chosen.section.host}:{port}"
+        yield ports.url(chosen.section.host, chosen.section.port)
     finally:
         _stop(process)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import httpx
 
+from strata.serving import access
 from strata.serving.chaos.client import Attempt, send
 from strata.serving.chaos.requests import Request
 
@@ -49,7 +50,10 @@ async def drive(
 
     # Idle connections go before a server's usual five seconds: a request must not meet one that is just being closed.
     limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency, keepalive_expiry=2.0)
-    async with httpx.AsyncClient(base_url=url, limits=limits) as http, asyncio.TaskGroup() as clients:
+    async with (
+        httpx.AsyncClient(base_url=url, headers=access.headers_for(url), limits=limits) as http,
+        asyncio.TaskGroup() as clients,
+    ):
         for _ in range(concurrency):
             clients.create_task(one_client(http))
     return sorted(sent, key=lambda one: one.attempts[0].began)

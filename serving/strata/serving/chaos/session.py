@@ -10,6 +10,7 @@ from rich.console import Console
 
 from strata.platform.errors import UserError
 from strata.platform.files import cache_dir, write_atomic
+from strata.serving import access
 from strata.serving.chaos import endpoint, report, timeline, victims
 from strata.serving.chaos.requests import Request, make
 from strata.serving.chaos.run import Outcome
@@ -59,7 +60,7 @@ def parse_kinds(text: str) -> list[Kind]:
 def requests_for(url: str, count: int, seed: int) -> tuple[Request, ...]:
     """As the endpoint's only model wants them."""
     try:
-        card = httpx.get(f"{url}/v1/models").raise_for_status().json()["data"][0]
+        card = httpx.get(f"{url}/v1/models", headers=access.headers_for(url)).raise_for_status().json()["data"][0]
     except httpx.HTTPError as error:
         raise UserError(
             f"Nothing answers at {url}: {error}", "Start the endpoint with 'make serve', or leave --url out."

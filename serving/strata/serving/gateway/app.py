@@ -79,8 +79,13 @@ class App:
 
     async def _get(self, path: str, query: bytes) -> tuple[int, str, bytes]:
         if path in ("/health", "/-/healthz"):
-            if not self._decode.all():
-                raise ApiError(503, "No decode replica is up.", "service_unavailable_error", headers={"retry-after": "5"})
+            if not any(peer.healthy for peer in self._decode.all()):
+                raise ApiError(
+                    503,
+                    "No decode replica with a healthy engine is up.",
+                    "service_unavailable_error",
+                    headers={"retry-after": "5"},
+                )
             return 200, "text/plain", b"success"
         if path == "/-/routes":
             return _json({"/": "strata"})

@@ -30,12 +30,16 @@ class Keys:
         try:
             changed = self._file.stat().st_mtime_ns
             if changed != self._changed:
-                lines = self._file.read_bytes().splitlines()
-                self._digests = frozenset(_digest(line) for line in lines if line.strip())
+                self._digests = frozenset(_digest(key) for key in read(self._file))
                 self._changed = changed
         except OSError:
             self._changed, self._digests = 0, frozenset()
         return self._digests
+
+
+def read(file: Path) -> list[bytes]:
+    """The keys of a file, one a line. Raises OSError."""
+    return [line.strip() for line in file.read_bytes().splitlines() if line.strip()]
 
 
 def _digest(key: bytes) -> bytes:

@@ -28,6 +28,11 @@ class Failed(Exception):
 
 def run(job: Job, with_ray: bool, logs: Path, step: Callable[[int], None]) -> list[Record]:
     """`step` is told each step that was taken."""
+    with ports.reserve() as meeting:  # held to the end: rank 0 binds it seconds after it was chosen
+        return _run(job, with_ray, logs, step, meeting.port)
+
+
+def _run(job: Job, with_ray: bool, logs: Path, step: Callable[[int], None], port: int) -> list[Record]:
     threads = {"OMP_NUM_THREADS": str(job.recipe.parallel.cpus_per_worker)}
     if job.contender in OURS and with_ray:
         metrics = run_metrics(job)
@@ -36,7 +41,7 @@ def run(job: Job, with_ray: bool, logs: Path, step: Callable[[int], None]) -> li
         metrics = job.metrics
         command = [sys.executable, "-m", "strata.training.bench.peer", job.model_dump_json()]
         ours = KEEP_FREED_MEMORY if job.contender in OURS and job.recipe.parallel.device == "cpu" else {}
-        commands = [(command, threads | ours | group) for group in _process_group(job.recipe.parallel.workers)]
+        commands = [(command, threads | ours | group) for group in _process_group(job.recipe.parallel.workers, port)]
     files = [logs / f"{job.contender}-{number}.log" for number in range(len(commands))]
     with _started(commands, files) as processes:
         follower = Follower(metrics)
@@ -53,9 +58,9 @@ def run(job: Job, with_ray: bool, logs: Path, step: Callable[[int], None]) -> li
     return records.read(metrics)
 
 
-def _process_group(workers: int) -> list[dict[str, str]]:
+def _process_group(workers: int, port: int) -> list[dict[str, str]]:
     """What torch.distributed looks for in the environment, for each rank."""
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ports.find_free()), "WORLD_SIZE": str(workers)}
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(workers)}
     return [place | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(workers)]
 
 

@@ -1,0 +1,55 @@
+"""API keys as clients and commands of this machine use them, and what may be served without any."""
+
+import os
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from strata.platform import ports
+from strata.platform.errors import UserError
+from strata.platform.recipe import ServeSection
+from strata.serving.gateway import keys
+
+KEY = "STRATA_API_KEY"  # a client's; the server's are in the file that keys.FILE names
+
+
+def keys_file() -> Path | None:
+    """The file that the endpoint will read, or None: it needs no key. Raises where there is no key in it."""
+    given = os.environ.get(keys.FILE)
+    if given is None:
+        return None
+    fix = f"Write API keys into it, one a line, or unset {keys.FILE} to serve without keys."
+    if not given:
+        raise UserError(f"{keys.FILE} is set to nothing.", f"Set it to a file of API keys, one a line, or unset {keys.FILE}.")
+    file = Path(given).resolve()
+    try:
+        found = keys.read(file)
+    except OSError as error:
+        raise UserError(f"{keys.FILE}={given} cannot be read: {error.strerror}.", fix) from None
+    if not found:
+        raise UserError(f"{keys.FILE}={given} has no key in it.", fix)
+    return file
+
+
+def require_safe(section: ServeSection) -> None:
+    """Other machines need a key, unless the recipe says that they do not."""
+    if keys_file() is None and not section.allow_unauthenticated and not ports.is_loopback(section.host):
+        raise UserError(
+            f"serve.host={section.host} would let other machines use the model without an API key.",
+            f"Set {keys.FILE} to a file of keys, one a line; or serve on this machine alone, serve.host=127.0.0.1; or accept it: "
+            "serve.allow_unauthenticated=true.",
+        )
+
+
+def key_for(url: str) -> str | None:
+    """STRATA_API_KEY; else, for an endpoint of this machine, the first key of the file that the endpoint would read."""
+    if given := os.environ.get(KEY):
+        return given
+    if os.environ.get(keys.FILE) and ports.is_loopback(urlsplit(url).hostname or ""):
+        file = keys_file()
+        return keys.read(file)[0].decode(errors="replace") if file else None
+    return None
+
+
+def headers_for(url: str) -> dict[str, str]:
+    key = key_for(url)
+    return {"authorization": f"Bearer {key}"} if key else {}

@@ -1,0 +1,91 @@
+"""Deadline and progress lines of an endpoint that starts.
+
+Starting an endpoint is a chain of waits: for Ray Serve, for the engines, for a first answer. Each runs in a thread, so that the
+command goes on printing what it waits for, ends at the deadline whatever the wait hangs in, and hears Ctrl-C at once.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from pathlib import Path
+from typing import TypeVar
+
+from strata.platform.errors import UserError
+
+T = TypeVar("T")
+Say = Callable[[str], None]
+
+LOOK_S = 0.2
+SAY_EVERY_S = 10.0
+LINES = 10
+LINE_CHARACTERS = 200
+DESCRIBE_S = 5.0
+DEFAULT_LIMIT_S = {"cpu": 600.0, "gpu": 1800.0}
+
+
+class StartProgress:
+    def __init__(self, limit_s: float, say: Say, logs: Callable[[], list[Path]], describe: Callable[[], str]) -> None:
+        """`logs` are the engines', the one that was written last at the end; `describe` says which of them are up."""
+        self._began = time.monotonic()
+        self._limit_s, self._say, self._logs, self._describe = limit_s, say, logs, describe
+        self._next_line = self._began + SAY_EVERY_S
+
+    @property
+    def left_s(self) -> float:
+        return max(0.0, self._began + self._limit_s - time.monotonic())
+
+    def during(self, what: str, work: Callable[[], T]) -> T:
+        """The result of `work`, or what it raises. Raises UserError at the deadline; the thread then ends with the command."""
+        outcome = _in_thread(work)
+        while not wait([outcome], timeout=LOOK_S).done:
+            now = time.monotonic()
+            if not self.left_s:
+                raise self._too_late(what)
+            if now >= self._next_line:
+                self._next_line = now + SAY_EVERY_S
+                last = last_lines(self._logs(), 1)
+                self._say(f"{now - self._began:.0f} s: {what}" + (f" · {last[0]}" if last else ""))
+        return outcome.result()
+
+    def _too_late(self, what: str) -> UserError:
+        described = _in_thread(self._describe)
+        state = described.result() if wait([described], timeout=DESCRIBE_S).done and not described.exception() else ""
+        return UserError(
+            f"The endpoint did not start within {self._limit_s:.0f} s. It was still {what}{state and f': {state}'}."
+            f"{shown(self._logs())}",
+            "Start it again; if the machine is slow or the model is large, allow more time: serve.start_timeout_s=3600.",
+        )
+
+
+def _in_thread(work: Callable[[], T]) -> "Future[T]":
+    """Not an executor's thread: those are joined when the interpreter ends, and this one may hang."""
+    outcome: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(work())
+        except BaseException as error:  # handed to whoever waits
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return outcome
+
+
+def last_lines(logs: list[Path], count: int) -> list[str]:
+    """Of the newest log that says anything."""
+    for log in reversed(logs):
+        try:
+            text = log.read_text(errors="replace")
+        except FileNotFoundError:  # Ray renames logs when a worker is reused
+            continue
+        told = (line.strip() for line in text.splitlines())
+        if lines := [line[:LINE_CHARACTERS] for line in told if line and not line.startswith(":")]:  # Ray's own marks
+            return lines[-count:]
+    return []
+
+
+def shown(logs: list[Path]) -> str:
+    """The end of an engine's log as it follows an error's message."""
+    lines = last_lines(logs, LINES)
+    return "\nThe last lines of an engine's log:\n" + "\n".join(f"  {line}" for line in lines) if lines else ""
