@@ -6,7 +6,6 @@ The gateway calls `parse`, the decode replica `validate`: between the two a requ
 import difflib
 import re
 import uuid
-from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import msgspec
@@ -53,6 +52,7 @@ DONE_ANYWAY = {"modalities": ["text"]}
 # Parameters of OpenAI's API that say something about a request, and ask for nothing.
 NOTES = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"})
 SERVICE_TIERS = ("auto", "default")
+NAMED_ELSEWHERE = NOTES | UNSUPPORTED.keys() | {"best_of", "service_tier"}
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 # The types of errors, by status; a status that is not here is the client's fault below 500, and the server's above.
@@ -114,7 +114,7 @@ def validate(tree: dict[str, Any], model: type[AnyRequest]) -> AnyRequest:
         # It is the client's data all the same.
         raise ApiError(400, f"The request is not valid: {error}", param=getattr(error, "parameter", None)) from None
     if checked.model_extra:
-        _refuse_unknown(checked.model_extra.keys() - NOTES - UNSUPPORTED.keys() - {"best_of", "service_tier"}, model)
+        _refuse_unknown(checked.model_extra, model)
         checked.model_extra.clear()  # what vLLM does not know must not answer when something asks for an attribute
     if "request_id" in model.model_fields:
         # The engines tell requests apart by this alone: a client must not choose another's.
@@ -165,11 +165,11 @@ def _refuse_ignored(tree: dict[str, Any]) -> None:
         raise ApiError(400, f"'service_tier' may be {' or '.join(SERVICE_TIERS)}: there is one tier.", param="service_tier")
 
 
-def _refuse_unknown(names: Iterable[str], model: type[BaseModel]) -> None:
+def _refuse_unknown(extra: dict[str, Any], model: type[BaseModel]) -> None:
     """A name that nobody knows is most likely misspelt; OpenAI's own API refuses it too."""
-    for name in sorted(names):
+    for name in sorted(name for name, value in extra.items() if value is not None and name not in NAMED_ELSEWHERE):
         alike = difflib.get_close_matches(name[:50], model.model_fields, 1)
-        hint = f" Is '{alike[0]}' meant?" if alike else ""
+        hint = f" Did you mean '{alike[0]}'?" if alike else ""
         raise ApiError(400, f"There is no parameter '{name[:50]}'.{hint}", param=name)
 
 
