@@ -153,14 +153,12 @@ class PrefillCalls:
             await self._ward.enter(request, call.meta["strikes"])
             try:
                 done = await disaggregation.prefill(self._engine, call.body, call.meta["request_id"], call.meta["cache_salt"])
-            except EngineDeadError:
-                raise  # who was there when it died stays
-            except BaseException:
-                self._ward.leave(request)
-                raise
-            self._ward.leave(request)
-        except EngineDeadError:
-            self._death.tell(self._open)
+            finally:
+                if not self._engine.errored:  # who was there when it died stays
+                    self._ward.leave(request)
+        except Exception:
+            if self._engine.errored:
+                self._death.tell(self._open)
             raise
         finally:
             self.queued_tokens -= tokens

@@ -14,7 +14,6 @@ from typing import Any
 
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
-from vllm.v1.engine.exceptions import EngineDeadError
 
 from strata.serving import policy, turn, vocabulary
 from strata.serving.link import Kind, LinkLost, Stream
@@ -121,7 +120,7 @@ class Engine:
             raise
         finally:
             self._resumption.forget(request_id)
-            if request_id in self._entered and not isinstance(now.failure, EngineDeadError):  # who was there when it died stays
+            if request_id in self._entered and not self._real.errored:  # who was there when it died stays
                 self._entered.remove(request_id)
                 self.ward.leave(now.request)
 
