@@ -61,6 +61,9 @@ class Pool:
 class Vllm:
     """An engine that says what it was given; blocks of an engine in `lost` never arrive."""
 
+    model_config = SimpleNamespace(get_vocab_size=lambda: 100)
+    errored = False
+
     def __init__(self, lost: tuple[str, ...] = (), broken: tuple[str, ...] = ()) -> None:
         self.lost, self.broken = lost, broken
         self.aborted: list[str] = []

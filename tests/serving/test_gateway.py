@@ -4,6 +4,7 @@ test_failover.py."""
 import asyncio
 import json
 import os
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -266,6 +267,40 @@ def test_what_there_is_not(method: str, path: str, status: int) -> None:
     async def test(endpoint: Endpoint) -> None:
         response = await endpoint.client.request(method, path)
         assert response.status_code == status and response.json()["error"]["code"] == status
+
+    run(test)
+
+
+def test_the_clients_request_id_is_adopted() -> None:
+    async def test(endpoint: Endpoint) -> None:
+        replica = await endpoint.add(Replica("a"))
+        await asyncio.sleep(0.7)
+        for sent in ("order-17", 'a b;c="d"', "x" * 512):
+            named = {"x-request-id": sent}
+            answers = [
+                await endpoint.client.post("/v1/completions", json={"prompt": "x", "stream": True}, headers=named),
+                await endpoint.client.post("/v1/completions", json={"prompt": "x"}, headers=named),
+                await endpoint.client.post("/v1/completions", json={"prompt": "refuse"}, headers=named),
+                await endpoint.client.post("/v1/completions", content=b"{", headers=named),
+                await endpoint.client.post("/v1/nothing", headers=named),
+                *[await endpoint.client.get(path, headers=named) for path in ("/health", "/metrics", "/v1/models")],
+            ]
+            assert [answer.headers.get_list("x-request-id") for answer in answers] == [[sent]] * len(answers)
+        within = [meta["request_id"] for meta in replica.asked]
+        assert len(set(within)) == 9 and not {"order-17", "x" * 512} & set(within), "no client chooses an engine's ids"
+
+    run(test)
+
+
+def test_answers_have_a_request_id_in_any_case() -> None:
+    async def test(endpoint: Endpoint) -> None:
+        await endpoint.add(Replica("a"))
+        for sent in (None, b"", b"x" * 513, "é".encode(), b"a\tb"):
+            named = {} if sent is None else {b"x-request-id": sent}
+            answer = await endpoint.client.post("/v1/completions", json={"prompt": "x"}, headers=named)
+            assert answer.status_code == (400 if sent else 200)
+            assert re.fullmatch("[0-9a-f]{32}", answer.headers["x-request-id"])
+            assert not sent or "x-request-id" in answer.json()["error"]["message"]
 
     run(test)
 

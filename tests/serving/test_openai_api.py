@@ -194,6 +194,9 @@ BAD = {
     "absurd temperature": (b'{"model": "tiny", "prompt": "x", "temperature": -5}', 400, "temperature"),
     "absurd n": (b'{"model": "tiny", "prompt": "x", "n": -1}', 400, "n"),
     "token out of range": (b'{"model": "tiny", "prompt": [99999999]}', 400, ""),
+    "one token too many": (b'{"model": "tiny", "prompt": [1024]}', 400, "token id 1024; the model has the ids 0 to 1023"),
+    "unknown parameter": (b'{"model": "tiny", "prompt": "x", "max_token": 5}', 400, "Did you mean 'max_tokens'?"),
+    "ignored parameter": (b'{"model": "tiny", "prompt": "x", "best_of": 5}', 400, "'best_of'"),
     "empty prompt": (b'{"model": "tiny", "prompt": []}', 400, ""),
     "stream_options of a wrong type": (b'{"model": "tiny", "prompt": "x", "stream_options": 5}', 400, ""),
     "kv_transfer_params": (
@@ -216,8 +219,37 @@ def test_bad_requests_get_a_4xx_in_openais_shape(endpoint: Served, name: str) ->
     response = httpx.post(f"{endpoint.url}/v1/completions", content=body, timeout=60)
     assert response.status_code == status, response.text
     error = response.json()["error"]
-    assert set(error) >= {"message", "type", "param", "code"} and error["code"] == status
+    assert set(error) == {"message", "type", "param", "code"} and error["code"] == status
+    assert error["type"] == {400: "invalid_request_error", 404: "not_found_error"}[status]
     assert says in error["message"]
+
+
+V = 1024  # embeddings of the model
+PLACES = {
+    "prompt": lambda token: {"prompt": [5, token]},
+    "prompts": lambda token: {"prompt": [[5], [token, 5]]},
+    "streamed prompt": lambda token: {"prompt": [token], "stream": True},
+    "echoed prompt": lambda token: {"prompt": [token], "echo": True, "logprobs": 1},
+    "prompt for beams": lambda token: {"prompt": [token], "use_beam_search": True, "n": 2},
+    "truncated prompt": lambda token: {"prompt": [token, token], "truncate_prompt_tokens": 1},
+    "logit_bias": lambda token: {"logit_bias": {str(token): 5}},
+    "stop_token_ids": lambda token: {"stop_token_ids": [token], "min_tokens": 1},
+    "allowed_token_ids": lambda token: {"allowed_token_ids": [5, token]},
+    "logprob_token_ids": lambda token: {"logprobs": 1, "logprob_token_ids": [token]},
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_token_ids_at_the_edge_of_the_embedding(endpoint: Served, place: str) -> None:
+    def status(token: int) -> int:
+        request = {"model": endpoint.model, "prompt": "import os", "max_tokens": 2} | PLACES[place](token)
+        response = httpx.post(f"{endpoint.url}/v1/completions", json=request, timeout=60)
+        if response.status_code != 200:
+            assert response.json()["error"]["type"] == "invalid_request_error", response.text
+        return response.status_code
+
+    assert [status(token) for token in (0, V - 1)] == [200, 200]
+    assert {status(token) for token in (V, V + 1, 2**31 - 1, 2**31, 2**32, 2**63 - 1, -1)} == {400}
 
 
 def test_bad_chat_requests(endpoint: Served) -> None:
@@ -226,6 +258,15 @@ def test_bad_chat_requests(endpoint: Served) -> None:
         response = httpx.post(f"{endpoint.url}/v1/chat/completions", json=request, timeout=60)
         assert 400 <= response.status_code < 500, (messages, response.text)
         assert response.json()["error"]["message"]
+
+
+def test_tools_without_a_parser_name_the_recipes_key(endpoint: Served) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    request = {"model": endpoint.model, "messages": [{"role": "user", "content": "x"}], "tools": tools}
+    for choice in ("auto", "required"):
+        response = httpx.post(f"{endpoint.url}/v1/chat/completions", json=request | {"tool_choice": choice}, timeout=60)
+        error = response.json()["error"]
+        assert response.status_code == 400 and "serve.tool_parser" in error["message"] and "--" not in error["message"]
 
 
 def test_a_body_too_large(endpoint: Served) -> None:

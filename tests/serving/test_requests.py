@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from strata.serving import limits, openapi, requests
+from strata.serving import limits, openapi, requests, vllm_words
 from strata.serving.grammar_trial import GrammarTrial
 from strata.serving.requests import ApiError, parse, validate
 
@@ -148,7 +148,82 @@ def test_unknown_parameters_do_not_become_attributes() -> None:
     class Open(BaseModel, extra="allow"):
         prompt: str
 
-    assert not hasattr(validate({"prompt": "x", "length_penalty": {}}, Open), "length_penalty")
+    assert not hasattr(validate({"prompt": "x", "length_penalty": None}, Open), "length_penalty")
+    assert validate({"prompt": "x", "user": "me", "metadata": {"a": "b"}, "store": False, "best_of": 1}, Open).prompt == "x"
+    with pytest.raises(ApiError, match=r"There is no parameter 'promt'\. Did you mean 'prompt'\?") as caught:
+        validate({"prompt": "x", "promt": "y"}, Open)
+    assert caught.value.body["error"]["param"] == "promt"
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"best_of": 2}, "best_of"),
+        ({"best_of": 3, "n": 2}, "best_of"),
+        ({"best_of": "x"}, "best_of"),
+        ({"service_tier": "flex"}, "service_tier"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"store": True}, "store"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(asked: dict[str, Any], param: str) -> None:
+    assert refusal(json.dumps(asked).encode())["param"] == param
+
+
+def test_what_asks_for_nothing_passes() -> None:
+    tree = {"best_of": 2, "n": 2, "service_tier": "auto", "modalities": ["text"], "store": False, "user": "x", "metadata": {}}
+    assert parse(json.dumps(tree).encode()) == tree
+
+
+@pytest.mark.parametrize("role", ["alien", "", None, 5, ["user"], "function", "User", "x" * 10**5])
+def test_unknown_roles_are_refused(role: Any) -> None:
+    with pytest.raises(ApiError, match="'role' must be one of system, developer, user, assistant, tool, not") as caught:
+        validate({"messages": [{"role": "user", "content": "x"}, {"role": role, "content": "x"}]}, Generation)
+    assert caught.value.status == 400 and caught.value.body["error"]["param"] == "messages"
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        *((status, "invalid_request_error") for status in (400, 405, 408, 413, 422, 431)),
+        (401, "authentication_error"),
+        (404, "not_found_error"),
+        (429, "rate_limit_error"),
+        (500, "server_error"),
+        (503, "service_unavailable_error"),
+    ],
+)
+def test_the_status_says_the_type(status: int, kind: str) -> None:
+    assert ApiError(status, "x", param="y").body == {"error": {"message": "x", "type": kind, "param": "y", "code": status}}
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        (
+            '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set',
+            '"auto" tool choice requires serve.tool_parser to be set',
+        ),
+        (
+            'tool_choice="required" requires --tool-call-parser to be set',
+            'tool_choice="required" requires serve.tool_parser to be set',
+        ),
+        ("Please set --reasoning-parser and/or --reasoning-config to use it.", "Please set serve.reasoning_parser to use it."),
+        ("by setting --limit-mm-per-prompt at startup", "by setting serve.engine.limit_mm_per_prompt at startup"),
+        ("no flags -- here, a--b, 1--2", "no flags -- here, a--b, 1--2"),
+    ],
+)
+def test_errors_of_vllms_name_the_recipes_keys(theirs: str, ours: str) -> None:
+    assert vllm_words.in_our_words(theirs) == ours
+
+
+def test_errors_of_vllms_within_a_stream_have_our_shape() -> None:
+    theirs = {"error": {"message": "set --tool-call-parser", "type": "BadRequestError", "param": None, "code": 400}}
+    error = vllm_words.error_in(f"data: {json.dumps(theirs)}\n\n")
+    assert error is not None and error.body == ApiError(400, "set serve.tool_parser").body
+    for event in ("data: [DONE]\n\n", 'data: {"id":"x","choices":[{"text":"{\\"error\\": 1}"}]}\n\n'):
+        assert vllm_words.error_in(event) is None
 
 
 def test_validation_names_the_parameter() -> None:

@@ -15,16 +15,18 @@ from vllm.entrypoints.serve.exception_handling.error_response import create_erro
 from vllm.entrypoints.serve.tokenize.protocol import DetokenizeRequest, TokenizeChatRequest, TokenizeCompletionRequest
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from strata.serving import disaggregation, limits, turn
+from strata.serving import disaggregation, limits, turn, vllm_words
 from strata.serving.grammar_trial import GrammarTrial
 from strata.serving.headers import PREFILL
 from strata.serving.lean import LeanChat, LeanCompletion
 from strata.serving.link import Call
 from strata.serving.requests import ApiError, validate
+from strata.serving.ward import Ward, cause_of_death
 
 logger = logging.getLogger("ray.serve")
 
 Metrics = Callable[[], str]  # this replica's, as text
+FAREWELL_S = 0.2  # for what was told last to leave
 
 
 class DecodeCalls:
@@ -32,6 +34,8 @@ class DecodeCalls:
         self._engine = engine
         self._metrics = metrics
         self._max_sequences = max_sequences
+        self._open: dict[Call, turn.Turn] = {}
+        self._death = _Death(engine, engine.ward)
         self._trial = GrammarTrial(engine.model_config.model, engine.model_config.get_vocab_size())
         self._completion, self._chat = app_state.openai_serving_completion, app_state.openai_serving_chat
         self._tokenization = app_state.serving_tokenization
@@ -57,8 +61,15 @@ class DecodeCalls:
         limits.check(request, self._max_sequences)
         await self._trial.check(request)
         request.request_id = call.meta["request_id"]
-        now = turn.Turn(resumed=tuple(call.meta.get("resumed", ())))
+        now = turn.Turn(tuple(call.meta.get("resumed", ())), call.meta["request_id"], call.meta.get("strikes", 0))
         turn.current.set(now)
+        self._open[call] = now
+        try:
+            await self._respond(call, now, request)
+        finally:
+            del self._open[call]
+
+    async def _respond(self, call: Call, now: turn.Turn, request: Any) -> None:
         create = self._completion.create_completion if call.method == "completions" else self._chat.create_chat_completion
         try:
             result = await create(request, None)
@@ -83,6 +94,8 @@ class DecodeCalls:
                     return
                 if now.replaying:
                     continue
+                if (wrong := vllm_words.error_in(event)) is not None:
+                    event = f"data: {json.dumps(wrong.body)}\n\n"
                 if not started:
                     started = True
                     call.head({"status": 200, "type": "text/event-stream", "headers": _named(now)})
@@ -91,16 +104,17 @@ class DecodeCalls:
 
     def _refuse(self, call: Call, now: turn.Turn, request: Any, refusal: ErrorResponse) -> None:
         if isinstance(now.failure, EngineDeadError) or self._engine.errored:
-            # Without its engine this process is of no use. Its callers see the connection break and go elsewhere, and
-            # Serve starts another.
-            logger.error("The engine died; this replica ends.")
-            os._exit(1)
+            self._death.tell({each: turn.request for each, turn in self._open.items()})
+            raise EngineDeadError
+        if isinstance(now.failure, disaggregation.KillsEngines):
+            call.end({"lost": str(now.failure), "verdict": now.failure.verdict})
+            return
         error = refusal.error
         if error.code >= 500 and limits.is_structured(request):
             raise ApiError(400, "The grammar left no token to go on with.", param="response_format")
         if error.code >= 500 or isinstance(now.failure, EngineGenerateError):
             raise now.failure or RuntimeError(error.message)  # not the client's fault: elsewhere it may go well
-        shaped = ApiError(error.code, error.message, error.type, error.param)  # vLLM quotes what it refuses, whatever its size
+        shaped = vllm_words.refusal(error)
         _answer(call, shaped.status, json.dumps(shaped.body).encode(), headers=_named(now))
 
     async def _tokenize(self, call: Call) -> None:
@@ -114,14 +128,18 @@ class DecodeCalls:
             answer = await create(request, None)
         except Exception as error:  # no engine is asked: what fails here fails on the client's data
             raise ApiError(400, f"It cannot be {call.method}d: {error}") from None
-        status = answer.error.code if isinstance(answer, ErrorResponse) else 200
-        _answer(call, status, answer.model_dump_json().encode())
+        if isinstance(answer, ErrorResponse):
+            raise vllm_words.refusal(answer.error)
+        _answer(call, 200, answer.model_dump_json().encode())
 
 
 class PrefillCalls:
     def __init__(self, engine: Any, metrics: Metrics) -> None:
         self._engine = engine
         self._metrics = metrics
+        self._ward = disaggregation.ward_of(engine)
+        self._open: dict[Call, str] = {}
+        self._death = _Death(engine, self._ward)
         self.queued_tokens = 0
 
     async def handle(self, call: Call) -> None:
@@ -130,14 +148,45 @@ class PrefillCalls:
             return
         tokens = len(call.body) // 4
         self.queued_tokens += tokens
+        request = self._open[call] = call.meta["request"]
         try:
-            done = await disaggregation.prefill(self._engine, call.body, call.meta["request_id"], call.meta["cache_salt"])
-        except EngineDeadError:
-            logger.error("The engine died; this replica ends.")
-            os._exit(1)
+            await self._ward.enter(request, call.meta["strikes"])
+            try:
+                done = await disaggregation.prefill(self._engine, call.body, call.meta["request_id"], call.meta["cache_salt"])
+            finally:
+                if not self._engine.errored:  # who was there when it died stays
+                    self._ward.leave(request)
+        except Exception:
+            if self._engine.errored:
+                self._death.tell(self._open)
+            raise
         finally:
             self.queued_tokens -= tokens
+            del self._open[call]
         call.end(done)
+
+
+class _Death:
+    """The end of a replica whose engine died: without it the process is of no use. Callers are told which of their requests were
+    there and go elsewhere, and Serve starts another replica."""
+
+    def __init__(self, engine: Any, ward: Ward) -> None:
+        self._processes = engine.engine_core.resources.engine_manager.processes
+        self._ward = ward
+        self._told = False
+
+    def tell(self, requests: dict[Call, str]) -> None:
+        if self._told:  # by the first request that noticed
+            return
+        self._told = True
+        cause, failed = cause_of_death([process.exitcode for process in self._processes])
+        logger.error("The engine died (%s); this replica ends.", cause)
+        for call, request in requests.items():
+            verdict = self._ward.verdict(request) if failed else None
+            call.end({"lost": f"the engine died: {cause}", "verdict": verdict, "ending": True})
+        for call in requests:
+            call.close_server()
+        asyncio.get_running_loop().call_later(FAREWELL_S, os._exit, 1)
 
 
 def _answer(

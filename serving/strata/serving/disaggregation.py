@@ -15,7 +15,7 @@ from typing import Any
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-from strata.serving import policy, turn
+from strata.serving import policy, turn, vocabulary
 from strata.serving.link import Kind, LinkLost, Stream
 from strata.serving.peers import Peer, Peers
 from strata.serving.policy import Decision
@@ -23,6 +23,7 @@ from strata.serving.pool_load import PoolLoad
 from strata.serving.prefix_index import PrefixIndex
 from strata.serving.resume import Resumption
 from strata.serving.telemetry import Replica as Telemetry
+from strata.serving.ward import Ward
 
 logger = logging.getLogger("ray.serve")
 
@@ -48,6 +49,14 @@ class BlocksLost(Exception):
     """The KV blocks of a remote prefill did not arrive."""
 
 
+class KillsEngines(Exception):
+    """The prefill of a request took the last engine with it that a request may take."""
+
+    def __init__(self, verdict: dict[str, Any]) -> None:
+        super().__init__(f"the request was on {verdict['strikes']} engines when they failed")
+        self.verdict = verdict
+
+
 def obstacle(prompt: Any, params: SamplingParams) -> str | None:
     """Why a request cannot be split. The hand-over names the blocks of one sequence, computed without a look back: several
     sequences cannot share it, and logits of the prompt need the prompt's own forward pass."""
@@ -58,6 +67,10 @@ def obstacle(prompt: Any, params: SamplingParams) -> str | None:
     if params.prompt_logprobs is not None:
         return "prompt-logprobs"
     return None
+
+
+def ward_of(engine: Any) -> Ward:
+    return Ward(lambda: any(state.is_prefilling for state in engine.output_processor.request_states.values()))
 
 
 class Engine:
@@ -73,6 +86,8 @@ class Engine:
         self._load = load
         self._telemetry = telemetry
         self._resumption = Resumption(real)
+        self.ward = ward_of(real)
+        self._entered: set[str] = set()  # sequences that are on the engine
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
@@ -105,6 +120,14 @@ class Engine:
             raise
         finally:
             self._resumption.forget(request_id)
+            if request_id in self._entered and not self._real.errored:  # who was there when it died stays
+                self._entered.remove(request_id)
+                self.ward.leave(now.request)
+
+    async def _enter(self, now: turn.Turn, request_id: str) -> None:
+        if request_id not in self._entered:
+            await self.ward.enter(now.request, now.strikes)
+            self._entered.add(request_id)
 
     async def _begin(self, now: turn.Turn, prompt: Any, params: SamplingParams, request_id: str, more: Any) -> Begun:
         decision, cached = self._decide(prompt, params)
@@ -114,6 +137,7 @@ class Engine:
                 return begun
             decision = Decision("local", "prefill-failed")
         self._decided(now, decision, "")
+        await self._enter(now, request_id)
         with self._load.prefilling_here(len(prompt.get("prompt_token_ids", ())) - cached):
             outputs = self._real.generate(prompt, params, request_id, **more)
             first = await anext(outputs)
@@ -123,12 +147,13 @@ class Engine:
     async def _begin_remotely(
         self, now: turn.Turn, decision: Decision, prompt: Any, params: SamplingParams, request_id: str, more: Any
     ) -> Begun | None:
-        handed = await self._prefill_remotely(prompt, request_id)
+        handed = await self._prefill_remotely(now, prompt, request_id)
         if handed is None:
             return None
         peer, blocks = handed
         remote = params.clone()
         remote.extra_args = {**(params.extra_args or {}), "kv_transfer_params": blocks}
+        await self._enter(now, request_id)
         began = time.monotonic()
         outputs = self._real.generate(prompt, remote, request_id, **more)
         try:
@@ -160,11 +185,12 @@ class Engine:
         asked = policy.Prompt(tokens=len(tokens), cached=cached)
         return policy.decide(asked, self._load.here(), self._load.pool(self._pool), self._load.rates(), self._rule), cached
 
-    async def _prefill_remotely(self, prompt: Any, request_id: str) -> tuple[Peer, dict[str, Any]] | None:
+    async def _prefill_remotely(self, now: turn.Turn, prompt: Any, request_id: str) -> tuple[Peer, dict[str, Any]] | None:
         """The engine that holds the blocks, and how to ask for them; None if no prefill engine could do it."""
         assert self._pool is not None
         tried: frozenset[str] = frozenset()
         tokens = prompt["prompt_token_ids"]
+        vocabulary.check(tokens, self._real.model_config.get_vocab_size(), "prompt")
         body = array("I", tokens).tobytes()
         for _ in range(REMOTE_TRIES):
             peer = self._pool.least_busy(tried, cost=self._load.queued_tokens)
@@ -173,12 +199,17 @@ class Engine:
             tried |= {peer.name}
             with self._load.prefilling_at(peer, len(tokens)):
                 began = time.monotonic()
-                asked = peer.link.call("prefill", {"request_id": request_id, "cache_salt": prompt.get("cache_salt")}, body)
+                meta = {"request_id": request_id, "cache_salt": prompt.get("cache_salt")}
+                asked = peer.link.call("prefill", meta | {"request": now.request, "strikes": now.strikes}, body)
                 try:
                     answer = await _only(asked)
                 except LinkLost as error:
                     logger.warning("Prefill on %s failed: %s", peer.name, error)
                     self._telemetry.remote_prefill_failed()
+                    if error.verdict is not None:
+                        now.strikes = error.verdict["strikes"]
+                        if error.verdict["guilty"]:
+                            raise KillsEngines(error.verdict) from None
                     continue
                 finally:
                     asked.cancel()

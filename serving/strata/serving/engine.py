@@ -27,7 +27,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.executor.abstract import Executor
 
 from strata.platform.errors import UserError
-from strata.serving import engine_stats, exposition, kinds_of_cache, prompt_tail
+from strata.serving import engine_stats, exposition, kinds_of_cache, prompt_tail, vocabulary
 from strata.serving.calls import DecodeCalls, PrefillCalls
 from strata.serving.disaggregation import Engine
 from strata.serving.engine_stats import EngineStats
@@ -89,6 +89,7 @@ async def start(spec: EngineSpec, replica: str, host: str) -> Started:
     telemetry = Telemetry(spec.model_id, spec.role, replica)
     stats = engine_stats.attach(vllm, telemetry)
     prompt_tail.enough()
+    vocabulary.guard(vllm)
     # As vLLM's own server does. Half a million objects are here to stay; to look through them for garbage takes a quarter of a
     # second, in which no stream goes on.
     freeze_gc_heap()

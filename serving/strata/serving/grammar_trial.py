@@ -54,7 +54,7 @@ class GrammarTrial:
         key = hashlib.sha256(question).digest()
         if key not in self._verdicts:
             if self._waiting >= MAX_WAITING:
-                raise ApiError(429, "Too many new grammars at once. Try again.", "rate_limit_error", headers={"retry-after": "2"})
+                raise ApiError(429, "Too many new grammars at once. Try again.", headers={"retry-after": "2"})
             # A client that leaves must not leave its answer to the next one.
             self._verdicts[key] = await asyncio.shield(asyncio.ensure_future(self._ask(question)))
             while len(self._verdicts) > REMEMBERED:

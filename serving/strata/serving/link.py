@@ -37,7 +37,12 @@ class Kind(IntEnum):
 
 
 class LinkLost(Exception):
-    """The process at the other end is gone, or cannot go on with this call."""
+    """The process at the other end is gone, or cannot go on with this call. `verdict` is set for a request that was on its engine
+    when the engine failed (see `ward.py`)."""
+
+    def __init__(self, reason: str, verdict: dict[str, Any] | None = None) -> None:
+        super().__init__(reason)
+        self.verdict = verdict
 
 
 class _Frames(asyncio.Protocol):
@@ -81,6 +86,9 @@ class _Frames(asyncio.Protocol):
             self._transport.write(data)
 
     def close(self) -> None:
+        """What was sent before still leaves."""
+        if self._outgoing:
+            self._flush()
         if self._transport is not None:
             self._transport.close()
 
@@ -102,6 +110,10 @@ class Call:
     def end(self, meta: dict[str, Any]) -> None:
         self._connection.send(self._number, Kind.END, json.dumps(meta).encode())
 
+    def close_server(self) -> None:
+        """Ends all connections of the server that was called, and listens for no others."""
+        self._connection.server.close()
+
 
 Handler = Callable[[Call], Awaitable[None]]
 
@@ -109,20 +121,20 @@ Handler = Callable[[Call], Awaitable[None]]
 class _Callee(_Frames):
     def __init__(self, server: "Server") -> None:
         super().__init__()
-        self._server = server
+        self.server = server
         self._trusted = False
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._server.connections.add(self)
+        self.server.connections.add(self)
 
     def data_received(self, data: bytes) -> None:
         if not self._trusted:
             self._received += data
             if len(self._received) < SECRET_BYTES:
                 return
-            if not hmac.compare_digest(bytes(self._received[:SECRET_BYTES]), self._server.secret):
+            if not hmac.compare_digest(bytes(self._received[:SECRET_BYTES]), self.server.secret):
                 self.close()
                 return
             self._trusted = True
@@ -142,18 +154,18 @@ class _Callee(_Frames):
             if number in self._tasks:
                 self._tasks[number].cancel()
         elif kind == Kind.PING:
-            self.send(0, Kind.PONG, json.dumps(self._server.load()).encode())
+            self.send(0, Kind.PONG, json.dumps(self.server.load()).encode())
 
     async def _run(self, call: Call) -> None:
         try:
-            await self._server.handler(call)
+            await self.server.handler(call)
         except asyncio.CancelledError:
             raise
         except Exception as error:
             call.end({"lost": f"{type(error).__name__}: {error}"})
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._server.connections.discard(self)
+        self.server.connections.discard(self)
         for task in list(self._tasks.values()):
             task.cancel()
 
@@ -199,12 +211,16 @@ class Stream:
         self._ended = False
 
     async def next(self) -> tuple[int, bytes]:
-        while not self._pieces:
-            if self._lost is not None:
-                raise self._lost
+        await self.arrived()
+        if not self._pieces and self._lost is not None:
+            raise self._lost
+        return self._pieces.popleft()
+
+    async def arrived(self) -> None:
+        """Returns when there is a piece, or the call is lost."""
+        while not self._pieces and self._lost is None:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
-        return self._pieces.popleft()
 
     def take(self) -> tuple[int, bytes] | None:
         """What has arrived already, without waiting."""
@@ -217,9 +233,10 @@ class Stream:
         if kind == Kind.END:
             self._ended = True
             self._link.forget(self._number)
-            reason = json.loads(payload).get("lost")
-            if reason is not None:
-                self.lose(LinkLost(reason))
+            told = json.loads(payload)
+            if "lost" in told:
+                self._link.ending = self._link.ending or told.get("ending", False)
+                self.lose(LinkLost(told["lost"], told.get("verdict")))
                 return
         self._pieces.append((kind, payload))
         self._wake()
@@ -255,6 +272,7 @@ class Link(_Frames):
         self._last_heard = self._loop.time()
         self._pinging: asyncio.TimerHandle | None = None
         self.alive = True
+        self.ending = False  # it said so: nothing more can be asked of it
 
     @staticmethod
     async def connect(address: str, secret: bytes, when_lost: Callable[["Link"], None]) -> "Link":

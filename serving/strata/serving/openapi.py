@@ -1,4 +1,4 @@
-"""The endpoint in OpenAPI's words, for client generators and for the tests that make requests from it.
+"""The endpoint's OpenAPI document, for client generators and for the tests that make requests from it.
 
 Parameters that vLLM takes beyond these work too, within the limits of `limits.py`; what is here is what we test.
 """
@@ -6,12 +6,12 @@ Parameters that vLLM takes beyond these work too, within the limits of `limits.p
 from typing import Any
 
 from strata.serving.limits import MAX_BAD_WORD_CHARACTERS, MAX_SEQUENCES, MAX_STOP_CHARACTERS
-from strata.serving.requests import MAX_ENTRIES, MAX_VALUES
+from strata.serving.requests import MAX_ENTRIES, MAX_VALUES, ROLES, SERVICE_TIERS, error_type
 
 Schema = dict[str, Any]
 
 _ERRORS = {
-    "400": "The request is not valid; 'param' names what is wrong.",
+    "400": "The request is not valid, and 'param' names what is wrong; or engines failed because of it.",
     "404": "No such route or model.",
     "405": "The route has another method.",
     "408": "The request took too long to arrive.",
@@ -44,10 +44,12 @@ def document(model_id: str) -> Schema:
         },
         "components": {
             "schemas": {
-                "CompletionRequest": _object({"model": model, "prompt": _PROMPT} | _COMPLETION | _SAMPLING, "prompt"),
-                "ChatRequest": _object({"model": model, "messages": _MESSAGES} | _CHAT | _SAMPLING, "messages"),
-                "TokenizeRequest": _object({"model": model, "prompt": {"type": "string"}, "add_special_tokens": _BOOL}, "prompt"),
-                "DetokenizeRequest": _object({"model": model, "tokens": _TOKEN_IDS}, "tokens"),
+                "CompletionRequest": _request({"model": model, "prompt": _PROMPT} | _COMPLETION | _SAMPLING, "prompt"),
+                "ChatRequest": _request({"model": model, "messages": _MESSAGES} | _CHAT | _SAMPLING, "messages"),
+                "TokenizeRequest": _request(
+                    {"model": model, "prompt": {"type": "string"}, "add_special_tokens": _BOOL}, "prompt"
+                ),
+                "DetokenizeRequest": _request({"model": model, "tokens": _TOKEN_IDS}, "tokens"),
                 **_ANSWERS,
             }
         },
@@ -88,6 +90,11 @@ def _plain(description: str) -> Schema:
 
 def _object(properties: Schema, *required: str) -> Schema:
     return {"type": "object", "properties": properties, "required": list(required)}
+
+
+def _request(properties: Schema, *required: str) -> Schema:
+    """Unknown parameters are refused."""
+    return _object(properties, *required) | {"additionalProperties": False}
 
 
 def _number(least: float, most: float) -> Schema:
@@ -154,7 +161,9 @@ _SAMPLING: Schema = {
         ],
         "description": "Instead of 'response_format'.",
     },
-    "user": {"type": ["string", "null"]},
+    "user": {"type": ["string", "null"], "description": "Has no effect."},
+    "metadata": {"type": ["object", "null"], "description": "Has no effect."},
+    "service_tier": {"enum": [*SERVICE_TIERS, None], "description": "There is one tier."},
 }
 _COMPLETION: Schema = {"logprobs": _integer(0, 20), "echo": _BOOL, "add_special_tokens": _BOOL}
 _CALLS = _list(
@@ -172,7 +181,7 @@ _CALLS = _list(
 _MESSAGES = _list(
     _object(
         {
-            "role": {"type": "string", "enum": ["system", "developer", "user", "assistant", "tool"]},
+            "role": {"type": "string", "enum": list(ROLES)},
             "content": {
                 "oneOf": [
                     {"type": "string"},
@@ -248,7 +257,7 @@ _ANSWERS: Schema = {
             "error": _object(
                 {
                     "message": {"type": "string"},
-                    "type": {"type": "string"},
+                    "type": {"type": "string", "enum": sorted({error_type(int(status)) for status in (*_ERRORS, 401, 500)})},
                     "param": {"type": ["string", "null"]},
                     "code": {"type": "integer"},
                 },

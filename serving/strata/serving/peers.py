@@ -45,7 +45,8 @@ class Peers:
 
     def least_busy(self, without: frozenset[str] = frozenset(), cost: Callable[[Peer], float] | None = None) -> Peer | None:
         """Of those not in `without`, unless there are no others; any of those that are equally busy."""
-        peers = [peer for peer in self._peers.values() if peer.name not in without] or self.all()
+        usable = [peer for peer in self._peers.values() if not peer.link.ending]
+        peers = [peer for peer in usable if peer.name not in without] or usable
         random.shuffle(peers)
         return min(peers, key=cost or (lambda peer: peer.busy), default=None)
 

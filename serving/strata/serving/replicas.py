@@ -154,7 +154,7 @@ class GatewayReplica:
     async def __init__(self, spec: GatewaySpec, *engines: Any) -> None:  # type: ignore[misc]
         from strata.serving.gateway import http
         from strata.serving.gateway.admission import Admission
-        from strata.serving.gateway.app import App
+        from strata.serving.gateway.app import REFUSE, App
         from strata.serving.gateway.keys import FILE, Keys
         from strata.serving.telemetry import Gateway as Telemetry
 
@@ -169,14 +169,17 @@ class GatewayReplica:
         app = App(name, spec.model_id, decode, prefill, others, admission, telemetry, keys, node)
         self._spec, self._engines = spec, [decode] if prefill is None else [decode, prefill]
 
-        async def metrics(call: Any) -> None:
+        async def answer(call: Any) -> None:
+            """Other gateways' calls."""
+            if call.method == REFUSE:
+                app.suspects.refuse(call.meta["digest"])
+                call.end({})
+                return
             call.head({"status": 200, "type": "text/plain"})
             call.data(telemetry.text().encode())
             call.end({})
 
-        self._presence = _Presence(
-            directory, "gateway", name, Server(metrics, dict, spec.network.secret), spec.network.host, node
-        )
+        self._presence = _Presence(directory, "gateway", name, Server(answer, dict, spec.network.secret), spec.network.host, node)
         await self._presence.begin({})
         self._http = http.server(app)
         self._serving = asyncio.get_running_loop().create_task(self._http.serve(sockets=[http.listen(spec.host, spec.port)]))

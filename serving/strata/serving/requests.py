@@ -1,8 +1,9 @@
-"""From the bytes a client sent to a checked request, or a 4xx in OpenAI's error shape. Nothing here reaches an engine.
+"""Parses what a client sent into a checked request, or refuses it in OpenAI's error shape. Nothing here reaches an engine.
 
 The gateway calls `parse`, the decode replica `validate`: between the two a request is plain data of bounded size and depth.
 """
 
+import difflib
 import re
 import uuid
 from typing import Any, TypeVar
@@ -25,7 +26,7 @@ INT64 = range(-(2**63), 2**63)
 # or kill a decode engine (CVE-2026-94622). They are refused wherever they stand, `vllm_xargs` included.
 FORBIDDEN = frozenset({"kv_transfer_params", "ec_transfer_params"})
 
-# vLLM knows these; this endpoint does not offer them.
+# Parameters of OpenAI's API and of vLLM's that have no effect here. To ignore one that was set would be a wrong answer.
 UNSUPPORTED = {
     "prompt_embeds": "send text or token ids as 'prompt'",
     "chat_template": "the model's own template is used",
@@ -33,6 +34,34 @@ UNSUPPORTED = {
     "mm_processor_kwargs": "the model reads text alone",
     "vllm_xargs": "no extension reads it",
     "priority": "requests are served in the order of their arrival",
+    "request_id": "send the header 'x-request-id'",
+    "suffix": "the model continues text, it does not fill in",
+    "functions": "use 'tools'",
+    "function_call": "use 'tool_choice'",
+    "modalities": "the model writes text alone",
+    "audio": "the model writes text alone",
+    "prediction": "the model has no use for it",
+    "web_search_options": "the model has no tools of its own",
+    "verbosity": "the model has no such setting",
+    "store": "nothing is stored",
+    "return_token_offsets": "no answer has them",
+    "return_assistant_tokens_mask": "no answer has it",
+    "routed_experts_prompt_start": "no answer has routed experts",
+}
+DONE_ANYWAY = {"modalities": ["text"]}
+# Parameters of OpenAI's API that say something about a request, and ask for nothing.
+NOTES = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"})
+SERVICE_TIERS = ("auto", "default")
+NAMED_ELSEWHERE = NOTES | UNSUPPORTED.keys() | {"best_of", "service_tier"}
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+# The types of errors, by status; a status that is not here is the client's fault below 500, and the server's above.
+TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
 }
 
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "thinking")
@@ -41,19 +70,18 @@ AnyRequest = TypeVar("AnyRequest", bound=BaseModel)
 
 
 class ApiError(Exception):
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        kind: str = "invalid_request_error",
-        param: str | None = None,
-        headers: dict[str, str] | None = None,
-    ) -> None:
+    """An answer in OpenAI's error shape. Every error of every route is one of these."""
+
+    def __init__(self, status: int, message: str, *, param: str | None = None, headers: dict[str, str] | None = None) -> None:
         message = message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]}..."
         super().__init__(message)
         self.status = status
         self.headers = headers or {}
-        self.body = {"error": {"message": message, "type": kind, "param": param and param[:100], "code": status}}
+        self.body = {"error": {"message": message, "type": error_type(status), "param": param and param[:100], "code": status}}
+
+
+def error_type(status: int) -> str:
+    return TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
 
 
 def parse(body: bytes) -> dict[str, Any]:
@@ -69,9 +97,7 @@ def parse(body: bytes) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise ApiError(400, "The request must be a JSON object.")
     _walk(tree)
-    for key in UNSUPPORTED.keys() & tree.keys():
-        if tree[key]:
-            raise ApiError(400, f"'{key}' is not supported: {UNSUPPORTED[key]}.", param=key)
+    _refuse_ignored(tree)
     return tree
 
 
@@ -88,6 +114,7 @@ def validate(tree: dict[str, Any], model: type[AnyRequest]) -> AnyRequest:
         # It is the client's data all the same.
         raise ApiError(400, f"The request is not valid: {error}", param=getattr(error, "parameter", None)) from None
     if checked.model_extra:
+        _refuse_unknown(checked.model_extra, model)
         checked.model_extra.clear()  # what vLLM does not know must not answer when something asks for an attribute
     if "request_id" in model.model_fields:
         # The engines tell requests apart by this alone: a client must not choose another's.
@@ -126,6 +153,26 @@ def _walk(tree: dict[str, Any]) -> None:
     raise ApiError(400, f"The JSON of the request is nested deeper than {MAX_DEPTH} levels.")
 
 
+def _refuse_ignored(tree: dict[str, Any]) -> None:
+    for key in UNSUPPORTED.keys() & tree.keys():
+        if tree[key] and tree[key] != DONE_ANYWAY.get(key):
+            raise ApiError(400, f"'{key}' is not supported: {UNSUPPORTED[key]}.", param=key)
+    if (best_of := tree.get("best_of")) is not None and best_of != (tree.get("n") or 1):
+        raise ApiError(
+            400, "'best_of' is not supported: every sequence is returned, so it can only be equal to 'n'.", param="best_of"
+        )
+    if (tier := tree.get("service_tier")) is not None and tier not in SERVICE_TIERS:
+        raise ApiError(400, f"'service_tier' may be {' or '.join(SERVICE_TIERS)}: there is one tier.", param="service_tier")
+
+
+def _refuse_unknown(extra: dict[str, Any], model: type[BaseModel]) -> None:
+    """A name that nobody knows is most likely misspelt; OpenAI's own API refuses it too."""
+    for name in sorted(name for name, value in extra.items() if value is not None and name not in NAMED_ELSEWHERE):
+        alike = difflib.get_close_matches(name[:50], model.model_fields, 1)
+        hint = f" Did you mean '{alike[0]}'?" if alike else ""
+        raise ApiError(400, f"There is no parameter '{name[:50]}'.{hint}", param=name)
+
+
 def _token_ids(path: tuple[str, ...], node: Any) -> bool:
     """A prompt, or one of several. Such a list may be long, so it is looked at as a whole, not entry by entry."""
     if not (path == ("tokens",) or (path[:1] == ("prompt",) and len(path) <= 2)):
@@ -147,6 +194,8 @@ def _refuse_early(tree: dict[str, Any]) -> None:
         allowed = "json, json_object, regex, choice or grammar"
         raise ApiError(400, f"'structured_outputs' may have {allowed}.", param="structured_outputs")
     for message in _dicts(tree.get("messages")):
+        if (role := message.get("role")) not in ROLES:
+            raise ApiError(400, f"'role' must be one of {', '.join(ROLES)}, not {str(role)[:50]!r}.", param="messages")
         for part in _dicts(message.get("content")):
             if part.get("type", "text") not in TEXT_PARTS:
                 kind = str(part["type"])[:50]

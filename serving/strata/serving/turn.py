@@ -5,6 +5,7 @@ carry nothing of ours from one to the other. A context variable does.
 """
 
 import struct
+import uuid
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
@@ -17,6 +18,8 @@ FINISHED = 1
 @dataclass
 class Turn:
     resumed: tuple[int, ...] = ()  # tokens that another replica generated, and the client has
+    request: str = field(default_factory=lambda: uuid.uuid4().hex)  # the same on every replica
+    strikes: int = 0  # engines that failed while it was on them
     decision: Decision | None = None
     engine: str = ""  # that prefilled, if it was another one
     replaying: bool = False  # vLLM's classes are shown what the client has already

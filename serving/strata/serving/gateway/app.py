@@ -10,7 +10,9 @@ from typing import Any
 from strata.serving import exposition, openapi, requests
 from strata.serving.gateway.admission import Admission
 from strata.serving.gateway.keys import Keys
-from strata.serving.gateway.relay import Relay, Send
+from strata.serving.gateway.relay import TRIES, Relay, Send
+from strata.serving.gateway.suspects import Suspects
+from strata.serving.headers import MAX_REQUEST_ID, REQUEST_ID, request_id
 from strata.serving.limits import MAX_SEQUENCES
 from strata.serving.link import Kind, LinkLost
 from strata.serving.peers import Peer, Peers
@@ -26,6 +28,7 @@ GENERATING = {"/v1/completions": "completions", "/v1/chat/completions": "chat"}
 TOKENIZING = {"/tokenize": "tokenize", "/detokenize": "detokenize"}
 OPEN = ("/health", "/-/healthz", "/-/routes", "/metrics")  # without a key: of those who watch the endpoint
 OF_NODE = b"scope=node"
+REFUSE = "refuse"  # the call by which gateways tell each other what kills engines
 
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 
@@ -52,6 +55,7 @@ class App:
         self._decode, self._prefill, self._gateways = decode, prefill, gateways
         self._admission = admission
         self._telemetry = telemetry
+        self.suspects = Suspects(self._tell_gateways)
         self._relays: dict[Relay, asyncio.Task[None]] = {}
         self._began = int(time.time())
         self._sweeping = asyncio.get_running_loop().create_task(self._sweep())
@@ -59,7 +63,11 @@ class App:
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         assert scope["type"] == "http"
         path, method = scope["path"], scope["method"]
+        named, unusable = request_id(scope["headers"])
+        send = _naming(send, named)
         try:
+            if unusable:
+                raise ApiError(400, f"'{REQUEST_ID}' must have at most {MAX_REQUEST_ID} characters, of printable ASCII.")
             if self._keys is not None and path not in OPEN:
                 self._keys.check(scope["headers"])
             if method == "POST" and path in GENERATING:
@@ -80,12 +88,7 @@ class App:
     async def _get(self, path: str, query: bytes) -> tuple[int, str, bytes]:
         if path in ("/health", "/-/healthz"):
             if not any(peer.healthy for peer in self._decode.all()):
-                raise ApiError(
-                    503,
-                    "No decode replica with a healthy engine is up.",
-                    "service_unavailable_error",
-                    headers={"retry-after": "5"},
-                )
+                raise ApiError(503, "No decode replica with a healthy engine is up.", headers={"retry-after": "5"})
             return 200, "text/plain", b"success"
         if path == "/-/routes":
             return _json({"/": "strata"})
@@ -113,7 +116,7 @@ class App:
             tree = requests.parse(body)
             _require_model(tree.get("model"), self._model)
             with self._admission.admitted(_sequences(tree)), self._telemetry.in_flight():
-                relay = Relay(method, tree, body, uuid.uuid4().hex, self._decode, self._telemetry, send)
+                relay = Relay(method, tree, body, uuid.uuid4().hex, self._decode, self.suspects, self._telemetry, send)
                 await self._run(relay, receive)
                 status = relay.status or 0
         except ApiError as error:
@@ -144,6 +147,11 @@ class App:
                 task.cancel()
             relay.cancel()
 
+    def _tell_gateways(self, digest: str) -> None:
+        for gateway in self._gateways.all():
+            if gateway.name != self._name:
+                gateway.link.call(REFUSE, {"digest": digest})
+
     async def _sweep(self) -> None:
         """Clients that stopped reading long ago are as good as gone."""
         while True:
@@ -158,12 +166,12 @@ class App:
         tree = requests.parse(body)
         _require_model(tree.get("model"), self._model)
         tried: frozenset[str] = frozenset()
-        while (peer := self._decode.least_busy(tried)) is not None and peer.name not in tried:
+        while len(tried) < TRIES and (peer := self._decode.least_busy(tried)) is not None and peer.name not in tried:
             try:
                 return await _ask(peer, method, body)
             except LinkLost:
                 tried |= {peer.name}
-        raise ApiError(503, "No decode replica is up.", "service_unavailable_error", headers={"retry-after": "5"})
+        raise ApiError(503, "No decode replica is up.", headers={"retry-after": "5"})
 
     async def _metrics(self, of_node: bool) -> str:
         """Everybody's, so that it does not matter which gateway is asked. On a cluster a gateway of every node is asked, and
@@ -203,7 +211,7 @@ async def _metrics_of(peer: Peer) -> str:
 
 def _require_model(name: Any, model: str) -> None:
     if name is not None and name != model:
-        raise ApiError(404, f"The model '{name}' does not exist; this endpoint serves '{model}'.", "not_found_error", "model")
+        raise ApiError(404, f"The model '{name}' does not exist; this endpoint serves '{model}'.", param="model")
 
 
 def _sequences(tree: dict[str, Any]) -> int:
@@ -245,7 +253,7 @@ def _no_such(path: str, method: str) -> ApiError:
     if known:
         allowed = "POST" if path in GENERATING or path in TOKENIZING else "GET"
         return ApiError(405, f"{method} {path}: only {allowed} is allowed.", headers={"allow": allowed})
-    return ApiError(404, f"{method} {path}: there is no such route.", "not_found_error")
+    return ApiError(404, f"{method} {path}: there is no such route.")
 
 
 def _json(tree: Any) -> tuple[int, str, bytes]:
@@ -258,6 +266,17 @@ async def _refuse(send: Send, error: ApiError) -> None:
     await _answer(
         send, error.status, json.dumps(error.body).encode(), {"content-type": "application/json"} | error.headers | closing
     )
+
+
+def _naming(send: Send, name: str) -> Send:
+    """Adds the request's id to whatever is answered."""
+
+    async def send_named(message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message["headers"], (REQUEST_ID.encode(), name.encode())]
+        await send(message)
+
+    return send_named
 
 
 async def _answer(send: Send, status: int, body: bytes, headers: dict[str, str]) -> None:

@@ -24,7 +24,7 @@ class Keys:
         scheme, _, key = sent.partition(b" ")
         if scheme.lower() != b"bearer" or _digest(key) not in self._known():
             message = "This endpoint needs an API key that it knows: Authorization: Bearer KEY."
-            raise ApiError(401, message, "authentication_error", headers={"www-authenticate": "Bearer"})
+            raise ApiError(401, message, headers={"www-authenticate": "Bearer"})
 
     def _known(self) -> frozenset[bytes]:
         try:

@@ -2,12 +2,13 @@
 
 import itertools
 import json
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from strata.serving import failover
-from strata.serving.headers import REQUEST_ID
+from strata.serving.gateway.suspects import Content, Suspects
 from strata.serving.link import Kind, LinkLost, Stream
 from strata.serving.peers import Peer, Peers
 from strata.serving.requests import ApiError
@@ -25,14 +26,25 @@ UNBUFFERED = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
+logger = logging.getLogger("ray.serve")
+
 
 class Relay:
     """What outlives a replica: the client's connection, and what it has been sent."""
 
     def __init__(
-        self, method: str, tree: dict[str, Any], body: bytes, request_id: str, peers: Peers, telemetry: Telemetry, send: Send
+        self,
+        method: str,
+        tree: dict[str, Any],
+        body: bytes,
+        request_id: str,
+        peers: Peers,
+        suspects: Suspects,
+        telemetry: Telemetry,
+        send: Send,
     ) -> None:
         self._method, self._tree, self._body, self._request_id = method, tree, body, request_id
+        self._suspects, self._content = suspects, Content(method, tree)
         self._peers, self._telemetry, self._send = peers, telemetry, send
         self._began = time.monotonic()
         self._emitted: list[int] = []
@@ -64,19 +76,35 @@ class Relay:
     async def _run(self) -> None:
         lost: frozenset[str] = frozenset()
         for tries in itertools.count(1):
-            peer = await self._replica(lost)
-            self._waited_s = time.monotonic() - self._began if tries == 1 else self._waited_s
-            meta = {"request_id": self._request_id, "resumed": self._emitted}
-            self._call = peer.link.call(self._method, meta, self._body)
+            if strikes := self._suspects.strikes(self._content):
+                async with self._suspects.apart(self._content):
+                    peer, call = await self._ask(lost)
+                    await call.arrived()
+            else:
+                peer, call = await self._ask(lost)
             try:
-                await self._relay(self._call)
+                await self._relay(call)
+                if strikes:
+                    self._suspects.clear(self._content)
                 return
             except LinkLost as error:
                 lost |= {peer.name}
                 if self._finished:
                     await self._write(b"data: [DONE]\n\n", more=False)
                     return
+                if error.verdict is not None and self._suspects.judge(self._content, error.verdict):
+                    logger.warning("Request %s kills engines (%s) and is refused.", self._request_id, error)
+                    continue  # to the refusal
                 self._check_that_it_can_go_on(tries, str(error))
+
+    async def _ask(self, lost: frozenset[str]) -> tuple[Peer, Stream]:
+        peer = await self._replica(lost)
+        if self._call is None:
+            self._waited_s = time.monotonic() - self._began
+        strikes = self._suspects.strikes(self._content)  # another like it may have been refused meanwhile
+        meta = {"request_id": self._request_id, "resumed": self._emitted, "strikes": strikes}
+        self._call = peer.link.call(self._method, meta, self._body)
+        return peer, self._call
 
     async def _replica(self, lost: frozenset[str]) -> Peer:
         peer = self._peers.least_busy(lost)
@@ -86,7 +114,7 @@ class Relay:
         with self._telemetry.in_queue():
             while (peer := self._peers.least_busy(lost)) is None:
                 if time.monotonic() > deadline:
-                    raise ApiError(503, "No decode replica is up.", "service_unavailable_error", headers={"retry-after": "10"})
+                    raise ApiError(503, "No decode replica is up.", headers={"retry-after": "10"})
                 await self._peers.changed(KEEP_ALIVE_S)
                 if self.status is not None:
                     await self._write(b": waiting for a replica\n\n")
@@ -158,8 +186,7 @@ class Relay:
         if self.status is not None:
             return
         self.status = status
-        named = headers | {REQUEST_ID: self._request_id}
-        encoded = [(name.encode(), value.encode("latin-1", "replace")) for name, value in named.items()]
+        encoded = [(name.encode(), value.encode("latin-1", "replace")) for name, value in headers.items()]
         await self._send({"type": "http.response.start", "status": status, "headers": encoded})
 
     async def _write(self, body: bytes, more: bool = True) -> None:
@@ -169,4 +196,4 @@ class Relay:
 
 
 def _again(why: str) -> ApiError:
-    return ApiError(503, f"{why} Send the request again.", "service_unavailable_error", headers={"retry-after": "1"})
+    return ApiError(503, f"{why} Send the request again.", headers={"retry-after": "1"})
