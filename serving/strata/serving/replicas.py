@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 
+from strata.serving import serve_logs
 from strata.serving.autoscaling import PREFILLS
 from strata.serving.directory import Directory
 from strata.serving.link import Server
@@ -106,6 +107,7 @@ class _EngineReplica:
         """Returns the module that knows vLLM."""
         self._phases = _Phases()
         self._phases.done("process")
+        serve_logs.keep_open()
         # In a thread, for Serve's own messages to this replica go on meanwhile.
         engine = await asyncio.to_thread(_import_engine)
         self._phases.done("imports")
