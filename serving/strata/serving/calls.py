@@ -1,4 +1,4 @@
-"""What a replica does when it is called: requests in OpenAI's shape on a decode replica, bare prefills on a prefill replica."""
+"""What a replica does when it is called: requests in OpenAI's shape, and on a prefill replica bare prefills."""
 
 import asyncio
 import contextlib
@@ -119,14 +119,15 @@ class DecodeCalls:
 
 
 class PrefillCalls:
-    def __init__(self, engine: Any, metrics: Metrics) -> None:
+    def __init__(self, engine: Any, standby: DecodeCalls) -> None:
+        """`standby` takes the requests that come here while no decode replica is up."""
         self._engine = engine
-        self._metrics = metrics
+        self._standby = standby
         self.queued_tokens = 0
 
     async def handle(self, call: Call) -> None:
-        if call.method == "metrics":
-            _answer(call, 200, self._metrics().encode(), "text/plain")
+        if call.method != "prefill":
+            await self._standby.handle(call)
             return
         tokens = len(call.body) // 4
         self.queued_tokens += tokens

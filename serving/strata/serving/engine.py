@@ -112,12 +112,13 @@ def _alone_on_the_gpu(spec: EngineSpec) -> Iterator[None]:
         yield
 
 
-def prefill_calls(started: Started) -> PrefillCalls:
-    return PrefillCalls(started.vllm, started.metrics)
+def prefill_calls(started: Started, spec: EngineSpec) -> PrefillCalls:
+    return PrefillCalls(started.vllm, decode_calls(started, spec, None, stands_in=True))
 
 
-def decode_calls(started: Started, spec: EngineSpec, pool: Peers | None) -> DecodeCalls:
+def decode_calls(started: Started, spec: EngineSpec, pool: Peers | None, stands_in: bool = False) -> DecodeCalls:
     cache = started.vllm.vllm_config.cache_config
     prefixes = PrefixIndex(cache.block_size, cache.num_gpu_blocks if cache.enable_prefix_caching else 0)
-    engine = Engine(started.vllm, pool, spec.rule, prefixes, PoolLoad(started.stats, spec.rule.min_tokens), started.telemetry)
+    load = PoolLoad(started.stats, spec.rule.min_tokens)
+    engine = Engine(started.vllm, pool, spec.rule, prefixes, load, started.telemetry, stands_in)
     return DecodeCalls(started.app_state, engine, started.metrics, spec.max_sequences)

@@ -130,11 +130,11 @@ class PrefillReplica(_EngineReplica):
     async def __init__(self, spec: EngineSpec) -> None:  # type: ignore[misc]  # Serve awaits it
         name = _own_name()
         engine = await self._start(spec, name)
-        calls = engine.prefill_calls(self._engine)
+        calls = engine.prefill_calls(self._engine, spec)
         server = Server(calls.handle, lambda: {"calls": server.calls, "queued_tokens": calls.queued_tokens}, spec.network.secret)
         self._full = PREFILLS
         self._presence = _Presence(Directory(spec.model_id), "prefill", name, server, spec.network.host, _own_node())
-        await self._presence.begin({"phases": self._phases.seconds})
+        await self._presence.begin({"phases": self._phases.seconds, "context": self._engine.context})
 
 
 class DecodeReplica(_EngineReplica):
