@@ -1,5 +1,5 @@
-"""Prefill replicas that answer while no decode replica is up, and requests that wait while there is no engine at all. The replicas are
-stand-ins; real engines are in test_failover.py."""
+"""Prefill replicas that answer while no decode replica is up, and requests that wait while there is no engine. The replicas
+are stand-ins; real engines are in test_failover.py."""
 
 import asyncio
 import json

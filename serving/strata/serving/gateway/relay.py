@@ -95,8 +95,8 @@ class Relay:
         return peer
 
     async def _tell_that_it_waits(self) -> None:
-        """In a comment, which clients skip. A stream that has not begun by then begins with it: a connection on which nothing comes is
-        what clients and proxies give up first. What goes wrong later is an event of the stream."""
+        """In a comment, which clients skip. A stream that has not begun by then begins with it: a connection on which nothing
+        comes is what clients and proxies give up first. What goes wrong later is an event of the stream."""
         if self._outage_s >= KEEP_ALIVE_S and self._tree.get("stream") is True:
             await self._start(200, UNBUFFERED | {"content-type": EVENTS})
         if self.status is not None:

@@ -1,6 +1,6 @@
 """The engines that can answer a request: decode replicas, and prefill replicas while no decode replica is up.
 
-A prefill engine has the same model and decodes a request that names no KV transfer like any other engine. It is slower for everybody
+A prefill engine has the same model and decodes a request that names no KV transfer like any other engine. Everybody is slower
 then, since prompts and streams share it, so it is called only when the alternative is to wait for a new decode replica.
 """
 
