@@ -16,7 +16,7 @@ REQUESTS = 300
 def storm(endpoint: Served) -> run.Outcome:
     """One prefill and one decode replica killed while the requests run."""
     requests = session.requests_for(endpoint.url, REQUESTS, seed=0)
-    return run.run(endpoint.url, endpoint.process.pid, requests, [Kind.DECODE, Kind.PREFILL], concurrency=12, seed=0)
+    return run.run(endpoint.url, endpoint.process.pid, requests, [(Kind.DECODE,), (Kind.PREFILL,)], concurrency=12, seed=0)
 
 
 @pytest.mark.timeout(900)
@@ -34,8 +34,8 @@ def test_streams_went_on_elsewhere(storm: run.Outcome) -> None:
 @pytest.mark.timeout(600)
 def test_an_engine_that_dies_without_its_replica_and_a_gateway(endpoint: Served, storm: run.Outcome) -> None:
     requests = session.requests_for(endpoint.url, 60, seed=1)
-    kinds = [Kind.DECODE_ENGINE, Kind.GATEWAY]
-    outcome = run.run(endpoint.url, endpoint.process.pid, requests, kinds, concurrency=8, seed=1)
+    blows = [(Kind.DECODE_ENGINE,), (Kind.GATEWAY,)]
+    outcome = run.run(endpoint.url, endpoint.process.pid, requests, blows, concurrency=8, seed=1)
     assert outcome.holds, report.failures(outcome)
     gateway = next(kill for kill in outcome.kills if kill.kind == Kind.GATEWAY)
     assert gateway.answered is not None and gateway.answered - gateway.at < 20

@@ -9,6 +9,7 @@ from strata.serving.spec import EngineSpec, GatewaySpec
 
 NAME = "strata"
 DRAIN_S = 30.0
+START_FAILURES = 1_000_000  # no limit: `deployment.py` says why
 GATEWAY_RESOURCE = "strata-gateway"
 
 
@@ -28,8 +29,7 @@ def _engines(replica: type, spec: EngineSpec) -> serve.Deployment:
         num_replicas="auto" if grows else spec.pool.replicas,
         autoscaling_config=autoscaling.config(spec.pool.replicas, spec.pool.most) if grows else None,
         ray_actor_options=spec.resources() | {"runtime_env": {"env_vars": spec.environment()}},
-        # A model that cannot be loaded cannot be loaded twice either: say so at once.
-        max_constructor_retry_count=1,
+        max_constructor_retry_count=START_FAILURES,
         health_check_period_s=1,
         graceful_shutdown_timeout_s=DRAIN_S,
     )

@@ -55,7 +55,7 @@ def running(section: ServeSection, folder: Path, model_id: str) -> Iterator[Endp
     check(section, folder)
     from ray import serve
 
-    from strata.serving import app
+    from strata.serving import app, deployment
 
     began = psutil.Process().create_time()
     phases = {"this command": time.time() - began}
@@ -65,7 +65,8 @@ def running(section: ServeSection, folder: Path, model_id: str) -> Iterator[Endp
     decode = EngineSpec.of("decode", section, folder, model_id, network)
     with mps.running(section), cluster.connected(math.ceil(prefill.cpus() + decode.cpus())) as ends_with_us:
         phases["Ray"] = _since(began, phases)
-        serve.start(proxy_location="Disabled")  # clients talk to our gateways
+        # Clients talk to our gateways, so Serve needs no proxy.
+        serve.start(proxy_location="Disabled", controller_options=deployment.CONTROLLER)
         phases["Serve"] = _since(began, phases)
         if app.NAME in serve.status().applications:
             raise UserError("This Ray cluster serves a Strata endpoint already.", "Stop that one first, or use another cluster.")
@@ -112,12 +113,10 @@ def _since(began: float, phases: dict[str, float]) -> float:
 
 
 def _deploy(application: Any) -> None:
-    from ray import serve
-
-    from strata.serving.app import NAME
+    from strata.serving import deployment
 
     try:
-        serve.run(application, name=NAME, route_prefix=None)
+        deployment.bring_up(application)
     except RuntimeError as error:
         raise _refused(error) from None
 

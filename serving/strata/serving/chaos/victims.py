@@ -14,19 +14,21 @@ from strata.platform.errors import UserError
 
 class Kind(StrEnum):
     """A replica's own process, or the engine under it alone: the first takes its connections along, the second leaves a
-    replica behind that must notice."""
+    replica behind that must notice. The controller is Ray Serve's, which replaces the others and which no request passes."""
 
     PREFILL = "prefill"
     DECODE = "decode"
     GATEWAY = "gateway"
     PREFILL_ENGINE = "prefill-engine"
     DECODE_ENGINE = "decode-engine"
+    CONTROLLER = "controller"
 
     @property
     def role(self) -> str:
         return self.removesuffix("-engine")
 
 
+ROLES = (Kind.GATEWAY, Kind.PREFILL, Kind.DECODE)  # of replicas, which the endpoint counts
 ENGINE = re.compile(r"VLLM::EngineCore\b")
 
 
@@ -64,7 +66,8 @@ class Processes:
 
 def is_replica(title: str, role: str) -> bool:
     """While a method runs its name stands behind: `ray::ServeReplica:strata:decode.handle_request`."""
-    return re.match(rf"ray::ServeReplica:strata:{role}\b", title) is not None
+    name = "ServeController" if role == Kind.CONTROLLER else f"ServeReplica:strata:{role}"
+    return re.match(rf"ray::{name}\b", title) is not None
 
 
 def title(process: psutil.Process) -> str:
