@@ -6,7 +6,7 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from strata.platform.recipe import ServeSection
 from strata.serving import kinds_of_cache, model_dir, mps
 from strata.serving.directory import Directory
 from strata.serving.spec import EngineSpec, GatewaySpec, Network
+from strata.serving.warm import server
 
 WARM_UP = 3  # as many hand-overs as it takes to know their rate
 PROCESS_GIB = 1.5  # a CPU engine's two processes before any weights: Python, torch, vLLM
@@ -63,7 +64,8 @@ def running(section: ServeSection, folder: Path, model_id: str) -> Iterator[Endp
     gateway = GatewaySpec.of(section, model_id, network)
     prefill = EngineSpec.of("prefill", section, folder, model_id, network)
     decode = EngineSpec.of("decode", section, folder, model_id, network)
-    with mps.running(section), cluster.connected(math.ceil(prefill.cpus() + decode.cpus())) as ends_with_us:
+    cpus = math.ceil(prefill.cpus() + decode.cpus())
+    with mps.running(section), _warm(section, decode) as warm, cluster.connected(cpus) as ends_with_us:
         phases["Ray"] = _since(began, phases)
         # Clients talk to our gateways, so Serve needs no proxy.
         serve.start(proxy_location="Disabled", controller_options=deployment.CONTROLLER)
@@ -74,7 +76,7 @@ def running(section: ServeSection, folder: Path, model_id: str) -> Iterator[Endp
         directory.clear()
         try:
             url = f"http://{section.host}:{section.port}"
-            _deploy(app.build(gateway, prefill, decode))
+            _deploy(app.build(gateway, prefill, decode, warm))
             replicas = _replicas(directory)
             _warm_up(
                 url, model_id, min(section.remote_prefill.min_tokens, *(entry["context"] - 1 for entry in replicas["decode"]))
@@ -87,6 +89,13 @@ def running(section: ServeSection, folder: Path, model_id: str) -> Iterator[Endp
         finally:
             if not ends_with_us:
                 _leave()
+
+
+def _warm(section: ServeSection, decode: EngineSpec) -> AbstractContextManager[dict[str, Any]]:
+    """A process that forks the engines, where they run on this machine and without a GPU, whose state a fork would share."""
+    if section.device == "cpu" and "RAY_ADDRESS" not in os.environ:
+        return server.running(decode.environment())
+    return nullcontext({})
 
 
 def _replicas(directory: Directory) -> dict[str, list[dict[str, Any]]]:

@@ -38,6 +38,7 @@ from strata.serving.pool_load import PoolLoad
 from strata.serving.prefix_index import PrefixIndex
 from strata.serving.spec import EngineSpec
 from strata.serving.telemetry import Replica as Telemetry
+from strata.serving.warm import seed
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,7 @@ async def start(spec: EngineSpec, replica: str, host: str) -> Started:
         # vLLM puts its CPU worker into a process of its own, to bind OpenMP threads there. Our threads are set by the
         # environment instead, so scheduler and worker share a process: one import of vLLM less per engine.
         config.parallel_config.distributed_executor_backend = "uni"
+        seed.use()
     with _alone_on_the_gpu(spec):
         vllm = AsyncLLM(config, Executor.get_class(config), log_stats=True, log_requests=False)
     state = State()

@@ -89,11 +89,18 @@ def node_of(url: str) -> int:
     for pid in sorted(listening):
         process = psutil.Process(pid)
         if is_replica(title(process), "gateway"):
-            return process.ppid()
+            return _root(process)
     raise UserError(
         f"No Strata gateway on this machine listens at {url}, so there is nothing here to kill.",
         "Start the endpoint on this machine, as this user; or leave --url out, and one is started for you.",
     )
+
+
+def _root(gateway: psutil.Process) -> int:
+    """The command that started the Ray node, which may have started engines itself; the node where it has no such parent."""
+    node = gateway.parent()
+    assert node is not None
+    return node.ppid() if node.ppid() > 1 else node.pid
 
 
 def _descendants(pid: int) -> list[psutil.Process]:
