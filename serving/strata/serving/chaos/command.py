@@ -24,6 +24,10 @@ def chaos(
         int | None,
         typer.Option(help="So many blows, each drawn from --kill, at random moments; an engine dies only while another answers."),
     ] = None,
+    during: Annotated[
+        str | None,
+        typer.Option(help="Kill while an endpoint starts or stops instead: start or stop. One endpoint a blow."),
+    ] = None,
     requests: Annotated[int, typer.Option(help="Requests in the set.", min=1)] = 300,
     concurrency: Annotated[int, typer.Option(help="Requests at once.", min=1)] = 16,
     seed: Annotated[int, typer.Option(help="Of the requests, of the kills' moments and of who is killed.")] = 0,
@@ -35,5 +39,9 @@ def chaos(
     other, and a gateway together with Ray Serve's controller."""
     from strata.serving.chaos import session
 
+    if during is not None:
+        if not session.at_an_edge(overrides or [], run, model, url, kill, during, seed):
+            raise typer.Exit(1)
+        return
     if not session.hold(overrides or [], run, model, url, kill, random, requests, concurrency, seed, overlap, json):
         raise typer.Exit(1)

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from strata.platform.errors import UserError
 from strata.platform.files import cache_dir, write_atomic
-from strata.serving.chaos import endpoint, kills, report, timeline, victims
+from strata.serving.chaos import edges, endpoint, kills, report, timeline, victims
 from strata.serving.chaos.requests import Request, make
 from strata.serving.chaos.run import Outcome
 from strata.serving.chaos.run import run as carry_out
@@ -49,6 +49,26 @@ def hold(
             outcome = carry_out(url, node, requests, blows, concurrency, seed, overlap, spare=at_random is not None)
     _tell(outcome, path or cache_dir() / "bench" / "chaos.json", console)
     return outcome.holds
+
+
+def at_an_edge(
+    overrides: Sequence[str], run: str | None, model: Path | None, url: str | None, kill: str, during: str, seed: int
+) -> bool:
+    """Kills while endpoints start or stop. Whether each came up or ended as it should."""
+    if during not in ("start", "stop") or url:
+        raise UserError(
+            f"--during {during}: there is no such moment of an endpoint that chaos starts.", "Use start or stop, without --url."
+        )
+    console = Console(highlight=False, soft_wrap=True)
+    strike = edges.kill_at_start if during == "start" else edges.kill_at_stop
+    holds = True
+    for number, blow in enumerate(parse_blows(kill)):
+        command = endpoint.command(overrides, run, model)
+        with console.status(f"An endpoint that loses {' and '.join(blow)} at its {during} …"):
+            ending = strike(command, endpoint.log_file(), endpoint.READY, blow, seed + number)
+        holds &= ending.holds
+        console.print(f"{'+'.join(blow)} at the {during}: {ending.what}", style=None if ending.holds else "red", markup=False)
+    return holds
 
 
 def parse_blows(text: str) -> list[kills.Blow]:
