@@ -18,17 +18,20 @@ EVENT_S = 0.005
 @dataclass
 class StandIn:
     """`breaks`: streams end with their decode replica. `errs`: so they do, with an error in the stream. `wrong`: answers
-    after a decode replica's death are not the same. `dead`: nothing that is killed comes back."""
+    after a decode replica's death are not the same. `dead`: nothing that is killed comes back. `rejects`: a new controller stops
+    the replicas that it finds, and starts others."""
 
     breaks: bool = False
     errs: bool = False
     wrong: bool = False
     dead: bool = False
+    rejects: bool = False
     away_s: float = 0.3  # from a replica's death to the next one
     port: int = 0
     migrations: int = 0
     cut: int = 0  # streams that broke or erred
     spoiled: int = 0  # wrong answers given
+    fewest_engines: int = 99
     killed: list[Kind] = field(default_factory=list)
     asked: list[dict[str, Any]] = field(default_factory=list)
     _alive: dict[Kind, list[Replica]] = field(default_factory=dict)
@@ -50,6 +53,7 @@ class StandIn:
         self.killed.append(kind)
         self._alive[kind].remove(replica)
         self._least_decoding = min(self._least_decoding, len(self._alive[Kind.DECODE]))
+        self.fewest_engines = min(self.fewest_engines, len(self._alive[Kind.DECODE]) + len(self._alive[Kind.PREFILL]))
         if kind == Kind.DECODE:
             self._deaths += 1
             self.migrations += 1
@@ -62,6 +66,8 @@ class StandIn:
             self._loop.call_later(self.away_s, lambda: self._loop.create_task(self._return(kind)))
 
     async def _return(self, kind: Kind) -> None:
+        if kind == Kind.CONTROLLER and self.rejects:
+            self._alive[Kind.PREFILL] = [Replica(next(self._pids), 0.0)]
         self._alive[kind].append(Replica(next(self._pids), 0.0))
         if kind == Kind.GATEWAY:
             await self._listen()
@@ -149,12 +155,14 @@ class StandIn:
         gateway = ",".join(f'role="gateway",replica="{one.pid}"' for one in self._alive[Kind.GATEWAY])
         lines = [f'strata_serve_migrations_total{{{gateway},outcome="continued"}} {self.migrations}']
         for kind, alive in self._alive.items():
+            if kind == Kind.CONTROLLER:
+                continue
             lines += [f'strata_serve_replicas{{role="{kind}",replica="{one.pid}"}} 1' for one in alive]
         return "\n".join(lines) + "\n"
 
     async def _up(self, started: threading.Event) -> None:
         self._loop = asyncio.get_running_loop()
-        for kind, number in ((Kind.PREFILL, 1), (Kind.DECODE, 2), (Kind.GATEWAY, 1)):
+        for kind, number in ((Kind.PREFILL, 1), (Kind.DECODE, 2), (Kind.GATEWAY, 1), (Kind.CONTROLLER, 1)):
             self._alive[kind] = [Replica(next(self._pids), 0.0) for _ in range(number)]
         await self._listen()
         self._stop = asyncio.Event()

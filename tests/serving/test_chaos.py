@@ -26,12 +26,17 @@ SET = requests.make(24, 7, "stand-in", 64)
 @pytest.fixture(autouse=True)
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kills, "AFTER_S", 0.5)
+    monkeypatch.setattr(kills, "SETTLE_S", 0.2)
     monkeypatch.setattr(kills, "PERIOD_S", 0.05)
     monkeypatch.setattr(counters, "PERIOD_S", 0.05)
 
 
 def disturbed(endpoint: StandIn, *kinds: Kind, overlap: bool = False) -> run.Outcome:
-    return asyncio.run(run.disturb(endpoint.url, endpoint, SET, kinds, concurrency=8, seed=3, overlap=overlap))
+    return struck(endpoint, [(kind,) for kind in kinds], overlap=overlap)
+
+
+def struck(endpoint: StandIn, blows: list[kills.Blow], overlap: bool = False, spare: bool = False) -> run.Outcome:
+    return asyncio.run(run.disturb(endpoint.url, endpoint, SET, blows, concurrency=8, seed=3, overlap=overlap, spare=spare))
 
 
 def test_the_same_seed_makes_the_same_requests() -> None:
@@ -54,10 +59,10 @@ def test_requests_are_of_every_kind_and_fit_the_context(context: int) -> None:
 
 
 def test_kills_are_spread_and_seeded() -> None:
-    kinds = [Kind.DECODE, Kind.DECODE, Kind.PREFILL, Kind.GATEWAY]
-    planned = kills.plan(kinds, 5, 100.0)
-    assert planned == kills.plan(kinds, 5, 100.0) != kills.plan(kinds, 6, 100.0)
-    assert sorted(one.kind for one in planned) == sorted(kinds)
+    blows: list[kills.Blow] = [(Kind.DECODE,), (Kind.DECODE,), (Kind.PREFILL, Kind.CONTROLLER), (Kind.GATEWAY,)]
+    planned = kills.plan(blows, 5, 100.0)
+    assert planned == kills.plan(blows, 5, 100.0) != kills.plan(blows, 6, 100.0)
+    assert sorted(one.kinds for one in planned) == sorted(blows)
     moments = [one.at_s for one in planned]
     assert moments == sorted(moments) and moments[0] >= 5 and moments[-1] <= 75
 
@@ -147,7 +152,7 @@ def test_known_answers_are_not_asked_for_again() -> None:
     with stand_in() as endpoint:
         before = disturbed(endpoint)
         asked = len(endpoint.asked)
-        again = asyncio.run(run.disturb(endpoint.url, endpoint, SET, [Kind.DECODE], 8, 3, peace=before.peace))
+        again = asyncio.run(run.disturb(endpoint.url, endpoint, SET, [(Kind.DECODE,)], 8, 3, peace=before.peace))
         assert len(endpoint.asked) == asked + len(again.storm.sent)
     assert again.holds and again.peace is before.peace
 
@@ -156,6 +161,43 @@ def test_an_endpoint_that_fails_in_peace_is_the_users_to_mend() -> None:
     strange = requests.Request("/nowhere", {"stream": False, "prompt": [1]})
     with stand_in() as endpoint, pytest.raises(UserError, match="although nothing was killed"):
         asyncio.run(run.disturb(endpoint.url, endpoint, [strange], [], 1, 0))
+
+
+def test_several_are_killed_at_once() -> None:
+    with stand_in() as endpoint:
+        outcome = struck(endpoint, [(Kind.DECODE, Kind.DECODE, Kind.CONTROLLER), (Kind.PREFILL,)])
+        assert endpoint.least_decoding == 0 and sorted(endpoint.killed) == sorted(
+            [*[Kind.DECODE] * 2, Kind.CONTROLLER, Kind.PREFILL]
+        )
+    assert outcome.holds and outcome.whole and not outcome.restarted
+    together = [kill for kill in outcome.kills if kill.kind in (Kind.DECODE, Kind.CONTROLLER)]
+    assert len({kill.blow for kill in together}) == 1 and len({kill.pid for kill in together}) == 3
+    assert together[-1].at - together[0].at < 0.1
+
+
+def test_a_controller_that_ends_its_replicas_is_noticed() -> None:
+    with stand_in(rejects=True) as endpoint:
+        outcome = disturbed(endpoint, Kind.CONTROLLER)
+    assert outcome.restarted == 1 and not outcome.holds and outcome.not_back == 0
+    assert report.numbers(outcome)["ended though not killed"] == 1
+
+
+def test_at_random_an_engine_is_killed_only_while_another_answers() -> None:
+    drawn_from: list[kills.Blow] = [(Kind.DECODE,), (Kind.PREFILL,), (Kind.DECODE, Kind.CONTROLLER), (Kind.GATEWAY,)]
+    blows = kills.at_random(drawn_from, 12, 1)
+    assert blows == kills.at_random(drawn_from, 12, 1) != kills.at_random(drawn_from, 12, 2)
+    with stand_in(away_s=0.2) as endpoint:
+        outcome = struck(endpoint, blows, spare=True)
+        assert endpoint.fewest_engines >= 1
+    assert outcome.holds and len(outcome.kills) == sum(map(len, blows))
+
+
+def test_an_endpoint_that_does_not_become_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kills, "BACK_LIMIT_S", 1.0)
+    with stand_in(dead=True) as endpoint:
+        outcome = struck(endpoint, [(Kind.PREFILL,), (Kind.DECODE, Kind.DECODE)], spare=True)
+        assert Kind.DECODE not in endpoint.killed or Kind.PREFILL not in endpoint.killed  # one engine was spared
+    assert not outcome.whole and not outcome.holds and outcome.not_back > 0
 
 
 def test_nobody_to_kill() -> None:
@@ -228,6 +270,8 @@ def test_counters_that_begin_anew_are_summed_up() -> None:
         ("ray::ServeReplica:strata:prefill", "decode", False),
         ("ray::ServeReplica:other:decode", "decode", False),
         ("ray::IDLE", "decode", False),
+        ("ray::ServeController.listen_for_change", "controller", True),
+        ("ray::ServeReplica:strata:controller", "controller", False),
     ],
 )
 def test_replicas_by_their_title(title: str, role: str, is_one: bool) -> None:
@@ -296,12 +340,18 @@ def test_a_stranger_at_the_port_is_nobody_to_kill() -> None:
 # The command
 
 
-def test_kinds_as_written() -> None:
-    assert session.parse_kinds("prefill,decode=2") == [Kind.PREFILL, Kind.DECODE, Kind.DECODE]
-    assert session.parse_kinds("") == []
-    for wrong in ("proxy", "decode=two", "decode="):
+def test_blows_as_written() -> None:
+    assert session.parse_blows("prefill,decode=2") == [(Kind.PREFILL,), (Kind.DECODE,), (Kind.DECODE,)]
+    assert session.parse_blows("decode+controller=2") == [(Kind.DECODE, Kind.CONTROLLER)] * 2
+    assert session.parse_blows("") == []
+    for wrong in ("proxy", "decode=two", "decode=", "decode+", "decode+proxy"):
         with pytest.raises(UserError, match="cannot read"):
-            session.parse_kinds(wrong)
+            session.parse_blows(wrong)
+
+
+def test_random_moments_need_something_to_kill() -> None:
+    with pytest.raises(UserError, match="nothing to draw from"):
+        command.chaos(kill="", random=5, url="http://127.0.0.1:1")
 
 
 @pytest.mark.parametrize(("behaviour", "code"), [({}, 0), ({"wrong": True}, 1), ({"errs": True}, 1)])

@@ -14,9 +14,11 @@ REQUESTS = 300
 
 @pytest.fixture(scope="module")
 def storm(endpoint: Served) -> run.Outcome:
-    """One prefill and one decode replica killed while the requests run."""
+    """Both decode replicas and Serve's controller killed at once while the requests run, and, when they are back, the prefill
+    replica."""
     requests = session.requests_for(endpoint.url, REQUESTS, seed=0)
-    return run.run(endpoint.url, endpoint.process.pid, requests, [Kind.DECODE, Kind.PREFILL], concurrency=12, seed=0)
+    blows = [(Kind.DECODE, Kind.DECODE, Kind.CONTROLLER), (Kind.PREFILL,)]
+    return run.run(endpoint.url, endpoint.process.pid, requests, blows, concurrency=12, seed=0, spare=True)
 
 
 @pytest.mark.timeout(900)
@@ -31,11 +33,21 @@ def test_streams_went_on_elsewhere(storm: run.Outcome) -> None:
     assert counted["migrated"].get("refused", 0) == 0
 
 
+def test_the_prefill_replica_answered_meanwhile(storm: run.Outcome) -> None:
+    assert report.counted(storm.storm)["prefilled"].get("local no-decode-replica", 0) > 0
+    assert storm.storm.longest_gap_s < 15
+
+
+def test_the_command_says_what_was_missing_and_that_it_is_whole(endpoint: Served, storm: run.Outcome) -> None:
+    said = endpoint.output.read_text()
+    assert "0 of 2 decode replicas answer" in said and "The endpoint is whole again: 1 gateway, 1 prefill, 2 decode" in said
+
+
 @pytest.mark.timeout(600)
 def test_an_engine_that_dies_without_its_replica_and_a_gateway(endpoint: Served, storm: run.Outcome) -> None:
     requests = session.requests_for(endpoint.url, 60, seed=1)
-    kinds = [Kind.DECODE_ENGINE, Kind.GATEWAY]
-    outcome = run.run(endpoint.url, endpoint.process.pid, requests, kinds, concurrency=8, seed=1)
+    blows = [(Kind.DECODE_ENGINE,), (Kind.GATEWAY,)]
+    outcome = run.run(endpoint.url, endpoint.process.pid, requests, blows, concurrency=8, seed=1)
     assert outcome.holds, report.failures(outcome)
     gateway = next(kill for kill in outcome.kills if kill.kind == Kind.GATEWAY)
     assert gateway.answered is not None and gateway.answered - gateway.at < 20

@@ -1,5 +1,8 @@
 """The Serve application: gateways, decode replicas, prefill replicas."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from ray import serve
 from ray.serve import Application
 
@@ -10,27 +13,31 @@ from strata.serving.spec import EngineSpec, GatewaySpec
 
 NAME = "strata"
 DRAIN_S = 30.0
+START_FAILURES = 1_000_000  # no limit: `deployment.py` says why
 GATEWAY_RESOURCE = "strata-gateway"
 
 
-def build(gateway: GatewaySpec, prefill: EngineSpec, decode: EngineSpec) -> Application:
-    engines = [_engines(DecodeReplica, decode).bind(decode)]
+def build(
+    gateway: GatewaySpec, prefill: EngineSpec, decode: EngineSpec, started_by: Mapping[str, Any] | None = None
+) -> Application:
+    """`started_by` is a part of the engines' runtime environment: the process that forks them."""
+    engines = [_engines(DecodeReplica, decode, started_by or {}).bind(decode)]
     if prefill.pool.replicas:
-        engines.append(_engines(PrefillReplica, prefill).bind(prefill))
+        engines.append(_engines(PrefillReplica, prefill, started_by or {}).bind(prefill))
     # Serve wants one deployment that the others hang from.
     return _gateways(gateway, prefill.pool.most + decode.pool.most).bind(gateway, *engines)
 
 
-def _engines(replica: type, spec: EngineSpec) -> serve.Deployment:
+def _engines(replica: type, spec: EngineSpec, started_by: Mapping[str, Any]) -> serve.Deployment:
+    environment = {**started_by, "env_vars": spec.environment() | started_by.get("env_vars", {})}
     grows = spec.pool.most > spec.pool.replicas
     return serve.deployment(
         replica,
         name=spec.role,
         num_replicas="auto" if grows else spec.pool.replicas,
         autoscaling_config=autoscaling.config(spec.pool.replicas, spec.pool.most) if grows else None,
-        ray_actor_options=spec.resources() | {"runtime_env": {"env_vars": spec.environment()}},
-        # A model that cannot be loaded cannot be loaded twice either: say so at once.
-        max_constructor_retry_count=1,
+        ray_actor_options=spec.resources() | {"runtime_env": environment},
+        max_constructor_retry_count=START_FAILURES,
         health_check_period_s=1,
         graceful_shutdown_timeout_s=DRAIN_S,
     )

@@ -1,11 +1,11 @@
-"""What a replica does when it is called: requests in OpenAI's shape on a decode replica, bare prefills on a prefill replica."""
+"""What a replica does when it is called: requests in OpenAI's shape, and on a prefill replica bare prefills."""
 
 import asyncio
 import contextlib
 import json
 import logging
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
@@ -34,8 +34,7 @@ class DecodeCalls:
         self._engine = engine
         self._metrics = metrics
         self._max_sequences = max_sequences
-        self._open: dict[Call, turn.Turn] = {}
-        self._death = _Death(engine, engine.ward)
+        self.death = _Death(engine, engine.ward)
         self._trial = GrammarTrial(engine.model_config.model, engine.model_config.get_vocab_size())
         self._completion, self._chat = app_state.openai_serving_completion, app_state.openai_serving_chat
         self._tokenization = app_state.serving_tokenization
@@ -63,11 +62,8 @@ class DecodeCalls:
         request.request_id = call.meta["request_id"]
         now = turn.Turn(tuple(call.meta.get("resumed", ())), call.meta["request_id"], call.meta.get("strikes", 0))
         turn.current.set(now)
-        self._open[call] = now
-        try:
+        with self.death.concerns(call, now.request):
             await self._respond(call, now, request)
-        finally:
-            del self._open[call]
 
     async def _respond(self, call: Call, now: turn.Turn, request: Any) -> None:
         create = self._completion.create_completion if call.method == "completions" else self._chat.create_chat_completion
@@ -104,7 +100,7 @@ class DecodeCalls:
 
     def _refuse(self, call: Call, now: turn.Turn, request: Any, refusal: ErrorResponse) -> None:
         if isinstance(now.failure, EngineDeadError) or self._engine.errored:
-            self._death.tell({each: turn.request for each, turn in self._open.items()})
+            self.death.tell()
             raise EngineDeadError
         if isinstance(now.failure, disaggregation.KillsEngines):
             call.end({"lost": str(now.failure), "verdict": now.failure.verdict})
@@ -134,35 +130,34 @@ class DecodeCalls:
 
 
 class PrefillCalls:
-    def __init__(self, engine: Any, metrics: Metrics) -> None:
+    def __init__(self, engine: Any, standby: DecodeCalls) -> None:
+        """`standby` takes the requests that come here while no decode replica is up."""
         self._engine = engine
-        self._metrics = metrics
-        self._ward = disaggregation.ward_of(engine)
-        self._open: dict[Call, str] = {}
-        self._death = _Death(engine, self._ward)
+        self._standby = standby
         self.queued_tokens = 0
 
     async def handle(self, call: Call) -> None:
-        if call.method == "metrics":
-            _answer(call, 200, self._metrics().encode(), "text/plain")
+        if call.method != "prefill":
+            await self._standby.handle(call)
             return
         tokens = len(call.body) // 4
         self.queued_tokens += tokens
-        request = self._open[call] = call.meta["request"]
+        death = self._standby.death
+        request = call.meta["request"]
         try:
-            await self._ward.enter(request, call.meta["strikes"])
-            try:
-                done = await disaggregation.prefill(self._engine, call.body, call.meta["request_id"], call.meta["cache_salt"])
-            finally:
-                if not self._engine.errored:  # who was there when it died stays
-                    self._ward.leave(request)
+            with death.concerns(call, request):
+                await death.ward.enter(request, call.meta["strikes"])
+                try:
+                    done = await disaggregation.prefill(self._engine, call.body, call.meta["request_id"], call.meta["cache_salt"])
+                finally:
+                    if not self._engine.errored:  # who was there when it died stays
+                        death.ward.leave(request)
         except Exception:
             if self._engine.errored:
-                self._death.tell(self._open)
+                death.tell()
             raise
         finally:
             self.queued_tokens -= tokens
-            del self._open[call]
         call.end(done)
 
 
@@ -172,19 +167,29 @@ class _Death:
 
     def __init__(self, engine: Any, ward: Ward) -> None:
         self._processes = engine.engine_core.resources.engine_manager.processes
-        self._ward = ward
+        self.ward = ward
+        self._open: dict[Call, str] = {}  # calls, each with the request that it is for
         self._told = False
 
-    def tell(self, requests: dict[Call, str]) -> None:
+    @contextlib.contextmanager
+    def concerns(self, call: Call, request: str) -> Iterator[None]:
+        """Whoever made the call is told, should the engine die within this block."""
+        self._open[call] = request
+        try:
+            yield
+        finally:
+            del self._open[call]
+
+    def tell(self) -> None:
         if self._told:  # by the first request that noticed
             return
         self._told = True
         cause, failed = cause_of_death([process.exitcode for process in self._processes])
         logger.error("The engine died (%s); this replica ends.", cause)
-        for call, request in requests.items():
-            verdict = self._ward.verdict(request) if failed else None
+        for call, request in self._open.items():
+            verdict = self.ward.verdict(request) if failed else None
             call.end({"lost": f"the engine died: {cause}", "verdict": verdict, "ending": True})
-        for call in requests:
+        for call in self._open:
             call.close_server()
         asyncio.get_running_loop().call_later(FAREWELL_S, os._exit, 1)
 

@@ -77,14 +77,23 @@ class Engine:
     """Stands in for vLLM's `AsyncLLM` wherever that is asked to generate; the rest is the real one's."""
 
     def __init__(
-        self, real: Any, pool: Peers | None, rule: policy.Rule, prefixes: PrefixIndex, load: PoolLoad, telemetry: Telemetry
+        self,
+        real: Any,
+        pool: Peers | None,
+        rule: policy.Rule,
+        prefixes: PrefixIndex,
+        load: PoolLoad,
+        telemetry: Telemetry,
+        stands_in: bool = False,
     ) -> None:
+        """`stands_in`: this is a prefill engine, called because no decode replica is up."""
         self._real = real
         self._pool = pool
         self._rule = rule
         self._prefixes = prefixes
         self._load = load
         self._telemetry = telemetry
+        self._stands_in = stands_in
         self._resumption = Resumption(real)
         self.ward = ward_of(real)
         self._entered: set[str] = set()  # sequences that are on the engine
@@ -177,7 +186,7 @@ class Engine:
             self._prefixes.add([*prompt["prompt_token_ids"], *now.generated[:-1]], prompt.get("cache_salt"))
 
     def _decide(self, prompt: Any, params: SamplingParams) -> tuple[Decision, int]:
-        reason = obstacle(prompt, params)
+        reason = policy.STANDING_IN if self._stands_in else obstacle(prompt, params)
         if reason is not None:
             return Decision("local", reason), 0
         tokens = prompt["prompt_token_ids"]

@@ -6,7 +6,7 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from strata.serving.directory import Directory
 from strata.serving.gateway import keys
 from strata.serving.spec import EngineSpec, GatewaySpec, Network
 from strata.serving.start_progress import DEFAULT_LIMIT_S, LOOK_S, Say, StartProgress, shown
+from strata.serving.warm import server
 
 WARM_UP = 3  # as many hand-overs as it takes to know their rate
 # In messages about a process that ended: they name no reason.
@@ -67,7 +68,7 @@ def running(section: ServeSection, folder: Path, model_id: str, say: Say = lambd
 def _running(section: ServeSection, folder: Path, model_id: str, say: Say) -> Iterator[Endpoint]:
     from ray import serve
 
-    from strata.serving import app
+    from strata.serving import app, deployment
 
     began = psutil.Process().create_time()
     phases = {"this command": time.time() - began}
@@ -76,12 +77,15 @@ def _running(section: ServeSection, folder: Path, model_id: str, say: Say) -> It
     gateway = replace(GatewaySpec.of(section, model_id, network), keys_file=str(keys_file) if keys_file else None)
     prefill = EngineSpec.of("prefill", section, folder, model_id, network)
     decode = EngineSpec.of("decode", section, folder, model_id, network)
-    with mps.running(section), cluster.connected(math.ceil(prefill.cpus() + decode.cpus())) as ends_with_us:
+    cpus = math.ceil(prefill.cpus() + decode.cpus())
+    with mps.running(section), _warm(section, decode) as warm, cluster.connected(cpus) as ends_with_us:
         phases["Ray"] = _since(began, phases)
         limit_s = section.start_timeout_s or DEFAULT_LIMIT_S[section.device]
         start = StartProgress(limit_s, say, lambda: _logs(began), _describe)
         # Clients talk to our gateways, so Serve needs no proxy.
-        start.during("starting Ray Serve", lambda: serve.start(proxy_location="Disabled"))
+        start.during(
+            "starting Ray Serve", lambda: serve.start(proxy_location="Disabled", controller_options=deployment.CONTROLLER)
+        )
         phases["Serve"] = _since(began, phases)
         if app.NAME in serve.status().applications:
             raise UserError("This Ray cluster serves a Strata endpoint already.", "Stop that one first, or use another cluster.")
@@ -89,7 +93,7 @@ def _running(section: ServeSection, folder: Path, model_id: str, say: Say) -> It
         directory.clear()
         try:
             url = ports.url(section.host, section.port)
-            start.during("waiting for the engines", lambda: _deploy(app.build(gateway, prefill, decode), began))
+            start.during("waiting for the engines", lambda: _deploy(app.build(gateway, prefill, decode, warm), began))
             roles = ("decode", "prefill") if section.prefill.replicas else ("decode",)
             # Serve replaces one that died since.
             replicas = start.during("waiting for the engines", lambda: _replicas(directory, roles))
@@ -103,6 +107,13 @@ def _running(section: ServeSection, folder: Path, model_id: str, say: Say) -> It
         finally:
             if not ends_with_us:
                 _leave()
+
+
+def _warm(section: ServeSection, decode: EngineSpec) -> AbstractContextManager[dict[str, Any]]:
+    """A process that forks the engines, where they run on this machine and without a GPU, whose state a fork would share."""
+    if section.device == "cpu" and "RAY_ADDRESS" not in os.environ:
+        return server.running(decode.environment())
+    return nullcontext({})
 
 
 def _replicas(directory: Directory, roles: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
@@ -154,12 +165,10 @@ def _since(began: float, phases: dict[str, float]) -> float:
 
 
 def _deploy(application: Any, began: float) -> None:
-    from ray import serve
-
-    from strata.serving.app import NAME
+    from strata.serving import deployment
 
     try:
-        serve.run(application, name=NAME, route_prefix=None)
+        deployment.bring_up(application)
     except RuntimeError as error:
         raise _refused(str(error), began) from None
 

@@ -37,6 +37,7 @@ from strata.serving.pool_load import PoolLoad
 from strata.serving.prefix_index import PrefixIndex
 from strata.serving.spec import EngineSpec
 from strata.serving.telemetry import Replica as Telemetry
+from strata.serving.warm import seed
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ async def start(spec: EngineSpec, replica: str, host: str) -> Started:
         # vLLM puts its CPU worker into a process of its own, to bind OpenMP threads there. Our threads are set by the
         # environment instead, so scheduler and worker share a process: one import of vLLM less per engine.
         config.parallel_config.distributed_executor_backend = "uni"
+        seed.use()
     with _alone_on_the_gpu(spec):
         vllm = AsyncLLM(config, Executor.get_class(config), log_stats=True, log_requests=False)
     state = State()
@@ -115,12 +117,13 @@ def _alone_on_the_gpu(spec: EngineSpec) -> Iterator[None]:
         yield
 
 
-def prefill_calls(started: Started) -> PrefillCalls:
-    return PrefillCalls(started.vllm, started.metrics)
+def prefill_calls(started: Started, spec: EngineSpec) -> PrefillCalls:
+    return PrefillCalls(started.vllm, decode_calls(started, spec, None, stands_in=True))
 
 
-def decode_calls(started: Started, spec: EngineSpec, pool: Peers | None) -> DecodeCalls:
+def decode_calls(started: Started, spec: EngineSpec, pool: Peers | None, stands_in: bool = False) -> DecodeCalls:
     cache = started.vllm.vllm_config.cache_config
     prefixes = PrefixIndex(cache.block_size, cache.num_gpu_blocks if cache.enable_prefix_caching else 0)
-    engine = Engine(started.vllm, pool, spec.rule, prefixes, PoolLoad(started.stats, spec.rule.min_tokens), started.telemetry)
+    load = PoolLoad(started.stats, spec.rule.min_tokens)
+    engine = Engine(started.vllm, pool, spec.rule, prefixes, load, started.telemetry, stands_in)
     return DecodeCalls(started.app_state, engine, started.metrics, spec.max_sequences)

@@ -3,6 +3,7 @@
 import uuid
 
 PREFILL = "x-strata-prefill"  # where the prompt was prefilled, and by which engine or why not remotely
+WAITED = "x-strata-waited"  # seconds that it waited because no engine was up
 REQUEST_ID = "x-request-id"  # the client's, or one of ours; in every answer
 MAX_REQUEST_ID = 512
 

@@ -38,6 +38,7 @@ class Peers:
         self._directory, self._role, self._secret, self._look_s = directory, role, secret, look_s
         self._peers: dict[str, Peer] = {}
         self._changed = asyncio.Event()
+        self.looked = False  # before that an empty list says nothing
         self._looking = asyncio.get_running_loop().create_task(self._look_for_ever())
 
     def all(self) -> list[Peer]:
@@ -60,6 +61,7 @@ class Peers:
         while True:
             try:
                 await self._look()
+                self.looked = True
             except Exception:
                 logger.exception("Looking for %s replicas failed; trying again.", self._role)
             await asyncio.sleep(self._look_s)

@@ -15,6 +15,7 @@ from typing import Literal
 
 # The reasons `decide` gives. (Callers have more, for requests that are not up to it.)
 LOCAL = ("short", "cached", "no-prefill-engine", "prefill-busy", "cheaper-here")
+STANDING_IN = "no-decode-replica"  # on a prefill engine, which then decodes too
 REMOTE = ("cheaper-there", "long", "always")
 FORGET_S = 60.0
 

@@ -118,6 +118,10 @@ class _EngineReplica:
     async def check_health(self) -> None:
         await self._engine.check_health()
 
+    def _load(self, server: Server) -> dict[str, Any]:
+        """What callers learn with every ping."""
+        return {"calls": server.calls, "healthy": self._engine.healthy}
+
     def record_autoscaling_stats(self) -> dict[str, float]:
         return {"load": self._presence.server.calls / self._full if self._presence is not None else 0.0}
 
@@ -130,11 +134,11 @@ class PrefillReplica(_EngineReplica):
     async def __init__(self, spec: EngineSpec) -> None:  # type: ignore[misc]  # Serve awaits it
         name = _own_name()
         engine = await self._start(spec, name)
-        calls = engine.prefill_calls(self._engine)
-        server = Server(calls.handle, lambda: {"calls": server.calls, "queued_tokens": calls.queued_tokens}, spec.network.secret)
+        calls = engine.prefill_calls(self._engine, spec)
+        server = Server(calls.handle, lambda: self._load(server) | {"queued_tokens": calls.queued_tokens}, spec.network.secret)
         self._full = PREFILLS
         self._presence = _Presence(Directory(spec.model_id), "prefill", name, server, spec.network.host, _own_node())
-        await self._presence.begin({"phases": self._phases.seconds})
+        await self._presence.begin({"phases": self._phases.seconds, "context": self._engine.context})
 
 
 class DecodeReplica(_EngineReplica):
@@ -144,7 +148,7 @@ class DecodeReplica(_EngineReplica):
         directory = Directory(spec.model_id)
         pool = Peers(directory, "prefill", spec.network.secret) if spec.disaggregated else None
         calls = engine.decode_calls(self._engine, spec, pool)
-        server = Server(calls.handle, lambda: {"calls": server.calls, "healthy": self._engine.healthy}, spec.network.secret)
+        server = Server(calls.handle, lambda: self._load(server), spec.network.secret)
         self._full = spec.max_sequences
         self._presence = _Presence(directory, "decode", name, server, spec.network.host, _own_node())
         await self._presence.begin({"phases": self._phases.seconds, "context": self._engine.context})

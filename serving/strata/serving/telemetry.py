@@ -86,6 +86,8 @@ class Replica:
                     self._series.add(metrics.SERVE_PREFILLS, 0, where, reason)
             for beside in BESIDE:
                 self.streams_went_on((), beside)
+        else:
+            self._series.add(metrics.SERVE_PREFILLS, 0, "local", policy.STANDING_IN)
 
     def prefilled(self, where: str, reason: str) -> None:
         self._series.add(metrics.SERVE_PREFILLS, 1, where, reason)

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from strata.platform.errors import UserError
-from strata.serving import access, choice, client, endpoint
+from strata.serving import access, choice, client, endpoint, watch
 
 PROMPTS = ("import os\nimport ", "def __init__(self", "class Error(Exception):\n", "    for key, value in ")
 # A log has no width of its own; 80 columns would fold the table of answers.
@@ -41,8 +41,7 @@ def serve(overrides: Sequence[str], run: str | None, model: Path | None, recipe:
             _ask(here)
         else:
             _print_usage(here)
-            while True:  # until a signal's handler raises; signal.pause would miss one that came just before it
-                time.sleep(0.5)
+            watch.until_lost(here.url, chosen.section, lambda line: console.print(f"{time.strftime('%H:%M:%S')} {line}"))
     except KeyboardInterrupt:
         pass
     finally:

@@ -30,10 +30,9 @@ def started(overrides: Sequence[str], run: str | None, model: Path | None) -> It
 
 @contextmanager
 def _started(chosen: choice.Choice) -> Iterator[str]:
-    log = cache_dir() / "chaos" / "serve.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
+    log = log_file()
     with log.open("wb") as output:
-        command = [sys.executable, "-m", "strata.platform.cli", "serve", *chosen.words]
+        command = _serve(chosen)
         # In a session of its own: a Ctrl-C is this command's, which then stops the endpoint, once.
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
     try:
@@ -41,6 +40,21 @@ def _started(chosen: choice.Choice) -> Iterator[str]:
         yield ports.url(chosen.section.host, chosen.section.port)
     finally:
         _stop(process)
+
+
+def command(overrides: Sequence[str], run: str | None, model: Path | None) -> list[str]:
+    """Starts one on a free port."""
+    return _serve(choice.choose([*overrides, f"serve.port={ports.find_free()}"], run, model, None))
+
+
+def log_file() -> Path:
+    log = cache_dir() / "chaos" / "serve.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    return log
+
+
+def _serve(chosen: choice.Choice) -> list[str]:
+    return [sys.executable, "-m", "strata.platform.cli", "serve", *chosen.words]
 
 
 def wait_until_ready(process: subprocess.Popen[bytes], log: Path) -> None:

@@ -11,7 +11,7 @@ from strata.serving import access
 from strata.serving.chaos.client import Attempt, send
 from strata.serving.chaos.requests import Request
 
-RETRY_FOR_S = 60.0
+RETRY_FOR_S = 120.0  # a gateway and the controller that replaces it may die together
 LONGEST_WAIT_S = 1.0
 
 

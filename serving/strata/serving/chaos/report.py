@@ -31,6 +31,8 @@ def numbers(outcome: Outcome) -> dict[str, int]:
         "sent again by the client": outcome.sent_again,
         "kills": len(outcome.kills),
         "not back": outcome.not_back,
+        "ended though not killed": outcome.restarted,
+        "whole in the end": int(outcome.whole),
     }
 
 
@@ -105,6 +107,7 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
         "kills": [
             {
                 "kind": kill.kind,
+                "blow": kill.blow,
                 "pid": kill.pid,
                 "at_s": kill.at - began,
                 "back_after_s": _after(kill, kill.back),

@@ -13,7 +13,7 @@ from strata.serving.chaos import counters, kills
 from strata.serving.chaos.client import Answer, fresh_connections
 from strata.serving.chaos.load import Sent, drive
 from strata.serving.chaos.requests import TOKEN_IDS, Request
-from strata.serving.chaos.victims import Kind, Population, Processes
+from strata.serving.chaos.victims import ROLES, Kind, Population, Processes, Replica
 
 
 class Verdict(StrEnum):
@@ -43,6 +43,8 @@ class Outcome:
     storm: Pass
     planned: tuple[kills.Plan, ...]
     kills: tuple[kills.Kill, ...]
+    whole: bool = True  # in the end every role had as many replicas as before
+    restarted: int = 0  # replicas that ended although nobody killed them
 
     @property
     def expected(self) -> dict[int, Answer]:
@@ -69,11 +71,12 @@ class Outcome:
     @property
     def not_back(self) -> int:
         """Kills after which no other came, and those that were therefore not made."""
-        return len(self.planned) - sum(kill.back is not None for kill in self.kills)
+        not_made = len(self.planned) - len({kill.blow for kill in self.kills})
+        return not_made + sum(kill.back is None for kill in self.kills)
 
     @property
     def holds(self) -> bool:
-        return self.count(Verdict.SAME) == len(self.storm.sent) and not self.not_back
+        return self.count(Verdict.SAME) == len(self.storm.sent) and not self.not_back and self.whole and not self.restarted
 
 
 def _verdict(answer: Answer | None, expected: Answer) -> Verdict:
@@ -86,36 +89,40 @@ def run(
     url: str,
     root_pid: int,
     requests: Sequence[Request],
-    kinds: Sequence[Kind],
+    blows: Sequence[kills.Blow],
     concurrency: int,
     seed: int,
     overlap: bool = False,
     peace: Pass | None = None,
+    spare: bool = False,
 ) -> Outcome:
-    """Against an endpoint that runs, with its replicas among the descendants of `root_pid`. Each of `kinds` is one kill;
-    `peace` is an earlier outcome's, if the undisturbed answers are known."""
-    return asyncio.run(disturb(url, Processes(root_pid), requests, kinds, concurrency, seed, overlap, peace))
+    """Against an endpoint that runs, with its replicas among the descendants of `root_pid`. Each of `blows` is killed at once;
+    `peace` is an earlier outcome's, if the undisturbed answers are known. `overlap` and `spare` are `Killer`'s."""
+    return asyncio.run(disturb(url, Processes(root_pid), requests, blows, concurrency, seed, overlap, peace, spare))
 
 
 async def disturb(
     url: str,
     population: Population,
     requests: Sequence[Request],
-    kinds: Sequence[Kind],
+    blows: Sequence[kills.Blow],
     concurrency: int,
     seed: int,
     overlap: bool = False,
     peace: Pass | None = None,
+    spare: bool = False,
 ) -> Outcome:
-    wanted = {kind: len(population.find(kind)) for kind in set(kinds)}
-    for kind, number in wanted.items():
-        if not number:
+    kinds = {kind for blow in blows for kind in blow}
+    before = {kind: set(population.find(kind)) for kind in (kinds | set(ROLES))}
+    wanted: dict[str, int] = {kind: len(found) for kind, found in before.items()}
+    for kind in kinds:
+        if not wanted[kind]:
             raise UserError(f"There is no {kind} process to kill.", "Serve with one, or leave it out of --kill.")
     salt = uuid.uuid4().hex  # the endpoint may have these prompts in its cache from an earlier run
     peace = peace or await _in_peace(url, requests, concurrency, f"{salt}-peace")
-    planned = kills.plan(kinds, seed, peace.ended - peace.began)
+    planned = kills.plan(blows, seed, peace.ended - peace.began)
     async with _watched(url) as meter:
-        killer = kills.Killer(meter.http, population, wanted, meter, _probe(requests[0].body["model"]), seed, overlap)
+        killer = kills.Killer(meter.http, population, wanted, meter, _probe(requests[0].body["model"]), seed, overlap, spare)
         began = time.monotonic()
         async with asyncio.TaskGroup() as group:
             group.create_task(killer.carry_out(planned))
@@ -123,7 +130,15 @@ async def disturb(
             sent = await drive(url, requests, concurrency, f"{salt}-storm", lambda: not killer.over, killer.excuses)
             ended = time.monotonic()
     storm = Pass(began, ended, tuple(sent), meter.increases)
-    return Outcome(tuple(requests), peace, storm, tuple(planned), tuple(killer.kills))
+    restarted = sum(_restarted(kind, before[kind], population, killer.kills) for kind in ROLES)
+    return Outcome(tuple(requests), peace, storm, tuple(planned), tuple(killer.kills), killer.whole, restarted)
+
+
+def _restarted(role: Kind, before: set[Replica], population: Population, made: Sequence[kills.Kill]) -> int:
+    """Replicas of a role that ended although neither they nor an engine of theirs was killed."""
+    killed = {kill.pid for kill in made}
+    gone = {replica for replica in before - set(population.find(role)) if replica.pid not in killed}
+    return max(0, len(gone) - sum(kill.kind.role == role != kill.kind for kill in made))
 
 
 async def _in_peace(url: str, requests: Sequence[Request], concurrency: int, salt: str) -> Pass:

@@ -11,7 +11,7 @@ from rich.console import Console
 from strata.platform.errors import UserError
 from strata.platform.files import cache_dir, write_atomic
 from strata.serving import access
-from strata.serving.chaos import endpoint, report, timeline, victims
+from strata.serving.chaos import edges, endpoint, kills, report, timeline, victims
 from strata.serving.chaos.requests import Request, make
 from strata.serving.chaos.run import Outcome
 from strata.serving.chaos.run import run as carry_out
@@ -24,6 +24,7 @@ def hold(
     model: Path | None,
     url: str | None,
     kill: str,
+    at_random: int | None,
     count: int,
     concurrency: int,
     seed: int,
@@ -31,7 +32,11 @@ def hold(
     path: Path | None,
 ) -> bool:
     """Whether everything held."""
-    kinds = parse_kinds(kill)
+    blows = parse_blows(kill)
+    if at_random is not None:
+        if not blows:
+            raise UserError("--random has nothing to draw from.", "Name with --kill what may be killed.")
+        blows = kills.at_random(blows, at_random, seed)
     if url and (overrides or run or model):
         raise UserError("--url names an endpoint that runs already, so there is nothing to serve.", "Leave the rest out.")
     console = Console(highlight=False, soft_wrap=True)
@@ -40,21 +45,44 @@ def hold(
             with console.status("Starting the endpoint …"):
                 url = stack.enter_context(endpoint.started(overrides, run, model))
         url = url.rstrip("/")
-        with console.status(f"{count} requests undisturbed, then under {len(kinds)} kills …"):
-            outcome = carry_out(url, victims.node_of(url), requests_for(url, count, seed), kinds, concurrency, seed, overlap)
+        with console.status(f"{count} requests undisturbed, then under {sum(map(len, blows))} kills …"):
+            requests, node = requests_for(url, count, seed), victims.node_of(url)
+            outcome = carry_out(url, node, requests, blows, concurrency, seed, overlap, spare=at_random is not None)
     _tell(outcome, path or cache_dir() / "bench" / "chaos.json", console)
     return outcome.holds
 
 
-def parse_kinds(text: str) -> list[Kind]:
-    """`decode=2,gateway`: each kind as often as it is to be killed."""
-    kinds: list[Kind] = []
+def at_an_edge(
+    overrides: Sequence[str], run: str | None, model: Path | None, url: str | None, kill: str, during: str, seed: int
+) -> bool:
+    """Kills while endpoints start or stop. Whether each came up or ended as it should."""
+    if during not in ("start", "stop") or url:
+        raise UserError(
+            f"--during {during}: there is no such moment of an endpoint that chaos starts.", "Use start or stop, without --url."
+        )
+    console = Console(highlight=False, soft_wrap=True)
+    strike = edges.kill_at_start if during == "start" else edges.kill_at_stop
+    holds = True
+    for number, blow in enumerate(parse_blows(kill)):
+        command = endpoint.command(overrides, run, model)
+        with console.status(f"An endpoint that loses {' and '.join(blow)} at its {during} …"):
+            ending = strike(command, endpoint.log_file(), endpoint.READY, blow, seed + number)
+        holds &= ending.holds
+        console.print(f"{'+'.join(blow)} at the {during}: {ending.what}", style=None if ending.holds else "red", markup=False)
+    return holds
+
+
+def parse_blows(text: str) -> list[kills.Blow]:
+    """`decode=2,gateway+controller`: what is killed at once, as often as it is to be killed."""
+    blows: list[kills.Blow] = []
     for part in filter(None, text.split(",")):
-        name, equals, times = part.partition("=")
-        if name not in set(Kind) or (equals and not times.isdigit()):
-            raise UserError(f"--kill cannot read '{part}'.", f"Use {', '.join(Kind)}, each alone or with how often: decode=2.")
-        kinds += [Kind(name)] * int(times or 1)
-    return kinds
+        names, equals, times = part.partition("=")
+        kinds = names.split("+")
+        if not set(kinds) <= set(Kind) or (equals and not times.isdigit()):
+            fix = f"Use {', '.join(Kind)}: with how often (decode=2), or several at once (decode+controller)."
+            raise UserError(f"--kill cannot read '{part}'.", fix)
+        blows += [tuple(Kind(kind) for kind in kinds)] * int(times or 1)
+    return blows
 
 
 def requests_for(url: str, count: int, seed: int) -> tuple[Request, ...]:

@@ -14,19 +14,21 @@ from strata.platform.errors import UserError
 
 class Kind(StrEnum):
     """A replica's own process, or the engine under it alone: the first takes its connections along, the second leaves a
-    replica behind that must notice."""
+    replica behind that must notice. The controller is Ray Serve's, which replaces the others and which no request passes."""
 
     PREFILL = "prefill"
     DECODE = "decode"
     GATEWAY = "gateway"
     PREFILL_ENGINE = "prefill-engine"
     DECODE_ENGINE = "decode-engine"
+    CONTROLLER = "controller"
 
     @property
     def role(self) -> str:
         return self.removesuffix("-engine")
 
 
+ROLES = (Kind.GATEWAY, Kind.PREFILL, Kind.DECODE)  # of replicas, which the endpoint counts
 ENGINE = re.compile(r"VLLM::EngineCore\b")
 
 
@@ -64,7 +66,8 @@ class Processes:
 
 def is_replica(title: str, role: str) -> bool:
     """While a method runs its name stands behind: `ray::ServeReplica:strata:decode.handle_request`."""
-    return re.match(rf"ray::ServeReplica:strata:{role}\b", title) is not None
+    name = "ServeController" if role == Kind.CONTROLLER else f"ServeReplica:strata:{role}"
+    return re.match(rf"ray::{name}\b", title) is not None
 
 
 def title(process: psutil.Process) -> str:
@@ -86,11 +89,18 @@ def node_of(url: str) -> int:
     for pid in sorted(listening):
         process = psutil.Process(pid)
         if is_replica(title(process), "gateway"):
-            return process.ppid()
+            return _root(process)
     raise UserError(
         f"No Strata gateway on this machine listens at {url}, so there is nothing here to kill.",
         "Start the endpoint on this machine, as this user; or leave --url out, and one is started for you.",
     )
+
+
+def _root(gateway: psutil.Process) -> int:
+    """The command that started the Ray node, which may have started engines itself; the node where it has no such parent."""
+    node = gateway.parent()
+    assert node is not None
+    return node.ppid() if node.ppid() > 1 else node.pid
 
 
 def _descendants(pid: int) -> list[psutil.Process]:

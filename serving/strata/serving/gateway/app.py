@@ -11,6 +11,7 @@ from strata.serving import exposition, openapi, requests
 from strata.serving.gateway.admission import Admission
 from strata.serving.gateway.keys import Keys
 from strata.serving.gateway.relay import TRIES, Relay, Send
+from strata.serving.gateway.standby import Engines
 from strata.serving.gateway.suspects import Suspects
 from strata.serving.headers import MAX_REQUEST_ID, REQUEST_ID, request_id
 from strata.serving.limits import MAX_SEQUENCES
@@ -53,6 +54,7 @@ class App:
         self._name, self._model = name, model
         self._keys, self._node = keys, node
         self._decode, self._prefill, self._gateways = decode, prefill, gateways
+        self._engines = Engines(decode, prefill)
         self._admission = admission
         self._telemetry = telemetry
         self.suspects = Suspects(self._tell_gateways)
@@ -87,8 +89,8 @@ class App:
 
     async def _get(self, path: str, query: bytes) -> tuple[int, str, bytes]:
         if path in ("/health", "/-/healthz"):
-            if not any(peer.healthy for peer in self._decode.all()):
-                raise ApiError(503, "No decode replica with a healthy engine is up.", headers={"retry-after": "5"})
+            if not self._engines.healthy():
+                raise ApiError(503, "No healthy engine is up.", headers={"retry-after": "5"})
             return 200, "text/plain", b"success"
         if path == "/-/routes":
             return _json({"/": "strata"})
@@ -105,7 +107,7 @@ class App:
 
     def _card(self) -> dict[str, Any]:
         card = {"id": self._model, "object": "model", "created": self._began, "owned_by": "strata"}
-        if peer := self._decode.least_busy():
+        if peer := self._engines.least_busy():
             card["max_model_len"] = peer.entry["context"]
         return card
 
@@ -116,7 +118,7 @@ class App:
             tree = requests.parse(body)
             _require_model(tree.get("model"), self._model)
             with self._admission.admitted(_sequences(tree)), self._telemetry.in_flight():
-                relay = Relay(method, tree, body, uuid.uuid4().hex, self._decode, self.suspects, self._telemetry, send)
+                relay = Relay(method, tree, body, uuid.uuid4().hex, self._engines, self.suspects, self._telemetry, send)
                 await self._run(relay, receive)
                 status = relay.status or 0
         except ApiError as error:
@@ -166,12 +168,12 @@ class App:
         tree = requests.parse(body)
         _require_model(tree.get("model"), self._model)
         tried: frozenset[str] = frozenset()
-        while len(tried) < TRIES and (peer := self._decode.least_busy(tried)) is not None and peer.name not in tried:
+        while len(tried) < TRIES and (peer := self._engines.least_busy(tried)) is not None and peer.name not in tried:
             try:
                 return await _ask(peer, method, body)
             except LinkLost:
                 tried |= {peer.name}
-        raise ApiError(503, "No decode replica is up.", headers={"retry-after": "5"})
+        raise ApiError(503, "No engine is up.", headers={"retry-after": "5"})
 
     async def _metrics(self, of_node: bool) -> str:
         """Everybody's, so that it does not matter which gateway is asked. On a cluster a gateway of every node is asked, and

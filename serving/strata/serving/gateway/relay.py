@@ -1,4 +1,4 @@
-"""One request's way through the gateway, over as many decode replicas as it takes."""
+"""One request's way through the gateway, over as many replicas as it takes."""
 
 import itertools
 import json
@@ -8,9 +8,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from strata.serving import failover
+from strata.serving.gateway.standby import Engines
 from strata.serving.gateway.suspects import Content, Suspects
+from strata.serving.headers import WAITED
 from strata.serving.link import Kind, LinkLost, Stream
-from strata.serving.peers import Peer, Peers
+from strata.serving.peers import Peer
 from strata.serving.requests import ApiError
 from strata.serving.telemetry import Gateway as Telemetry
 from strata.serving.turn import open_piece
@@ -38,7 +40,7 @@ class Relay:
         tree: dict[str, Any],
         body: bytes,
         request_id: str,
-        peers: Peers,
+        peers: Engines,
         suspects: Suspects,
         telemetry: Telemetry,
         send: Send,
@@ -51,6 +53,7 @@ class Relay:
         self._gaps: list[float] = []
         self._last_token_at = 0.0
         self._waited_s = 0.0  # until there was a replica
+        self._outage_s = 0.0  # of it and later, while no engine was up
         self._finished = False  # the last token is out; usage and the end mark may be missing
         self._call: Stream | None = None
         self.status: int | None = None  # of the answer, once it has begun
@@ -110,15 +113,23 @@ class Relay:
         peer = self._peers.least_busy(lost)
         if peer is not None:
             return peer
-        deadline = time.monotonic() + PATIENCE_S
+        before, began = self._outage_s, time.monotonic()
         with self._telemetry.in_queue():
             while (peer := self._peers.least_busy(lost)) is None:
-                if time.monotonic() > deadline:
-                    raise ApiError(503, "No decode replica is up.", headers={"retry-after": "10"})
+                if time.monotonic() > began + PATIENCE_S:
+                    raise ApiError(503, "No engine is up.", headers={"retry-after": "10"})
                 await self._peers.changed(KEEP_ALIVE_S)
-                if self.status is not None:
-                    await self._write(b": waiting for a replica\n\n")
+                self._outage_s = before + time.monotonic() - began
+                await self._tell_that_it_waits()
         return peer
+
+    async def _tell_that_it_waits(self) -> None:
+        """In a comment, which clients skip. A stream that has not begun by then begins with it: a connection on which nothing
+        comes is what clients and proxies give up first. What goes wrong later is an event of the stream."""
+        if self._outage_s >= KEEP_ALIVE_S and self._tree.get("stream") is True:
+            await self._start(200, UNBUFFERED | {"content-type": EVENTS})
+        if self.status is not None:
+            await self._write(f": waiting for a replica since {self._outage_s:.0f} s\n\n".encode())
 
     async def _relay(self, call: Stream) -> None:
         whole, head = b"", {"status": 200, "type": EVENTS, "headers": {}}
@@ -186,7 +197,8 @@ class Relay:
         if self.status is not None:
             return
         self.status = status
-        encoded = [(name.encode(), value.encode("latin-1", "replace")) for name, value in headers.items()]
+        named = headers | ({WAITED: f"{self._outage_s:.1f}; reason=no-engine"} if self._outage_s else {})
+        encoded = [(name.encode(), value.encode("latin-1", "replace")) for name, value in named.items()]
         await self._send({"type": "http.response.start", "status": status, "headers": encoded})
 
     async def _write(self, body: bytes, more: bool = True) -> None:

@@ -1,0 +1,132 @@
+"""Kills while an endpoint starts or stops: it must come up, or end with an error in words; and nothing may be left of it."""
+
+import contextlib
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+from strata.serving.chaos.kills import Blow
+from strata.serving.chaos.victims import Processes, Replica
+
+Edge = Literal["start", "stop"]
+
+LOOK_S = 0.1
+LATEST_S = 5.0  # after the victim's process has appeared, or after the signal to stop
+LIMIT_S = 600.0
+STOP_LIMIT_S = 90.0
+LEFT_S = 60.0  # Ray's agents take that long to notice the end of their node
+RAW = "Traceback (most recent call last)"
+
+
+@dataclass(frozen=True)
+class Ending:
+    blow: Blow
+    what: str  # happened, in words
+    holds: bool
+
+
+def kill_at_start(command: Sequence[str], log: Path, ready: str, blow: Blow, seed: int) -> Ending:
+    with _running(command, log) as (process, family):
+        struck = _strike(Processes(process.pid), blow, random.Random(f"start {blow} {seed}"), lambda: process.poll() is None)
+        if not struck:
+            return Ending(blow, f"nobody to kill: {_tail(log)}", False)
+        _wait(lambda: process.poll() is not None or ready in log.read_text(errors="replace"), LIMIT_S)
+        came_up, code = process.poll() is None and ready in log.read_text(errors="replace"), process.poll()
+        if came_up:
+            _end(process)
+            code = process.returncode
+    left = _left(family)
+    raw = RAW in log.read_text(errors="replace")
+    happened = "came up" if came_up else f"ended with code {code}: {_tail(log)}"
+    said = code == 0 if came_up else code not in (0, None)
+    return Ending(blow, happened + _complaints(raw, left), said and not raw and not left)
+
+
+def kill_at_stop(command: Sequence[str], log: Path, ready: str, blow: Blow, seed: int) -> Ending:
+    draw = random.Random(f"stop {blow} {seed}")
+    with _running(command, log) as (process, family):
+        _wait(lambda: process.poll() is not None or ready in log.read_text(errors="replace"), LIMIT_S)
+        if process.poll() is not None or ready not in log.read_text(errors="replace"):
+            return Ending(blow, f"it did not come up: {_tail(log)}", False)
+        family |= set(psutil.Process(process.pid).children(recursive=True))
+        victims = _choose(Processes(process.pid), blow, draw)
+        process.send_signal(signal.SIGINT)
+        time.sleep(draw.random())
+        for victim in victims:
+            Processes(process.pid).kill(victim)
+        began = time.monotonic()
+        ended = _wait(lambda: process.poll() is not None, STOP_LIMIT_S)
+        took = time.monotonic() - began
+    left = _left(family)
+    raw = RAW in log.read_text(errors="replace")
+    happened = (
+        f"stopped after {took:.1f} s with code {process.returncode}" if ended else f"did not stop within {STOP_LIMIT_S:.0f} s"
+    )
+    return Ending(blow, happened + _complaints(raw, left), ended and process.returncode == 0 and not raw and not left)
+
+
+@contextlib.contextmanager
+def _running(command: Sequence[str], log: Path) -> Iterator[tuple[subprocess.Popen[bytes], set[psutil.Process]]]:
+    """With the processes that it starts, as far as they were seen."""
+    family: set[psutil.Process] = set()
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
+    try:
+        yield process, family
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            family |= set(psutil.Process(process.pid).children(recursive=True))
+        _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=STOP_LIMIT_S)
+    if process.poll() is None:
+        process.kill()
+        process.wait()
+
+
+def _strike(population: Processes, blow: Blow, draw: random.Random, lives: Callable[[], bool]) -> bool:
+    if not _wait(lambda: not lives() or all(population.find(kind) for kind in blow), LIMIT_S) or not lives():
+        return False
+    time.sleep(draw.uniform(0, LATEST_S))
+    for victim in _choose(population, blow, draw):
+        population.kill(victim)
+    return True
+
+
+def _choose(population: Processes, blow: Blow, draw: random.Random) -> list[Replica]:
+    found = {kind: population.find(kind) for kind in blow}
+    return [draw.choice(alive) for alive in found.values() if alive]
+
+
+def _wait(true: Callable[[], bool], limit_s: float) -> bool:
+    deadline = time.monotonic() + limit_s
+    while not true():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(LOOK_S)
+    return True
+
+
+def _left(family: set[psutil.Process]) -> list[psutil.Process]:
+    _, alive = psutil.wait_procs(list(family), timeout=LEFT_S)
+    return list(alive)
+
+
+def _complaints(raw: bool, left: Sequence[psutil.Process]) -> str:
+    return ("; with a traceback" if raw else "") + (f"; {len(left)} processes stayed" if left else "")
+
+
+def _tail(log: Path) -> str:
+    return " ".join(log.read_text(errors="replace").split()[-40:])
