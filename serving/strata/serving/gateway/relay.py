@@ -6,9 +6,10 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from strata.serving import failover
+from strata.serving import failover, requests
+from strata.serving.gateway.budget import Hold
 from strata.serving.headers import REQUEST_ID
-from strata.serving.link import Kind, LinkLost, Stream
+from strata.serving.link import Kind, LinkLost, Overrun, Stream
 from strata.serving.peers import Peer, Peers
 from strata.serving.requests import ApiError
 from strata.serving.telemetry import Gateway as Telemetry
@@ -30,10 +31,17 @@ class Relay:
     """What outlives a replica: the client's connection, and what it has been sent."""
 
     def __init__(
-        self, method: str, tree: dict[str, Any], body: bytes, request_id: str, peers: Peers, telemetry: Telemetry, send: Send
+        self,
+        method: str,
+        body: bytes,
+        request_id: str,
+        peers: Peers,
+        telemetry: Telemetry,
+        send: Send,
+        hold: Hold,
     ) -> None:
-        self._method, self._tree, self._body, self._request_id = method, tree, body, request_id
-        self._peers, self._telemetry, self._send = peers, telemetry, send
+        self._method, self._body, self._request_id = method, body, request_id
+        self._peers, self._telemetry, self._send, self._hold = peers, telemetry, send, hold
         self._began = time.monotonic()
         self._emitted: list[int] = []
         self._gaps: list[float] = []
@@ -42,7 +50,6 @@ class Relay:
         self._finished = False  # the last token is out; usage and the end mark may be missing
         self._call: Stream | None = None
         self.status: int | None = None  # of the answer, once it has begun
-        self.writing_since: float | None = None  # a client that does not read makes it stand
 
     def cancel(self) -> None:
         if self._call is not None:
@@ -77,6 +84,8 @@ class Relay:
                     await self._write(b"data: [DONE]\n\n", more=False)
                     return
                 self._check_that_it_can_go_on(tries, str(error))
+            except Overrun:
+                raise ApiError(408, "The stream was ended: it was read more slowly than it was generated.") from None
 
     async def _replica(self, lost: frozenset[str]) -> Peer:
         peer = self._peers.least_busy(lost)
@@ -99,6 +108,7 @@ class Relay:
             if kind == Kind.DATA and head["type"] == EVENTS:
                 await self._events(call, payload)
             elif kind == Kind.DATA:
+                self._hold.grow(len(payload))
                 whole = payload
             elif kind == Kind.HEAD:
                 head = json.loads(payload)
@@ -145,7 +155,8 @@ class Relay:
         if not self._emitted:
             self._telemetry.retried("replica-lost")
             return
-        obstacle = failover.obstacle(self._tree)
+        # Parsed anew: a parsed request takes up to ten times the memory of its bytes, so it is not kept.
+        obstacle = failover.obstacle(requests.parse(self._body))
         self._telemetry.migrated("refused" if obstacle else "continued")
         if obstacle:
             raise _again(f"The replica that generated this stream was lost, and a stream with {obstacle} cannot go on elsewhere.")
@@ -163,9 +174,7 @@ class Relay:
         await self._send({"type": "http.response.start", "status": status, "headers": encoded})
 
     async def _write(self, body: bytes, more: bool = True) -> None:
-        self.writing_since = time.monotonic()
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
-        self.writing_since = None
 
 
 def _again(why: str) -> ApiError:
