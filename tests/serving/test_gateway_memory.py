@@ -14,8 +14,9 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from support import ROOT
 
-SCRIPT = str(Path(__file__).with_name("gateway_alone.py"))
+SCRIPT = str(ROOT / "tests" / "gateway_alone.py")
 MIB = 2**20
 CLOSED = (ConnectionResetError, BrokenPipeError)
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"

@@ -27,6 +27,7 @@ from strata.platform.files import cache_dir, write_atomic
 from strata.platform.processes import is_alive
 
 START_TIMEOUT_S = 120.0
+LOOPBACK = "127.0.0.1"
 # Short on purpose: Ray puts sockets in it, and a socket's path may have 107 characters.
 TEMP_DIR = Path(f"/tmp/strata-ray-{os.getuid()}")
 
@@ -112,13 +113,14 @@ def _join(address: str, cpus: int) -> None:
     import ray
     from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 
-    # Ray protects a new local cluster with a token in the user's home (its ports are open on every interface), but does
-    # not by itself use that token to join one.
+    # Ray protects a new local cluster with a token in the user's home, but does not by itself use that token to join one.
     logging.getLogger("ray").setLevel(logging.ERROR)
     if not _answers(address):
         raise UserError(
             f"Nothing answers at {address}, where RAY_ADDRESS says a Ray cluster is.", "Unset RAY_ADDRESS to use a local one."
         )
+    if _only_on_loopback(address):
+        _on_loopback()
     maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
@@ -151,7 +153,35 @@ def _answers(address: str) -> bool:
     return True
 
 
+def _only_on_loopback(address: str) -> bool:
+    """Whether a cluster on this machine, such as one of ours, listens nowhere else."""
+    from ray._private import services
+
+    host, _, port = address.rpartition(":")
+    return host in (LOOPBACK, "localhost") and not _answers(f"{services.resolve_ip_for_localhost(host)}:{port}")
+
+
+def _on_loopback() -> None:
+    """Has Ray in this process and its children use 127.0.0.1 as the address of this machine's node, so that all of Ray's
+    servers listen there only. Ray replaces a loopback address that it is given by the machine's outer one, unless this switch
+    says that clusters have one node, as on the systems it is named for."""
+    from ray._private import ray_constants
+
+    os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"
+    ray_constants.ENABLE_RAY_CLUSTER = False  # read from the environment when Ray was imported
+
+
+def _workers_on_loopback() -> None:
+    """Has the libraries in Ray's workers, which inherit this environment, listen on the loopback interface only."""
+    interface = next(name for name, addresses in psutil.net_if_addrs().items() if any(a.address == LOOPBACK for a in addresses))
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "UCX_NET_DEVICES"):
+        os.environ.setdefault(variable, interface)
+    os.environ.setdefault("VLLM_HOST_IP", LOOPBACK)
+
+
 def _local(cpus: int | None, dashboard: bool) -> dict[str, Any]:
+    _on_loopback()
+    _workers_on_loopback()
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # By default Ray's workers give way to everything else on the machine (nice 15), and those are what the user waits for.
     os.environ.setdefault("RAY_worker_niceness", "0")
