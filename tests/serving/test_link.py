@@ -207,6 +207,7 @@ def test_of_many_streams_the_one_that_lags_most_is_ended(monkeypatch: pytest.Mon
 
     async def test(replica: Replica, known: Link) -> None:
         slow = [known.call("count", {"pieces": pieces}) for pieces in (1000, 100_000, 1000)]
+        await asyncio.sleep(0.1)
         while replica.server.calls:
             await asyncio.sleep(0.01)
         assert len(await collect(slow[0])) == len(await collect(slow[2])) == 1002
