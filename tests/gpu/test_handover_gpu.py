@@ -43,7 +43,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module", params=["vllm", "strata"])
 def url(request: pytest.FixtureRequest, folder: Path) -> Iterator[str]:
     held, output = ports.reserve(), folder.parent / f"serve-{request.param}.out"
-    words = ["serve", "--model", str(folder), "--recipe", "h200", *RECIPE, f"serve.kernels={request.param}", f"serve.port={held.port}"]
+    words = [
+        "serve",
+        "--model",
+        str(folder),
+        "--recipe",
+        "h200",
+        *RECIPE,
+        f"serve.kernels={request.param}",
+        f"serve.port={held.port}",
+    ]
     with output.open("wb") as stream:
         process = subprocess.Popen([sys.executable, "-m", "strata.platform.cli", *words], stdout=stream, stderr=stream)
     try:

@@ -349,6 +349,11 @@ def test_nothing_passes_but_what_must() -> None:
         everybody = [{"podSelector": {"matchLabels": {"strata.dev/part": part}}}]
         assert (within["ingress"], within["egress"]) == ([{"from": everybody}], [{"to": everybody}])
     assert policies["clients"]["ingress"][0]["ports"] == [{"protocol": "TCP", "port": 8000}]
+    # Links, NIXL's side channel and UCX listen on ports of their own choice: only pods of the same part reach those.
+    any_port = {name for name, policy in policies.items() if any("ports" not in rule for rule in policy.get("ingress", []))}
+    assert any_port == {"within-train", "within-serve", "within-lab"}
+    pods = [template["spec"] for document in documents for template in pod_templates(document)]
+    assert pods and not any(pod.get("hostNetwork") for pod in pods), "policies do not hold for a node's own network"
 
 
 @pytest.mark.parametrize(("component", "exporter"), [("dcgm", "dcgm-exporter"), ("nvml", "strata-gpu-exporter")])

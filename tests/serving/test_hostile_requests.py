@@ -1,5 +1,8 @@
-"""Thousands of malformed, hostile and random requests, many at once: none may be answered with a 5xx, and none may leave
-anything behind. STRATA_FUZZ_SEED makes others, STRATA_FUZZ_REQUESTS more or fewer of them."""
+"""Malformed, hostile and random requests, many at once, beside plain streams.
+
+None may be answered with a 5xx, end a process, hold up a stream for more than 2 s, or leave memory, descriptors or blocks
+behind. STRATA_HOSTILE sets how many are drawn (10000 for the whole bar), STRATA_FUZZ_SEED draws others.
+"""
 
 import asyncio
 import contextlib
@@ -19,15 +22,19 @@ import httpx
 import psutil
 import pytest
 import schemathesis
+from beside import measuring
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
+from raw_http import Raw, nearly_http, throw
 from schemathesis import GenerationMode
 from support import Served
 
 from strata.serving import openapi
 
 SEED = int(os.environ.get("STRATA_FUZZ_SEED", "1"))
-REQUESTS = int(os.environ.get("STRATA_FUZZ_REQUESTS", "5000"))
+REQUESTS = int(os.environ.get("STRATA_HOSTILE", "2000"))
+LONGEST_PAUSE_S = 2.0
+MOST_GROWN_MIB = 300
 AT_ONCE = 24
 SLACK = 4  # open files of one process
 MODEL = "tiny"
@@ -312,6 +319,34 @@ def drawn(strategy: st.SearchStrategy[Any], count: int) -> list[Any]:
     return found
 
 
+def token_ids(folder: Path) -> list[Shot]:
+    """Ids at every boundary, wherever a request can have them: of the embedding, of the tokenizer, of integers."""
+    known = json.loads((folder / "config.json").read_text())
+    embedded, context = known["vocab_size"], known["max_position_embeddings"]
+    written = len(json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"])
+    around = {edge + off for edge in (0, written, embedded, 2 * embedded) for off in (-2, -1, 0, 1)}
+    ids = sorted(around | {2**bits + off for bits in (15, 16, 24, 31, 32, 53, 63, 64) for off in (-1, 0, 1)})
+    found = []
+    for each in ids:
+        found += [completion(prompt=prompt) for prompt in ([each], [[each]], [5, each], [each, 5], [[5], [each]])]
+        found += [
+            completion(prompt=[5] * (context - 8) + [each]),  # long enough to be prefilled elsewhere
+            completion(prompt=[each], stream=True),
+            completion(prompt=[each], max_tokens=0, echo=True, logprobs=1),
+            completion(prompt=[each], n=2, use_beam_search=True),
+            completion(prompt=[each], prompt_logprobs=1),
+            completion(logit_bias={str(each): 5}),
+            chat(logit_bias={str(each): -100}),
+            *(completion(**{name: [each]}) for name in ("stop_token_ids", "allowed_token_ids")),
+            *(chat(**{name: [5, each]}) for name in ("stop_token_ids", "allowed_token_ids")),
+            completion(logprobs=1, logprob_token_ids=[each]),
+            shot("/detokenize", {"tokens": [each]}),
+        ]
+    for length in (context - 2, context - 1, context, context + 1, 4 * context):
+        found += [completion(prompt=[5] * length, max_tokens=tokens) for tokens in (0, 1, 2, context)]
+    return found
+
+
 def from_the_schema(count: int) -> list[Shot]:
     """Schemathesis' own, of each route: half of them within the schema, half of them not."""
     routes = [result.ok() for result in schemathesis.openapi.from_dict(openapi.document(MODEL)).get_all_operations()]
@@ -336,8 +371,11 @@ def _shot_of(case: Any) -> Shot:
     return Shot(request.url.raw_path.decode(), body, asked["method"].upper(), {"content-type": "application/json"})
 
 
-def shots() -> list[Shot]:
-    found = [*HOSTILE, *from_the_schema(REQUESTS // 10), *drawn(worded(), REQUESTS // 20)]
+def shots(folder: Path) -> list[Shot | Raw]:
+    found: list[Shot | Raw] = [*HOSTILE, *from_the_schema(REQUESTS // 10), *drawn(worded(), REQUESTS // 20)]
+    boundaries = token_ids(folder)
+    found += random.Random(SEED).sample(boundaries, min(len(boundaries), REQUESTS // 5))
+    found += drawn(nearly_http(), REQUESTS // 10)
     left = REQUESTS - len(found)
     found += [*drawn(confused(), left // 2), *drawn(damaged(), left // 4)]
     found += drawn(RANDOM, REQUESTS - len(found))
@@ -345,15 +383,19 @@ def shots() -> list[Shot]:
     return found
 
 
-def fire(url: str, rounds: list[Shot]) -> list[tuple[Shot, int, bytes]]:
+def fire(url: str, rounds: list[Shot | Raw]) -> list[tuple[Shot | Raw, int, bytes]]:
     """Many at once; status 0 stands for no answer within the limit."""
+    host, _, port = url.removeprefix("http://").rpartition(":")
 
-    async def run() -> list[tuple[Shot, int, bytes]]:
+    async def run() -> list[tuple[Shot | Raw, int, bytes]]:
         waiting = iter(rounds)
-        answers: list[tuple[Shot, int, bytes]] = []
+        answers: list[tuple[Shot | Raw, int, bytes]] = []
 
         async def one_after_another(client: httpx.AsyncClient) -> None:
             for each in waiting:
+                if isinstance(each, Raw):
+                    answers.append((each, *await throw(host, int(port), each)))
+                    continue
                 try:
                     answer = await client.request(each.method, url + each.path, content=each.body, headers=each.headers)
                     answers.append((each, answer.status_code, answer.content))
@@ -456,21 +498,25 @@ def nothing_left_behind(endpoint: Served) -> Iterator[Callable[[], None]]:
 
 
 def test_hostile_and_random_requests(endpoint: Served, nothing_left_behind: Callable[[], None]) -> None:
-    rounds = shots()
+    rounds = shots(endpoint.folder)
     assert len(rounds) >= REQUESTS
-    answers = fire(endpoint.url, rounds[: REQUESTS // 2])
-    nothing_left_behind()
-    answers += fire(endpoint.url, rounds[REQUESTS // 2 :])
+    with measuring(endpoint) as beside:
+        answers = fire(endpoint.url, rounds[: REQUESTS // 2])
+        nothing_left_behind()
+        answers += fire(endpoint.url, rounds[REQUESTS // 2 :])
     assert len(answers) == len(rounds)
-    complaints = [
-        f"{why}: {each.method} {each.path} {each.body[:300]!r} -> {body[:200]!r}"
-        for each, status, body in answers
-        if (why := wrong(status, body))
-    ]
+    complaints = [f"{why}: {_brief(each)} -> {body[:200]!r}" for each, status, body in answers if (why := wrong(status, body))]
     tally = Counter(status for _, status, _ in answers)
-    print(f"{len(answers)} requests: {dict(sorted(tally.items()))}")
+    print(f"{len(answers)} requests: {dict(sorted(tally.items()))}\n{beside}")
     assert not complaints, "\n".join([f"{len(complaints)} complaints", *complaints[:20]])
+    assert not beside.broken and beside.streams, beside.broken[:5]
+    assert beside.longest_pause_s < LONGEST_PAUSE_S, beside
+    assert max(beside.grown_mib().values()) < MOST_GROWN_MIB, beside
     assert tally[429] < len(answers) / 10, "most were turned away, not tried"
+
+
+def _brief(each: Shot | Raw) -> str:
+    return f"{each.data[:300]!r}" if isinstance(each, Raw) else f"{each.method} {each.path} {each.body[:300]!r}"
 
 
 def request_bytes(body: bytes, length: int | None = None) -> bytes:

@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from strata.serving.link import SECRET_BYTES, Call, Kind, Link, LinkLost, Server, Stream
+from strata.serving import link
+from strata.serving.link import SECRET_BYTES, Call, Kind, Link, LinkLost, Overrun, Server, Stream
 
 SECRET = os.urandom(SECRET_BYTES)
 
@@ -135,5 +136,83 @@ def test_a_stranger_is_shown_the_door() -> None:
         with pytest.raises(LinkLost):
             await stranger.call("count", {"pieces": 1}).next()
         assert link.alive
+
+    connected(test)
+
+
+def test_strangers_are_few_and_have_little_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "SECRET_S", 0.1)
+    monkeypatch.setattr(link, "PING_S", 0.05)
+
+    async def test(replica: Replica, known: Link) -> None:
+        host, _, port = known.address.rpartition(":")
+        strangers = [await asyncio.open_connection(host, int(port)) for _ in range(link.MAX_STRANGERS + 20)]
+        await asyncio.sleep(0.05)
+        assert len(replica.server.connections) <= link.MAX_STRANGERS + 1
+        await asyncio.sleep(0.4)
+        assert len(replica.server.connections) == 1
+        for _, writer in strangers:
+            writer.close()
+        assert len(await collect(known.call("count", {"pieces": 1}))) == 3
+
+    connected(test)
+
+
+def test_a_caller_that_stands_still_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "SILENCE_S", 0.2)
+    monkeypatch.setattr(link, "PING_S", 0.05)
+
+    async def test(replica: Replica, known: Link) -> None:
+        known.call("hang", {})
+        await asyncio.sleep(0.4)
+        assert replica.server.calls == 1, "it sends pings"
+        assert known._pinging is not None
+        known._pinging.cancel()
+        await asyncio.sleep(0.5)
+        assert replica.cancelled == 1 and not replica.server.connections
+
+    connected(test)
+
+
+def test_a_frame_of_absurd_size_ends_the_connection() -> None:
+    async def test(replica: Replica, known: Link) -> None:
+        assert known._transport is not None
+        known._transport.write(link.FRAME.pack(0xFFFFFFFF, 1, Kind.CALL))
+        await asyncio.sleep(0.1)
+        assert not known.alive and not replica.server.connections
+
+    connected(test)
+
+
+def test_a_stream_that_is_not_taken_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "UNREAD_BYTES", 1000)
+
+    async def test(replica: Replica, known: Link) -> None:
+        stream = known.call("count", {"pieces": 100_000})
+        other = known.call("count", {"pieces": 3})
+        assert len(await collect(other)) == 5
+        while replica.server.calls:
+            await asyncio.sleep(0.01)
+        with pytest.raises(Overrun):
+            await collect(stream)
+        assert known._unread == 0 and not known._lagging
+        assert len(await collect(known.call("count", {"pieces": 100}))) == 102, "one that is taken goes on"
+
+    connected(test)
+
+
+def test_of_many_streams_the_one_that_lags_most_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "UNREAD_OF_LINK_BYTES", 50_000)
+    monkeypatch.setattr(link, "LARGE_BYTES", 100)
+
+    async def test(replica: Replica, known: Link) -> None:
+        slow = [known.call("count", {"pieces": pieces}) for pieces in (1000, 100_000, 1000)]
+        await asyncio.sleep(0.1)
+        while replica.server.calls:
+            await asyncio.sleep(0.01)
+        assert len(await collect(slow[0])) == len(await collect(slow[2])) == 1002
+        with pytest.raises(Overrun):
+            await collect(slow[1])
+        assert known._unread == 0 and not known._lagging
 
     connected(test)

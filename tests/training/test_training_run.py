@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from listening import reachable_from_outside
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -91,6 +92,7 @@ def test_ctrl_c_saves_then_kill_loses_little_and_resume_goes_on(
 
     process = strata_process(home, "train", "--resume", "r")
     wait_for(lambda: steps_of(run)[-1] > stopped_at + 25, process)
+    assert reachable_from_outside(psutil.Process(process.pid)) == []
     family = psutil.Process(process.pid).children(recursive=True)
     process.kill()
     process.communicate()

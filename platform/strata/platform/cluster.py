@@ -112,13 +112,14 @@ def _join(address: str, cpus: int) -> None:
     import ray
     from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 
-    # Ray protects a new local cluster with a token in the user's home (its ports are open on every interface), but does
-    # not by itself use that token to join one.
+    # Ray protects a new local cluster with a token in the user's home, but does not by itself use that token to join one.
     logging.getLogger("ray").setLevel(logging.ERROR)
     if not _answers(address):
         raise UserError(
             f"Nothing answers at {address}, where RAY_ADDRESS says a Ray cluster is.", "Unset RAY_ADDRESS to use a local one."
         )
+    if _only_on_loopback(address):
+        local_ray.on_loopback()
     maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
@@ -149,6 +150,14 @@ def _answers(address: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def _only_on_loopback(address: str) -> bool:
+    """Whether a cluster on this machine, such as one of ours, listens nowhere else."""
+    from ray._private import services
+
+    host, _, port = address.rpartition(":")
+    return host in (local_ray.LOOPBACK, "localhost") and not _answers(f"{services.resolve_ip_for_localhost(host)}:{port}")
 
 
 def _keep(cpus: int | None, dashboard: bool) -> None:

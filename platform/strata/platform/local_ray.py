@@ -16,6 +16,7 @@ import psutil
 from strata.platform import gcs
 from strata.platform.errors import UserError
 
+LOOPBACK = "127.0.0.1"
 START_TRIES = 2
 REGISTER_S = 90.0
 SLOW_S = 20.0
@@ -108,7 +109,27 @@ def hush() -> None:
     worker.print_to_stdstream = show
 
 
+def on_loopback() -> None:
+    """Has Ray in this process and its children use 127.0.0.1 as the address of this machine's node, so that all of Ray's
+    servers listen there only. Ray replaces a loopback address that it is given by the machine's outer one, unless this switch
+    says that clusters have one node, as on the systems it is named for."""
+    from ray._private import ray_constants
+
+    os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"
+    ray_constants.ENABLE_RAY_CLUSTER = False  # read from the environment when Ray was imported
+
+
+def _workers_on_loopback() -> None:
+    """Has the libraries in Ray's workers, which inherit this environment, listen on the loopback interface only."""
+    interface = next(name for name, addresses in psutil.net_if_addrs().items() if any(a.address == LOOPBACK for a in addresses))
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "UCX_NET_DEVICES"):
+        os.environ.setdefault(variable, interface)
+    os.environ.setdefault("VLLM_HOST_IP", LOOPBACK)
+
+
 def _options(cpus: int | None, dashboard: bool) -> dict[str, Any]:
+    on_loopback()
+    _workers_on_loopback()
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # By default Ray's workers give way to everything else on the machine (nice 15), and those are what the user waits for.
     os.environ.setdefault("RAY_worker_niceness", "0")

@@ -19,7 +19,7 @@ from strata.serving import disaggregation, limits, turn, vllm_words
 from strata.serving.grammar_trial import GrammarTrial
 from strata.serving.headers import PREFILL
 from strata.serving.lean import LeanChat, LeanCompletion
-from strata.serving.link import Call
+from strata.serving.link import MAX_ANSWER_BYTES, Call
 from strata.serving.requests import ApiError, validate
 from strata.serving.ward import Ward, cause_of_death
 
@@ -202,6 +202,9 @@ def _answer(
     headers: dict[str, str] | None = None,
     trailer: dict[str, Any] | None = None,
 ) -> None:
+    if len(body) > MAX_ANSWER_BYTES:
+        limit = f"{MAX_ANSWER_BYTES // 2**20} MiB"
+        raise ApiError(400, f"The answer is larger than {limit}. Ask for a stream, or for fewer tokens, sequences or logprobs.")
     call.head({"status": status, "type": media, "headers": headers or {}})
     call.data(body)
     call.end(trailer or {})

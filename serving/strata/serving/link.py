@@ -11,6 +11,7 @@ unanswered) ends all calls on it with `LinkLost`, which is what failover waits f
 
 import asyncio
 import hmac
+import itertools
 import json
 import struct
 from collections import deque
@@ -24,6 +25,15 @@ PING_S = 1.0
 # Long enough for a process that computes without a pause; a process that died is noticed at once, by its closed socket.
 SILENCE_S = 20.0
 CONNECT_S = 5.0
+SECRET_S = 5.0  # for a caller to show that it is one of ours
+MAX_STRANGERS = 64  # connections that have not done so
+MAX_ANSWER_BYTES = 64 * 2**20  # of an answer in one piece
+MAX_FRAME_BYTES = 2 * MAX_ANSWER_BYTES
+LARGE_BYTES = 64 * 2**10  # payloads that are not copied to be sent together with others
+UNSENT_BYTES = 64 * 2**20  # for a caller that reads nothing; with more of them it is given up earlier
+UNSENT_S = 5.0
+UNREAD_BYTES = 4 * 2**20  # of one stream that have come and not been taken
+UNREAD_OF_LINK_BYTES = 32 * 2**20
 
 
 class Kind(IntEnum):
@@ -45,6 +55,10 @@ class LinkLost(Exception):
         self.verdict = verdict
 
 
+class Overrun(Exception):
+    """The pieces of a stream were not taken as they came, and were dropped."""
+
+
 class _Frames(asyncio.Protocol):
     """Both ends: frames in, frames out. What is sent within one turn of the event loop leaves in one write."""
 
@@ -63,9 +77,14 @@ class _Frames(asyncio.Protocol):
         while end - start >= FRAME.size:
             length, number, kind = FRAME.unpack_from(self._received, start)
             stop = start + FRAME.size + length
+            if length > MAX_FRAME_BYTES:
+                self.abandon()
+                return
             if stop > end:
                 break
-            self.frame(number, kind, bytes(self._received[start + FRAME.size : stop]))
+            with memoryview(self._received) as view:  # a slice of the bytearray itself would be one more copy
+                payload = bytes(view[start + FRAME.size : stop])
+            self.frame(number, kind, payload)
             start = stop
         if start:
             del self._received[:start]
@@ -73,17 +92,19 @@ class _Frames(asyncio.Protocol):
     def frame(self, number: int, kind: int, payload: bytes) -> None:
         raise NotImplementedError
 
-    def send(self, number: int, kind: Kind, payload: bytes = b"") -> None:
+    def send(self, number: int, kind: Kind, *payload: bytes) -> None:
         if not self._outgoing:
             self._loop.call_soon(self._flush)
-        self._outgoing.append(FRAME.pack(len(payload), number, kind))
-        self._outgoing.append(payload)
+        self._outgoing.append(FRAME.pack(sum(map(len, payload)), number, kind))
+        self._outgoing.extend(payload)
 
     def _flush(self) -> None:
-        data = b"".join(self._outgoing)
-        self._outgoing.clear()
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(data)
+        outgoing, self._outgoing = self._outgoing, []
+        if self._transport is None or self._transport.is_closing():
+            return
+        for large, parts in itertools.groupby(outgoing, lambda part: len(part) > LARGE_BYTES):
+            for part in parts if large else (b"".join(parts),):
+                self._transport.write(part)
 
     def close(self) -> None:
         """What was sent before still leaves."""
@@ -91,6 +112,10 @@ class _Frames(asyncio.Protocol):
             self._flush()
         if self._transport is not None:
             self._transport.close()
+
+    def abandon(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
 
 
 class Call:
@@ -122,22 +147,45 @@ class _Callee(_Frames):
     def __init__(self, server: "Server") -> None:
         super().__init__()
         self.server = server
-        self._trusted = False
+        self.trusted = False
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._watching: asyncio.TimerHandle | None = None
+        self._silent_s = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        if sum(not connection.trusted for connection in self.server.connections) >= MAX_STRANGERS:
+            self.abandon()
+            return
         self.server.connections.add(self)
+        self._watch()
+
+    def _watch(self) -> None:
+        """Ends the connection of a caller that sends no pings: its calls are cancelled, and what waits for it is freed. Counted
+        in looks, each a turn of the event loop: a loop that stood still does not take its own silence for the caller's."""
+        if self._silent_s > self._patience():
+            self.abandon()
+            return
+        self._silent_s += PING_S
+        self._watching = self._loop.call_later(PING_S, self._watch)
+
+    def _patience(self) -> float:
+        if not self.trusted:
+            return SECRET_S
+        assert self._transport is not None
+        return SILENCE_S if self._transport.get_write_buffer_size() < UNSENT_BYTES else UNSENT_S
 
     def data_received(self, data: bytes) -> None:
-        if not self._trusted:
+        if self.trusted:
+            self._silent_s = 0.0
+        else:
             self._received += data
             if len(self._received) < SECRET_BYTES:
                 return
             if not hmac.compare_digest(bytes(self._received[:SECRET_BYTES]), self.server.secret):
                 self.close()
                 return
-            self._trusted = True
+            self.trusted = True
             data = bytes(self._received[SECRET_BYTES:])
             self._received.clear()
         super().data_received(data)
@@ -166,6 +214,8 @@ class _Callee(_Frames):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.server.connections.discard(self)
+        if self._watching is not None:
+            self._watching.cancel()
         for task in list(self._tasks.values()):
             task.cancel()
 
@@ -207,14 +257,15 @@ class Stream:
         self._number = number
         self._pieces: deque[tuple[int, bytes]] = deque()
         self._waiter: asyncio.Future[None] | None = None
-        self._lost: LinkLost | None = None
-        self._ended = False
+        self._lost: LinkLost | Overrun | None = None
+        self._ended = self._streaming = False
+        self.unread = 0  # bytes
 
     async def next(self) -> tuple[int, bytes]:
         await self.arrived()
         if not self._pieces and self._lost is not None:
             raise self._lost
-        return self._pieces.popleft()
+        return self._pop()
 
     async def arrived(self) -> None:
         """Returns when there is a piece, or the call is lost."""
@@ -224,10 +275,16 @@ class Stream:
 
     def take(self) -> tuple[int, bytes] | None:
         """What has arrived already, without waiting."""
-        return self._pieces.popleft() if self._pieces else None
+        return self._pop() if self._pieces else None
 
     def take_if(self, kind: Kind) -> bytes | None:
-        return self._pieces.popleft()[1] if self._pieces and self._pieces[0][0] == kind else None
+        return self._pop()[1] if self._pieces and self._pieces[0][0] == kind else None
+
+    def _pop(self) -> tuple[int, bytes]:
+        piece = self._pieces.popleft()
+        if self.unread:
+            self._link.count_unread(self, -min(self.unread, len(piece[1])) if self._pieces else -self.unread)
+        return piece
 
     def put(self, kind: int, payload: bytes) -> None:
         if kind == Kind.END:
@@ -240,8 +297,21 @@ class Stream:
                 return
         self._pieces.append((kind, payload))
         self._wake()
+        if kind == Kind.DATA:
+            if self._streaming:
+                self._link.count_unread(self, len(payload))
+            self._streaming = True  # an answer in one piece is not counted: it is taken at once, and held by who takes it
 
-    def lose(self, error: LinkLost) -> None:
+    def overrun(self) -> None:
+        """Drops what was not taken, and ends the call."""
+        self.cancel()
+        self.lose(Overrun())
+
+    def _drop(self) -> None:
+        self._pieces.clear()
+        self._link.count_unread(self, -self.unread)
+
+    def lose(self, error: LinkLost | Overrun) -> None:
         self._ended = True
         self._lost = error
         self._wake()
@@ -252,6 +322,7 @@ class Stream:
 
     def cancel(self) -> None:
         """Nothing more is wanted; the callee frees what it holds for it."""
+        self._drop()
         if not self._ended:
             self._ended = True
             self._link.forget(self._number)
@@ -268,6 +339,8 @@ class Link(_Frames):
         self.elsewhere = 0  # calls of others that it worked on when it told its load
         self._when_lost = when_lost
         self._streams: dict[int, Stream] = {}
+        self._unread = 0  # bytes of all streams
+        self._lagging: set[Stream] = set()  # those that come faster than they are taken
         self._last_number = 0
         self._last_heard = self._loop.time()
         self._pinging: asyncio.TimerHandle | None = None
@@ -295,11 +368,23 @@ class Link(_Frames):
         if not self.alive:
             stream.lose(LinkLost("the connection is closed"))
         opening = json.dumps({"method": method, "meta": meta}).encode()
-        self.send(self._last_number, Kind.CALL, len(opening).to_bytes(4, "big") + opening + body)
+        self.send(self._last_number, Kind.CALL, len(opening).to_bytes(4, "big") + opening, body)
         return stream
 
     def forget(self, number: int) -> None:
         self._streams.pop(number, None)
+
+    def count_unread(self, stream: Stream, change: int) -> None:
+        stream.unread += change
+        self._unread += change
+        if stream.unread > LARGE_BYTES:
+            self._lagging.add(stream)
+        elif not stream.unread:
+            self._lagging.discard(stream)
+        if stream.unread > UNREAD_BYTES:
+            stream.overrun()
+        elif change > 0 and self._unread > UNREAD_OF_LINK_BYTES:
+            max(self._lagging or {stream}, key=lambda each: each.unread).overrun()
 
     def frame(self, number: int, kind: int, payload: bytes) -> None:
         self._last_heard = self._loop.time()
@@ -315,10 +400,6 @@ class Link(_Frames):
             return
         self.send(0, Kind.PING)
         self._pinging = self._loop.call_later(PING_S, self._ping)
-
-    def abandon(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.alive = False

@@ -85,12 +85,15 @@ class Fit(threading.Thread):
         import ray.train
         from ray.train.torch import TorchTrainer
 
+        from strata.training import rendezvous
+
         job = self._job
         checkpoints = job.checkpoints
         gpu = job.parallel.device == "gpu"
         trainer = TorchTrainer(
             train_worker,
             train_loop_config={"job": job},
+            torch_config=rendezvous.torch_config(),
             scaling_config=ray.train.ScalingConfig(
                 num_workers=job.parallel.workers,
                 use_gpu=gpu,

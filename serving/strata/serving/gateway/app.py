@@ -9,6 +9,7 @@ from typing import Any
 
 from strata.serving import exposition, openapi, requests
 from strata.serving.gateway.admission import Admission
+from strata.serving.gateway.budget import Budget, Hold
 from strata.serving.gateway.keys import Keys
 from strata.serving.gateway.relay import TRIES, Relay, Send
 from strata.serving.gateway.standby import Engines
@@ -20,10 +21,7 @@ from strata.serving.peers import Peer, Peers
 from strata.serving.requests import ApiError
 from strata.serving.telemetry import Gateway as Telemetry
 
-# To send the whole of a request, and to read what was written of the answer.
-UPLOAD_S = 60.0
-STALLED_S = 60.0
-SWEEP_S = 5.0
+UPLOAD_S = 60.0  # to send the whole of a request
 METRICS_S = 5.0
 GENERATING = {"/v1/completions": "completions", "/v1/chat/completions": "chat"}
 TOKENIZING = {"/tokenize": "tokenize", "/detokenize": "detokenize"}
@@ -32,6 +30,7 @@ OF_NODE = b"scope=node"
 REFUSE = "refuse"  # the call by which gateways tell each other what kills engines
 
 Receive = Callable[[], Awaitable[dict[str, Any]]]
+Headers = list[tuple[bytes, bytes]]
 
 
 class ClientGone(Exception):
@@ -58,12 +57,16 @@ class App:
         self._admission = admission
         self._telemetry = telemetry
         self.suspects = Suspects(self._tell_gateways)
-        self._relays: dict[Relay, asyncio.Task[None]] = {}
+        self._budget = Budget()
+        self._collecting: dict[bool, asyncio.Task[str]] = {}
         self._began = int(time.time())
-        self._sweeping = asyncio.get_running_loop().create_task(self._sweep())
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         assert scope["type"] == "http"
+        with self._budget.hold() as hold:
+            await self._respond(scope, receive, send, hold)
+
+    async def _respond(self, scope: dict[str, Any], receive: Receive, send: Send, hold: Hold) -> None:
         path, method = scope["path"], scope["method"]
         named, unusable = request_id(scope["headers"])
         send = _naming(send, named)
@@ -73,14 +76,15 @@ class App:
             if self._keys is not None and path not in OPEN:
                 self._keys.check(scope["headers"])
             if method == "POST" and path in GENERATING:
-                await self._generate(GENERATING[path], path, receive, send)
+                await self._generate(GENERATING[path], path, scope["headers"], receive, send, hold)
                 return
             if method == "POST" and path in TOKENIZING:
-                status, media, body = await self._ask(TOKENIZING[path], receive)
+                status, media, body = await self._ask(TOKENIZING[path], scope["headers"], receive, hold)
             elif method in ("GET", "HEAD"):
                 status, media, body = await self._get(path, scope["query_string"])
             else:
                 raise _no_such(path, method)
+            hold.grow(len(body))
             await _answer(send, status, body, {"content-type": media})
         except ApiError as error:
             await _refuse(send, error)
@@ -111,14 +115,16 @@ class App:
             card["max_model_len"] = peer.entry["context"]
         return card
 
-    async def _generate(self, method: str, path: str, receive: Receive, send: Send) -> None:
+    async def _generate(self, method: str, path: str, headers: Headers, receive: Receive, send: Send, hold: Hold) -> None:
         began = time.monotonic()
         try:
-            body = await _body(receive)
+            body = await _body(headers, receive, hold)
             tree = requests.parse(body)
             _require_model(tree.get("model"), self._model)
-            with self._admission.admitted(_sequences(tree)), self._telemetry.in_flight():
-                relay = Relay(method, tree, body, uuid.uuid4().hex, self._engines, self.suspects, self._telemetry, send)
+            sequences = _sequences(tree)
+            del tree  # parsed, a request takes up to ten times the memory of its bytes
+            with self._admission.admitted(sequences), self._telemetry.in_flight():
+                relay = Relay(method, body, uuid.uuid4().hex, self._engines, self.suspects, self._telemetry, send, hold)
                 await self._run(relay, receive)
                 status = relay.status or 0
         except ApiError as error:
@@ -135,16 +141,12 @@ class App:
         """Until it is answered or the client has gone; then what it holds is freed at once."""
         running = asyncio.ensure_future(relay.run())
         gone = asyncio.ensure_future(receive())  # nothing more is to come from the client but its leaving
-        self._relays[relay] = running
         try:
             await asyncio.wait({running, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not running.done():
                 raise ClientGone
-            if running.cancelled():
-                raise ClientGone  # swept: it did not read
             running.result()
         finally:
-            del self._relays[relay]
             for task in (running, gone):
                 task.cancel()
             relay.cancel()
@@ -154,19 +156,11 @@ class App:
             if gateway.name != self._name:
                 gateway.link.call(REFUSE, {"digest": digest})
 
-    async def _sweep(self) -> None:
-        """Clients that stopped reading long ago are as good as gone."""
-        while True:
-            await asyncio.sleep(SWEEP_S)
-            now = time.monotonic()
-            for relay, task in list(self._relays.items()):
-                if relay.writing_since is not None and now - relay.writing_since > STALLED_S:
-                    task.cancel()
-
-    async def _ask(self, method: str, receive: Receive) -> tuple[int, str, bytes]:
-        body = await _body(receive)
+    async def _ask(self, method: str, headers: Headers, receive: Receive, hold: Hold) -> tuple[int, str, bytes]:
+        body = await _body(headers, receive, hold)
         tree = requests.parse(body)
         _require_model(tree.get("model"), self._model)
+        del tree
         tried: frozenset[str] = frozenset()
         while len(tried) < TRIES and (peer := self._engines.least_busy(tried)) is not None and peer.name not in tried:
             try:
@@ -176,6 +170,13 @@ class App:
         raise ApiError(503, "No engine is up.", headers={"retry-after": "5"})
 
     async def _metrics(self, of_node: bool) -> str:
+        """Collected once for all who ask meanwhile: it takes time of every replica, and no key is needed to ask."""
+        if of_node not in self._collecting:
+            task = self._collecting[of_node] = asyncio.ensure_future(self._collect_metrics(of_node))
+            task.add_done_callback(lambda _: self._collecting.pop(of_node))
+        return await asyncio.shield(self._collecting[of_node])
+
+    async def _collect_metrics(self, of_node: bool) -> str:
         """Everybody's, so that it does not matter which gateway is asked. On a cluster a gateway of every node is asked, and
         `scope=node` keeps each series from being counted once a node."""
         gateways = [gateway for gateway in self._gateways.all() if gateway.name != self._name]
@@ -222,27 +223,31 @@ def _sequences(tree: dict[str, Any]) -> int:
     return n if isinstance(n, int) and 0 < n <= MAX_SEQUENCES else 1
 
 
-async def _body(receive: Receive) -> bytes:
-    """Of one that is too large so much more is taken and thrown away: who is answered while still sending may see the connection
-    closed, and not the answer."""
+async def _body(headers: Headers, receive: Receive, hold: Hold) -> bytes:
+    """One that is too large is refused by its stated length, before any of it is read."""
+    stated = next((int(value) for name, value in headers if name == b"content-length"), 0)
+    _check_size(stated)
+    hold.require(stated)
     body = bytearray()
-    received = 0
     try:
         async with asyncio.timeout(UPLOAD_S):
             while True:
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise ClientGone
-                piece, more = message.get("body", b""), message.get("more_body", False)
-                received += len(piece)
-                if received <= requests.MAX_BODY_BYTES:
-                    body += piece
-                elif not more or received > 2 * requests.MAX_BODY_BYTES:
-                    raise ApiError(413, f"The request is larger than {requests.MAX_BODY_BYTES // 2**20} MiB.")
-                if not more:
+                piece = message.get("body", b"")
+                _check_size(len(body) + len(piece))
+                hold.grow(len(piece))
+                body += piece
+                if not message.get("more_body", False):
                     return bytes(body)
     except TimeoutError:
         raise ApiError(408, f"The request was not sent within {UPLOAD_S:.0f} s.") from None
+
+
+def _check_size(count: int) -> None:
+    if count > requests.MAX_BODY_BYTES:
+        raise ApiError(413, f"The request is larger than {requests.MAX_BODY_BYTES // 2**20} MiB.")
 
 
 def _no_such(path: str, method: str) -> ApiError:
@@ -263,11 +268,7 @@ def _json(tree: Any) -> tuple[int, str, bytes]:
 
 
 async def _refuse(send: Send, error: ApiError) -> None:
-    # What is left of a request that was not read to its end cannot be told from the next one.
-    closing = {"connection": "close"} if error.status in (408, 413) else {}
-    await _answer(
-        send, error.status, json.dumps(error.body).encode(), {"content-type": "application/json"} | error.headers | closing
-    )
+    await _answer(send, error.status, json.dumps(error.body).encode(), {"content-type": "application/json"} | error.headers)
 
 
 def _naming(send: Send, name: str) -> Send:

@@ -1,56 +1,19 @@
-"""The HTTP server: uvicorn's, with limits on what it takes from a client that never gets to its request.
+"""The gateway's HTTP server: uvicorn's, with `connection.py` for each connection."""
 
-uvicorn waits for ever for the rest of a header and lets it grow without end; a few thousand such connections would be all
-the file descriptors of a gateway.
-"""
-
-import asyncio
+import functools
+import resource
 import socket
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-HEADER_S = 15.0
-HEADER_BYTES = 64 * 1024
+from strata.serving.gateway.connection import Connection, ConnectionTable
+
 KEEP_ALIVE_S = 75
-
-
-class GuardedProtocol(HttpToolsProtocol):
-    _header_bytes = 0
-    _deadline: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self._expect_header()
-
-    def _expect_header(self) -> None:
-        self._header_bytes = 0
-        self._deadline = self.loop.call_later(HEADER_S, self._too_slow)
-
-    def _too_slow(self) -> None:
-        if not self.transport.is_closing():
-            self.transport.close()
-
-    def data_received(self, data: bytes) -> None:
-        if self._deadline is None and (self.cycle is None or self.cycle.response_complete):
-            self._expect_header()  # the next request on a connection that was kept
-        if self._deadline is not None:
-            self._header_bytes += len(data)
-        super().data_received(data)
-        if self._deadline is not None and self._header_bytes > HEADER_BYTES:
-            self.send_400_response("The header is too large.")
-
-    def on_headers_complete(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
-        super().on_headers_complete()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-        super().connection_lost(exc)
+MAX_CONNECTIONS = 2048
+OTHER_FILES = 256  # descriptors that are not clients' connections
+# In the kernel, for each connection and direction. Without a limit it takes up to 6 MiB for a client that does not read.
+SOCKET_BYTES = 256 * 2**10
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -59,16 +22,29 @@ def listen(host: str, port: int) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):  # accepted connections inherit them
+        listener.setsockopt(socket.SOL_SOCKET, buffer, SOCKET_BYTES)
     listener.bind((host, port))
     listener.listen(4096)
     listener.setblocking(False)
     return listener
 
 
+def connection_limit() -> int:
+    """Within what this process may open, after raising that as far as it is allowed to."""
+    wanted = MAX_CONNECTIONS + OTHER_FILES
+    soft, hard = (wanted if each == resource.RLIM_INFINITY else each for each in resource.getrlimit(resource.RLIMIT_NOFILE))
+    if soft < wanted:
+        soft = min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return max(1, min(MAX_CONNECTIONS, soft - OTHER_FILES))
+
+
 def server(app: Any) -> uvicorn.Server:
+    protocol = functools.partial(Connection, table=ConnectionTable(connection_limit()))
     config = uvicorn.Config(
         app,
-        http=GuardedProtocol,
+        http=cast(Any, protocol),
         ws="none",
         lifespan="off",
         log_config=None,

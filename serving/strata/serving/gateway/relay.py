@@ -5,13 +5,15 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from functools import cached_property
 from typing import Any
 
-from strata.serving import failover
+from strata.serving import failover, requests
+from strata.serving.gateway.budget import Hold
 from strata.serving.gateway.standby import Engines
 from strata.serving.gateway.suspects import Content, Suspects
 from strata.serving.headers import WAITED
-from strata.serving.link import Kind, LinkLost, Stream
+from strata.serving.link import Kind, LinkLost, Overrun, Stream
 from strata.serving.peers import Peer
 from strata.serving.requests import ApiError
 from strata.serving.telemetry import Gateway as Telemetry
@@ -37,17 +39,17 @@ class Relay:
     def __init__(
         self,
         method: str,
-        tree: dict[str, Any],
         body: bytes,
         request_id: str,
         peers: Engines,
         suspects: Suspects,
         telemetry: Telemetry,
         send: Send,
+        hold: Hold,
     ) -> None:
-        self._method, self._tree, self._body, self._request_id = method, tree, body, request_id
-        self._suspects, self._content = suspects, Content(method, tree)
-        self._peers, self._telemetry, self._send = peers, telemetry, send
+        self._method, self._body, self._request_id = method, body, request_id
+        self._suspects, self._content = suspects, Content(method, body)
+        self._peers, self._telemetry, self._send, self._hold = peers, telemetry, send, hold
         self._began = time.monotonic()
         self._emitted: list[int] = []
         self._gaps: list[float] = []
@@ -57,7 +59,10 @@ class Relay:
         self._finished = False  # the last token is out; usage and the end mark may be missing
         self._call: Stream | None = None
         self.status: int | None = None  # of the answer, once it has begun
-        self.writing_since: float | None = None  # a client that does not read makes it stand
+
+    @cached_property
+    def _streams(self) -> bool:
+        return requests.parse(self._body).get("stream") is True
 
     def cancel(self) -> None:
         if self._call is not None:
@@ -99,6 +104,8 @@ class Relay:
                     logger.warning("Request %s kills engines (%s) and is refused.", self._request_id, error)
                     continue  # to the refusal
                 self._check_that_it_can_go_on(tries, str(error))
+            except Overrun:
+                raise ApiError(408, "The stream was ended: it was read more slowly than it was generated.") from None
 
     async def _ask(self, lost: frozenset[str]) -> tuple[Peer, Stream]:
         peer = await self._replica(lost)
@@ -126,7 +133,7 @@ class Relay:
     async def _tell_that_it_waits(self) -> None:
         """In a comment, which clients skip. A stream that has not begun by then begins with it: a connection on which nothing
         comes is what clients and proxies give up first. What goes wrong later is an event of the stream."""
-        if self._outage_s >= KEEP_ALIVE_S and self._tree.get("stream") is True:
+        if self._outage_s >= KEEP_ALIVE_S and self._streams:
             await self._start(200, UNBUFFERED | {"content-type": EVENTS})
         if self.status is not None:
             await self._write(f": waiting for a replica since {self._outage_s:.0f} s\n\n".encode())
@@ -138,6 +145,7 @@ class Relay:
             if kind == Kind.DATA and head["type"] == EVENTS:
                 await self._events(call, payload)
             elif kind == Kind.DATA:
+                self._hold.grow(len(payload))
                 whole = payload
             elif kind == Kind.HEAD:
                 head = json.loads(payload)
@@ -184,7 +192,8 @@ class Relay:
         if not self._emitted:
             self._telemetry.retried("replica-lost")
             return
-        obstacle = failover.obstacle(self._tree)
+        # Parsed anew: a parsed request takes up to ten times the memory of its bytes, so it is not kept.
+        obstacle = failover.obstacle(requests.parse(self._body))
         self._telemetry.migrated("refused" if obstacle else "continued")
         if obstacle:
             raise _again(f"The replica that generated this stream was lost, and a stream with {obstacle} cannot go on elsewhere.")
@@ -202,9 +211,7 @@ class Relay:
         await self._send({"type": "http.response.start", "status": status, "headers": encoded})
 
     async def _write(self, body: bytes, more: bool = True) -> None:
-        self.writing_since = time.monotonic()
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
-        self.writing_since = None
 
 
 def _again(why: str) -> ApiError:

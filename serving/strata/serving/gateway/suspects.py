@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from strata.serving.requests import NOTES, ApiError
+from strata.serving.requests import NOTES, ApiError, parse
 
 REFUSED_S = 600
 REMEMBERED = 1024
@@ -26,12 +26,12 @@ ASIDE = NOTES | {"model", "stream", "stream_options", "seed", "session_id", "cac
 class Content:
     """What a request asks of an engine, as a digest. Computed when it is first needed: hardly any request is a suspect."""
 
-    def __init__(self, method: str, tree: dict[str, Any]) -> None:
-        self._method, self._tree = method, tree
+    def __init__(self, method: str, body: bytes) -> None:
+        self._method, self._body = method, body
 
     @cached_property
     def digest(self) -> str:
-        asked = {key: value for key, value in self._tree.items() if key not in ASIDE and value is not None}
+        asked = {key: value for key, value in parse(self._body).items() if key not in ASIDE and value is not None}
         return hashlib.sha256(msgspec.json.encode([self._method, asked], order="sorted")).hexdigest()
 
 

@@ -1,0 +1,95 @@
+"""Measurements beside a load: pauses of plain streams, and memory of an endpoint's processes."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import httpx
+import psutil
+from support import Served
+
+SAMPLE_S = 1.0
+
+
+@dataclass
+class Measured:
+    streams: int = 0
+    broken: list[str] = field(default_factory=list)
+    longest_pause_s: float = 0.0  # between two events of one stream
+    longest_start_s: float = 0.0  # to a stream's first event
+    memory: dict[int, tuple[str, int, int]] = field(default_factory=dict)  # title, bytes at the start, most of them
+
+    def grown_mib(self) -> dict[str, float]:
+        return {f"{title} ({pid})": round((most - first) / 2**20) for pid, (title, first, most) in self.memory.items()}
+
+    def __str__(self) -> str:
+        grown = ", ".join(f"{name} {mib:+.0f}" for name, mib in sorted(self.grown_mib().items(), key=lambda each: -each[1])[:6])
+        return (
+            f"{self.streams} plain streams beside them: longest pause {self.longest_pause_s:.2f} s, "
+            f"longest time to the first token {self.longest_start_s:.2f} s; memory grown by at most (MiB): {grown}"
+        )
+
+
+@contextlib.contextmanager
+def measuring(served: Served, streams: int = 2) -> Iterator[Measured]:
+    measured, stop = Measured(), threading.Event()
+    _sample(served, measured)
+    threads = [threading.Thread(target=_stream_on, args=(served, measured, stop)) for _ in range(streams)]
+    threads.append(threading.Thread(target=_sample_on, args=(served, measured, stop)))
+    for thread in threads:
+        thread.start()
+    try:
+        yield measured
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+        _sample(served, measured)
+
+
+def _stream_on(served: Served, measured: Measured, stop: threading.Event) -> None:
+    asked = {"model": served.model, "prompt": "def f(self):\n", "max_tokens": 150, "ignore_eos": True, "stream": True}
+    with httpx.Client(timeout=60) as client:
+        while not stop.is_set():
+            try:
+                _one_stream(client, served.url, asked, measured)
+            except httpx.HTTPError as error:
+                measured.broken.append(repr(error))
+                time.sleep(0.5)
+
+
+def _one_stream(client: httpx.Client, url: str, asked: dict[str, object], measured: Measured) -> None:
+    began = last = time.monotonic()
+    events, last_line = 0, ""
+    with client.stream("POST", f"{url}/v1/completions", json=asked) as response:
+        for line in filter(None, response.iter_lines()):
+            last_line = line
+            now = time.monotonic()
+            if events:
+                measured.longest_pause_s = max(measured.longest_pause_s, now - last)
+            else:
+                measured.longest_start_s = max(measured.longest_start_s, now - began)
+            events, last = events + 1, now
+        if response.status_code == 429:
+            time.sleep(float(response.headers["retry-after"]))
+        elif response.status_code != 200 or last_line != "data: [DONE]":
+            measured.broken.append(f"{response.status_code} {last_line[:200]}")
+        else:
+            measured.streams += 1
+
+
+def _sample_on(served: Served, measured: Measured, stop: threading.Event) -> None:
+    while not stop.wait(SAMPLE_S):
+        _sample(served, measured)
+
+
+def _sample(served: Served, measured: Measured) -> None:
+    """A process that began later counts from zero."""
+    began = bool(measured.memory)
+    for process in [served.process, *served.process.children(recursive=True)]:
+        with contextlib.suppress(psutil.Error):
+            title, now = (process.cmdline() or [process.name()])[0].rpartition("/")[2].split()[0], process.memory_info().rss
+            _, first, most = measured.memory.get(process.pid, (title, 0 if began else now, now))
+            measured.memory[process.pid] = title, first, max(most, now)
