@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from typer.main import get_command
 
-from strata.planner import algorithms, library
+from strata.planner import algorithms, library, ranges
 from strata.planner.fleets import FLEETS
 from strata.planner.software import PROGRAMS
 from strata.platform import recipe_file
@@ -53,8 +53,24 @@ BAD_COUNTS = ["0", "-1", "-8", "1000003", "100000000", "10000000000000", "1" + "
 FIGURES = ["0.01", "0.3", "0.9", "1", "2.5", "10", "60", "1000"]
 BAD_FIGURES = ["0", "-0.0", "-1", "-1e9", "nan", "inf", "-inf", "1e-300", "1e-30", "1e9", "1e30", "1e308", "1e400", "x", ""]
 BAD_WORDS = ["", " ", "x", "-", "0", "-1", "nan", "inf", "[/b]", "[bold]", "a/b", "é\n", "..", "/", "/dev/null", "x" * 400]
+# Ends of all ranges, of which each option has one: what is just within it has to be answered.
+TABLES = (ranges.LAYOUT, ranges.SHAPE, ranges.EXPERTS, ranges.LATENT)
+RANGES = [
+    one for one in (*vars(ranges).values(), *(one for table in TABLES for one in table.values())) if isinstance(one, ranges.Range)
+]
+ENDS = sorted({end for one in RANGES for end in (one.least, one.most)})
+BAD_COUNTS += [f"{end:.0f}" for end in ENDS if end == int(end)]
+BAD_FIGURES += [f"{end!r}" for end in ENDS]
 AMOUNTS = ["1T", "15T", "300B", "16M", "4096", "5.6TB", "200GB/s", "64KiB", "1e12"]
-BAD_AMOUNTS = ["", "0", "-1", "-15T", "nan", "nanT", "inf", "1e400", "1e308T", "0.1", "1e-9", "1e40", "T", "GB", "many", "1,2"]
+BAD_  # Ends of all ranges, of which each option has one: what is just within it has to be answered.
+TABLES = (ranges.LAYOUT, ranges.SHAPE, ranges.EXPERTS, ranges.LATENT)
+RANGES = [
+    one for one in (*vars(ranges).values(), *(one for table in TABLES for one in table.values())) if isinstance(one, ranges.Range)
+]
+ENDS = sorted({end for one in RANGES for end in (one.least, one.most)})
+BAD_COUNTS += [f"{end:.0f}" for end in ENDS if end == int(end)]
+BAD_FIGURES += [f"{end!r}" for end in ENDS]
+AMOUNTS = ["", "0", "-1", "-15T", "nan", "nanT", "inf", "1e400", "1e308T", "0.1", "1e-9", "1e40", "T", "GB", "many", "1,2"]
 NAMES: dict[str, list[str]] = {
     "--gpu": library.gpu_names(),
     "--fabric": library.fabric_names(),
@@ -95,7 +111,8 @@ def lines(draw: st.DrawFn) -> list[str]:
     """A command with some of its options, of which one or two may be hostile."""
     name = draw(st.sampled_from(sorted(COMMANDS)))
     params = [one for one in COMMANDS[name].params if one.opts[0] not in SKIPPED and one.param_type_name == "option"]
-    chosen = [one for one in params if one.required or one.opts[0] == "--model" or draw(st.integers(0, 9)) < 3]
+    often = draw(st.integers(1, 3))
+    chosen = [one for one in params if one.required or one.opts[0] == "--model" or draw(st.integers(0, 9)) < often]
     hostile = draw(st.sets(st.integers(0, max(0, len(chosen) - 1)), max_size=2))
     if draw(st.booleans()):
         hostile = set()
@@ -169,7 +186,7 @@ ODD: list[Any] = [
     "false",
     None,
 ]
-ODD += [[], [1], [[0]], {}, {"a": 1}]
+ODD += [[], [1], [[0]], {}, {"a": 1}, *(int(end) for end in ENDS if end == int(end))]
 ANY_JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
@@ -187,7 +204,7 @@ def configs(draw: st.DrawFn) -> str:
         )
     family = draw(st.sampled_from(sorted(CONFIGS)))
     config = {"model_type": family, **CONFIGS[family]}
-    for key in draw(st.sets(st.sampled_from(sorted(config)), max_size=3)):
+    for key in draw(st.sets(st.sampled_from(sorted(config)), max_size=2)):
         if draw(st.integers(0, 4)) == 0:
             del config[key]
         else:

@@ -109,7 +109,7 @@ def as_recipe(shape: Shape, layout: Layout, sequence: int, tokens: float | None 
 
 def _recipe(shape: Shape, layout: Layout, sequence: int, tokens: float | None) -> Recipe:
     moe = shape.experts
-    steps = ceil(tokens / (layout.batch * sequence)) if tokens else STEPS
+    steps = STEPS if tokens is None else ceil(tokens / (layout.batch * sequence))
     every = max(1, steps // EVALUATIONS)
     return Recipe(
         model=ModelSection(
