@@ -62,15 +62,7 @@ ENDS = sorted({end for one in RANGES for end in (one.least, one.most)})
 BAD_COUNTS += [f"{end:.0f}" for end in ENDS if end == int(end)]
 BAD_FIGURES += [f"{end!r}" for end in ENDS]
 AMOUNTS = ["1T", "15T", "300B", "16M", "4096", "5.6TB", "200GB/s", "64KiB", "1e12"]
-BAD_  # Ends of all ranges, of which each option has one: what is just within it has to be answered.
-TABLES = (ranges.LAYOUT, ranges.SHAPE, ranges.EXPERTS, ranges.LATENT)
-RANGES = [
-    one for one in (*vars(ranges).values(), *(one for table in TABLES for one in table.values())) if isinstance(one, ranges.Range)
-]
-ENDS = sorted({end for one in RANGES for end in (one.least, one.most)})
-BAD_COUNTS += [f"{end:.0f}" for end in ENDS if end == int(end)]
-BAD_FIGURES += [f"{end!r}" for end in ENDS]
-AMOUNTS = ["", "0", "-1", "-15T", "nan", "nanT", "inf", "1e400", "1e308T", "0.1", "1e-9", "1e40", "T", "GB", "many", "1,2"]
+BAD_AMOUNTS = ["", "0", "-1", "-15T", "nan", "nanT", "inf", "1e400", "1e308T", "0.1", "1e-9", "1e40", "T", "GB", "many", "1,2"]
 NAMES: dict[str, list[str]] = {
     "--gpu": library.gpu_names(),
     "--fabric": library.fabric_names(),
