@@ -73,6 +73,8 @@ NAMES: dict[str, list[str]] = {
     "--show": [*algorithms.BY_NAME, "hierarchical"],
     **dict.fromkeys(("--tokens", "--storage", "--state", "--size", "--batch-tokens"), AMOUNTS),
 }
+OVERRIDES = ["model.layers=100000", "model.context=1000000000000", "train.batch=64", "train.micro_batch=0", "parallel.workers=8"]
+OVERRIDES += ["parallel.zero=3", "model.vocab=.inf", "model=[", "train.steps=nan", "x", "model.heads=3", "model.moe=1", "="]
 LISTS = ["8", "64", "1024", "512,1024", "8,16,24", "100000"]
 BAD_LISTS = [",", "8,,", "0,8", "-8", "1.5", "nan", "1e30", ",".join(map(str, range(1, 100))), "8;16"]
 
@@ -104,7 +106,9 @@ def lines(draw: st.DrawFn) -> list[str]:
     name = draw(st.sampled_from(sorted(COMMANDS)))
     params = [one for one in COMMANDS[name].params if one.opts[0] not in SKIPPED and one.param_type_name == "option"]
     often = draw(st.integers(1, 3))
-    chosen = [one for one in params if one.required or one.opts[0] == "--model" or draw(st.integers(0, 9)) < often]
+    named = "--recipe" if name == "" and draw(st.integers(0, 3)) == 0 else "--model"
+    params = [one for one in params if one.opts[0] not in ({"--recipe", "--model"} - {named})]
+    chosen = [one for one in params if one.required or one.opts[0] == named or draw(st.integers(0, 9)) < often]
     hostile = draw(st.sets(st.integers(0, max(0, len(chosen) - 1)), max_size=2))
     if draw(st.booleans()):
         hostile = set()
@@ -115,6 +119,8 @@ def lines(draw: st.DrawFn) -> list[str]:
         words.append(one.opts[0])
         if not one.is_flag:
             words.append(draw(values(name, one, number in hostile)))
+    if named == "--recipe":
+        words += draw(st.lists(st.sampled_from(OVERRIDES), max_size=2))
     return words
 
 
@@ -353,6 +359,7 @@ def test_every_option_has_a_range() -> None:
         ["plan", "--model", "llama-3-8b", "--storage", ""],
         ["plan", "--model", ""],
         ["plan", "--model", "x" * 5000],
+        ["plan", "--recipe", "x" * 400],
         ["plan", "--recipe", "laptop", "model.layers=100000"],
         ["plan", "--recipe", "laptop", "train.batch=10000000000000"],
         ["plan", "schedule", "--interleave", "0"],
@@ -369,3 +376,19 @@ def test_every_option_has_a_range() -> None:
 )
 def test_what_no_plan_can_be_made_for_is_refused(words: list[str]) -> None:
     assert isinstance(try_out(words), UserError)
+
+
+@pytest.mark.parametrize("option", ["--recipe", "--model"])
+@pytest.mark.parametrize(("name", "text"), [("deep.yaml", "[" * 100_000), ("bytes.yaml", "\udcff"), ("list.yaml", "[1, 2]")])
+def test_a_recipe_that_is_none_is_refused(tmp_path: Path, option: str, name: str, text: str) -> None:
+    (tmp_path / name).write_bytes(text.encode("utf-8", "surrogateescape"))
+    assert isinstance(try_out(["plan", option, str(tmp_path / name)]), UserError)
+
+
+def test_a_config_that_never_ends_is_refused(tmp_path: Path) -> None:
+    """Reading a named pipe would wait for ever, and a file of gigabytes would take all memory."""
+    os.mkfifo(tmp_path / "config.json")
+    assert isinstance(try_out(["plan", "--model", str(tmp_path)]), UserError)
+    with (tmp_path / "large.json").open("wb") as file:
+        file.truncate(10 * 2**30)
+    assert isinstance(try_out(["plan", "--model", str(tmp_path / "large.json")]), UserError)
