@@ -19,7 +19,12 @@ from strata.planner.room import Room
 from strata.planner.sheet import Sheet
 from strata.planner.space import Batch, Limits, Line, Pipeline, Slice, layout_of, pipelines, share_out, slices
 from strata.planner.step import Step, plan_step
+from strata.platform.errors import UserError
 
+# Of a search, in layouts whose memory is worked out; playing a pipeline takes as long as some hundred of them. A trillion
+# parameters on 100,000 GPUs take a tenth of it, and all of it half a minute.
+MOST_WORK = 100_000
+PLAYED_WORK = 100
 WORTH_IT = 0.98  # recomputation that leaves more than this share of what layers keep is not looked at
 
 
@@ -59,7 +64,7 @@ class Hunt:
     ) -> None:
         self.desk, self.room, self.batch, self.limits = desk, room, batch, limits
         self.memory, self.budget_tokens = memory, budget_tokens
-        self.considered = self.fitting = 0
+        self.considered = self.fitting = self._work = 0
         ways = pipelines(desk.shape.layers, limits)
         self._pipelines = {covers: [way for way in ways if (way.schedule in COVERING) == covers] for covers in (False, True)}
         self._groups = list(self._all_groups(most))
@@ -141,6 +146,7 @@ class Hunt:
         for layout in self._allowed(line):
             if self.room.least(line, layout.zero, layout.offload) <= self.memory:
                 self.considered += 1
+                self._spend(1)
                 if self.room.peak(layout) <= self.memory:
                     self.fitting += 1
                     yield self.desk.least_step(line, layout.zero) / layout.batch, layout
@@ -159,7 +165,16 @@ class Hunt:
         refuses = self.limits.refuses
         return refuses is None or refuses(self.desk.shape, layout, self.desk.sequence) is None
 
+    def _spend(self, work: int) -> None:
+        self._work += work
+        if self._work > MOST_WORK:
+            raise UserError(
+                f"{self.considered:,} layouts were looked at, and it is not yet known which is the quickest.",
+                "Give --gpus numbers to choose from, such as --gpus 512,1024, or a smaller --top.",
+            )
+
     def _plan(self, layout: Layout, gpus: int) -> Candidate:
+        self._spend(PLAYED_WORK)
         desk, tokens = self.desk, self.budget_tokens
         step = plan_step(desk.shape, layout, desk.gpu, desk.fabric, desk.software, Sheet(""), desk.sequence, desk.layers)
         cost = gpus * desk.gpu.dollars_per_hour / 3600 / step.tokens_per_s * 1e6

@@ -3,6 +3,8 @@
 import re
 from math import ceil
 
+from pydantic import ValidationError
+
 from strata.planner import library
 from strata.planner.activations import keeping_of
 from strata.planner.hardware import Gpu
@@ -95,8 +97,19 @@ def as_recipe(shape: Shape, layout: Layout, sequence: int, tokens: float | None 
     problem = obstacle(shape, layout, sequence)
     if problem:
         raise UserError(f"strata train cannot run this plan. {problem}", "Search among what it can: --program strata.")
+    try:
+        return _recipe(shape, layout, sequence, tokens)
+    except ValidationError as error:
+        found = error.errors()[0]
+        raise UserError(
+            f"strata train cannot run this plan. {found['loc'][-1]}={found['input']}: {found['msg']}.",
+            "Change the model, --seq or --batch.",
+        ) from None
+
+
+def _recipe(shape: Shape, layout: Layout, sequence: int, tokens: float | None) -> Recipe:
     moe = shape.experts
-    steps = ceil(tokens / (layout.batch * sequence)) if tokens else STEPS
+    steps = STEPS if tokens is None else ceil(tokens / (layout.batch * sequence))
     every = max(1, steps // EVALUATIONS)
     return Recipe(
         model=ModelSection(

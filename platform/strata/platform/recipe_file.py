@@ -50,11 +50,18 @@ def dump(recipe: Recipe) -> str:
 def _locate(source: str, beside: Path | None) -> Path:
     looks_like_path = source.endswith((".yaml", ".yml")) or "/" in source
     path = (beside / source if beside else Path(source)) if looks_like_path else recipes_dir() / f"{source}.yaml"
-    if not path.is_file():
+    if not _is_file(path):
         near = difflib.get_close_matches(source, names(), n=1)
         hint = f"Did you mean '{near[0]}'? " if near else ""
-        raise RecipeError(f"No recipe '{source}'.", f"{hint}Give a path to a YAML file, or one of: {', '.join(names())}.")
+        raise RecipeError(f"No recipe '{source[:200]}'.", f"{hint}Give a path to a YAML file, or one of: {', '.join(names())}.")
     return path
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # such as a name that is too long
+        return False
 
 
 def _read_with_ancestors(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
@@ -66,6 +73,8 @@ def _read_with_ancestors(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
         tree = yaml.safe_load(path.read_text()) or {}
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path.name} is not valid YAML: {' '.join(str(error).split())}", "Mend the file.") from None
+    except RecursionError:
+        raise RecipeError(f"{path.name} is not a recipe: it is nested too deeply.", "Give another file.") from None
     if not isinstance(tree, dict):
         raise RecipeError(
             f"{path.name} holds a {type(tree).__name__}, not sections.", "Start it with a section such as 'train:'."

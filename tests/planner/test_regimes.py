@@ -1,0 +1,118 @@
+"""Where the planner says that it can be trusted: published figures by regime, and the line of a plan outside of them."""
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from strata.planner import check_regimes, check_training, validate
+from strata.planner.layout import Layout
+from strata.planner.library import model
+from strata.planner.trust import REGIMES, VALIDATED, regimes_of
+from strata.platform.cli import build
+
+ROOT = Path(__file__).parents[2]
+DENSE = ["plan", "--model", "llama-3.1-70b", "--data", "8", "--tensor", "8", "--pipeline", "4", "--batch", "512"]
+
+
+def told(*words: str) -> tuple[str, dict[str, Any]]:
+    """The lines that say how far to trust an answer, and the same of its JSON."""
+    text = CliRunner().invoke(build(), list(words), env={"COLUMNS": "100"})
+    data = CliRunner().invoke(build(), [*words, "--json", "-"])
+    assert text.exit_code == 0 and data.exit_code == 0, text.output
+    lines = [line for line in text.stdout.splitlines() if "published" in line and "on average" in line]
+    found: dict[str, Any] = json.loads(data.stdout)["trust"]
+    return "\n".join(lines), found
+
+
+def test_a_plan_of_the_validated_regime_says_nothing() -> None:
+    line, trust = told(*DENSE)
+    assert line == "" and trust == {"validated": True, "line": "", "regimes": {}, "unchecked": []}
+
+
+@pytest.mark.parametrize(
+    ("words", "regimes"),
+    [
+        (["--zero", "3"], ["sharded", "memory"]),
+        (["--program", "torch-fsdp"], ["sharded", "memory"]),
+        (["--program", "strata"], ["other-program", "memory"]),
+        (["--seq", "32768"], ["long"]),
+        (["--seq", "131072", "--zero", "2"], ["long", "sharded", "memory"]),
+    ],
+)
+def test_a_plan_outside_of_it_prints_one_line_with_the_error_to_expect(words: list[str], regimes: list[str]) -> None:
+    line, trust = told(*DENSE, *words)
+    assert line.startswith(f"Outside of what was validated ({VALIDATED}).") and "\n" not in line
+    assert line == trust["line"] and list(trust["regimes"]) == regimes and not trust["validated"]
+    for name in regimes:
+        assert f"{REGIMES[name]}: {trust['regimes'][name]['mean']:.0%} off on average".lower() in line.lower()
+
+
+def test_what_was_never_checked_is_named() -> None:
+    line = told("plan", "--model", "llama-3-8b", "--gpu", "l40s", "--data", "8", "--zero", "3", "--offload", "optimizer")[0]
+    assert "no published run was checked on l40s; no published run was checked with offloading." in line
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["plan", "search", "--model", "mixtral-8x7b", "--gpus", "64"],
+        ["plan", "serve", "--model", "llama-3-8b"],
+        ["plan", "collectives", "--ranks", "64"],
+    ],
+)
+def test_other_commands_say_it_too(words: list[str]) -> None:
+    line, trust = told(*words)
+    assert line == trust["line"] and "\n" not in line
+
+
+def test_rows_lie_in_the_regime_that_a_plan_of_theirs_would_name() -> None:
+    """Nanotron is planned as Megatron-Core, for want of a program of its own."""
+    for line in check_regimes._lines():
+        words = shlex.split(line["command"])
+        if words[0] in ("serve", "collectives") or line["regime"] == "memory":
+            continue
+        found = check_regimes.training([str(check_regimes.PUBLISHED / w) if w.startswith("cfg/") else w for w in words])
+        own = [*regimes_of(found.shape, found.layout, found.sequence, found.software), "dense"][0]
+        assert line["regime"] == ("other-program" if "nanotron" in line["source"] else own), line
+
+
+def test_the_documents_have_the_figures_that_validate_prints() -> None:
+    docs, readme = (ROOT / "docs" / "planner.md").read_text(), (ROOT / "README.md").read_text()
+    for name in check_regimes.regime_names():
+        errors = check_regimes.errors(check_regimes.regime(name))
+        [row] = [line for line in docs.splitlines() if line.startswith(("| " + REGIMES[name], "| **" + REGIMES[name]))]
+        for figure in (f"{errors.mean:.1%}", f"{errors.signed:+.1%}", f"{errors.lowest:+.0%}", f"{errors.highest:+.0%}"):
+            assert figure.replace("-", "\u2212") in row, (figure, row)
+        assert f"| {errors.figures} |" in row
+        for line in readme.splitlines():
+            if line.startswith(f"| {REGIMES[name]} |"):
+                assert f"| {errors.mean:.0%} | {abs(errors.lowest):.0%} too quick | {abs(errors.highest):.0%} too" in line
+    dense = check_regimes.errors(check_regimes.regime("dense"))
+    assert f"{dense.mean:.1%} over {dense.figures} that it had not seen ({dense.highest:.0%} at worst)" in readme
+    seen = check_training.rows()
+    mean, worst = check_training.mean_error(seen), check_training.worst_error(seen)
+    assert f"{mean:.1%} on average over the {len(seen)} published" in readme and f"{worst:.1%} at worst" in readme
+
+
+def test_a_validated_row_is_checked_as_a_users_plan_is() -> None:
+    shape = model("llama-3.1-405b")
+    layout = Layout(data=64, tensor=8, pipeline=16, schedule="interleaved", interleave=8, batch=2048, sequence_parallel=True)
+    refused = check_training._plan(shape, layout, 8192, "h100-sxm", "roce-400", "torch-fsdp")
+    assert refused.step is None and "126 layers cannot be cut into 128 parts" in refused.note
+    row = check_training.Row("table", "405B", 430.0, refused.seconds, note=refused.note)
+    fine = check_training.Row("table", "8B", 1.0, 1.1)
+    assert row.error is None and check_training.mean_error([row, fine]) == pytest.approx(0.1)
+
+
+def test_validate_marks_what_does_not_fit_by_plan() -> None:
+    found = CliRunner().invoke(build(), ["plan", "validate"], env={"COLUMNS": "200"})
+    assert found.exit_code == 0
+    assert "does not fit by plan: 133 GiB of 79.2 GiB" in found.stdout
+    for name in check_regimes.regime_names():
+        assert REGIMES[name] in found.stdout
+    told = {check.name: check for check in validate.checks()}
+    assert all(row.planned is not None for check in told.values() for rows in check.tables.values() for row in rows)
