@@ -14,8 +14,7 @@ import httpx
 import pytest
 import torch
 
-from strata.platform import recipe_file
-from strata.platform import ports
+from strata.platform import ports, recipe_file
 from strata.serving.bench import dummy_model
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -43,16 +42,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module", params=["vllm", "strata"])
 def url(request: pytest.FixtureRequest, folder: Path) -> Iterator[str]:
     held, output = ports.reserve(), folder.parent / f"serve-{request.param}.out"
-    words = [
-        "serve",
-        "--model",
-        str(folder),
-        "--recipe",
-        "h200",
-        *RECIPE,
-        f"serve.kernels={request.param}",
-        f"serve.port={held.port}",
-    ]
+    changes = [*RECIPE, f"serve.kernels={request.param}", f"serve.port={held.port}"]
+    words = ["serve", "--model", str(folder), "--recipe", "h200", *changes]
     with output.open("wb") as stream:
         process = subprocess.Popen([sys.executable, "-m", "strata.platform.cli", *words], stdout=stream, stderr=stream)
     try:

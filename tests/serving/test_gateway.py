@@ -144,6 +144,25 @@ def run(test: Callable[[Endpoint], Awaitable[None]], capacity: int = 100, keys: 
 ALL = " ".join([*WORDS, "[DONE]"])
 
 
+def test_health_is_the_engines_not_the_processes() -> None:
+    """A replica lives on for a while when its engine has died; until another one is up nobody can answer."""
+
+    async def test(endpoint: Endpoint) -> None:
+        async def becomes(status: int) -> None:
+            while (await endpoint.client.get("/health")).status_code != status:
+                await asyncio.sleep(0.05)
+
+        first = await endpoint.add(Replica("a"))
+        await becomes(200)
+        first.healthy = False
+        await becomes(503)
+        assert "healthy engine" in (await endpoint.client.get("/-/healthz")).json()["error"]["message"]
+        await endpoint.add(Replica("b"))
+        await becomes(200)
+
+    run(test)
+
+
 def test_a_stream_goes_on_where_its_replica_died() -> None:
     async def test(endpoint: Endpoint) -> None:
         first = await endpoint.add(Replica("a", dies_after=4, pause_s=0.01))

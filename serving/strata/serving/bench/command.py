@@ -100,8 +100,15 @@ def bench_serve(
         settings = Settings(asked, levels, processes, slo, seed, cross_check, rounds, side_by_side)
         try:
             results = compare.bench(served, chosen, settings, console, json_file, picture)
+        except compare.Stopped as stopped:
+            if not stopped.results.ran:
+                console.print("Stopped before anything was measured.")
+            else:
+                compare.show(settings, stopped.results, console)
+                console.print(f"Stopped: this is the part that was measured, in {json_file} as well, marked partial.")
+            raise typer.Exit(130) from None
         except KeyboardInterrupt:
-            console.print("Stopped.")
+            console.print("Stopped before anything was measured.")
             raise typer.Exit(130) from None
     compare.show(settings, results, console)
     console.print(f"written to {json_file} and {picture}")

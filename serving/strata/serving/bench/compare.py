@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -21,13 +22,45 @@ from strata.serving.bench.results import Measured, Ran, Results, Settings
 from strata.serving.bench.subject import Subject
 
 
+class Stopped(Exception):
+    """Ctrl-C, with what was measured until then."""
+
+    def __init__(self, results: Results) -> None:
+        super().__init__()
+        self.results = results
+
+
 def bench(
     subject: Subject, names: Sequence[str], settings: Settings, console: Console, json_file: Path, picture: Path
 ) -> Results:
-    """Files are written anew after each contender: a run that is cut short has shown something."""
+    """Files are written anew after each contender: a run that is cut short has shown something. Raises `Stopped` when it is
+    interrupted, after all that it started has ended."""
     with console.status("Timing the clients against a server that only keeps a pace …"):
         results = Results(calibration.calibrate(settings.clients))
     console.print(_calibrated(results.calibration))
+    try:
+        _compete(subject, names, settings, console, json_file, picture, results)
+    except KeyboardInterrupt:
+        if results.ran:
+            _write(subject, settings, results, json_file, picture, partial=True)
+        raise Stopped(results) from None
+    return results
+
+
+def _write(subject: Subject, settings: Settings, results: Results, json_file: Path, picture: Path, partial: bool) -> None:
+    write_atomic(json_file, json.dumps(report.as_json(subject, settings, results) | {"partial": partial}, indent=2))
+    write_atomic(picture, plot.draw(settings, results))
+
+
+def _compete(
+    subject: Subject,
+    names: Sequence[str],
+    settings: Settings,
+    console: Console,
+    json_file: Path,
+    picture: Path,
+    results: Results,
+) -> None:
     logs = json_file.parent / "logs"
     present = []
     for name in names:
@@ -40,9 +73,15 @@ def bench(
     def drive(name: str, up: server.Server, number: int, say: Callable[[str], None]) -> None:
         if settings.rounds > 1:
             console.print(f"[bold]{name}[/], round {number + 1} of {settings.rounds}")
-        results.add(name, _drive(name, up, subject, settings, number, logs, console, say))
-        write_atomic(json_file, json.dumps(report.as_json(subject, settings, results), indent=2))
-        write_atomic(picture, plot.draw(settings, results))
+        measured: list[Measured] = []
+        try:
+            checked = _drive(name, up, subject, settings, number, logs, console, say, measured)
+        except KeyboardInterrupt:
+            if measured:
+                results.add(name, Ran(up.start_s, measured, None))
+            raise
+        results.add(name, Ran(up.start_s, measured, checked))
+        _write(subject, settings, results, json_file, picture, partial=True)
 
     def start(name: str, stack: ExitStack, say: Callable[[str], None]) -> server.Server | None:
         contender = find(name)
@@ -72,7 +111,7 @@ def bench(
                     drive(name, up, number, status.update)
     if not results.ran:
         raise UserError("No contender came to answer.", f"Their logs are in {logs}.")
-    return results
+    _write(subject, settings, results, json_file, picture, partial=False)
 
 
 def _drive(
@@ -84,18 +123,23 @@ def _drive(
     logs: Path,
     console: Console,
     say: Callable[[str], None],
-) -> Ran:
-    measured = []
+    measured: list[Measured],
+) -> dict[str, Any] | None:
+    """Adds each level to `measured` as it is done; returns the cross-check."""
     for number, level in enumerate(settings.levels):
         say(f"{name}: {level.label} …")
         # A prefix cache must not know these prompts from a level before, nor, in a server that stays up, from a round before.
         seed = settings.seed + turn * len(settings.levels) + number
         before = gaps.read(up.target)
-        outcome = load.run(up.target, settings.workload, level, settings.clients, seed)
+        try:
+            outcome = load.run(up.target, settings.workload, level, settings.clients, seed)
+        except load.Interrupted as interrupted:
+            if interrupted.outcome.records:
+                measured.append(_measured(level, interrupted.outcome, settings, {}))
+            raise
         lengths = gaps.between(before, gaps.read(up.target))
-        summary = measure.summarise(outcome.records, settings.slo)
-        kinds = measure.by_kind(outcome.records, settings.slo)
-        measured.append(Measured(level, summary, kinds, outcome.client_cpu, lengths))
+        measured.append(_measured(level, outcome, settings, lengths))
+        summary = measured[-1].summary
         console.print(f"  {level.label}: {report.line(summary)}")
         if summary.first_error:
             console.print(f"  [red]first error:[/] {escape(summary.first_error)}")
@@ -104,7 +148,12 @@ def _drive(
     if level_there:
         say(f"{name}: vllm bench serve, {level_there.label} …")
         checked = cross_check.run(up.target, subject, settings.workload, level_there, settings.seed, logs / name)
-    return Ran(up.start_s, measured, checked)
+    return checked
+
+
+def _measured(level: load.Level, outcome: load.Outcome, settings: Settings, lengths: gaps.Gaps) -> Measured:
+    summary = measure.summarise(outcome.records, settings.slo)
+    return Measured(level, summary, measure.by_kind(outcome.records, settings.slo), outcome.client_cpu, lengths)
 
 
 def _calibrated(found: calibration.Calibration) -> str:

@@ -4,6 +4,7 @@ Closed loop: so many requests are always under way. Poisson: requests come at ra
 """
 
 import asyncio
+import contextlib
 import gc
 import json
 import math
@@ -14,14 +15,18 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection as Pipe
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import numpy
 
+from strata.platform.errors import UserError
 from strata.serving.bench.stream import Answer, Connections
 from strata.serving.bench.workloads import Request, Workload
 
 LIMIT_S = 300.0  # of one request
+END_S = 5.0  # for a client process that is told to end
 WARM_UP_TOKENS = 16
 WARM_UP_NUMBER = 10**9  # numbers of conversations from here on are no measured ones: warming up must not fill a prefix cache
 
@@ -60,6 +65,9 @@ class Record:
     prefill: str = ""
 
 
+Result = tuple[list[Record], float]  # a client process's requests, and the share of a core it used
+
+
 @dataclass(frozen=True)
 class Outcome:
     records: list[Record]
@@ -85,11 +93,20 @@ class Share:
         return range(self.number, self.level.conversations, self.of)
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C under load, with what was answered until then."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__()
+        self.outcome = outcome
+
+
 def run(target: Target, workload: Workload, level: Level, clients: int, seed: int) -> Outcome:
     clients = min(clients, level.concurrency or clients)
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(clients)
-    processes, pipes = [], []
+    processes: dict[Pipe, BaseProcess] = {}
+    results: dict[Pipe, Result] = {}
     try:
         for number in range(clients):
             here, there = context.Pipe(duplex=False)
@@ -97,24 +114,67 @@ def run(target: Target, workload: Workload, level: Level, clients: int, seed: in
             process = context.Process(target=_client, args=(share, barrier, there), daemon=True)
             process.start()
             there.close()
-            processes.append(process)
-            pipes.append(here)
-        results: list[tuple[list[Record], float]] = [pipe.recv() for pipe in pipes]
-    except EOFError:
-        raise RuntimeError("a client process of the load ended before it was done") from None
+            processes[here] = process
+        while waiting := processes.keys() - results.keys():
+            for pipe in wait(waiting):
+                results[pipe] = _received(pipe, processes[pipe])  # type: ignore[arg-type, index]
+    except KeyboardInterrupt:
+        _take_what_is_there(processes, results)
+        raise Interrupted(_together(results)) from None
     finally:
-        for process in processes:
-            process.terminate()
-            process.join()
-    return Outcome([record for records, _ in results for record in records], [cpu for _, cpu in results])
+        for started in processes.values():
+            started.terminate()
+            started.join(END_S)
+            started.kill()
+            started.join()
+    return _together(results)
+
+
+def _received(pipe: Pipe, process: "BaseProcess") -> Result:
+    try:
+        result: Result = pipe.recv()
+    except EOFError:
+        process.join(END_S)
+        raise UserError(
+            f"A client process of the load ended with code {process.exitcode} before it was done.",
+            "Its own words are above, if it had any. With code -9 it was killed, perhaps for memory: take fewer --clients.",
+        ) from None
+    return result
+
+
+def _take_what_is_there(processes: "dict[Pipe, BaseProcess]", results: dict[Pipe, Result]) -> None:
+    """Clients that are told to end send what they have seen so far."""
+    waiting = {pipe: process for pipe, process in processes.items() if pipe not in results}
+    for process in waiting.values():
+        process.terminate()
+    for pipe in waiting:
+        with contextlib.suppress(EOFError):  # it had not begun
+            if pipe.poll(END_S):
+                results[pipe] = pipe.recv()
+
+
+def _together(results: dict[Pipe, Result]) -> Outcome:
+    return Outcome([record for records, _ in results.values() for record in records], [cpu for _, cpu in results.values()])
 
 
 def _client(share: Share, barrier: Any, pipe: Pipe) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which ends us
-    pipe.send(asyncio.run(_drive(share, barrier)))
+    pipe.send(asyncio.run(_until_told_to_end(share, barrier)))
 
 
-async def _drive(share: Share, barrier: Any) -> tuple[list[Record], float]:
+async def _until_told_to_end(share: Share, barrier: Any) -> Result:
+    records: list[Record] = []
+    began, cpu = time.perf_counter(), time.process_time()
+    driving = asyncio.ensure_future(_drive(share, barrier, records))
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, driving.cancel)
+    try:
+        return records, await driving
+    except asyncio.CancelledError:
+        return records, (time.process_time() - cpu) / (time.perf_counter() - began)
+
+
+async def _drive(share: Share, barrier: Any, records: list[Record]) -> float:
+    """Adds to `records` what is answered; returns the share of a core that it used."""
     work = [_prepare(share, number) for number in share.numbers()]
     connections = Connections(share.target.host, share.target.port)
     await _warm_up(share, connections)
@@ -123,12 +183,12 @@ async def _drive(share: Share, barrier: Any) -> tuple[list[Record], float]:
     await asyncio.to_thread(barrier.wait, LIMIT_S)
     began, cpu = time.perf_counter(), time.process_time()
     if share.level.concurrency:
-        records = await _closed_loop(connections, deque(work), share.slots())
+        await _closed_loop(connections, deque(work), share.slots(), records)
     else:
-        records = await _poisson(connections, work, began, _arrivals(share))
+        await _poisson(connections, work, began, _arrivals(share), records)
     used = (time.process_time() - cpu) / (time.perf_counter() - began)
     connections.close()
-    return records, used
+    return used
 
 
 Prepared = list[tuple[Request, bytes]]
@@ -168,22 +228,22 @@ async def _warm_up(share: Share, connections: Connections) -> None:
     await asyncio.gather(*(_ask(connections, request, message(share.target, request)) for request in asked))
 
 
-async def _closed_loop(connections: Connections, work: deque[Prepared], slots: int) -> list[Record]:
-    async def slot() -> list[Record]:
-        records: list[Record] = []
+async def _closed_loop(connections: Connections, work: deque[Prepared], slots: int, records: list[Record]) -> None:
+    async def slot() -> None:
         while work:
-            records += await _converse(connections, work.popleft())
-        return records
+            await _converse(connections, work.popleft(), records)
 
-    return _flat(await asyncio.gather(*(slot() for _ in range(slots))))
+    await asyncio.gather(*(slot() for _ in range(slots)))
 
 
-async def _poisson(connections: Connections, work: list[Prepared], began: float, arrivals: Iterator[float]) -> list[Record]:
+async def _poisson(
+    connections: Connections, work: list[Prepared], began: float, arrivals: Iterator[float], records: list[Record]
+) -> None:
     tasks = []
     for prepared, at in zip(work, arrivals, strict=True):
         await asyncio.sleep(began + at - time.perf_counter())
-        tasks.append(asyncio.create_task(_converse(connections, prepared)))
-    return _flat(await asyncio.gather(*tasks))
+        tasks.append(asyncio.create_task(_converse(connections, prepared, records)))
+    await asyncio.gather(*tasks)
 
 
 def _arrivals(share: Share) -> Iterator[float]:
@@ -196,8 +256,9 @@ def _arrivals(share: Share) -> Iterator[float]:
     return iter(times[share.number :: share.of].tolist())
 
 
-async def _converse(connections: Connections, conversation: Prepared) -> list[Record]:
-    return [await _ask(connections, request, payload) for request, payload in conversation]
+async def _converse(connections: Connections, conversation: Prepared, records: list[Record]) -> None:
+    for request, payload in conversation:
+        records.append(await _ask(connections, request, payload))
 
 
 async def _ask(connections: Connections, request: Request, payload: bytes) -> Record:
@@ -213,10 +274,6 @@ async def _ask(connections: Connections, request: Request, payload: bytes) -> Re
     if error is None and answer.tokens != request.output:  # fewer tokens would pass for speed
         error = f"{answer.tokens} tokens, where {request.output} were asked for"
     return Record(request.kind, start, time.perf_counter(), answer.arrivals, answer.tokens, error, answer.prefill)
-
-
-def _flat(lists: list[list[Record]]) -> list[Record]:
-    return [record for records in lists for record in records]
 
 
 def closed(concurrency: int, requests: int | None, waves: int, workload: Workload) -> Level:

@@ -54,7 +54,8 @@ class Ran:
 def middle(rounds: list[Ran]) -> Ran:
     """One in the place of several rounds: each figure its median."""
     measured = []
-    for ones in zip(*(ran.measured for ran in rounds), strict=True):
+    for number in range(max(len(ran.measured) for ran in rounds)):
+        ones = [ran.measured[number] for ran in rounds if number < len(ran.measured)]  # a round may have been cut short
         kinds = {kind: measure.middle([one.kinds[kind] for one in ones]) for kind in ones[0].kinds}
         busiest = max((one.client_cpu for one in ones), key=max)
         summary, lengths = measure.middle([one.summary for one in ones]), gaps.together([one.gaps for one in ones])

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from strata.platform import ports
+from strata.platform import children, ports
 from strata.serving import access
 from strata.serving.bench.contenders import HOST, Contender, Launch, own_environment
 from strata.serving.bench.load import Target
@@ -20,7 +20,6 @@ from strata.serving.bench.subject import Subject
 
 START_LIMIT_S = 600.0
 STOP_LIMIT_S = 60.0
-TAIL_LINES = 15
 
 
 class Failed(Exception):
@@ -58,6 +57,7 @@ def _started(launch: Launch, contender: Contender, subject: Subject, log: Path, 
             stdout=output,
             stderr=output,
             start_new_session=True,
+            preexec_fn=children.ending_with_us(),
         )
     failure, url = None, f"http://{HOST}:{port}"
     try:
@@ -67,7 +67,7 @@ def _started(launch: Launch, contender: Contender, subject: Subject, log: Path, 
     finally:
         _stop(process)
     if failure is not None:  # only now, for it may say why as it ends
-        raise Failed(f"{failure}\n{_tail(log)}\n(see {log})")
+        raise Failed(f"{failure}\n{children.last_lines(log)}\n(see {log})")
 
 
 def _wait_for_answer(
@@ -95,19 +95,18 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     family: list[psutil.Process] = []
     with suppress(psutil.NoSuchProcess):
         family = psutil.Process(process.pid).children(recursive=True)
-    process.terminate()
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(timeout=STOP_LIMIT_S)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    _, left = psutil.wait_procs(family, timeout=20)
-    for straggler in left:
-        with suppress(psutil.NoSuchProcess):
-            straggler.kill()
-    psutil.wait_procs(left, timeout=20)
-
-
-def _tail(log: Path) -> str:
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return "\n".join(line[:300] for line in lines[-TAIL_LINES:])
+    try:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=STOP_LIMIT_S)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        psutil.wait_procs(family, timeout=20)
+    finally:  # after a second Ctrl-C too
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        for straggler in family:
+            with suppress(psutil.NoSuchProcess):
+                straggler.kill()
+        psutil.wait_procs(family, timeout=20)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from strata.platform import ports
+from strata.platform import children, ports
 from strata.platform.errors import UserError
 from strata.platform.files import cache_dir
 from strata.serving import choice
@@ -34,7 +34,14 @@ def _started(chosen: choice.Choice) -> Iterator[str]:
     with log.open("wb") as output:
         command = _serve(chosen)
         # In a session of its own: a Ctrl-C is this command's, which then stops the endpoint, once.
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            preexec_fn=children.ending_with_us(),
+        )
     try:
         wait_until_ready(process, log)
         yield ports.url(chosen.section.host, chosen.section.port)
@@ -61,8 +68,9 @@ def wait_until_ready(process: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + START_LIMIT_S
     while READY not in log.read_text(errors="replace"):
         if process.poll() is not None or time.monotonic() > deadline:
-            tail = " ".join(log.read_text(errors="replace").split()[-60:])
-            raise UserError(f"The endpoint did not start: {tail}", f"See {log}, or start it alone: strata serve.")
+            raise UserError(
+                f"The endpoint did not start:\n{children.last_lines(log)}", f"See {log}, or start it alone: strata serve."
+            )
         time.sleep(0.2)
 
 
