@@ -21,7 +21,7 @@ from strata.serving.headers import PREFILL
 from strata.serving.lean import LeanChat, LeanCompletion
 from strata.serving.link import Call
 from strata.serving.requests import ApiError, validate
-from strata.serving.ward import Ward, cause_of_death
+from strata.serving.ward import Ward, cause_of_death, killed_for_memory
 
 logger = logging.getLogger("ray.serve")
 
@@ -173,13 +173,15 @@ class _Death:
     def __init__(self, engine: Any, ward: Ward) -> None:
         self._processes = engine.engine_core.resources.engine_manager.processes
         self._ward = ward
+        self._killed_for_memory = killed_for_memory()
         self._told = False
 
     def tell(self, requests: dict[Call, str]) -> None:
         if self._told:  # by the first request that noticed
             return
         self._told = True
-        cause, failed = cause_of_death([process.exitcode for process in self._processes])
+        out_of_memory = killed_for_memory() > self._killed_for_memory
+        cause, failed = cause_of_death([process.exitcode for process in self._processes], out_of_memory)
         logger.error("The engine died (%s); this replica ends.", cause)
         for call, request in requests.items():
             verdict = self._ward.verdict(request) if failed else None

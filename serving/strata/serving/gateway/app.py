@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable
@@ -18,6 +19,8 @@ from strata.serving.link import Kind, LinkLost
 from strata.serving.peers import Peer, Peers
 from strata.serving.requests import ApiError
 from strata.serving.telemetry import Gateway as Telemetry
+
+logger = logging.getLogger("ray.serve")
 
 # To send the whole of a request, and to read what was written of the answer.
 UPLOAD_S = 60.0
@@ -64,7 +67,7 @@ class App:
         assert scope["type"] == "http"
         path, method = scope["path"], scope["method"]
         named, unusable = request_id(scope["headers"])
-        send = _naming(send, named)
+        send = answer = _Named(send, named)
         try:
             if unusable:
                 raise ApiError(400, f"'{REQUEST_ID}' must have at most {MAX_REQUEST_ID} characters, of printable ASCII.")
@@ -84,6 +87,11 @@ class App:
             await _refuse(send, error)
         except ClientGone:
             pass
+        except Exception:
+            if answer.begun:
+                raise
+            logger.exception("Request %s failed.", named)
+            await _refuse(send, ApiError(500, "The server failed on this request."))
 
     async def _get(self, path: str, query: bytes) -> tuple[int, str, bytes]:
         if path in ("/health", "/-/healthz"):
@@ -268,15 +276,18 @@ async def _refuse(send: Send, error: ApiError) -> None:
     )
 
 
-def _naming(send: Send, name: str) -> Send:
+class _Named:
     """Adds the request's id to whatever is answered."""
 
-    async def send_named(message: dict[str, Any]) -> None:
-        if message["type"] == "http.response.start":
-            message["headers"] = [*message["headers"], (REQUEST_ID.encode(), name.encode())]
-        await send(message)
+    def __init__(self, send: Send, name: str) -> None:
+        self._send, self._name = send, name
+        self.begun = False
 
-    return send_named
+    async def __call__(self, message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            self.begun = True
+            message["headers"] = [*message["headers"], (REQUEST_ID.encode(), self._name.encode())]
+        await self._send(message)
 
 
 async def _answer(send: Send, status: int, body: bytes, headers: dict[str, str]) -> None:
