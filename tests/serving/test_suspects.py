@@ -469,22 +469,22 @@ GUILTY = {"strikes": 2, "guilty": True}
 
 def test_refusals_end_and_are_bounded() -> None:
     now, told = 0.0, []
-    suspects = Suspects(told.append, clock=lambda: now)
+    suspects = Suspects(lambda *heard: told.append(heard), clock=lambda: now)
     content = Content("chat", {"messages": [], "n": 1})
-    assert suspects.judge(content, GUILTY) and told == [content.digest]
+    assert suspects.judge(content, GUILTY) and told == [(content.digest, GUILTY)]
     with pytest.raises(ApiError):
         suspects.strikes(Content("chat", {"n": 1, "user": "x", "messages": [], "seed": None}))
     assert suspects.strikes(Content("completions", {"messages": [], "n": 1})) == 0
     now = REFUSED_S + 1
     assert suspects.strikes(content) == 0
     for number in range(2 * REMEMBERED):
-        suspects.refuse(str(number))
+        suspects.hear(str(number), GUILTY)
         suspects.judge(Content("chat", {"n": number}), {"strikes": 1, "guilty": False})
     assert len(suspects._refused) == len(suspects._strikes) == REMEMBERED
 
 
 def test_a_suspect_that_is_answered_is_none() -> None:
-    suspects = Suspects(lambda digest: None)
+    suspects = Suspects(lambda *heard: None)
     content = Content("chat", {"n": 1})
     suspects.judge(content, {"strikes": 1, "guilty": False})
     assert suspects.strikes(content) == 1
@@ -514,6 +514,6 @@ def test_gateways_tell_each_other() -> None:
         endpoint.app._gateways._peers["g-2"] = Peer("g-2", link, {})
         content = Content("completions", {"prompt": [5]})
         endpoint.app.suspects.judge(content, GUILTY)
-        assert await asyncio.wait_for(heard.get(), 5) == {"refuse": {"digest": content.digest}}
+        assert await asyncio.wait_for(heard.get(), 5) == {"verdict": {"digest": content.digest, "verdict": GUILTY}}
 
     run(test)

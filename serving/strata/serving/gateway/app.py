@@ -31,7 +31,7 @@ GENERATING = {"/v1/completions": "completions", "/v1/chat/completions": "chat"}
 TOKENIZING = {"/tokenize": "tokenize", "/detokenize": "detokenize"}
 OPEN = ("/health", "/-/healthz", "/-/routes", "/metrics")  # without a key: of those who watch the endpoint
 OF_NODE = b"scope=node"
-REFUSE = "refuse"  # the call by which gateways tell each other what kills engines
+VERDICT = "verdict"  # the call by which gateways tell each other of requests that engines failed under
 
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 
@@ -155,10 +155,10 @@ class App:
                 task.cancel()
             relay.cancel()
 
-    def _tell_gateways(self, digest: str) -> None:
+    def _tell_gateways(self, digest: str, verdict: dict[str, Any]) -> None:
         for gateway in self._gateways.all():
             if gateway.name != self._name:
-                gateway.link.call(REFUSE, {"digest": digest})
+                gateway.link.call(VERDICT, {"digest": digest, "verdict": verdict})
 
     async def _sweep(self) -> None:
         """Clients that stopped reading long ago are as good as gone."""
