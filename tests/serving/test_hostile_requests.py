@@ -30,6 +30,7 @@ from schemathesis import GenerationMode
 from support import Served
 
 from strata.serving import openapi
+from strata.serving.requests import error_type
 
 SEED = int(os.environ.get("STRATA_FUZZ_SEED", "1"))
 REQUESTS = int(os.environ.get("STRATA_HOSTILE", "2000"))
@@ -119,6 +120,24 @@ HOSTILE: list[Shot] = [
         completion(prompt=p)
         for p in ([], [[]], [""], "", ["x"] * 1000, [2**31], [2**40], [1, "x"], [[1], "x"], {"a": 1}, 5, None)
     ),
+    # The model has the token ids 0 to 1023.
+    *(
+        completion(prompt=[5, t], stream=s)
+        for t in (1023, 1024, 1025, 2**31 - 1, 2**32, 2**63 - 1, -1, 1024.0, "1024", True)
+        for s in (0, 1)
+    ),
+    *(completion(prompt=[[5], [t]]) for t in (1023, 1024, 2**32, -1)),
+    *(completion(prompt=[t], echo=True, logprobs=1) for t in (1023, 1024)),
+    *(completion(logit_bias={str(t): 1}) for t in (1023, 1024, "1_024", " 1024 ", 2**32)),
+    *(
+        completion(**{name: [t], "min_tokens": 1})
+        for name in ("stop_token_ids", "allowed_token_ids")
+        for t in (1023, 1024, 2**31)
+    ),
+    *(completion(logprobs=1, logprob_token_ids=[t]) for t in (1023, 1024)),
+    *(shot("/detokenize", {"tokens": [t]}) for t in (1023, 1024)),
+    *(completion(best_of=n) for n in (0, 1, 5, "x", [])),
+    completion(max_token=1),
     completion(prompt=[-1] * 100_000),
     completion(prompt=[1.5] * 100_000),
     completion(prompt="x" * 10**7),
@@ -423,8 +442,14 @@ def wrong(status: int, body: bytes) -> str | None:
             error = json.loads(body)["error"]
         except (ValueError, KeyError, TypeError):
             return "not OpenAI's error shape"
-        if not (isinstance(error["message"], str) and error["code"] == status and {"type", "param"} <= error.keys()):
+        if not (
+            isinstance(error["message"], str) and error["code"] == status and error.keys() == {"message", "type", "param", "code"}
+        ):
             return "not OpenAI's error shape"
+        if error["type"] != error_type(status):
+            return "a type of its own"
+        if re.search(r"--[a-z]+-[a-z]", error["message"]):
+            return "a flag of vLLM's"
         if len(body) > 10_000:
             return "an error of more than 10,000 bytes"
     return None

@@ -31,7 +31,7 @@ from strata.serving.prefix_index import PrefixIndex
 from strata.serving.requests import ApiError
 from strata.serving.telemetry import Gateway as GatewayTelemetry
 from strata.serving.telemetry import Replica as Telemetry
-from strata.serving.ward import Ward, cause_of_death
+from strata.serving.ward import Ward, cause_of_death, killed_for_memory
 
 SECRET = os.urandom(SECRET_BYTES)
 TOKENS = 12
@@ -163,7 +163,7 @@ class Endpoint:
 
     def __init__(self) -> None:
         self._addresses: dict[str, str] = {}
-        decode, others = Peers(self, "decode", SECRET), Peers(self, "gateway", SECRET)  # type: ignore[arg-type]
+        decode, others = (Peers(self, role, SECRET, look_s=0.05) for role in ("decode", "gateway"))  # type: ignore[arg-type]
         self.app = App("g-1", "tiny", decode, None, others, Admission(lambda: 100), GatewayTelemetry("tiny", "g-1"))
         self.client = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://gateway", timeout=30)  # type: ignore[arg-type]
 
@@ -191,7 +191,7 @@ async def replicas(endpoint: Endpoint, count: int) -> list[Decoder]:
     made = [Decoder(f"d-{number}") for number in range(count)]
     for replica in made:
         await endpoint.add(replica)
-    await asyncio.sleep(0.7)
+    await asyncio.sleep(0.2)
     return made
 
 
@@ -416,6 +416,7 @@ def test_waiting_is_bounded_and_survives_who_leaves(monkeypatch: pytest.MonkeyPa
         waiting.add("stuck")
         await ward.enter("stuck", 0)
         await ward.enter("suspect", 1)
+        assert ward.verdict("suspect") == {"strikes": 2, "guilty": False}, "the other may have killed it as well"
         await ward.enter("late", 0)
         gone = asyncio.ensure_future(ward.enter("gone", 2))
         await asyncio.sleep(0.05)
@@ -454,7 +455,13 @@ def test_sequences_of_one_suspect_enter_together(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_causes_of_death(codes: list[int | None], words: str, failed: bool) -> None:
-    assert cause_of_death(codes) == (words, failed)
+    assert cause_of_death(codes, out_of_memory=False) == (words, failed)
+
+
+def test_the_kernels_kills_are_no_operators() -> None:
+    assert killed_for_memory() >= 0
+    assert cause_of_death([-signal.SIGKILL], out_of_memory=True) == ("killed for want of memory", True)
+    assert cause_of_death([-signal.SIGTERM], out_of_memory=True) == ("killed by SIGTERM", False)
 
 
 GUILTY = {"strikes": 2, "guilty": True}
@@ -462,27 +469,37 @@ GUILTY = {"strikes": 2, "guilty": True}
 
 def test_refusals_end_and_are_bounded() -> None:
     now, told = 0.0, []
-    suspects = Suspects(told.append, clock=lambda: now)
+    suspects = Suspects(lambda *heard: told.append(heard), clock=lambda: now)
     content = Content("chat", {"messages": [], "n": 1})
-    assert suspects.judge(content, GUILTY) and told == [content.digest]
+    assert suspects.judge(content, GUILTY) and told == [(content.digest, GUILTY)]
     with pytest.raises(ApiError):
         suspects.strikes(Content("chat", {"n": 1, "user": "x", "messages": [], "seed": None}))
     assert suspects.strikes(Content("completions", {"messages": [], "n": 1})) == 0
     now = REFUSED_S + 1
     assert suspects.strikes(content) == 0
     for number in range(2 * REMEMBERED):
-        suspects.refuse(str(number))
+        suspects.hear(str(number), GUILTY)
         suspects.judge(Content("chat", {"n": number}), {"strikes": 1, "guilty": False})
     assert len(suspects._refused) == len(suspects._strikes) == REMEMBERED
 
 
 def test_a_suspect_that_is_answered_is_none() -> None:
-    suspects = Suspects(lambda digest: None)
+    suspects = Suspects(lambda *heard: None)
     content = Content("chat", {"n": 1})
     suspects.judge(content, {"strikes": 1, "guilty": False})
     assert suspects.strikes(content) == 1
     suspects.clear(content)
     assert suspects.strikes(content) == 0
+
+
+def test_a_failure_of_the_gateway_has_the_same_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(endpoint: Endpoint) -> None:
+        monkeypatch.setattr(endpoint.app, "_card", lambda: 1 / 0)
+        response = await endpoint.client.get("/v1/models")
+        assert response.status_code == 500 and response.json()["error"]["type"] == "server_error"
+        assert response.headers["x-request-id"]
+
+    run(test)
 
 
 def test_gateways_tell_each_other() -> None:
@@ -497,6 +514,6 @@ def test_gateways_tell_each_other() -> None:
         endpoint.app._gateways._peers["g-2"] = Peer("g-2", link, {})
         content = Content("completions", {"prompt": [5]})
         endpoint.app.suspects.judge(content, GUILTY)
-        assert await asyncio.wait_for(heard.get(), 5) == {"refuse": {"digest": content.digest}}
+        assert await asyncio.wait_for(heard.get(), 5) == {"verdict": {"digest": content.digest, "verdict": GUILTY}}
 
     run(test)

@@ -21,7 +21,7 @@ from strata.serving.headers import PREFILL
 from strata.serving.lean import LeanChat, LeanCompletion
 from strata.serving.link import MAX_ANSWER_BYTES, Call
 from strata.serving.requests import ApiError, validate
-from strata.serving.ward import Ward, cause_of_death
+from strata.serving.ward import Ward, cause_of_death, killed_for_memory
 
 logger = logging.getLogger("ray.serve")
 
@@ -169,6 +169,7 @@ class _Death:
         self._processes = engine.engine_core.resources.engine_manager.processes
         self.ward = ward
         self._open: dict[Call, str] = {}  # calls, each with the request that it is for
+        self._killed_for_memory = killed_for_memory()
         self._told = False
 
     @contextlib.contextmanager
@@ -184,7 +185,8 @@ class _Death:
         if self._told:  # by the first request that noticed
             return
         self._told = True
-        cause, failed = cause_of_death([process.exitcode for process in self._processes])
+        out_of_memory = killed_for_memory() > self._killed_for_memory
+        cause, failed = cause_of_death([process.exitcode for process in self._processes], out_of_memory)
         logger.error("The engine died (%s); this replica ends.", cause)
         for call, request in self._open.items():
             verdict = self.ward.verdict(request) if failed else None

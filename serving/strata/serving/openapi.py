@@ -6,7 +6,7 @@ Parameters that vLLM takes beyond these work too, within the limits of `limits.p
 from typing import Any
 
 from strata.serving.limits import MAX_BAD_WORD_CHARACTERS, MAX_SEQUENCES, MAX_STOP_CHARACTERS
-from strata.serving.requests import MAX_ENTRIES, MAX_VALUES, ROLES, SERVICE_TIERS, error_type
+from strata.serving.requests import MAX_ENTRIES, MAX_VALUES, ROLES, SERVICE_TIERS, TYPES, error_type
 
 Schema = dict[str, Any]
 
@@ -257,7 +257,7 @@ _ANSWERS: Schema = {
             "error": _object(
                 {
                     "message": {"type": "string"},
-                    "type": {"type": "string", "enum": sorted({error_type(int(status)) for status in (*_ERRORS, 401, 500)})},
+                    "type": {"type": "string", "enum": sorted({*TYPES.values(), error_type(400), error_type(500)})},
                     "param": {"type": ["string", "null"]},
                     "code": {"type": "integer"},
                 },

@@ -158,7 +158,7 @@ class GatewayReplica:
     async def __init__(self, spec: GatewaySpec, *engines: Any) -> None:  # type: ignore[misc]
         from strata.serving.gateway import http
         from strata.serving.gateway.admission import Admission
-        from strata.serving.gateway.app import REFUSE, App
+        from strata.serving.gateway.app import VERDICT, App
         from strata.serving.gateway.keys import FILE, Keys
         from strata.serving.telemetry import Gateway as Telemetry
 
@@ -175,8 +175,8 @@ class GatewayReplica:
 
         async def answer(call: Any) -> None:
             """Other gateways' calls."""
-            if call.method == REFUSE:
-                app.suspects.refuse(call.meta["digest"])
+            if call.method == VERDICT:
+                app.suspects.hear(**call.meta)
                 call.end({})
                 return
             call.head({"status": 200, "type": "text/plain"})

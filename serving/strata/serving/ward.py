@@ -6,7 +6,7 @@ entering until it has its own. If the engine fails meanwhile, the suspect is wha
 after it and no other suspect is there. Where that is not clear it runs alone on the next engine. All waiting is bounded, so that
 a suspect delays others by seconds at most.
 
-An engine that was killed from outside (SIGKILL, SIGTERM, a lost node) gives no strike: see `cause_of_death`.
+An engine that was killed from outside (SIGKILL, SIGTERM, a lost node) gives no strike, unless the kernel killed it for memory.
 """
 
 import asyncio
@@ -14,6 +14,7 @@ import signal
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 VICTIMS = 2  # engines that a request may take with it
@@ -25,14 +26,22 @@ LOOK_S = 0.02
 FROM_OUTSIDE = (0, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT)
 
 
-def cause_of_death(exit_codes: list[int | None]) -> tuple[str, bool]:
+def cause_of_death(exit_codes: list[int | None], out_of_memory: bool) -> tuple[str, bool]:
     """In words, and whether the engine failed by itself. An engine that raised an exception tells so before its process ends."""
     ended = [code for code in exit_codes if code is not None]
     if not ended:
         return "it raised an exception", True
     code = next((code for code in ended if code not in FROM_OUTSIDE), ended[0])
+    if code == -signal.SIGKILL and out_of_memory:
+        return "killed for want of memory", True
     words = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     return words, code not in FROM_OUTSIDE
+
+
+def killed_for_memory() -> int:
+    """Processes that the kernel of this machine has killed so far to free memory."""
+    counters = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
+    return int(counters.get("oom_kill", 0))
 
 
 @dataclass
@@ -41,6 +50,7 @@ class Stay:
 
     strikes: int
     entered: int  # greater than of all who entered before
+    apart: bool  # on probation, and the others were settled
     sequences: int = 1
 
 
@@ -77,17 +87,19 @@ class Ward:
         if stay is None:
             return None
         others = [other for name, other in self._inside.items() if name != request]
-        on_probation = self._closed_for == request
-        clear = on_probation or not any(other.strikes or other.entered > stay.entered for other in others)
+        if others and self._closed_for == request:
+            clear = stay.apart
+        else:
+            clear = not any(other.strikes or other.entered > stay.entered for other in others)
         strikes = stay.strikes + 1
         return {"strikes": strikes, "guilty": strikes >= VICTIMS and clear}
 
-    def _let_in(self, request: Hashable, strikes: int) -> None:
+    def _let_in(self, request: Hashable, strikes: int, apart: bool = False) -> None:
         if request in self._inside:
             self._inside[request].sequences += 1
             return
         self._entries += 1
-        self._inside[request] = Stay(strikes, self._entries)
+        self._inside[request] = Stay(strikes, self._entries, apart)
 
     async def _enter_on_probation(self, request: Hashable, strikes: int) -> None:
         await self._probation.acquire()
@@ -99,11 +111,11 @@ class Ward:
         self._opened.clear()
         alone = strikes >= VICTIMS
         try:
-            await _until(lambda: not (self._inside if alone else self._prefilling()), ALONE_S if alone else SETTLING_S)
+            apart = await _until(lambda: not (self._inside if alone else self._prefilling()), ALONE_S if alone else SETTLING_S)
         except BaseException:
             self._open()
             raise
-        self._let_in(request, strikes)
+        self._let_in(request, strikes, apart)
         self._watching = asyncio.get_running_loop().create_task(self._watch(request, alone))  # held, or it may be collected
 
     async def _watch(self, request: Hashable, alone: bool) -> None:
@@ -124,7 +136,10 @@ class Ward:
         self._probation.release()
 
 
-async def _until(done: Callable[[], bool], limit_s: float) -> None:
+async def _until(done: Callable[[], bool], limit_s: float) -> bool:
     deadline = time.monotonic() + limit_s
-    while not done() and time.monotonic() < deadline:
+    while not done():
+        if time.monotonic() > deadline:
+            return False
         await asyncio.sleep(LOOK_S)
+    return True

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable
@@ -21,13 +22,15 @@ from strata.serving.peers import Peer, Peers
 from strata.serving.requests import ApiError
 from strata.serving.telemetry import Gateway as Telemetry
 
+logger = logging.getLogger("ray.serve")
+
 UPLOAD_S = 60.0  # to send the whole of a request
 METRICS_S = 5.0
 GENERATING = {"/v1/completions": "completions", "/v1/chat/completions": "chat"}
 TOKENIZING = {"/tokenize": "tokenize", "/detokenize": "detokenize"}
 OPEN = ("/health", "/-/healthz", "/-/routes", "/metrics")  # without a key: of those who watch the endpoint
 OF_NODE = b"scope=node"
-REFUSE = "refuse"  # the call by which gateways tell each other what kills engines
+VERDICT = "verdict"  # the call by which gateways tell each other of requests that engines failed under
 
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Headers = list[tuple[bytes, bytes]]
@@ -69,7 +72,7 @@ class App:
     async def _respond(self, scope: dict[str, Any], receive: Receive, send: Send, hold: Hold) -> None:
         path, method = scope["path"], scope["method"]
         named, unusable = request_id(scope["headers"])
-        send = _naming(send, named)
+        send = answer = _Named(send, named)
         try:
             if unusable:
                 raise ApiError(400, f"'{REQUEST_ID}' must have at most {MAX_REQUEST_ID} characters, of printable ASCII.")
@@ -90,6 +93,11 @@ class App:
             await _refuse(send, error)
         except ClientGone:
             pass
+        except Exception:
+            if answer.begun:
+                raise
+            logger.exception("Request %s failed.", named)
+            await _refuse(send, ApiError(500, "The server failed on this request."))
 
     async def _get(self, path: str, query: bytes) -> tuple[int, str, bytes]:
         if path in ("/health", "/-/healthz"):
@@ -151,10 +159,10 @@ class App:
                 task.cancel()
             relay.cancel()
 
-    def _tell_gateways(self, digest: str) -> None:
+    def _tell_gateways(self, digest: str, verdict: dict[str, Any]) -> None:
         for gateway in self._gateways.all():
             if gateway.name != self._name:
-                gateway.link.call(REFUSE, {"digest": digest})
+                gateway.link.call(VERDICT, {"digest": digest, "verdict": verdict})
 
     async def _ask(self, method: str, headers: Headers, receive: Receive, hold: Hold) -> tuple[int, str, bytes]:
         body = await _body(headers, receive, hold)
@@ -271,15 +279,18 @@ async def _refuse(send: Send, error: ApiError) -> None:
     await _answer(send, error.status, json.dumps(error.body).encode(), {"content-type": "application/json"} | error.headers)
 
 
-def _naming(send: Send, name: str) -> Send:
+class _Named:
     """Adds the request's id to whatever is answered."""
 
-    async def send_named(message: dict[str, Any]) -> None:
-        if message["type"] == "http.response.start":
-            message["headers"] = [*message["headers"], (REQUEST_ID.encode(), name.encode())]
-        await send(message)
+    def __init__(self, send: Send, name: str) -> None:
+        self._send, self._name = send, name
+        self.begun = False
 
-    return send_named
+    async def __call__(self, message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            self.begun = True
+            message["headers"] = [*message["headers"], (REQUEST_ID.encode(), self._name.encode())]
+        await self._send(message)
 
 
 async def _answer(send: Send, status: int, body: bytes, headers: dict[str, str]) -> None:

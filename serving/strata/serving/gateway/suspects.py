@@ -36,8 +36,8 @@ class Content:
 
 
 class Suspects:
-    def __init__(self, tell: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
-        """`tell` is given the digest of what this gateway refuses from now on: others should, too."""
+    def __init__(self, tell: Callable[[str, dict[str, Any]], None], clock: Callable[[], float] = time.monotonic) -> None:
+        """`tell` is given what other gateways should hear: a digest, and the verdict on it."""
         self._tell, self._clock = tell, clock
         self._strikes: OrderedDict[str, tuple[int, float]] = OrderedDict()  # and until when they count
         self._refused: OrderedDict[str, float] = OrderedDict()
@@ -62,16 +62,17 @@ class Suspects:
 
     def judge(self, content: Content, verdict: dict[str, Any]) -> bool:
         """Whether the request is to blame, and no longer tried."""
-        if verdict["guilty"]:
-            self.refuse(content.digest)
-            self._tell(content.digest)
-            return True
-        _put(self._strikes, content.digest, (verdict["strikes"], self._clock() + REFUSED_S))
-        return False
+        self.hear(content.digest, verdict)
+        self._tell(content.digest, verdict)
+        return bool(verdict["guilty"])
 
-    def refuse(self, digest: str) -> None:
-        self._strikes.pop(digest, None)
-        _put(self._refused, digest, self._clock() + REFUSED_S)
+    def hear(self, digest: str, verdict: dict[str, Any]) -> None:
+        until = self._clock() + REFUSED_S
+        if verdict["guilty"]:
+            self._strikes.pop(digest, None)
+            _put(self._refused, digest, until)
+        else:
+            _put(self._strikes, digest, (verdict["strikes"], until))
 
     def clear(self, content: Content) -> None:
         """It was answered: whatever failed, it was something else."""
