@@ -78,7 +78,8 @@ def _running(section: ServeSection, folder: Path, model_id: str, say: Say) -> It
     prefill = EngineSpec.of("prefill", section, folder, model_id, network)
     decode = EngineSpec.of("decode", section, folder, model_id, network)
     cpus = math.ceil(prefill.cpus() + decode.cpus())
-    with mps.running(section), _warm(section, decode) as warm, cluster.connected(cpus) as ends_with_us:
+    # The import of vLLM begins when Ray is up: beside it, a busy machine might not start Ray within Ray's own time limit.
+    with mps.running(section), cluster.connected(cpus) as ends_with_us, _warm(section, decode) as warm:
         phases["Ray"] = _since(began, phases)
         limit_s = section.start_timeout_s or DEFAULT_LIMIT_S[section.device]
         start = StartProgress(limit_s, say, lambda: _logs(began), _describe)

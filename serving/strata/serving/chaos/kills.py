@@ -174,15 +174,21 @@ class Killer:
         return alive
 
     async def _see_back(self, kill: Kill, alive_before: set[Replica]) -> bool:
-        try:
-            async with asyncio.timeout(BACK_LIMIT_S):
-                if kill.kind == Kind.GATEWAY:
-                    await self._see_answers(kill)
-                await self._see_successor(kill.kind, alive_before)
-        except TimeoutError:
-            return False
+        """The time counts from the latest kill: one that comes meanwhile delays this one's successor too."""
+        seeing = asyncio.ensure_future(self._see_it_replaced(kill, alive_before))
+        while not seeing.done():
+            await asyncio.wait({seeing}, timeout=PERIOD_S)
+            if time.monotonic() - self.kills[-1].at > BACK_LIMIT_S:
+                seeing.cancel()
+                return False
+        seeing.result()
         kill.back = time.monotonic()
         return True
+
+    async def _see_it_replaced(self, kill: Kill, alive_before: set[Replica]) -> None:
+        if kill.kind == Kind.GATEWAY:
+            await self._see_answers(kill)
+        await self._see_successor(kill.kind, alive_before)
 
     async def _see_answers(self, kill: Kill) -> None:
         address = self.http.base_url
