@@ -14,6 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import uvloop
+
 from strata.serving.gateway import http
 from strata.serving.gateway.admission import Admission
 from strata.serving.gateway.app import App
@@ -100,4 +102,5 @@ async def gateway(settings: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(replica() if sys.argv[1] == "replica" else gateway(json.loads(sys.argv[2])))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as in Ray's processes
+        runner.run(replica() if sys.argv[1] == "replica" else gateway(json.loads(sys.argv[2])))

@@ -219,7 +219,7 @@ def test_strangers_are_refused_at_the_header(replica: int, tmp_path: Path) -> No
 def test_what_is_sent_behind_a_running_stream(gateway: Gateway, behind: bytes) -> None:
     connection = gateway.connect(post(STREAM))
     assert b"200 OK" in connection.recv(65536)
-    connection.settimeout(0.2)
+    connection.settimeout(1)
     with contextlib.suppress(TimeoutError, *CLOSED):
         for _ in range(64 * MIB // len(behind)):
             connection.sendall(behind)

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from strata.serving import serve_logs
+from strata.serving import serve_logs, serve_ports
 from strata.serving.autoscaling import PREFILLS
 from strata.serving.directory import Directory
 from strata.serving.link import Server
@@ -105,6 +105,7 @@ class _EngineReplica:
 
     async def _start(self, spec: EngineSpec, name: str) -> Any:
         """Returns the module that knows vLLM."""
+        serve_ports.listen_on(spec.network.host)
         self._phases = _Phases()
         self._phases.done("process")
         serve_logs.keep_open()
@@ -162,6 +163,7 @@ class GatewayReplica:
         from strata.serving.gateway.keys import FILE, Keys
         from strata.serving.telemetry import Gateway as Telemetry
 
+        serve_ports.listen_on(spec.network.host)
         name, node = _own_name(), _own_node()
         directory = Directory(spec.model_id)
         decode = Peers(directory, "decode", spec.network.secret)
