@@ -22,6 +22,7 @@ from typing import Any
 
 import psutil
 
+from strata.platform import cluster_watch
 from strata.platform.errors import UserError
 from strata.platform.files import cache_dir, write_atomic
 from strata.platform.processes import is_alive
@@ -108,8 +109,13 @@ def connected(cpus: int) -> Iterator[bool]:
     _hush()
     try:
         yield address is None
-    finally:
+    except cluster_watch.ClusterDied:
+        cluster_watch.abandon()
+        raise
+    except BaseException:
         ray.shutdown()
+        raise
+    ray.shutdown()
 
 
 def _start_local(cpus: int | None, dashboard: bool) -> Any:

@@ -11,6 +11,19 @@ import threading
 import time
 from typing import Any
 
+from strata.platform.errors import UserError
+
+
+class ClusterDied(UserError):
+    """Raised inside of `cluster.connected`, by a command whose cluster will not come back. `run` names a run that can go on in
+    a new cluster by itself. Not in this process: a thread that still waits for the dead cluster would end it at its next
+    call."""
+
+    def __init__(self, cause: str, fix: str, run: str | None) -> None:
+        super().__init__(cause, fix)
+        self.run = run
+
+
 LOOK_EVERY_S = 2.0
 SILENT_S = 10.0  # for which a control service may not answer: a busy machine is not a dead one
 PARTS = {"gcs_server": "control service (GCS)", "raylet": "node service (raylet)"}
@@ -72,6 +85,14 @@ def dead_part() -> str | None:
     node = ray._private.worker._global_node
     dead = {kind for kind, _ in node.dead_processes()} if node else set()
     return next((kind for kind in PARTS if kind in dead), None)
+
+
+def abandon() -> None:
+    """Ends the processes of a cluster started by this process, without a word to Ray's client, which may be waiting for them."""
+    import ray._private.worker
+
+    if node := ray._private.worker._global_node:
+        node.kill_all_processes(check_alive=False, allow_graceful=False)
 
 
 def changes(before: dict[str, dict[str, Any]], now: dict[str, dict[str, Any]]) -> list[str]:
