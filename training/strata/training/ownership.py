@@ -56,7 +56,7 @@ def claim_new(run: Run, checkpoints: Folder) -> None:
     identity = run.id()
     assert identity
     place = look(run, checkpoints)
-    if place.claims or place.writers:
+    if place.claims or place.writers or any(name.startswith("step-") for name in checkpoints.names()):
         raise _of_another_run(run, place)
     _write_claim(run, checkpoints, identity)
     if set(look(run, checkpoints).claims) != {identity}:
@@ -69,8 +69,6 @@ def require_own(run: Run, checkpoints: Folder) -> Place:
     """For a run that is resumed or exported: the place must be its own, or empty."""
     place = look(run, checkpoints)
     identity = identity_of(run, place)
-    if place.inside and identity is None:
-        return place
     strangers = {*place.claims, *place.writers} - {identity}
     if place.inside or identity is None or place.is_claimed_by(identity):
         strangers -= {UNKNOWN}
