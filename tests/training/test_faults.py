@@ -402,3 +402,35 @@ def test_checkpoint_cannot_be_read(
     monkeypatch.setattr(checkpoint, "_verify_file", verify if number == errno.EACCES else fail)
     assert strata("train", "--resume", "r") == 0
     assert losses(run) == trained.expected
+
+
+EXPORT_REFUSED: dict[str, tuple[Spoil, str]] = {
+    "no checkpoint": (lambda run: [shutil.rmtree(path) for path in run.checkpoints.glob("step-*")], "has no checkpoint"),
+    "nothing whole": (spoil_all, "is whole"),
+    "another run's": (lambda run: of_another_run(run.checkpoints), "holds the checkpoints of another run"),
+    "recipe is gone": (lambda run: (run.path / "recipe.yaml").unlink(), "recipe.yaml is missing"),
+    "tokenizer is gone": (lambda run: shutil.rmtree(run.path / "tokenizer"), "tokenizer.json"),
+    "tokenizer is garbage": (lambda run: write(run.path / "tokenizer" / "tokenizer.json", "{"), "tokenizer.json"),
+    "checkpoints is a file": (lambda run: replace_by_file(run.checkpoints), "Not a directory"),
+}
+
+
+@pytest.mark.parametrize(("spoil", "message"), EXPORT_REFUSED.values(), ids=EXPORT_REFUSED.keys())
+def test_export_is_refused_with_nothing_changed(run: Run, capsys: pytest.CaptureFixture[str], spoil: Spoil, message: str) -> None:
+    spoil(run)
+    before = contents(run.path)
+    assert strata("export", "r") == 1
+    check_error(capsys, message)
+    assert contents(run.path) == before and not run.has_export()
+
+
+def test_an_export_killed_between_its_two_renames_is_finished(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert strata("export", "r") == 0
+    whole = contents(run.export)
+    building = run.path / f".export-{os.uname().nodename}-{2**22 - 1}-abc"
+    run.export.rename(building)
+    (building / export.REPLACED).mkdir()
+    half = run.path / f".export-{os.uname().nodename}-{2**22 - 2}-abc"
+    half.mkdir()
+    export.finish_or_remove_leftovers(run.export)
+    assert contents(run.export) == whole and not list(run.path.glob(".export*"))

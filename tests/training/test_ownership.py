@@ -148,6 +148,27 @@ def test_checkpoints_from_before_runs_had_ids(home: Path) -> None:
     assert ownership.require_own(new, folder(outside)).is_claimed_by(new.id())
 
 
+@pytest.mark.parametrize("name", ["step-00000004", "step-00000004.damaged", checkpoint.RAY_SNAPSHOT, "run-abc.json"])
+def test_whatever_is_left_of_another_run_is_not_started_on(home: Path, name: str) -> None:
+    run = runs.create("new", recipe_file.load(), "laptop")
+    left = home / "place" / name
+    left.parent.mkdir()
+    left.mkdir() if name.startswith("step-") else left.touch()
+    with pytest.raises(UserError, match="holds the checkpoints of another run"):
+        ownership.claim_new(run, folder(left.parent))
+    assert list(left.parent.iterdir()) == [left]
+
+
+def test_the_folder_of_another_run_is_no_place_for_checkpoints(home: Path) -> None:
+    first, second = (runs.create(name, recipe_file.load(), "laptop") for name in ("first", "second"))
+    before = contents(first.path)
+    for refused in (ownership.claim_new, ownership.require_own):
+        with pytest.raises(UserError, match="is the folder of another run"):
+            refused(second, folder(first.path))
+    assert contents(first.path) == before
+    ownership.claim_new(first, folder(first.path))  # its own, though, may be
+
+
 def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(home: Path, corpus: Path) -> None:
     recipe = recipe_file.load("laptop", [*SMALL, f"data.path={corpus}"])
     run = runs.create("early", recipe, "laptop")

@@ -7,11 +7,16 @@ from pathlib import Path
 import pytest
 
 from strata.platform import runs
-from strata.platform.cluster_watch import changes
+from strata.platform.cluster_watch import ClusterDied, changes
 from strata.platform.errors import UserError
 from strata.platform.recipe import Recipe
-from strata.training import failures, resuming, workers
+from strata.training import commands, driver, failures, resuming, workers
+from strata.training.checkpoint import Origin
+from strata.training.saving import Saver
+from strata.training.storage import folder
 from strata.training.workers import Quiet
+
+from .faults import without_ray
 
 
 def changed(recipe: Recipe, **values: object) -> Recipe:
@@ -81,3 +86,45 @@ def test_errors_of_ray_train_are_reduced_to_their_cause() -> None:
     lost = failures.explain(WorkerGroupError("", {1: ActorDiedError()}), "r")
     assert isinstance(lost, UserError) and "more often than train.max_failures" in lost.cause and "--resume r" in lost.fix
     assert failures.explain(WorkerGroupError("", {1: ZeroDivisionError()}), "r") is None
+
+
+@pytest.mark.parametrize(("mine", "restarts", "goes_on"), [(True, 0, True), (True, 3, False), (False, 0, False)])
+def test_a_run_outlives_its_own_cluster_a_few_times(
+    home: Path,
+    small_recipe: Recipe,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    mine: bool,
+    restarts: int,
+    goes_on: bool,
+) -> None:
+    """In a process of its own: Ray cannot be started again in this one."""
+
+    class Replaced(Exception):
+        pass
+
+    def start(*_: object) -> None:
+        raise ClusterDied("Ray has died.", "Go on with: strata train --resume r", "r" if mine else None)
+
+    def execute(program: str, words: list[str]) -> None:
+        assert words[-3:] == ["train", "--resume", "r"] and os.environ[commands.RESTARTS] == str(restarts + 1)
+        raise Replaced
+
+    monkeypatch.setattr(driver, "start", start)
+    monkeypatch.setattr(commands.os, "execv", execute)
+    monkeypatch.setenv(commands.RESTARTS, str(restarts))
+    with pytest.raises(Replaced if goes_on else UserError):
+        commands.train()
+    assert ("Ray has died. It is started again" in capsys.readouterr().out) == goes_on
+
+
+def test_storage_that_went_away_does_not_send_a_run_back_to_its_beginning(
+    tmp_path: Path, small_recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers that Ray has started again look for the newest checkpoint by themselves."""
+    without_ray(monkeypatch)
+    sections = small_recipe.model, small_recipe.train, small_recipe.parallel
+    saver = Saver(folder(tmp_path / "unmounted"), None, *sections, Origin({}, "tokens", 4, 0), lambda: None)
+    assert saver.resume() == 0
+    with pytest.raises(UserError, match="The run has saved a checkpoint at step 4"):
+        saver.resume(lambda: 4)

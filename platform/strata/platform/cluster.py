@@ -22,7 +22,7 @@ from pathlib import Path
 
 import psutil
 
-from strata.platform import local_ray
+from strata.platform import cluster_watch, local_ray
 from strata.platform.errors import UserError
 from strata.platform.files import cache_dir, write_atomic
 from strata.platform.processes import is_alive
@@ -99,8 +99,6 @@ def connected(cpus: int) -> Iterator[bool]:
 
     `cpus` is what the caller will ask Ray for: a new cluster offers at least that many (a one-core machine still runs
     two workers, slowly)."""
-    import ray
-
     kept = find()
     address = os.environ.get("RAY_ADDRESS") or (kept.address if kept else None)
     if address is None:
@@ -109,10 +107,8 @@ def connected(cpus: int) -> Iterator[bool]:
         return
     _join(address, cpus)
     local_ray.hush()
-    try:
+    with cluster_watch.left_well():
         yield False
-    finally:
-        ray.shutdown()
 
 
 def _join(address: str, cpus: int) -> None:

@@ -9,7 +9,22 @@ import queue
 import socket
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+from strata.platform.errors import UserError
+
+
+class ClusterDied(UserError):
+    """Raised inside of `cluster.connected`, by a command whose cluster will not come back. `run` names a run that can go on in
+    a new cluster by itself. Not in this process: a thread that still waits for the dead cluster would end it at its next
+    call."""
+
+    def __init__(self, cause: str, fix: str, run: str | None) -> None:
+        super().__init__(cause, fix)
+        self.run = run
+
 
 LOOK_EVERY_S = 2.0
 SILENT_S = 10.0  # for which a control service may not answer: a busy machine is not a dead one, and `gcs.py` restarts ours
@@ -75,6 +90,25 @@ def dead_part() -> str | None:
     node = ray._private.worker._global_node
     dead = {kind for kind, _ in node.dead_processes()} if node else set()
     return next((kind for kind in ("raylet", "gcs_server") if kind in dead), None)
+
+
+@contextmanager
+def left_well() -> Iterator[None]:
+    """Ends the connection to Ray with this block. A cluster that died is left without a word to Ray's client, which may be
+    waiting for it, and what is left of it is killed if this process started it."""
+    import ray
+    import ray._private.worker
+
+    try:
+        yield
+    except ClusterDied:
+        if node := ray._private.worker._global_node:
+            node.kill_all_processes(check_alive=False, allow_graceful=False)
+        raise
+    except BaseException:
+        ray.shutdown()
+        raise
+    ray.shutdown()
 
 
 def changes(before: dict[str, dict[str, Any]], now: dict[str, dict[str, Any]]) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from strata.platform import gcs
+from strata.platform import cluster_watch, gcs
 from strata.platform.errors import UserError
 
 LOOPBACK = "127.0.0.1"
@@ -27,16 +27,11 @@ TEMP_DIR = Path(f"/tmp/strata-ray-{os.getuid()}")
 @contextmanager
 def running(cpus: int | None, dashboard: bool) -> Iterator[Any]:
     """A cluster that ends with this block; yields what `ray.init` returned."""
-    import ray
-
     with ExitStack() as stores:
         context = _start(cpus, dashboard, stores)
         hush()
-        try:
-            with gcs.kept_alive():
-                yield context
-        finally:
-            ray.shutdown()
+        with cluster_watch.left_well(), gcs.kept_alive():
+            yield context
 
 
 def _start(cpus: int | None, dashboard: bool, stores: ExitStack) -> Any:

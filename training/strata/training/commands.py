@@ -1,14 +1,17 @@
 """`strata train` and `strata export`. Light imports only: the command line loads this module to print its help."""
 
+import os
+import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import psutil
 import typer
 from rich.console import Console
 
 from strata.platform import recipe_file, runs
+from strata.platform.cluster_watch import ClusterDied
 from strata.platform.errors import UserError
 from strata.platform.recipe import Recipe
 
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
 Overrides = Annotated[list[str] | None, typer.Argument(help="Changes to the recipe: section.key=value, such as train.steps=50.")]
 
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
+RESTARTS = "STRATA_CLUSTER_RESTARTS"  # of a cluster that this command had started, so far
+MOST_RESTARTS = 3
 
 
 def train(
@@ -42,18 +47,34 @@ def train(
     from strata.training import driver
 
     summary: Summary | None
-    if old:
-        summary = driver.resume(old, chosen, console)
-    elif run is not None and or_resume:
-        summary = driver.start_or_resume(chosen, run, Path(recipe).stem, console)
-    else:
-        summary = driver.start(chosen, run, Path(recipe).stem, console)
+    try:
+        if old:
+            summary = driver.resume(old, chosen, console)
+        elif run is not None and or_resume:
+            summary = driver.start_or_resume(chosen, run, Path(recipe).stem, console)
+        else:
+            summary = driver.start(chosen, run, Path(recipe).stem, console)
+    except ClusterDied as death:
+        _go_on_in_a_new_cluster(death, console)
     if summary is None:
         console.print(f"Run '{run}' is finished already; serve it with: strata serve --run {run}")
         return
     _tell(summary, console)
     if summary.export is None:
         raise typer.Exit(INTERRUPTED)
+
+
+def _go_on_in_a_new_cluster(death: ClusterDied, console: Console) -> NoReturn:
+    """Resumes the run in a fresh image of this process: Ray cannot be started again where a dead cluster is waited for. A
+    machine on which Ray dies again and again needs somebody to look."""
+    restarts = int(os.environ.get(RESTARTS, "0"))
+    if death.run is None or restarts >= MOST_RESTARTS:
+        raise death
+    console.print(f"{death.cause} It is started again, and the run goes on from its newest checkpoint.")
+    sys.stdout.flush()
+    main = "from strata.platform.cli import main; main()"
+    os.environ[RESTARTS] = str(restarts + 1)
+    os.execv(sys.executable, [sys.executable, "-c", main, "train", "--resume", death.run])
 
 
 def export(

@@ -20,14 +20,12 @@ from strata.training.corpus import open_corpus
 from strata.training.export import TOKENIZER, export_run
 from strata.training.interrupts import Interrupts, caught
 from strata.training.layout import require_workable
-from strata.training.loop import Job, Outcome
+from strata.training.loop import Job
 from strata.training.memory import require_memory
 from strata.training.plot import plot_losses
 from strata.training.storage import Folder
 from strata.training.windows import Windows
-from strata.training.workers import ClusterLost, run_workers
-
-CLUSTER_STARTS = 4  # of one command: a machine on which Ray dies again and again needs somebody to look
+from strata.training.workers import run_workers
 
 
 @dataclass(frozen=True)
@@ -143,7 +141,7 @@ def _train(job: Job, bigram: float, interrupts: Interrupts, console: Console) ->
     shutil.copy(job.tokens / "tokenizer.json", run.path / TOKENIZER)
     stopped, step = False, job.begun
     if job.begun < job.train.steps:
-        outcome = _outlive_clusters(job, interrupts, console)
+        outcome = run_workers(job, interrupts, console)
         if outcome.problem:
             raise outcome.problem
         stopped, step = outcome.stopped, outcome.step
@@ -155,21 +153,6 @@ def _train(job: Job, bigram: float, interrupts: Interrupts, console: Console) ->
     val_loss = next((record["val_loss"] for record in reversed(history) if "val_loss" in record), None)
     run.say(State("interrupted" if stopped else "finished", step, job.train.steps, loss, val_loss, saved=step))
     return Summary(run, step, val_loss, bigram, export)
-
-
-def _outlive_clusters(job: Job, interrupts: Interrupts, console: Console) -> Outcome:
-    """A Ray cluster that was started for this run and died is started again, and the run goes on from its newest checkpoint."""
-    for tries_left in reversed(range(CLUSTER_STARTS)):
-        try:
-            return run_workers(job, interrupts, console)
-        except ClusterLost as lost:
-            if not lost.ours or not tries_left or interrupts.asked:
-                raise
-            found = checkpoint.newest(job.checkpoints, console.print)
-            job = replace(job, begun=found.step if found else 0)
-            _make_room(job, console)
-            console.print(f"{lost.cause} Starting the cluster again; the run goes on from step {job.begun}.")
-    raise AssertionError("unreachable")
 
 
 def _make_room(job: Job, console: Console) -> None:

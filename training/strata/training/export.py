@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psutil
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import save_file
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from strata.platform import file_errors
@@ -35,6 +35,7 @@ def export_run(run: Run, to: Path | None, say: Callable[[str], None]) -> Path:
         raise UserError(cause, f"Go on with it: strata train --resume {run.name}.")
     if to is not None and to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise UserError(f"{to} exists and is not an empty folder.", "Choose another one with --to.")
+    words = _tokenizer_of(run)
     target = (to or run.export).resolve()
     target.parent.mkdir(parents=True, exist_ok=True)
     finish_or_remove_leftovers(target)
@@ -43,13 +44,15 @@ def export_run(run: Run, to: Path | None, say: Callable[[str], None]) -> Path:
         dtype = torch.float32 if recipe.train.precision == "fp32" else torch.bfloat16
         reader = checkpoint.Reader(found)
         write_folder(building, {name: reader.whole(name) for name in reader.names()}, recipe.model, dtype)
-        tokenizer.save(tokenizer.load(run.path / TOKENIZER), building, recipe.model.context)
+        tokenizer.save(words, building, recipe.model.context)
         building.chmod(0o755)
         if target.exists():
             target.rename(building / REPLACED)
         building.rename(target)
         shutil.rmtree(target / REPLACED, ignore_errors=True)
-    except SafetensorError as error:  # its errors of a disk are no OSError
+    except OSError:
+        raise
+    except Exception as error:  # libraries in Rust raise errors of their own for a full disk
         number = file_errors.number_of(error)
         if number is None:
             raise
@@ -57,6 +60,15 @@ def export_run(run: Run, to: Path | None, say: Callable[[str], None]) -> Path:
     finally:
         shutil.rmtree(building, ignore_errors=True)
     return target
+
+
+def _tokenizer_of(run: Run) -> Tokenizer:
+    path = run.path / TOKENIZER / "tokenizer.json"
+    try:
+        return tokenizer.load(path.parent)
+    except Exception as error:  # the library has no error of its own
+        fix = f"Resume the run, which writes it again: strata train --resume {run.name}"
+        raise UserError(f"{path} cannot be read: {error}.", fix) from None
 
 
 def finish_or_remove_leftovers(target: Path) -> None:

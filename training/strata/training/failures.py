@@ -31,6 +31,8 @@ def _lost(error: BaseException) -> str | None:
     kinds = {type(cause).__name__ for cause in _causes(error)}
     if kinds & {"ActorDiedError", "RayActorError", "ActorUnavailableError", "NodeDiedError", "WorkerCrashedError"}:
         return "Workers or their machine were lost, more often than train.max_failures allows."
+    if kinds & {"SystemExit", "LocalRayletDiedError", "RaySystemError", "RpcError"}:
+        return "The connection to the Ray cluster was lost."
     if "WorkerGroupStartupTimeoutError" in kinds:
         return "The workers did not start in time: the cluster has too few free CPUs or GPUs, or is very busy."
     return None

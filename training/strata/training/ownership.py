@@ -30,6 +30,7 @@ class Place:
 
     checkpoints: Folder
     inside: bool  # the run's own folder
+    run_folder: bool  # of another run: a place for its recipe and state, not for anybody's checkpoints
     claims: dict[str, str]
     writers: frozenset[str]
 
@@ -48,7 +49,8 @@ def look(run: Run, checkpoints: Folder) -> Place:
     if not writers and checkpoint.RAY_SNAPSHOT in names and not claims:
         writers = {UNKNOWN}
     inside = Path(checkpoints.path).is_relative_to(run.path)
-    return Place(checkpoints, inside, claims, frozenset(writers))
+    run_folder = not inside and not {"run.json", "recipe.yaml", "state.json"}.isdisjoint(names)
+    return Place(checkpoints, inside, run_folder, claims, frozenset(writers))
 
 
 def claim_new(run: Run, checkpoints: Folder) -> None:
@@ -56,7 +58,7 @@ def claim_new(run: Run, checkpoints: Folder) -> None:
     identity = run.id()
     assert identity
     place = look(run, checkpoints)
-    if place.claims or place.writers:
+    if place.run_folder or place.claims or place.writers or any(name.startswith("step-") for name in checkpoints.names()):
         raise _of_another_run(run, place)
     _write_claim(run, checkpoints, identity)
     if set(look(run, checkpoints).claims) != {identity}:
@@ -69,12 +71,10 @@ def require_own(run: Run, checkpoints: Folder) -> Place:
     """For a run that is resumed or exported: the place must be its own, or empty."""
     place = look(run, checkpoints)
     identity = identity_of(run, place)
-    if place.inside and identity is None:
-        return place
     strangers = {*place.claims, *place.writers} - {identity}
     if place.inside or identity is None or place.is_claimed_by(identity):
         strangers -= {UNKNOWN}
-    if strangers:
+    if strangers or place.run_folder:
         raise _of_another_run(run, place)
     origin = place.claims.get(identity or UNKNOWN)
     if origin and not place.inside and Path(origin) != run.path and _has_id(Run(Path(origin)), identity):
@@ -150,6 +150,9 @@ def _has_id(run: Run, identity: str | None) -> bool:
 
 
 def _of_another_run(run: Run, place: Place) -> UserError:
+    if place.run_folder:
+        fix = "Choose a folder for checkpoints alone (train.checkpoints)."
+        return UserError(f"{place.checkpoints.path} is the folder of another run; nothing was changed.", fix)
     owners = sorted(folder for folder in place.claims.values() if folder and folder != str(run.path))
     whose = f" ({owners[0]})" if owners else ""
     fix = "Give this run another name (--run) or place (train.checkpoints)."

@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from strata.platform import cluster
-from strata.platform.cluster_watch import ClusterWatch
+from strata.platform.cluster_watch import ClusterDied, ClusterWatch
 from strata.platform.errors import UserError
 from strata.platform.recipe import ParallelSection
 from strata.platform.runs import Run, State
@@ -28,14 +28,6 @@ POLL_S = 0.25
 SAY_EVERY_S = 1.0
 STILL_STARTING_S = 20.0
 QUIET_S = 5.0  # without a step, or four times the longest wait for one so far
-
-
-class ClusterLost(UserError):
-    """The Ray cluster has died under the run. `ours` says whether this process had started it, and can start another."""
-
-    def __init__(self, cause: str, fix: str, ours: bool = False) -> None:
-        super().__init__(cause, fix)
-        self.ours = ours
 
 
 def run_workers(job: Job, interrupts: Interrupts, console: Console) -> Outcome:
@@ -54,7 +46,7 @@ def run_workers(job: Job, interrupts: Interrupts, console: Console) -> Outcome:
             follow(fit, job, interrupts, progress, console, watch)
             if death := watch.death():
                 fix = f"Start the cluster again, then go on with: strata train --resume {job.run.name}"
-                raise ClusterLost(death, fix, ours)
+                raise ClusterDied(death, fix, job.run.name if ours and not interrupts.asked else None)
         finally:
             watch.stop()
             interrupts.ask = None
@@ -77,7 +69,7 @@ class Fit(threading.Thread):
         super().__init__(daemon=True)
         self._job = job
         self._result: Any = None
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
 
     def run(self) -> None:
         if "RAY_ADDRESS" not in os.environ:  # our own cluster, on this machine: no cloud will take it back
@@ -109,7 +101,7 @@ class Fit(threading.Thread):
         )
         try:
             self._result = trainer.fit()
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # Ray ends a thread that waits for a connection which is gone
             self._error = error
 
     def outcome(self) -> Outcome:

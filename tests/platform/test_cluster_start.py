@@ -1,0 +1,65 @@
+"""A Ray cluster that is slow to start, with Ray's part played by the test."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+from ray._private import services
+
+from strata.platform import cluster
+from strata.platform.errors import UserError
+
+SLOW = "The current node timed out during startup. This could happen because some of the raylet failed to startup."
+
+
+def starts(monkeypatch: pytest.MonkeyPatch, *outcomes: Any) -> list[dict[str, Any]]:
+    """What `ray.init` does, call by call; returns what it was called with."""
+    calls: list[dict[str, Any]] = []
+
+    def init(**options: Any) -> Any:
+        calls.append(options)
+        outcome = outcomes[len(calls) - 1]
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    return calls
+
+
+def test_a_start_that_timed_out_is_tried_once_more(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    context = SimpleNamespace()
+    calls = starts(monkeypatch, Exception(SLOW), context)
+    assert cluster._start_local(2, dashboard=False) is context and len(calls) == 2
+    assert capsys.readouterr().err == "Ray did not start in time, as happens on a busy machine; trying once more.\n"
+
+
+@pytest.mark.parametrize("outcomes", [(Exception(SLOW), Exception(SLOW)), (RuntimeError("no such thing\nand more"),)])
+def test_one_that_does_not_start_is_an_error_of_one_line(
+    monkeypatch: pytest.MonkeyPatch, outcomes: tuple[Exception, ...]
+) -> None:
+    starts(monkeypatch, *outcomes)
+    with pytest.raises(UserError, match="The local Ray cluster did not start: ") as raised:
+        cluster._start_local(2, dashboard=False)
+    assert "\n" not in raised.value.cause
+
+
+def test_ray_waits_longer_for_its_node_than_its_own_30_s(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = iter([RuntimeError("not yet"), RuntimeError("not yet"), {"node": 1}])
+
+    def registered(*_: object) -> dict[str, int]:
+        answer = next(answers)
+        if isinstance(answer, RuntimeError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(services, "get_node", registered)
+    monkeypatch.setattr(cluster, "SLOW_S", 0.0)
+    with cluster._patience():
+        assert services.get_node("address", "node") == {"node": 1}
+    assert services.get_node is registered
+    assert capsys.readouterr().err == "Ray is starting slowly, as happens on a busy machine; still waiting.\n"

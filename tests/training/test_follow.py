@@ -1,0 +1,98 @@
+"""What the driver shows while workers run, with the workers played by the test: they write the files that real ones write."""
+
+import errno
+import io
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from rich.console import Console
+
+from strata.platform import runs
+from strata.platform.recipe import Recipe
+from strata.platform.runs import Run
+from strata.training import progress, records, workers
+from strata.training.interrupts import Interrupts
+from strata.training.loop import Job
+from strata.training.progress import TrainingProgress
+from strata.training.records import Record
+
+
+def record(step: int, **more: Any) -> Record:
+    return cast(Record, Record(step=step, loss=1.0 / step, lr=0.1, grad_norm=None, tokens_per_s=1.0, time=0.0) | more)
+
+
+class Workers:
+    """Each call of `join` is one act of theirs; after the last they have ended."""
+
+    def __init__(self, *acts: Callable[[], object]) -> None:
+        self._acts = list(acts)
+
+    def join(self, timeout: float) -> None:
+        self._acts.pop(0)()
+
+    def is_alive(self) -> bool:
+        return bool(self._acts)
+
+
+@pytest.fixture
+def job(home: Path, small_recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> Job:
+    monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
+    monkeypatch.setattr(workers, "SAY_EVERY_S", 0.0)
+    run = runs.create("r", small_recipe, "test")
+    return Job(run.path, home, small_recipe.model, small_recipe.train, small_recipe.parallel, begun=4)
+
+
+def follow(job: Job, *acts: Callable[[], object], death: Callable[[], str | None] = lambda: None) -> list[str]:
+    console = Console(file=io.StringIO(), width=200)
+    watch: Any = SimpleNamespace(death=death, news=lambda: [])
+    fit: Any = Workers(*acts)
+    with TrainingProgress(console, 8) as shown:
+        workers.follow(fit, job, Interrupts(), shown, console, watch)
+    output = cast(io.StringIO, console.file).getvalue()
+    return [line.split("  ")[0].removesuffix("/8") for line in output.splitlines()]
+
+
+def begin(job: Job, step: int) -> None:
+    """As rank 0 does: the history is cut to the step it begins from, then the start is noted."""
+    records.cut(Run(job.run).metrics, step)
+    with job.starts.open("a") as file:
+        file.write(f"{step}\n")
+
+
+def test_old_steps_are_not_shown_again_neither_at_first_nor_after_a_loss_of_workers(job: Job) -> None:
+    history = Run(job.run).metrics
+    records.append(history, *(record(step, checkpoint_step=2) for step in range(1, 5)))
+    shown = follow(
+        job,
+        lambda: None,  # still starting
+        lambda: begin(job, 4),
+        lambda: records.append(history, record(5), record(6, checkpoint_step=4)),
+        lambda: (begin(job, 4), records.append(history, record(5))),
+        lambda: records.append(history, record(6)),
+    )
+    lost = "Workers were lost; all were started again, from step 4."
+    assert shown == ["step 5", "step 6", "step 5", lost, "step 6"]
+    state = Run(job.run).state()
+    assert (state.step, state.steps, state.saved, state.status) == (6, 8, 4, "running")
+
+
+def test_a_state_that_cannot_be_written_is_said_once_and_training_goes_on(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(runs, "write_atomic", full)
+    begin(job, 4)
+    history = Run(job.run).metrics
+    shown = follow(job, lambda: records.append(history, record(5)), lambda: records.append(history, record(6)))
+    said = f"{job.run}/state.json cannot be written (No space left on device); training goes on."
+    assert shown == ["step 5", said, "step 6"]
+
+
+def test_a_cluster_that_died_is_not_waited_for(job: Job) -> None:
+    deaths = iter([None, "Ray's node service (raylet) on this machine has died."])
+    acts = [lambda: None] * 1000
+    assert follow(job, *acts, death=lambda: next(deaths)) == []
