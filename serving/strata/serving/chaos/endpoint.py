@@ -49,9 +49,8 @@ def _started(chosen: choice.Choice) -> Iterator[str]:
         _stop(process)
 
 
-def command(overrides: Sequence[str], run: str | None, model: Path | None) -> list[str]:
-    """Starts one on a free port."""
-    return _serve(choice.choose([*overrides, f"serve.port={ports.find_free()}"], run, model, None))
+def command(overrides: Sequence[str], run: str | None, model: Path | None, port: int) -> list[str]:
+    return _serve(choice.choose([*overrides, f"serve.port={port}"], run, model, None))
 
 
 def log_file() -> Path:

@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 from rich.console import Console
 
+from strata.platform import ports
 from strata.platform.errors import UserError
 from strata.platform.files import cache_dir, write_atomic
 from strata.serving import access
@@ -64,8 +65,8 @@ def at_an_edge(
     strike = edges.kill_at_start if during == "start" else edges.kill_at_stop
     holds = True
     for number, blow in enumerate(parse_blows(kill)):
-        command = endpoint.command(overrides, run, model)
-        with console.status(f"An endpoint that loses {' and '.join(blow)} at its {during} …"):
+        with ports.reserve() as held, console.status(f"An endpoint that loses {' and '.join(blow)} at its {during} …"):
+            command = endpoint.command(overrides, run, model, held.port)
             ending = strike(command, endpoint.log_file(), endpoint.READY, blow, seed + number)
         holds &= ending.holds
         console.print(f"{'+'.join(blow)} at the {during}: {ending.what}", style=None if ending.holds else "red", markup=False)
