@@ -15,7 +15,7 @@ from strata.platform.files import write_atomic
 from strata.platform.recipe import Recipe
 from strata.platform.runs import Run, State
 from strata.training import checkpoint, records, shards
-from strata.training.bigram import bigram_loss
+from strata.training.bigram import kept_bigram_loss
 from strata.training.corpus import open_corpus
 from strata.training.export import TOKENIZER, export_run
 from strata.training.interrupts import Interrupts, caught
@@ -105,13 +105,15 @@ def _prepare(run: Run, recipe: Recipe, console: Console) -> tuple[Job, float]:
     if recipe.parallel.device == "cpu" and "RAY_ADDRESS" not in os.environ:
         require_memory(recipe.model, recipe.train, recipe.parallel)
     with console.status("reading the corpus"):
-        tokens = shards.prepare(open_corpus(recipe.data), recipe.model.vocab, recipe.data.holdout)
+        tokens = shards.prepare(open_corpus(recipe.data), recipe.model.vocab, recipe.data.holdout, console.print)
         meta = shards.read_meta(tokens)
+        for note in meta.notes:
+            console.print(note, markup=False)
         for split in shards.SPLITS:
             if len(Windows(tokens, split, recipe.model.context)) == 0:
                 cause = f"The corpus is too small: {meta.tokens[split]} tokens for {split}, model.context={recipe.model.context}."
                 raise UserError(cause, "Give more text (data.path), or lower model.context.")
-        bigram = bigram_loss(tokens, recipe.model.context, recipe.train.eval_sequences, recipe.model.vocab)
+        bigram = kept_bigram_loss(tokens, recipe.model.context, recipe.train.eval_sequences, recipe.model.vocab)
     train, held_out = (meta.tokens[split] for split in shards.SPLITS)
     console.print(f"{train:,} tokens to train on, {held_out:,} held out; bigram loss {bigram:.3f}")
     return Job(run.path, tokens, recipe.model, recipe.train, recipe.parallel), bigram
