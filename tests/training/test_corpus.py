@@ -170,7 +170,7 @@ def test_linked_folders_are_read_once_and_loops_are_named(tmp_path: Path) -> Non
 
 def test_broken_link_and_pipe_are_refused(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "gone")
-    with pytest.raises(UserError, match="does not exist .it is a link to .*gone"):
+    with pytest.raises(UserError, match=r"does not exist .it is a link to .*gone"):
         documents(tmp_path / "link")
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UserError, match="neither a file nor a folder"):
@@ -192,10 +192,8 @@ def test_what_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_name_that_is_not_utf8_is_read(tmp_path: Path) -> None:
-    with open(os.fsencode(tmp_path) + b"/caf\xe9.txt", "w") as file:
-        file.write("fine")
-    with open(os.fsencode(tmp_path) + b"/caf\xe9.png", "wb") as file:
-        file.write(b"\0")
+    (tmp_path / os.fsdecode(b"caf\xe9.txt")).write_text("fine")
+    (tmp_path / os.fsdecode(b"caf\xe9.png")).write_bytes(b"\0")
     assert documents(tmp_path) == ["fine"]
     assert "caf\ufffd.png" in left_out(tmp_path)[0]
 
@@ -233,7 +231,7 @@ def test_parquet_with_the_column_twice_is_refused(tmp_path: Path) -> None:
 def test_parquet_text_that_is_not_utf8_names_the_row(tmp_path: Path) -> None:
     binary = pyarrow.array([b"fine", b"caf\xe9"])
     path = write_parquet(tmp_path / "a.parquet", pyarrow.StringArray.from_buffers(2, *binary.buffers()[1:]))
-    with pytest.raises(UserError, match="Row 2 of .*a.parquet is not UTF-8"):
+    with pytest.raises(UserError, match=r"Row 2 of .*a.parquet is not UTF-8"):
         documents(path)
 
 
@@ -288,7 +286,7 @@ def test_unchanged_files_are_not_read_again(tmp_path: Path, monkeypatch: pytest.
 
 def test_parquet_without_the_column_lists_those_it_has(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.table({"body": ["x"]}), tmp_path / "a.parquet")
-    with pytest.raises(UserError, match="has no column 'text'.*\n.*one of: body"):
+    with pytest.raises(UserError, match=r"has no column 'text'.*\n.*one of: body"):
         documents(tmp_path / "a.parquet")
     assert documents(tmp_path / "a.parquet", text_field="body") == ["x"]
 

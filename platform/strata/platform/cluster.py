@@ -99,13 +99,32 @@ def connected(cpus: int) -> Iterator[bool]:
     kept = find()
     address = os.environ.get("RAY_ADDRESS") or (kept.address if kept else None)
     if address is None:
-        ray.init(**_local(cpus, dashboard=False))
+        with _without_monitors():
+            ray.init(**_local(cpus, dashboard=False))
     else:
         _join(address, cpus)
     try:
         yield address is None
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _without_monitors() -> Iterator[None]:
+    """Two processes less, each of which takes 1 to 2 seconds of a core to start: the log monitor, which has nothing to forward
+    (`log_to_driver` is off), and the autoscaler's, for a cluster that cannot grow. Written for Ray 2.60, whose `ray.init` starts
+    both always; not needed once it has an option."""
+    from ray._private.node import Node
+
+    names = ("start_log_monitor", "start_monitor")
+    before = {name: getattr(Node, name) for name in names}
+    for name in names:
+        setattr(Node, name, lambda self: None)
+    try:
+        yield
+    finally:
+        for name, method in before.items():
+            setattr(Node, name, method)
 
 
 def _join(address: str, cpus: int) -> None:

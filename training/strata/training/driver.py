@@ -57,6 +57,7 @@ def resume(run: Run, recipe: Recipe, console: Console, take_over: bool = False) 
         found = checkpoint.newest(job.checkpoints, console.print)
         if found:
             _require_same(found.origin, job.origin)
+            job = replace(job, verified=found.identity)
         step = found.step if found else 0
         if step > recipe.train.steps:
             raise UserError(f"Run '{run.name}' is at step {step} already.", f"Ask for more: train.steps={2 * step}.")

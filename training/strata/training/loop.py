@@ -42,6 +42,7 @@ class Job:
     model: ModelSection
     train: TrainSection
     parallel: ParallelSection
+    verified: str = ""  # the identity of a checkpoint whose files the driver has compared with their digests
 
     @property
     def stop(self) -> Path:
@@ -88,7 +89,7 @@ def _begin(job: Job) -> tuple["Worker", Saver, int]:
     worker = Worker(job)
     failed = checkpoint_failures(job.run.name)
     saver = Saver(job.checkpoints, worker.engine, job.model, job.train, job.parallel, job.origin, failed)
-    return worker, saver, saver.resume()
+    return worker, saver, saver.resume(job.verified)
 
 
 def run_local(job: Job, report: Callable[[Record], None]) -> Outcome:

@@ -137,22 +137,24 @@ def _place(text: str) -> float:
 
 
 def _divide(corpus: Corpus, holdout: float) -> _Division:
-    """By whole documents: the share asked for, and one in any case, however small the corpus. A corpus of few documents may
-    have most of its text in that one; then long documents are cut into parts, which are divided instead."""
-    limit, share = _limit(corpus.documents(), corpus.name, holdout)
-    most = (1 + holdout) / 2
-    if share <= most:
-        return _Division(corpus.documents, limit)
+    """By whole documents: the share asked for, and one in any case, however small the corpus. One huge document makes nearly
+    all or next to nothing of the text held out; then long documents are cut into parts, which are divided instead."""
+    least, most = holdout / 10, (1 + holdout) / 2
+    whole_limit, whole_share = _limit(corpus.documents(), corpus.name, holdout)
+    if least <= whole_share <= most:
+        return _Division(corpus.documents, whole_limit)
 
     def parts() -> Iterator[str]:
         for text in corpus.documents():
             yield from pieces(text)
 
-    limit, cut_share = _limit(parts(), corpus.name, holdout)
-    if cut_share > most:
-        cause = f"The corpus ({corpus.name}) cannot be divided: {cut_share:.0%} of it would be held out, for it is one document."
+    limit, share = _limit(parts(), corpus.name, holdout)
+    if share > most:
+        cause = f"The corpus ({corpus.name}) cannot be divided: {share:.0%} of it would be held out, for it is one document."
         raise UserError(cause, "Give several different documents, or one of more than a few pages.")
-    return _Division(parts, limit, (f"Long documents are cut to hold {holdout:.0%} out: whole, {share:.0%} would be.",))
+    if share == whole_share:
+        return _Division(corpus.documents, whole_limit)
+    return _Division(parts, limit, (f"Long documents are cut to hold {holdout:.0%} out: whole, {whole_share:.0%} would be.",))
 
 
 def _limit(documents: Iterator[str], name: str, holdout: float) -> tuple[float, float]:

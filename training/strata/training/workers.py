@@ -29,6 +29,8 @@ SAY_EVERY_S = 1.0
 def run_workers(job: Job, interrupts: Interrupts, console: Console) -> Outcome:
     job.stop.unlink(missing_ok=True)
     job.starts.unlink(missing_ok=True)
+    # Workers have an environment of their own, for which Ray starts new processes: idle ones started ahead are of no use.
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     with TrainingProgress(console, job.train.steps) as progress, cluster.connected(_cpus(job.parallel)):
         interrupts.catch()
         _require_gpus(job.parallel)
@@ -56,13 +58,16 @@ class Fit(threading.Thread):
     def run(self) -> None:
         if "RAY_ADDRESS" not in os.environ:  # our own cluster, on this machine: no cloud will take it back
             os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
+        # The controller runs in this process, whose console is the user's.
+        os.environ.setdefault("RAY_TRAIN_ENABLE_CONTROLLER_STRUCTURED_LOGGING", "0")
         import ray.train
-        from ray.train.torch import TorchTrainer
+
+        from strata.training.controller import trainer_class
 
         job = self._job
         checkpoints = job.checkpoints
         gpu = job.parallel.device == "gpu"
-        trainer = TorchTrainer(
+        trainer = trainer_class()(
             train_worker,
             train_loop_config={"job": job},
             scaling_config=ray.train.ScalingConfig(
