@@ -28,7 +28,7 @@ def trainer_class() -> type[TorchTrainer]:
     return TorchTrainer if cluster.grows() or ray.util.client.ray.is_connected() else DriverTrainer
 
 
-class DriverTrainer(TorchTrainer):
+class DriverTrainer(TorchTrainer):  # type: ignore[misc]
     def _create_default_callbacks(self) -> list[Any]:
         left_out = (DatasetsCallback, PlacementGroupCleanerCallback)
         return [callback for callback in super()._create_default_callbacks() if not isinstance(callback, left_out)]
@@ -39,7 +39,7 @@ class DriverTrainer(TorchTrainer):
         return controller.get_result()
 
 
-class _WorkerGroup(WorkerGroup):
+class _WorkerGroup(WorkerGroup):  # type: ignore[misc]
     def _init_train_context_on_workers(self, workers: list[Worker], sync_actor: Any, train_context_args: dict[str, Any]) -> None:
         """As Ray's own, but without the controller's actor handle, which only `get_all_reported_checkpoints` uses."""
         calls = [
@@ -58,7 +58,7 @@ class _WorkerGroup(WorkerGroup):
         self._decorate_worker_log_file_paths(workers)
 
 
-class _Controller(TrainController):
+class _Controller(TrainController):  # type: ignore[misc]
     worker_group_cls = _WorkerGroup
 
     def __init__(self, **arguments: Any) -> None:
@@ -73,7 +73,7 @@ class _Controller(TrainController):
         await super()._run_control_loop_iteration()
 
 
-class _NoAutoscaler(FixedScalingPolicy):
+class _NoAutoscaler(FixedScalingPolicy):  # type: ignore[misc]
     """Nobody is told what the workers need."""
 
     def after_controller_start(self, train_run_context: TrainRunContext) -> None:

@@ -23,6 +23,7 @@ from strata.training.layout import require_workable
 from strata.training.loop import Job
 from strata.training.memory import require_memory
 from strata.training.plot import plot_losses
+from strata.training.startup import Startup
 from strata.training.windows import Windows
 from strata.training.workers import run_workers
 
@@ -102,6 +103,8 @@ def _require_free(run: Run, take_over: bool, console: Console) -> None:
 
 def _prepare(run: Run, recipe: Recipe, console: Console) -> tuple[Job, float]:
     """All that can go wrong before workers start goes wrong here."""
+    startup = Startup()
+    startup.done("this command")
     require_workable(recipe.model, recipe.train, recipe.parallel)
     if recipe.parallel.device == "cpu" and "RAY_ADDRESS" not in os.environ:
         require_memory(recipe.model, recipe.train, recipe.parallel)
@@ -117,7 +120,8 @@ def _prepare(run: Run, recipe: Recipe, console: Console) -> tuple[Job, float]:
         bigram = kept_bigram_loss(tokens, recipe.model.context, recipe.train.eval_sequences, recipe.model.vocab)
     train, held_out = (meta.tokens[split] for split in shards.SPLITS)
     console.print(f"{train:,} tokens to train on, {held_out:,} held out; bigram loss {bigram:.3f}")
-    return Job(run.path, tokens, recipe.model, recipe.train, recipe.parallel), bigram
+    startup.done("corpus")
+    return Job(run.path, tokens, recipe.model, recipe.train, recipe.parallel, tuple(startup.phases.items())), bigram
 
 
 def _train(job: Job, bigram: float, interrupts: Interrupts, console: Console, done: int = 0) -> Summary:

@@ -42,6 +42,7 @@ class Job:
     model: ModelSection
     train: TrainSection
     parallel: ParallelSection
+    phases: tuple[tuple[str, float], ...] = ()  # of the command so far, in seconds
     verified: str = ""  # the identity of a checkpoint whose files the driver has compared with their digests
 
     @property

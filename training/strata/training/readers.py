@@ -226,7 +226,7 @@ def _is_text(kind: Any) -> bool:
 
     if types.is_dictionary(kind):
         return _is_text(kind.value_type)
-    return types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
 
 
 def _not_utf8(path: Path, begin: int, line: int, data: bytes, error: UnicodeDecodeError) -> UserError:

@@ -21,6 +21,7 @@ from strata.training.loop import Job, Outcome, train_worker
 from strata.training.memory import KEEP_FREED_MEMORY, misfits
 from strata.training.progress import TrainingProgress
 from strata.training.records import Follower
+from strata.training.startup import Startup
 
 POLL_S = 0.25
 SAY_EVERY_S = 1.0
@@ -31,7 +32,9 @@ def run_workers(job: Job, interrupts: Interrupts, console: Console) -> Outcome:
     job.starts.unlink(missing_ok=True)
     # Workers have an environment of their own, for which Ray starts new processes: idle ones started ahead are of no use.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
-    with TrainingProgress(console, job.train.steps) as progress, cluster.connected(_cpus(job.parallel)):
+    startup = Startup(phases=dict(job.phases))
+    with TrainingProgress(console, job.train.steps, startup) as progress, cluster.connected(_cpus(job.parallel)):
+        startup.done("Ray")
         interrupts.catch()
         _require_gpus(job.parallel)
         if job.parallel.device == "gpu":
