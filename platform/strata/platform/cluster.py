@@ -99,7 +99,7 @@ def connected(cpus: int) -> Iterator[bool]:
     kept = find()
     address = os.environ.get("RAY_ADDRESS") or (kept.address if kept else None)
     if address is None:
-        with _without_monitors():
+        with _without_helpers():
             ray.init(**_local(cpus, dashboard=False))
     else:
         _join(address, cpus)
@@ -110,16 +110,17 @@ def connected(cpus: int) -> Iterator[bool]:
 
 
 @contextmanager
-def _without_monitors() -> Iterator[None]:
-    """Two processes less, each of which takes 1 to 2 seconds of a core to start: the log monitor, which has nothing to forward
-    (`log_to_driver` is off), and the autoscaler's, for a cluster that cannot grow. Written for Ray 2.60, whose `ray.init` starts
-    both always; not needed once it has an option."""
+def _without_helpers() -> Iterator[None]:
+    """Three processes less, each of which takes 1 to 3 seconds of a core to start: the log monitor, which has nothing to forward
+    (`log_to_driver` is off), the autoscaler's monitor, for a cluster that cannot grow, and, for usage statistics alone, which are
+    off, the dashboard's, for which `ray.init` waits. Written for Ray 2.60, which always starts them; not needed once it has an
+    option."""
     from ray._private.node import Node
 
-    names = ("start_log_monitor", "start_monitor")
+    names = ("start_log_monitor", "start_monitor", "start_api_server")
     before = {name: getattr(Node, name) for name in names}
     for name in names:
-        setattr(Node, name, lambda self: None)
+        setattr(Node, name, lambda *_, **__: None)
     try:
         yield
     finally:
