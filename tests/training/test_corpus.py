@@ -172,6 +172,9 @@ def test_broken_link_and_pipe_are_refused(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "gone")
     with pytest.raises(UserError, match=r"does not exist .it is a link to .*gone"):
         documents(tmp_path / "link")
+    (tmp_path / "ring").symlink_to(tmp_path / "ring")
+    with pytest.raises(UserError, match=r"ring cannot be read: Too many levels of symbolic links"):
+        documents(tmp_path / "ring")
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UserError, match="neither a file nor a folder"):
         documents(tmp_path / "pipe")
@@ -300,3 +303,15 @@ def test_hub_out_of_reach_names_the_dataset(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
     with pytest.raises(UserError, match=r"data.hf=someone/something cannot be loaded: no route"):
         open_corpus(DataSection(hf="someone/something"))
+
+
+def test_hub_field_that_is_not_text_is_refused_and_nulls_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    rows = datasets.Dataset.from_dict({"text": ["one", None, " ", "two"], "label": [1, 2, 3, 4]})
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: rows)
+    corpus = open_corpus(DataSection(hf="someone/something"))
+    assert list(corpus.documents()) == ["one", "two"]
+    assert corpus.left_out.lines() == ["2 of 4 documents left out: null or blank, the first at row 2 of someone/something."]
+    with pytest.raises(UserError, match=r"Field 'label' of someone/something is .*int64.*, not text\.\n.*one of: text\."):
+        open_corpus(DataSection(hf="someone/something", text_field="label"))

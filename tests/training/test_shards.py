@@ -1,4 +1,7 @@
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -204,3 +207,15 @@ def test_cache_that_cannot_be_written_is_named(home: Path, monkeypatch: pytest.M
     monkeypatch.setattr(shards._ShardWriter, "add", full)
     with pytest.raises(UserError, match=r"tokens/\w+ cannot be written: No space left on device"):
         shards.prepare(corpus_of("one", "two", "three"), VOCAB, 0.1)
+
+
+def test_what_a_killed_builder_left_is_removed(home: Path) -> None:
+    killed = subprocess.Popen([sys.executable, "-c", ""])
+    killed.wait()
+    tokens = home / ".strata" / "tokens"
+    names = {f"{shards._BUILDING}{pid}-x" for pid in (killed.pid, os.getpid())} | {".building-another-machine-1-x"}
+    for name in names:
+        (tokens / name).mkdir(parents=True)
+    folder = shards.prepare(corpus_of("one", "two", "three"), VOCAB, 0.1)
+    left = {path.name for path in tokens.iterdir()}
+    assert left == names - {f"{shards._BUILDING}{killed.pid}-x"} | {folder.name}

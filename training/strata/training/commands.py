@@ -70,7 +70,7 @@ def _anchored(recipe: Recipe) -> Recipe:
     """With data.path absolute, so that a run can be resumed from another folder."""
     if recipe.data.path is None:
         return recipe
-    return recipe.model_copy(update={"data": recipe.data.model_copy(update={"path": recipe.data.path.resolve()})})
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update={"path": recipe.data.path.absolute()})})
 
 
 def _tell(summary: "Summary", console: Console) -> None:

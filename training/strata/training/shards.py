@@ -6,7 +6,9 @@ same one at once.
 
 import hashlib
 import json
+import os
 import shutil
+import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import psutil
 from tokenizers import Tokenizer
 
 from strata.platform.errors import UserError
@@ -31,6 +34,7 @@ FORMAT = 2  # raised when the same corpus would give other files than before
 SHARD_TOKENS = 2**26
 ENCODE_AT_ONCE = 64  # documents; the encoder spreads a list over all cores
 TOKENIZER_DOCUMENTS = 200_000  # merges settle long before this
+_BUILDING = f".building-{socket.gethostname()}-"
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,8 @@ def prepare(corpus: Corpus, vocab: int, holdout: float, say: Callable[[str], Non
         shutil.rmtree(folder)
     with writable(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        building = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".building-"))
+        _remove_abandoned(folder.parent)
+        building = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f"{_BUILDING}{os.getpid()}-"))
         try:
             _build(corpus, vocab, holdout, building)
             building.rename(folder)
@@ -80,6 +85,14 @@ def prepare(corpus: Corpus, vocab: int, holdout: float, say: Callable[[str], Non
     meta = read_meta(folder)
     Files(_files(folder, meta)).remember(meta.digest)
     return folder
+
+
+def _remove_abandoned(tokens: Path) -> None:
+    """What builders on this machine left that were killed."""
+    for path in tokens.glob(f"{_BUILDING}*"):
+        pid = path.name.removeprefix(_BUILDING).split("-")[0]
+        if pid.isdigit() and not psutil.pid_exists(int(pid)):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _damage(folder: Path) -> str | None:
