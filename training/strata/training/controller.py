@@ -9,6 +9,7 @@ Written for Ray 2.60 (`ray/train/v2`); not needed once its trainers can be told 
 """
 
 import asyncio
+import logging
 from typing import Any
 
 import ray
@@ -34,6 +35,8 @@ class DriverTrainer(TorchTrainer):  # type: ignore[misc]
         return [callback for callback in super()._create_default_callbacks() if not isinstance(callback, left_out)]
 
     def _initialize_and_run_controller(self, **arguments: Any) -> Any:
+        # What it logs of lost workers would be on the user's console, which has a line of ours; errors are raised.
+        logging.getLogger("ray.train").setLevel(logging.CRITICAL)
         controller = _Controller(**arguments | {"scaling_policy": _NoAutoscaler(self.scaling_config)})
         asyncio.run(controller.run())
         return controller.get_result()
