@@ -160,3 +160,26 @@ def test_any_cut_is_read_from_any_other(tmp_path: Path, saved: list[Cut | None],
         checkpoint.write(folder(tmp_path), rank, len(saved), 1, ORIGIN, None, parts)
     read = Reader(examine(folder(tmp_path))).read(Piece("w", SHAPE, wanted, 0), "weight")
     assert torch.equal(read, checkpoint._narrow(WHOLE, wanted))
+
+
+@pytest.mark.parametrize("wanted", [None, Cut(0, 0, 3), Cut(0, 2, 6)])
+def test_part_of_a_piece_is_read_from_any_cut(tmp_path: Path, wanted: Cut | None) -> None:
+    for rank, cut in enumerate([Cut(0, 0, 3), Cut(0, 3, 6)]):
+        part = Fragment(Piece("w", SHAPE, cut, 0), "weight", 0, checkpoint._narrow(WHOLE, cut).flatten())
+        checkpoint.write(folder(tmp_path), rank, 2, 1, ORIGIN, None, [part])
+    read = Reader(examine(folder(tmp_path))).read_range(Piece("w", SHAPE, wanted, 0), "weight", 3, 11)
+    assert torch.equal(read, checkpoint._narrow(WHOLE, wanted).flatten()[3:11])
+
+
+def test_only_the_elements_asked_for_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = Reader(examine(folder(write(tmp_path, 4))))
+    read: list[tuple[str, int, int]] = []
+    whole = Reader._read_at
+    monkeypatch.setattr(Reader, "_read_at", lambda self, *place: read.append(place) or whole(self, *place))
+    assert torch.equal(reader.read_range(Piece("w", SHAPE, None, 0), "weight", 13, 17), WHOLE.flatten()[13:17])
+    assert read == [("part-00001.bin", 4, 16)]
+
+
+def test_identity_is_of_the_content(tmp_path: Path) -> None:
+    first, again, other = (examine(folder(write(tmp_path / name, step))) for name, step in (("a", 4), ("b", 4), ("c", 8)))
+    assert first.identity == again.identity != other.identity

@@ -4,6 +4,7 @@ from rich.console import Console
 
 from strata.training.progress import TrainingProgress
 from strata.training.records import Record
+from strata.training.startup import Startup
 
 
 def record(step: int, **more: object) -> Record:
@@ -32,3 +33,15 @@ def test_log_has_a_line_now_and_then_and_at_each_evaluation() -> None:
 def test_terminal_has_a_bar() -> None:
     output = shown(terminal=True)
     assert "20/40" in output and "1,234 tokens/s" in output and "━" in output
+
+
+def test_first_step_says_where_the_time_before_it_went() -> None:
+    startup, output = Startup(began=100.0), io.StringIO()
+    startup.done("corpus", 101.5)
+    with TrainingProgress(Console(file=output), 40, startup) as progress:
+        progress.show(record(10) | {"time": 99.0})  # type: ignore[arg-type]  # from before a resume
+        assert "first step" not in output.getvalue()
+        progress.show(record(11) | {"time": 112.0})  # type: ignore[arg-type]
+        progress.show(record(12) | {"time": 113.0})  # type: ignore[arg-type]
+    assert output.getvalue().count("first step") == 1
+    assert "first step after 12.0 s (corpus 1.5 · workers 10.5)" in output.getvalue()

@@ -1,14 +1,19 @@
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from strata.platform.errors import UserError
-from strata.training import shards
+from strata.platform.recipe import DataSection
+from strata.training import digests, shards
 from strata.training import tokenizer as bpe
-from strata.training.corpus import Corpus
+from strata.training.corpus import Corpus, open_corpus
 from strata.training.windows import Windows
 
 VOCAB = 512
@@ -16,6 +21,10 @@ VOCAB = 512
 
 def corpus_of(*texts: str) -> Corpus:
     return Corpus("a test", str(hash(texts)), lambda: iter(texts))
+
+
+def said_nothing(message: object) -> bytes:
+    raise AssertionError(message)
 
 
 def split_texts(folder: Path, split: shards.Split) -> list[str]:
@@ -106,3 +115,107 @@ def test_evaluation_windows_are_spread_and_never_more_than_there_are(tokens: Pat
 def test_large_vocabulary_gets_wider_tokens(home: Path) -> None:
     folder = shards.prepare(corpus_of("one", "two", "three"), 70_000, 0.1)
     assert json.loads((folder / "meta.json").read_text())["dtype"] == "uint32"
+
+
+def shares(folder: Path) -> float:
+    tokens = shards.read_meta(folder).tokens
+    return tokens["validation"] / sum(tokens.values())
+
+
+def words(count: int) -> str:
+    return " ".join(f"word{number * number % 997}" for number in range(count))
+
+
+@pytest.mark.parametrize("others", [[], ["short", "shorter"], [f"short {number}" for number in range(30)]])
+def test_one_huge_document_is_cut_to_be_divided(home: Path, others: list[str]) -> None:
+    """Whether it would be held out or what is held out would be next to nothing beside it."""
+    folder = shards.prepare(corpus_of(words(60_000), *others), VOCAB, 0.1)
+    assert 0.01 < shares(folder) < 0.4
+    assert len(shards.read_meta(folder).notes) == 1
+
+
+def test_huge_document_that_is_held_out_is_cut_and_said(home: Path) -> None:
+    folder = shards.prepare(corpus_of(words(60_000)), VOCAB, 0.1)
+    assert shards.read_meta(folder).notes == ["Long documents are cut to hold 10% out: whole, 100% would be."]
+    assert "".join(sorted(split_texts(folder, "train") + split_texts(folder, "validation"))).count("word") == 60_000
+
+
+@pytest.mark.parametrize("texts", [["a few words"], ["the same"] * 50])
+def test_one_short_document_is_refused(home: Path, texts: list[str]) -> None:
+    with pytest.raises(UserError, match="cannot be divided: 100% of it would be held out"):
+        shards.prepare(corpus_of(*texts), VOCAB, 0.1)
+
+
+def test_end_of_text_in_a_document_is_text(home: Path) -> None:
+    texts = ["before <|endoftext|> after", "another", "a third"]
+    folder = shards.prepare(corpus_of(*texts), VOCAB, 0.1)
+    assert sorted(split_texts(folder, "train") + split_texts(folder, "validation")) == sorted(texts)
+
+
+def test_what_was_left_out_is_kept_with_the_tokens(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n{"text": null}\n')
+    (tmp_path / "b.bin").write_bytes(b"\0")
+    for _ in range(2):  # the second time from the cache
+        notes = shards.read_meta(shards.prepare(open_corpus(DataSection(path=tmp_path)), VOCAB, 0.1)).notes
+        assert [note.split(" left out")[0] for note in notes] == ["1 of 2 files", "1 of 3 documents"]
+
+
+def test_corpus_that_changes_is_refused(home: Path, tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("one line\n" * 10_000)
+    corpus = open_corpus(DataSection(path=path))
+
+    def documents() -> Iterator[str]:
+        yield from corpus.documents()
+        with path.open("a") as file:
+            file.write("more\n")
+
+    with pytest.raises(UserError, match=r"a\.txt changed while it was being read"):
+        shards.prepare(replace(corpus, documents=documents), VOCAB, 0.1)
+
+
+def test_damaged_cache_is_made_again_and_said(home: Path) -> None:
+    corpus = corpus_of(*(f"document number {number}" for number in range(100)))
+    folder = shards.prepare(corpus, VOCAB, 0.1, said_nothing)
+    whole = {path.name: path.read_bytes() for path in folder.iterdir()}
+    for name, damage in (
+        ("train-00000.bin", lambda path: path.write_bytes(path.read_bytes()[:-2])),
+        ("train-00000.bin", lambda path: path.write_bytes(b"\xff\xff" + path.read_bytes()[2:])),
+        ("validation-00000.bin", Path.unlink),
+        ("tokenizer.json", lambda path: path.write_text("{")),
+        ("meta.json", lambda path: path.write_text("{")),
+        ("meta.json", Path.unlink),
+    ):
+        damage(folder / name)
+        said: list[str] = []
+        assert shards.prepare(corpus, VOCAB, 0.1, said.append) == folder
+        assert len(said) == 1 and "are damaged" in said[0] and "made again" in said[0]
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == whole
+
+
+def test_unchanged_cache_is_not_read_again(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus = corpus_of("one", "two", "three")
+    folder = shards.prepare(corpus, VOCAB, 0.1)
+    monkeypatch.setattr(digests, "_content", said_nothing)
+    assert shards.prepare(corpus, VOCAB, 0.1) == folder
+
+
+def test_cache_that_cannot_be_written_is_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shards._ShardWriter, "add", full)
+    with pytest.raises(UserError, match=r"tokens/\w+ cannot be written: No space left on device"):
+        shards.prepare(corpus_of("one", "two", "three"), VOCAB, 0.1)
+
+
+def test_what_a_killed_builder_left_is_removed(home: Path) -> None:
+    killed = subprocess.Popen([sys.executable, "-c", ""])
+    killed.wait()
+    tokens = home / ".strata" / "tokens"
+    names = {f"{shards._BUILDING}{pid}-x" for pid in (killed.pid, os.getpid())} | {".building-another-machine-1-x"}
+    for name in names:
+        (tokens / name).mkdir(parents=True)
+    folder = shards.prepare(corpus_of("one", "two", "three"), VOCAB, 0.1)
+    left = {path.name for path in tokens.iterdir()}
+    assert left == names - {f"{shards._BUILDING}{killed.pid}-x"} | {folder.name}

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ def _start(cpus: int | None, dashboard: bool, stores: ExitStack) -> Any:
         before = set(psutil.Process().children(recursive=True))
         store = stores.enter_context(gcs.store(TEMP_DIR))  # a new one each time: what a failed start left is of no use
         try:
-            with _patience():
+            with _patience(), nullcontext() if dashboard else _without_helpers():
                 return ray.init(**_options(cpus, dashboard), _system_config=store)
         except OSError:
             raise
@@ -85,6 +85,24 @@ def _patience() -> Iterator[None]:
         yield
     finally:
         services.get_node = registered
+
+
+@contextmanager
+def _without_helpers() -> Iterator[None]:
+    """Three processes less, each of which takes 1 to 3 seconds of a core to start: the log monitor, which has nothing to forward
+    (`log_to_driver` is off), the autoscaler's monitor, for a cluster that cannot grow, and, for usage statistics alone, which are
+    off, the dashboard's, for which `ray.init` waits. Not needed once Ray has an option."""
+    from ray._private.node import Node
+
+    names = ("start_log_monitor", "start_monitor", "start_api_server")
+    before = {name: getattr(Node, name) for name in names}
+    for name in names:
+        setattr(Node, name, lambda *_, **__: None)
+    try:
+        yield
+    finally:
+        for name, method in before.items():
+            setattr(Node, name, method)
 
 
 def hush() -> None:

@@ -103,6 +103,12 @@ class Checkpoint:
         return self.manifests[0].origin
 
     @property
+    def identity(self) -> str:
+        """The same for two looks at a checkpoint only if its files are to have the same content."""
+        parts = sorted(f"{manifest.step} {manifest.file} {manifest.sha256}" for manifest in self.manifests)
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+    @property
     def size(self) -> int:
         return sum(manifest.size for manifest in self.manifests)
 
@@ -287,29 +293,45 @@ class Reader:
         return sorted({name for name, _ in self._stored})
 
     def read(self, piece: Piece, kind: str) -> Tensor:
-        parts = [(file, s) for file, s in self._stored[piece.name, kind] if _overlap(s.cut, piece.cut)]
-        shape = parts[0][1].shape
-        assert shape == piece.shape, f"{piece.name} is {shape} in the checkpoint and {piece.shape} here"
+        parts = self._parts(piece, kind)
         if all(stored.cut == piece.cut for _, stored in parts):
-            return self._filled(piece, parts)
-        whole = torch.empty(shape)
+            return self._filled(parts, piece, 0, piece.numel).view(piece.local_shape)
+        whole = torch.empty(piece.shape)
         for cut in {stored.cut for _, stored in parts}:
-            values = self._filled(replace(piece, cut=cut), [(file, s) for file, s in parts if s.cut == cut])
-            _narrow(whole, cut).copy_(values)
+            same = replace(piece, cut=cut)
+            values = self._filled([(file, s) for file, s in parts if s.cut == cut], same, 0, same.numel)
+            _narrow(whole, cut).copy_(values.view(same.local_shape))
         return _narrow(whole, piece.cut).contiguous()
+
+    def read_range(self, piece: Piece, kind: str, first: int, last: int) -> Tensor:
+        """Elements `first` to `last` of a piece, flattened. Nothing else is read where the checkpoint has the same cut."""
+        parts = self._parts(piece, kind)
+        if all(stored.cut == piece.cut for _, stored in parts):
+            return self._filled(parts, piece, first, last)
+        return self.read(piece, kind).flatten()[first:last]
 
     def whole(self, name: str) -> Tensor:
         """A weight, as an export wants it."""
         shape = self._stored[name, "weight"][0][1].shape
         return self.read(Piece(name, shape, None, 0), "weight")
 
-    def _filled(self, piece: Piece, parts: list[tuple[str, Stored]]) -> Tensor:
-        flat = torch.empty(piece.numel)
-        assert sum(stored.count for _, stored in parts) == piece.numel, f"{piece.name} is not whole in the checkpoint"
+    def _parts(self, piece: Piece, kind: str) -> list[tuple[str, Stored]]:
+        parts = [(file, s) for file, s in self._stored[piece.name, kind] if _overlap(s.cut, piece.cut)]
+        shape = parts[0][1].shape
+        assert shape == piece.shape, f"{piece.name} is {shape} in the checkpoint and {piece.shape} here"
+        return parts
+
+    def _filled(self, parts: list[tuple[str, Stored]], piece: Piece, first: int, last: int) -> Tensor:
+        flat, filled = torch.empty(last - first), 0
         for file, stored in parts:
-            values = torch.from_numpy(np.frombuffer(self._read_at(file, stored.at, 4 * stored.count), np.float32).copy())
-            flat[stored.start : stored.start + stored.count] = values
-        return flat.view(piece.local_shape)
+            low, high = max(first, stored.start), min(last, stored.start + stored.count)
+            if low >= high:
+                continue
+            data = self._read_at(file, stored.at + 4 * (low - stored.start), 4 * (high - low))
+            flat[low - first : high - first] = torch.from_numpy(np.frombuffer(data, np.float32).copy())
+            filled += high - low
+        assert filled == last - first, f"{piece.name} is not whole in the checkpoint"
+        return flat
 
     def _read_at(self, file: str, at: int, count: int) -> bytes:
         if file not in self._files:

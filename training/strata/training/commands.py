@@ -93,7 +93,7 @@ def _anchored(recipe: Recipe) -> Recipe:
     """With data.path and train.checkpoints absolute, so that a run can be resumed from another folder."""
     data, section = recipe.data, recipe.train
     if data.path is not None:
-        data = data.model_copy(update={"path": data.path.resolve()})
+        data = data.model_copy(update={"path": data.path.absolute()})
     if section.checkpoints is not None and "://" not in section.checkpoints:
         section = section.model_copy(update={"checkpoints": str(Path(section.checkpoints).absolute())})
     return recipe.model_copy(update={"data": data, "train": section})

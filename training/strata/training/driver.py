@@ -15,7 +15,7 @@ from strata.platform.files import write_atomic
 from strata.platform.recipe import Recipe
 from strata.platform.runs import Run, State
 from strata.training import checkpoint, ownership, records, resuming, shards
-from strata.training.bigram import bigram_loss
+from strata.training.bigram import kept_bigram_loss
 from strata.training.corpus import open_corpus
 from strata.training.export import TOKENIZER, export_run
 from strata.training.interrupts import Interrupts, caught
@@ -23,6 +23,7 @@ from strata.training.layout import require_workable
 from strata.training.loop import Job
 from strata.training.memory import require_memory
 from strata.training.plot import plot_losses
+from strata.training.startup import Startup
 from strata.training.storage import Folder
 from strata.training.windows import Windows
 from strata.training.workers import run_workers
@@ -62,6 +63,7 @@ def resume(run: Run, recipe: Recipe, console: Console, take_over: bool = False) 
         found = checkpoint.newest(job.checkpoints, console.print)
         if found:
             _require_same(found.origin, job.origin)
+            job = replace(job, verified=found.identity)
         else:
             resuming.require_nothing_lost(run, place, history)
         step = found.step if found else 0
@@ -119,20 +121,26 @@ def _require_free(run: Run, take_over: bool, console: Console) -> None:
 
 def _prepare(run: Run, recipe: Recipe, console: Console) -> tuple[Job, float]:
     """All that can go wrong before workers start goes wrong here."""
+    startup = Startup()
+    startup.done("this command")
     require_workable(recipe.model, recipe.train, recipe.parallel)
     if recipe.parallel.device == "cpu" and "RAY_ADDRESS" not in os.environ:
         require_memory(recipe.model, recipe.train, recipe.parallel)
     with console.status("reading the corpus"):
-        tokens = shards.prepare(open_corpus(recipe.data), recipe.model.vocab, recipe.data.holdout)
+        tokens = shards.prepare(open_corpus(recipe.data), recipe.model.vocab, recipe.data.holdout, console.print)
         meta = shards.read_meta(tokens)
+        for note in meta.notes:
+            console.print(note, markup=False)
         for split in shards.SPLITS:
             if len(Windows(tokens, split, recipe.model.context)) == 0:
                 cause = f"The corpus is too small: {meta.tokens[split]} tokens for {split}, model.context={recipe.model.context}."
                 raise UserError(cause, "Give more text (data.path), or lower model.context.")
-        bigram = bigram_loss(tokens, recipe.model.context, recipe.train.eval_sequences, recipe.model.vocab)
+        bigram = kept_bigram_loss(tokens, recipe.model.context, recipe.train.eval_sequences, recipe.model.vocab)
     train, held_out = (meta.tokens[split] for split in shards.SPLITS)
     console.print(f"{train:,} tokens to train on, {held_out:,} held out; bigram loss {bigram:.3f}")
-    return Job(run.path, tokens, recipe.model, recipe.train, recipe.parallel), bigram
+    startup.done("corpus")
+    phases = tuple(startup.phases.items())
+    return Job(run.path, tokens, recipe.model, recipe.train, recipe.parallel, phases=phases), bigram
 
 
 def _train(job: Job, bigram: float, interrupts: Interrupts, console: Console) -> Summary:

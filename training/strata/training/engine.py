@@ -14,6 +14,7 @@ from strata.platform.recipe import ModelSection, ParallelSection, TrainSection
 from strata.training import balance, clipping
 from strata.training.layout import accumulation
 from strata.training.model import Head, Layer, Llama
+from strata.training.optimizer import EagerAdamW
 from strata.training.parallel import data, expert, pipeline, recompute, sequence, tensor
 from strata.training.pieces import whole_name
 
@@ -48,7 +49,8 @@ def build(model: ModelSection, train: TrainSection, parallel: ParallelSection) -
     def optimizer(_: object) -> torch.optim.Optimizer:
         """Called when the module has its final parameters: tensor and expert parallelism replace some."""
         named = ((whole_name(name, model, parallel), parameter) for name, parameter in module.named_parameters())
-        return torch.optim.AdamW(parameter_groups(named, train), lr=train.lr, betas=(0.9, 0.95), fused=True)
+        adamw = torch.optim.AdamW if train.compile else EagerAdamW
+        return adamw(parameter_groups(named, train), lr=train.lr, betas=(0.9, 0.95), fused=True)
 
     engine, *_ = deepspeed.initialize(
         model=module,
@@ -83,6 +85,7 @@ def deepspeed_config(model: ModelSection, train: TrainSection, parallel: Paralle
         "zero_optimization": zero,
         # torch's fused AdamW runs on the host too; DeepSpeed's own would be compiled first
         "zero_force_ds_cpu_optimizer": False,
+        "zero_allow_untested_optimizer": True,  # it knows AdamW by its class, of which ours is a subclass
         "bf16": {"enabled": train.precision == "bf16"},
         "steps_per_print": 10**9,
     }

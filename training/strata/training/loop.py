@@ -45,6 +45,8 @@ class Job:
     parallel: ParallelSection
     id: str = ""  # the run's
     begun: int = 0  # the step of the checkpoint that the driver found
+    verified: str = ""  # the identity of that checkpoint, whose files the driver has compared with their digests
+    phases: tuple[tuple[str, float], ...] = ()  # of the command so far, in seconds
 
     @property
     def stop(self) -> Path:
@@ -98,7 +100,7 @@ def _begin(job: Job) -> tuple["Worker", Saver, int]:
     worker = Worker(job)
     failed = checkpoint_failures(job.run.name)
     saver = Saver(job.checkpoints, worker.engine, job.model, job.train, job.parallel, job.origin, failed)
-    return worker, saver, saver.resume(lambda: max(job.begun, records.last_saved(Run(job.run).metrics)))
+    return worker, saver, saver.resume(job.verified, lambda: max(job.begun, records.last_saved(Run(job.run).metrics)))
 
 
 def _explained(job: Job, error: OSError | None) -> UserError | None:

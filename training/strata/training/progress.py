@@ -6,14 +6,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from strata.training.records import Record
+from strata.training.startup import Startup
 
 LINE_EVERY_S = 10.0
 
 
 class TrainingProgress:
-    def __init__(self, console: Console, steps: int) -> None:
+    def __init__(self, console: Console, steps: int, startup: Startup | None = None) -> None:
         self._console = console
         self._steps = steps
+        self._startup = startup
         self._line_due = 0.0
         self._bar = Progress(
             TextColumn("training"),
@@ -34,6 +36,10 @@ class TrainingProgress:
         self._bar.stop()
 
     def show(self, record: Record) -> None:
+        if self._startup and record["time"] > self._startup.began:  # not a step from before a resume
+            self._startup.done("workers", record["time"])
+            self._console.print(self._startup.line())
+            self._startup = None
         note = _note(record)
         self._bar.update(self._task, completed=record["step"], note=note)
         evaluated = "val_loss" in record

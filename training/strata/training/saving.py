@@ -53,13 +53,16 @@ class Saver:
         self.last: Saved | None = None
         self.problem: OSError | None = None  # that the next save would meet too
 
-    def resume(self, expected: Callable[[], int] = lambda: 0) -> int:
+    def resume(self, verified: str = "", expected: Callable[[], int] = lambda: 0) -> int:
         """From the newest good checkpoint, also when Ray has restarted the workers after a loss: the step it was saved at.
-        The digests are checked by all ranks, each its share, and all agree on the outcome. A run that has had a checkpoint, of
-        step `expected()`, does not begin again at step 0 because its storage went away."""
+        The digests are checked by all ranks, each its share, and all agree on the outcome; those of the checkpoint `verified`
+        the driver has just checked. A run that has had a checkpoint, of step `expected()`, does not begin again at step 0
+        because its storage went away."""
         rank, ranks = dist.get_rank(), dist.get_world_size()
 
         def check(found: checkpoint.Checkpoint) -> None:
+            if found.identity == verified:
+                return
             damage: str | None = None
             try:
                 checkpoint.verify(found, found.manifests[rank::ranks])

@@ -49,7 +49,7 @@ class Fragment:
 class Source(Protocol):
     """Where a piece's values come from on loading: a checkpoint in whatever layout."""
 
-    def read(self, piece: Piece, kind: str) -> Tensor: ...
+    def read_range(self, piece: Piece, kind: str, first: int, last: int) -> Tensor: ...
 
 
 def owned(engine: Any, parallel: ParallelSection) -> Iterator[Slot]:
@@ -80,21 +80,39 @@ def fragments(engine: Any, model: ModelSection, parallel: ParallelSection) -> It
 
 @torch.no_grad()
 def load(engine: Any, model: ModelSection, parallel: ParallelSection, source: Source, step: int) -> None:
+    """Reads the moments that this rank's optimizer has, and the weights that its parameters hold, and no others."""
     here = place(engine.global_rank, parallel)
     optimizer = _torch_optimizer(engine)
     by_name = {slot.name: slot for slot in slots(engine, share=False)}
     for name, parameter in engine.module.named_parameters():
         slot = by_name.get(name)
-        shape = _shape(parameter)
-        local = pieces(name, shape, model, parallel, here)
-        for kind in KINDS:
-            values = torch.cat([source.read(piece, kind).flatten() for piece in local])
-            if slot:
-                slot.view(optimizer, kind).copy_(values.narrow(0, slot.start, slot.count))
-            if kind == "weight":
-                _set_parameter(parameter, values, slot)
+        local = pieces(name, _shape(parameter), model, parallel, here)
+        if slot is None or _is_whole(parameter):
+            weights = _values(source, local, "weight", 0, sum(piece.numel for piece in local))
+            parameter.data.copy_(weights.view_as(parameter))  # perhaps of lower precision than the optimizer's
+            own = weights.narrow(0, slot.start, slot.count) if slot else None
+        else:
+            own = _values(source, local, "weight", slot.start, slot.start + slot.count)
+        if slot is None:
+            continue
+        assert own is not None
+        if hasattr(parameter, "ds_id"):
+            parameter.ds_tensor.data.view(-1).narrow(0, 0, slot.count).copy_(own)
+        slot.view(optimizer, "weight").copy_(own)
+        for kind in MOMENTS:
+            slot.view(optimizer, kind).copy_(_values(source, local, kind, slot.start, slot.start + slot.count))
     for state in optimizer.state.values():
         state["step"].fill_(float(step))
+
+
+def _values(source: Source, local: list[Piece], kind: str, first: int, last: int) -> Tensor:
+    """Elements `first` to `last` of a local parameter, flattened, which is `local` one after another."""
+    parts = []
+    for piece in local:
+        low, high = max(first - piece.offset, 0), min(last - piece.offset, piece.numel)
+        if low < high:
+            parts.append(source.read_range(piece, kind, low, high))
+    return torch.cat(parts) if parts else torch.empty(0)
 
 
 def slots(engine: Any, share: bool = True) -> Iterator[Slot]:
@@ -161,15 +179,9 @@ def _moments(optimizer: torch.optim.Optimizer, owner: Tensor) -> dict[str, Tenso
     return state
 
 
-def _set_parameter(parameter: Any, values: Tensor, slot: Slot | None) -> None:
-    """The working copy, which may be of lower precision or, under ZeRO-3, this rank's partition."""
-    if not hasattr(parameter, "ds_id"):
-        parameter.data.copy_(values.view_as(parameter))
-        return
-    assert slot
-    parameter.ds_tensor.data.view(-1).narrow(0, 0, slot.count).copy_(values.narrow(0, slot.start, slot.count))
-    if parameter.numel() == parameter.ds_numel:  # small ones stay gathered
-        parameter.data.copy_(values.view_as(parameter))
+def _is_whole(parameter: Any) -> bool:
+    """Whether this rank computes with all of it: under ZeRO-3 only small ones stay gathered."""
+    return not hasattr(parameter, "ds_id") or parameter.numel() == parameter.ds_numel
 
 
 def _shape(parameter: nn.Parameter) -> tuple[int, ...]:

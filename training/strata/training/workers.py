@@ -23,6 +23,7 @@ from strata.training.loop import Job, Outcome, train_worker
 from strata.training.memory import KEEP_FREED_MEMORY, misfits
 from strata.training.progress import TrainingProgress
 from strata.training.records import Follower, Record
+from strata.training.startup import Startup
 
 POLL_S = 0.25
 SAY_EVERY_S = 1.0
@@ -33,7 +34,12 @@ QUIET_S = 5.0  # without a step, or four times the longest wait for one so far
 def run_workers(job: Job, interrupts: Interrupts, console: Console) -> Outcome:
     job.stop.unlink(missing_ok=True)
     job.starts.unlink(missing_ok=True)
-    with TrainingProgress(console, job.train.steps) as progress, cluster.connected(_cpus(job.parallel)) as ours:
+    # Workers have an environment of their own, for which Ray starts new processes: idle ones started ahead are of no use.
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
+    startup = Startup(phases=dict(job.phases))
+    steps = job.train.steps
+    with TrainingProgress(console, steps, startup) as progress, cluster.connected(_cpus(job.parallel)) as ours:
+        startup.done("Ray")
         interrupts.catch()
         _require_gpus(job.parallel)
         if job.parallel.device == "gpu":
@@ -74,15 +80,17 @@ class Fit(threading.Thread):
     def run(self) -> None:
         if "RAY_ADDRESS" not in os.environ:  # our own cluster, on this machine: no cloud will take it back
             os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
+        # The controller runs in this process, whose console is the user's.
+        os.environ.setdefault("RAY_TRAIN_ENABLE_CONTROLLER_STRUCTURED_LOGGING", "0")
         import ray.train
-        from ray.train.torch import TorchTrainer
 
         from strata.training import rendezvous
+        from strata.training.controller import trainer_class
 
         job = self._job
         checkpoints = job.checkpoints
         gpu = job.parallel.device == "gpu"
-        trainer = TorchTrainer(
+        trainer = trainer_class()(
             train_worker,
             train_loop_config={"job": job},
             torch_config=rendezvous.torch_config(),
