@@ -40,7 +40,7 @@ plan: Any = tree.commands["plan"]
 COMMANDS: dict[str, Any] = {"": plan, **{name: one for name, one in plan.commands.items() if name not in SLOW}}
 
 drawn = settings(
-    max_examples=int(MANY or 250),
+    max_examples=int(MANY or 200),
     derandomize=MANY is None,
     deadline=None,
     database=None,

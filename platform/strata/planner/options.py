@@ -11,7 +11,7 @@ from rich.console import Console, RenderableType
 from strata.planner import library, ranges
 from strata.planner.hardware import Fabric, Gpu
 from strata.planner.layout import Schedule
-from strata.planner.output import console, picture_folder, write_json
+from strata.planner.output import console, jsonable, picture_folder, write_json
 from strata.planner.schedules import CHUNKS
 from strata.planner.shape import Shape
 from strata.planner.sheet import Sheet
@@ -89,9 +89,9 @@ def answer(
     """JSON on standard output stands alone; else tables, then the worksheet, then where files were written."""
     from strata.planner import explain as worksheet
 
+    told = jsonable(data())  # also where nobody reads it: it refuses an answer that is not finite
     if json is not None:
-        told = data() | ({"explain": worksheet.as_json(sheet)} if explain and sheet else {})
-        write_json(told, json)
+        write_json(told | ({"explain": jsonable(worksheet.as_json(sheet))} if explain and sheet else {}), json)
     pictures = draw(picture_folder(plot)) if plot and draw else []
     if json == "-":
         return

@@ -23,7 +23,8 @@ def console() -> Console:
 
 
 def jsonable(thing: Any) -> Any:
-    """Dataclasses as objects of their fields. Worksheets are left out: `--explain` asks for them."""
+    """Dataclasses as objects of their fields. Worksheets are left out: `--explain` asks for them. An answer that is not finite
+    is none, and is refused."""
     if is_dataclass(thing) and not isinstance(thing, type):
         values = {field.name: getattr(thing, field.name) for field in fields(thing)}
         return {name: jsonable(value) for name, value in values.items() if not isinstance(value, Sheet)}
@@ -32,13 +33,13 @@ def jsonable(thing: Any) -> Any:
     if isinstance(thing, list | tuple | set | frozenset):
         return [jsonable(value) for value in thing]
     if isinstance(thing, float) and not math.isfinite(thing):
-        return None  # JSON has no word for it
+        raise UserError(f"The answer is not a finite number: {thing}.", "Give figures that are less extreme.")
     return thing
 
 
 def write_json(data: dict[str, Any], target: str) -> None:
-    """To a file, or to standard output for `-`."""
-    text = json.dumps(jsonable(data), indent=2) + "\n"
+    """To a file, or to standard output for `-`. `data` is what `jsonable` gives."""
+    text = json.dumps(data, indent=2) + "\n"
     if target == "-":
         sys.stdout.write(text)
     else:
