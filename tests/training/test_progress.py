@@ -38,10 +38,11 @@ def test_terminal_has_a_bar() -> None:
 def test_first_step_says_where_the_time_before_it_went() -> None:
     startup, output = Startup(began=100.0), io.StringIO()
     startup.done("corpus", 101.5)
-    with TrainingProgress(Console(file=output), 40, startup) as progress:
+    with TrainingProgress(Console(file=output, width=160), 40, startup) as progress:
         progress.show(record(10) | {"time": 99.0})  # type: ignore[arg-type]  # from before a resume
         assert "first step" not in output.getvalue()
         progress.show(record(11) | {"time": 112.0})  # type: ignore[arg-type]
         progress.show(record(12) | {"time": 113.0})  # type: ignore[arg-type]
     assert output.getvalue().count("first step") == 1
-    assert "first step after 12.0 s (corpus 1.5 · workers 10.5)" in output.getvalue()
+    assert "first step after 12.0 s (corpus 1.5 · workers 10.5), " in output.getvalue()
+    assert "s of processor time" in output.getvalue()

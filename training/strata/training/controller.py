@@ -10,6 +10,7 @@ Written for Ray 2.60 (`ray/train/v2`); not needed once its trainers can be told 
 
 import asyncio
 import logging
+import os
 from typing import Any
 
 import ray
@@ -35,7 +36,8 @@ class DriverTrainer(TorchTrainer):  # type: ignore[misc]
         return [callback for callback in super()._create_default_callbacks() if not isinstance(callback, left_out)]
 
     def _initialize_and_run_controller(self, **arguments: Any) -> Any:
-        # What it logs of lost workers would be on the user's console, which has a line of ours; errors are raised.
+        # What it logs would be on the user's console, which has lines of ours; errors are raised.
+        os.environ.setdefault("RAY_TRAIN_ENABLE_CONTROLLER_STRUCTURED_LOGGING", "0")
         logging.getLogger("ray.train").setLevel(logging.CRITICAL)
         controller = _Controller(**arguments | {"scaling_policy": _NoAutoscaler(self.scaling_config)})
         asyncio.run(controller.run())

@@ -1,6 +1,7 @@
 """Where the seconds before the first step went, for the line that `strata train` prints with it."""
 
 import time
+from contextlib import suppress
 
 import psutil
 
@@ -18,4 +19,14 @@ class Startup:
 
     def line(self) -> str:
         parts = " · ".join(f"{phase} {seconds:.1f}" for phase, seconds in self.phases.items())
-        return f"first step after {sum(self.phases.values()):.1f} s ({parts})"
+        return f"first step after {sum(self.phases.values()):.1f} s ({parts}), {_processor_seconds():.0f} s of processor time"
+
+
+def _processor_seconds() -> float:
+    """Of this process and all under it, such as a Ray cluster that it has started."""
+    seconds = 0.0
+    for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            seconds += times.user + times.system
+    return seconds

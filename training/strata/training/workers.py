@@ -80,8 +80,6 @@ class Fit(threading.Thread):
     def run(self) -> None:
         if "RAY_ADDRESS" not in os.environ:  # our own cluster, on this machine: no cloud will take it back
             os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
-        # The controller runs in this process, whose console is the user's.
-        os.environ.setdefault("RAY_TRAIN_ENABLE_CONTROLLER_STRUCTURED_LOGGING", "0")
         import ray.train
 
         from strata.training import rendezvous
