@@ -24,6 +24,7 @@ from strata.serving.spec import EngineSpec, GatewaySpec, Network
 from strata.serving.warm import server
 
 WARM_UP = 3  # as many hand-overs as it takes to know their rate
+WARM_S = 120.0  # an import of vLLM takes 10 s, and many times that on a machine that is busy
 PROCESS_GIB = 1.5  # a CPU engine's two processes before any weights: Python, torch, vLLM
 
 
@@ -77,7 +78,9 @@ def running(section: ServeSection, folder: Path, model_id: str) -> Iterator[Endp
         directory.clear()
         try:
             url = f"http://{section.host}:{section.port}"
-            _deploy(app.build(gateway, prefill, decode, warm))
+            if warm is not None:
+                warm.wait(WARM_S)
+            _deploy(app.build(gateway, prefill, decode, warm.runtime_env if warm else None))
             replicas = _replicas(directory)
             _warm_up(
                 url, model_id, min(section.remote_prefill.min_tokens, *(entry["context"] - 1 for entry in replicas["decode"]))
@@ -92,11 +95,11 @@ def running(section: ServeSection, folder: Path, model_id: str) -> Iterator[Endp
                 _leave()
 
 
-def _warm(section: ServeSection, decode: EngineSpec) -> AbstractContextManager[dict[str, Any]]:
+def _warm(section: ServeSection, decode: EngineSpec) -> AbstractContextManager[server.Warm | None]:
     """A process that forks the engines, where they run on this machine and without a GPU, whose state a fork would share."""
     if section.device == "cpu" and "RAY_ADDRESS" not in os.environ:
         return server.running(decode.environment())
-    return nullcontext({})
+    return nullcontext()
 
 
 def _replicas(directory: Directory) -> dict[str, list[dict[str, Any]]]:
