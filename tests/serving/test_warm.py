@@ -20,6 +20,7 @@ SERVER = """
 import os, signal, socket, sys
 from strata.serving.warm import server
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+server._find_title()
 listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 listener.bind(sys.argv[1])
 listener.listen(8)
@@ -108,6 +109,25 @@ def test_an_engine_runs_in_the_seed(socket_path: str, tmp_path: Path) -> None:
         _, echoed, ended = process.communicate(timeout=100)[0].splitlines()
     pid, exitcode, planted = ended.split()
     assert pid == planted and exitcode == "0" and echoed == f"set {pid}"
+
+
+def test_an_engine_can_be_told_by_its_title(socket_path: str, tmp_path: Path) -> None:
+    action = (
+        "from strata.serving.warm import seed; from setproctitle import setproctitle; setproctitle('ray::replica');"
+        "code = 'from setproctitle import setproctitle; setproctitle(\\'VLLM::EngineCore\\'); import time; time.sleep(15)';"
+        "process = seed.Context().Process(target=exec, args=(code,)); process.start(); print(process.pid, flush=True);"
+        "process.join()"
+    )
+    with launched(socket_path, tmp_path, action) as process:
+        assert process.stdout
+        replica, engine = json.loads(process.stdout.readline())["pid"], psutil.Process(int(process.stdout.readline()))
+        deadline = time.monotonic() + 10
+        while not engine.cmdline()[0].startswith("VLLM::EngineCore"):
+            assert time.monotonic() < deadline, engine.cmdline()
+            time.sleep(0.05)
+        assert psutil.Process(replica).cmdline()[0].startswith("ray::replica") and engine.name().startswith("VLLM::EngineCor")
+        os.kill(replica, signal.SIGKILL)
+        engine.kill()
 
 
 def test_a_seed_ends_with_its_replica(socket_path: str, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from strata.serving.warm import server
 WARM_UP = 3  # as many hand-overs as it takes to know their rate
 # In messages about a process that ended: they name no reason.
 OF_A_DEAD_PROCESS = ("Engine core initialization failed", "ActorDiedError", "RayActorError", "EngineDeadError")
+WARM_S = 120.0  # an import of vLLM takes 10 s, and many times that on a machine that is busy
 PROCESS_GIB = 1.5  # a CPU engine's two processes before any weights: Python, torch, vLLM
 
 
@@ -94,7 +95,10 @@ def _running(section: ServeSection, folder: Path, model_id: str, say: Say) -> It
         directory.clear()
         try:
             url = ports.url(section.host, section.port)
-            start.during("waiting for the engines", lambda: _deploy(app.build(gateway, prefill, decode, warm), began))
+            if warm is not None:
+                start.during("importing vLLM", lambda: warm.wait(WARM_S))
+            started_by = warm.runtime_env if warm else None
+            start.during("waiting for the engines", lambda: _deploy(app.build(gateway, prefill, decode, started_by), began))
             roles = ("decode", "prefill") if section.prefill.replicas else ("decode",)
             # Serve replaces one that died since.
             replicas = start.during("waiting for the engines", lambda: _replicas(directory, roles))
@@ -110,11 +114,11 @@ def _running(section: ServeSection, folder: Path, model_id: str, say: Say) -> It
                 _leave()
 
 
-def _warm(section: ServeSection, decode: EngineSpec) -> AbstractContextManager[dict[str, Any]]:
+def _warm(section: ServeSection, decode: EngineSpec) -> AbstractContextManager[server.Warm | None]:
     """A process that forks the engines, where they run on this machine and without a GPU, whose state a fork would share."""
     if section.device == "cpu" and "RAY_ADDRESS" not in os.environ:
         return server.running(decode.environment())
-    return nullcontext({})
+    return nullcontext()
 
 
 def _replicas(directory: Directory, roles: Sequence[str]) -> dict[str, list[dict[str, Any]]]:

@@ -17,13 +17,13 @@ from ray.train.torch.config import (
     _TorchBackend,
 )
 
-from strata.platform import cluster
+from strata.platform import cluster, local_ray
 
 
 class FileBackend(_TorchBackend):  # type: ignore[misc]
     def on_start(self, worker_group: Any, backend_config: TorchConfig) -> None:
         gpu = worker_group.get_resources_per_worker().get("GPU", 0) > 0
-        file = cluster.TEMP_DIR / f"rendezvous-{uuid.uuid4().hex}"
+        file = local_ray.TEMP_DIR / f"rendezvous-{uuid.uuid4().hex}"
         worker_group.execute(_set_torch_distributed_env_vars)
         ranks = range(len(worker_group))
         setups = [

@@ -12,6 +12,8 @@ import sys
 SOCKET = "STRATA_WARM_SOCKET"
 PYTHON = "STRATA_WARM_PYTHON"
 LARGEST = 2**20
+# Ray gives up a worker that has not told of itself after a minute.
+WAIT_S = 30.0
 
 
 def main() -> None:
@@ -33,6 +35,7 @@ def _forked(path: str) -> int | None:
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
             server.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LARGEST)
+            server.settimeout(WAIT_S)
             server.connect(path)
             socket.send_fds(server, [request], [0, 1, 2])
             answer = server.recv(64)

@@ -17,6 +17,8 @@ import tempfile
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Any
 
@@ -26,30 +28,44 @@ from strata.serving.warm import launch, seed
 LAUNCHER = f"{sys.executable} -I -S {launch.__file__}"
 
 
+@dataclass(frozen=True)
+class Warm:
+    runtime_env: dict[str, Any]  # what the replicas' runtime environment needs
+    _ready: int  # readable when vLLM is imported, or when that failed
+
+    def wait(self, limit_s: float) -> None:
+        """Replicas that are started before it is ready import vLLM themselves."""
+        select.select([self._ready], [], [], limit_s)
+
+
 @contextmanager
-def running(environment: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """`environment` is the replicas' own: some of it is read while vLLM is imported. Yields what their runtime environment needs;
-    the import goes on meanwhile."""
+def running(environment: Mapping[str, str]) -> Iterator[Warm]:
+    """`environment` is the replicas' own: some of it is read while vLLM is imported. The import goes on meanwhile."""
     with tempfile.TemporaryDirectory(prefix="strata-warm-") as folder:
         path = Path(folder) / "socket"
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         listener.bind(str(path))
         listener.listen(64)
         lifeline, held = os.pipe()
+        ready, told = os.pipe()
+        passed = (listener.fileno(), lifeline, told)
         process = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(listener.fileno()), str(lifeline)],
+            [sys.executable, "-m", __name__, *map(str, passed)],
             env=os.environ | environment,
-            pass_fds=(listener.fileno(), lifeline),
+            pass_fds=passed,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
         listener.close()
         os.close(lifeline)
+        os.close(told)
+        variables = {launch.SOCKET: str(path), launch.PYTHON: sys.executable}
         try:
-            yield {"py_executable": LAUNCHER, "env_vars": {launch.SOCKET: str(path), launch.PYTHON: sys.executable}}
+            yield Warm({"py_executable": LAUNCHER, "env_vars": variables}, ready)
         finally:
             os.close(held)
+            os.close(ready)
             process.kill()
             process.wait()
 
@@ -62,16 +78,47 @@ def serve(listener: socket.socket, lifeline: int) -> None:
         connection, _ = listener.accept()
         with connection, suppress(ConnectionError):
             data, given, _, _ = socket.recv_fds(connection, launch.LARGEST, 3)
-            if not data:
-                continue
-            pid = os.fork()
-            if pid == 0:
-                for fd in (listener.fileno(), connection.fileno(), lifeline):
-                    os.close(fd)
-                _become(json.loads(data), given)
+            if data and not _hung_up(connection):
+                pid = os.fork()
+                if pid == 0:
+                    for fd in (listener.fileno(), connection.fileno(), lifeline):
+                        os.close(fd)
+                    _become(json.loads(data), given)
+                connection.send(str(pid).encode())
             for fd in given:
                 os.close(fd)
-            connection.send(str(pid).encode())
+
+
+def _hung_up(connection: socket.socket) -> bool:
+    """A launcher that waited too long starts Python itself."""
+    try:
+        return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+
+
+class _NoRay(MetaPathFinder):
+    """Ray's library reads a worker's environment once, when it is loaded: it must not be loaded here. vLLM does without it."""
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
+        if fullname == "ray":
+            raise ModuleNotFoundError("Ray is loaded after the fork", name="ray")
+
+
+def _import_vllm() -> None:
+    without_ray = _NoRay()
+    sys.meta_path.insert(0, without_ray)
+    try:
+        from strata.serving import engine  # noqa: F401
+    finally:
+        sys.meta_path.remove(without_ray)
+
+
+def _find_title() -> None:
+    """Engines are known by their process title. Its place in memory can be found only before the environment is changed."""
+    from setproctitle import getproctitle
+
+    getproctitle()
 
 
 def _become(wanted: dict[str, Any], given: list[int]) -> None:
@@ -107,8 +154,9 @@ def _become(wanted: dict[str, Any], given: list[int]) -> None:
 def main() -> None:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, fileno=int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the command's
-    from strata.serving import engine  # noqa: F401
-
+    _import_vllm()
+    _find_title()
+    os.close(int(sys.argv[3]))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the replicas here
     gc.collect()
     gc.freeze()
