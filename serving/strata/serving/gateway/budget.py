@@ -26,7 +26,7 @@ class Hold:
         """Raise a 429 if so many more bytes would not fit now."""
         if max(0, self._bytes + count - FREE_BYTES) - self.counted > self._budget.left:
             message = "The requests and answers under way are too large to hold another of this size. Try again later."
-            raise ApiError(429, message, "rate_limit_error", headers={"retry-after": "1"})
+            raise ApiError(429, message, headers={"retry-after": "1"})
 
     def grow(self, count: int) -> None:
         self.require(count)

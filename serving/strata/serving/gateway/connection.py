@@ -142,7 +142,7 @@ class Connection(HttpToolsProtocol):
         if self._table.opened(self):
             self._expect_header()
         else:
-            self._refuse(ApiError(429, "Too many connections at once.", "rate_limit_error", headers={"retry-after": "1"}))
+            self._refuse(ApiError(429, "Too many connections at once.", headers={"retry-after": "1"}))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._table.closed(self)
