@@ -4,7 +4,10 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 
 import psutil
@@ -12,6 +15,7 @@ import pytest
 
 from strata.platform import cluster, gcs
 from strata.platform.errors import UserError
+from strata.platform.files import write_atomic
 
 # Runs in a process of its own: a driver connects to one cluster in its life.
 SQUARE = """
@@ -21,6 +25,22 @@ with cluster.connected(cpus={cpus}) as ends_with_us:
     answer = ray.get(ray.remote(lambda x: x * x).remote(7))
     print(json.dumps([answer, ends_with_us, ray.get_runtime_context().gcs_address, ray.cluster_resources()["CPU"]]))
 """
+
+
+def test_two_commands_at_once_start_one_cluster(monkeypatch: pytest.MonkeyPatch, own_home: Path) -> None:
+    me, started = psutil.Process(), []
+
+    def slow(cpus: int | None, dashboard: bool) -> cluster.Kept:
+        started.append(cpus)
+        time.sleep(0.5)
+        kept = cluster.Kept("127.0.0.1:6379", me.pid, me.create_time(), None)
+        write_atomic(own_home / ".strata" / "cluster.json", json.dumps(asdict(kept)))
+        return kept
+
+    monkeypatch.setattr(cluster, "_start", slow)
+    with ThreadPoolExecutor(3) as commands:
+        found = list(commands.map(lambda _: cluster.start(), range(3)))
+    assert len(started) == 1 and len(set(found)) == 1
 
 
 def drive(cpus: int = 1, **environment: str) -> list[object]:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer
 from torch import nn
 
 from strata.platform.errors import UserError
@@ -114,6 +115,22 @@ def test_results_outlive_a_failure_of_ours(small_recipe: Recipe, home: Path, mon
     result = json.loads((home / "bench.json").read_text())
     assert result["left_out"]["ours"] == "[out] of memory"
     assert len(result["contenders"]["bare"]["rounds"]) == 2
+
+
+def test_an_interrupt_leaves_the_rounds_so_far(small_recipe: Recipe, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = iter(["bare", "ours", "bare"])
+
+    def run(job: Job, *_: object) -> list[Record]:
+        if next(turns, None) is None:
+            raise KeyboardInterrupt
+        return [record(step, float(step)) for step in range(1, 4)]
+
+    monkeypatch.setattr(launch, "run", run)
+    with pytest.raises(typer.Exit):
+        bench(small_recipe, Settings(steps=3, warmup=1, rounds=2), home / "bench.json")
+    result = json.loads((home / "bench.json").read_text())
+    assert result["partial"] is True
+    assert {name: len(one["rounds"]) for name, one in result["contenders"].items()} == {"bare": 2, "ours": 1}
 
 
 def test_liger_says_why_it_is_left_out(small_recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,9 +26,10 @@ def watch(port: int, grafana_port: int, endpoints: Sequence[str], retention: str
         signal.signal(number, lambda *_: stop.set())
     if not re.fullmatch(r"[1-9]\d*[smhdwy]", retention):
         raise UserError(f"'{retention}' is no time to keep data for.", "Write a number and a unit: --retention 15d.")
-    ports.require_free(port, HOST, "--port")
     folder = cache_dir() / "monitor"
     with ExitStack() as stack:
+        # Claimed, not only looked at: of two monitors at once the second would take the first one's Prometheus for its own.
+        stack.enter_context(ports.claim(port, HOST, "--port"))
         gpu_port = _start_gpu_exporter(stack, console)
         server = stack.enter_context(prometheus.running(folder, port, endpoints, gpu_port, retention))
         pages = "" if server.has_ui() else f"  (this build has no pages; it answers at {server.url}/api/v1/query)"
@@ -49,7 +50,7 @@ def _start_grafana(stack: ExitStack, folder: Path, port: int, prometheus_url: st
     if command is None:
         console.print(grafana.HOW_TO_GET_IT)
         return
-    ports.require_free(port, HOST, "--grafana-port")
+    stack.enter_context(ports.claim(port, HOST, "--grafana-port"))
     console.print(f"Grafana     {stack.enter_context(grafana.running(command, folder, port, prometheus_url))}")
 
 

@@ -58,11 +58,11 @@ def reserve(host: str = LOOPBACK) -> Reservation:
 
 
 def claim(port: int, host: str, setting: str) -> Reservation:
-    """A port that the user chose, for servers that share it by SO_REUSEPORT. Without the claim two endpoints of one user could
-    share it as well, and each would answer a part of the other's requests."""
+    """A port that the user chose, until its server has ended. Gateways of one endpoint share a port by SO_REUSEPORT: without the
+    claim two endpoints of one user could share it as well, and each would answer a part of the other's requests."""
     require_free(port, host, setting)
     try:
-        return _take("endpoint", host, port, _bound_with_others)
+        return _take("server", host, port, _bound_with_others)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise _in_use(port, host, setting) from None

@@ -123,7 +123,8 @@ def _start_ours(chosen: choice.Choice, held: contextlib.ExitStack) -> Started:
 
 
 def _start_bare(chosen: choice.Choice, held: contextlib.ExitStack) -> Started:
-    processes, urls = [], []
+    processes: list[subprocess.Popen[bytes]] = []
+    urls: list[str] = []
     roles: tuple[Role, ...] = ("prefill", "decode")
     for role in roles:
         spec = EngineSpec.of(role, chosen.section, chosen.folder, chosen.model_id, Network.within(one_machine=True))

@@ -1,11 +1,14 @@
 """The comparison: contenders take turns, so that what else the machine is doing falls on all of them."""
 
+import itertools
 import json
+import signal
 import tempfile
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+import typer
 from rich.console import Console
 
 from strata.platform.errors import UserError
@@ -45,11 +48,14 @@ def bench(recipe: Recipe, settings: Settings, path: Path | None) -> report.Outco
     peak = _peak(recipe)
     with console.status("reading the corpus"):
         tokens = shards.prepare(open_corpus(recipe.data), recipe.model.vocab, recipe.data.holdout)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     outcome = _compete(recipe, settings, tokens, peak, console)
     console.print(report.table(outcome))
     target = path or cache_dir() / "bench" / "train.json"
     write_atomic(target, json.dumps(report.as_json(outcome), indent=2))
-    console.print(f"written to {target}")
+    console.print(f"written to {target}" + (": the part that was measured, marked partial" if outcome.partial else ""))
+    if outcome.partial:
+        raise typer.Exit(130)
     if "ours" in outcome.left_out:
         raise UserError(f"Our own training failed: {outcome.left_out['ours']}", "Try the recipe with 'strata train'.")
     return outcome
@@ -67,7 +73,7 @@ def obstacle(contender: Contender, recipe: Recipe) -> str | None:
 
 
 def _compete(recipe: Recipe, settings: Settings, tokens: Path, peak: float | None, console: Console) -> report.Outcome:
-    """Who fails is left out of the rest, with the reason; the others go on."""
+    """Who fails is left out of the rest, with the reason; the others go on. Ctrl-C ends it with the rounds so far."""
     everybody = (*CONTENDERS, *OURS[1:]) if settings.kernels else CONTENDERS
     chosen = (settings.only,) if settings.only else everybody
     left_out = {contender: reason for contender in chosen if (reason := obstacle(contender, recipe))}
@@ -76,19 +82,23 @@ def _compete(recipe: Recipe, settings: Settings, tokens: Path, peak: float | Non
     count = settings.rounds or (5 if recipe.parallel.device == "cpu" else 1)
     work = cache_dir() / "bench"  # on storage that all workers share, like runs
     work.mkdir(parents=True, exist_ok=True)
-    for number in range(count):
-        for contender in list(rounds):
-            name = f"round {number + 1} of {count}: {report.name_of(contender, with_ray)}"
-            try:
-                with tempfile.TemporaryDirectory(dir=work, prefix=f".{contender}-") as folder:
-                    job = Job(contender=contender, recipe=on_kernels_of(contender, recipe), tokens=tokens, folder=Path(folder))
-                    history = _turn(job, with_ray, work, name, console)
-            except launch.Failed as failure:
-                del rounds[contender]
-                left_out[contender] = str(failure)
-                continue
-            rounds[contender].append(measure(history, recipe, settings.warmup))
-            console.print(f"{name} {rounds[contender][-1].tokens_per_s:,.0f} tokens/s")
+    for number, contender in itertools.product(range(count), list(rounds)):
+        if contender in left_out:
+            continue
+        name = f"round {number + 1} of {count}: {report.name_of(contender, with_ray)}"
+        try:
+            with tempfile.TemporaryDirectory(dir=work, prefix=f".{contender}-") as folder:
+                job = Job(contender=contender, recipe=on_kernels_of(contender, recipe), tokens=tokens, folder=Path(folder))
+                history = _turn(job, with_ray, work, name, console)
+        except launch.Failed as failure:
+            del rounds[contender]
+            left_out[contender] = str(failure)
+            continue
+        except KeyboardInterrupt:
+            measured = {contender: done for contender, done in rounds.items() if done}
+            return report.Outcome(recipe, settings.warmup, with_ray, measured, left_out, peak, partial=True)
+        rounds[contender].append(measure(history, recipe, settings.warmup))
+        console.print(f"{name} {rounds[contender][-1].tokens_per_s:,.0f} tokens/s")
     return report.Outcome(recipe, settings.warmup, with_ray, rounds, left_out, peak)
 
 

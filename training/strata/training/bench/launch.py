@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from strata.platform import ports
+from strata.platform import children, ports
 from strata.training import records
 from strata.training.bench.contest import OURS, Job
 from strata.training.bench.ours import prepare_home, run_metrics
@@ -71,7 +71,12 @@ def _started(commands: list[tuple[list[str], dict[str, str]]], files: list[Path]
         for (command, environment), file in zip(commands, files, strict=True):
             with file.open("wb") as output:
                 process = subprocess.Popen(
-                    command, env=os.environ | environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+                    command,
+                    env=os.environ | environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    preexec_fn=children.ending_with_us(),
                 )
             processes.append(process)
         yield processes

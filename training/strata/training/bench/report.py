@@ -38,6 +38,7 @@ class Outcome:
     rounds: dict[Contender, list[Round]]
     left_out: dict[Contender, str]
     peak: float | None
+    partial: bool = False  # it was interrupted
 
     def tokens_per_s(self, contender: Contender) -> float | None:
         rounds = self.rounds.get(contender)
@@ -95,6 +96,7 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
             for contender, rounds in outcome.rounds.items()
         },
         "left_out": outcome.left_out,
+        "partial": outcome.partial,
     }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from strata.platform.errors import UserError
 from strata.platform.files import cache_dir, write_atomic
 from strata.platform.recipe import Recipe
 from strata.training import shards
@@ -51,7 +52,10 @@ def _measured(recipe: Recipe, mode: str, saves: int, tokens: Path) -> list[float
     short = short.model_copy(update={"train": short.train.model_copy(update=changes)})
     with tempfile.TemporaryDirectory(dir=work, prefix=".checkpoint-") as folder:
         job = Job(contender="ours", recipe=short, tokens=tokens, folder=Path(folder))
-        history = launch.run(job, True, work, lambda _: None)
+        try:
+            history = launch.run(job, True, work, lambda _: None)
+        except launch.Failed as failure:
+            raise UserError(f"The training that was to be measured failed: {failure}", "Try the recipe: strata train.") from None
     return [record["checkpoint_stall_s"] for record in history if "checkpoint_stall_s" in record][1:]
 
 
