@@ -17,7 +17,7 @@ from .conftest import SMALL, strata_process
 STEPS = 240
 # Of workers, and as many of drivers and of Ray's services; each costs half a minute, most of it starting anew.
 KILLS = int(os.environ.get("STRATA_KILLS", "1"))
-SERVICES = tuple(os.environ.get("STRATA_SERVICES", "raylet gcs_server").split())
+SERVICES = ("raylet", "gcs_server")
 SETTINGS = (
     f"train.steps={STEPS}",
     "train.checkpoint_every=25",

@@ -10,8 +10,10 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
+
+import psutil
 
 from strata.platform.errors import UserError
 
@@ -41,6 +43,7 @@ class ClusterWatch:
         self._address = ray.get_runtime_context().gcs_address
         self._messages: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._answered = self._gcs_seen = time.monotonic()
+        self._family: list[psutil.Process] = []
         self._ended = threading.Event()
         threading.Thread(target=self._run, name="cluster-watch", daemon=True).start()
 
@@ -65,6 +68,14 @@ class ClusterWatch:
         silent = time.monotonic() - self._answered
         return f"The Ray cluster at {self._address} has not answered for {silent:.0f} s." if silent > SILENT_S else None
 
+    def kill_what_is_left(self) -> None:
+        """Workers of a dead cluster of ours live on for some seconds, and would go on writing to the files of their run. They
+        are no children of anybody we know once their raylet is gone, so they are remembered from before."""
+        for process in self._family:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(self._family, timeout=10)
+
     def _run(self) -> None:
         nodes: dict[str, dict[str, Any]] = {}
         while not self._ended.wait(LOOK_EVERY_S):
@@ -74,6 +85,8 @@ class ClusterWatch:
                 self._answered = time.monotonic()
             if dead_part():  # `death` says what that means
                 continue
+            if self._ours:
+                self._family = _started_by_raylet() or self._family
             try:
                 now = _alive_nodes()
             except Exception:  # Ray's client has many errors for a service that is going away, which `death` will report
@@ -90,6 +103,18 @@ def dead_part() -> str | None:
     node = ray._private.worker._global_node
     dead = {kind for kind, _ in node.dead_processes()} if node else set()
     return next((kind for kind in ("raylet", "gcs_server") if kind in dead), None)
+
+
+def _started_by_raylet() -> list[psutil.Process]:
+    """Ray's workers on this machine, of a cluster started by this process."""
+    import ray._private.worker
+
+    node = ray._private.worker._global_node
+    pids = [info.process.pid for info in node.all_processes.get("raylet", [])] if node else []
+    try:
+        return [child for pid in pids for child in psutil.Process(pid).children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
 
 
 @contextmanager

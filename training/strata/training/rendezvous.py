@@ -17,7 +17,7 @@ from ray.train.torch.config import (
     _TorchBackend,
 )
 
-from strata.platform import cluster, local_ray
+from strata.platform import local_ray
 
 
 class FileBackend(_TorchBackend):  # type: ignore[misc]

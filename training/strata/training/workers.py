@@ -51,6 +51,7 @@ def run_workers(job: Job, interrupts: Interrupts, console: Console) -> Outcome:
         try:
             follow(fit, job, interrupts, progress, console, watch)
             if death := watch.death():
+                watch.kill_what_is_left()
                 fix = f"Start the cluster again, then go on with: strata train --resume {job.run.name}"
                 raise ClusterDied(death, fix, job.run.name if ours and not interrupts.asked else None)
         finally:
