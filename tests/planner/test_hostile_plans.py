@@ -379,7 +379,7 @@ def test_what_no_plan_can_be_made_for_is_refused(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("option", ["--recipe", "--model"])
-@pytest.mark.parametrize(("name", "text"), [("deep.yaml", "[" * 100_000), ("bytes.yaml", "\udcff"), ("list.yaml", "[1, 2]")])
+@pytest.mark.parametrize(("name", "text"), [("deep.yaml", "[" * 5_000), ("bytes.yaml", "\udcff"), ("list.yaml", "[1, 2]")])
 def test_a_recipe_that_is_none_is_refused(tmp_path: Path, option: str, name: str, text: str) -> None:
     (tmp_path / name).write_bytes(text.encode("utf-8", "surrogateescape"))
     assert isinstance(try_out(["plan", option, str(tmp_path / name)]), UserError)
