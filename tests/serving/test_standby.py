@@ -29,7 +29,7 @@ class Replica:
     def __init__(self, name: str, dies_after: int | None = None) -> None:
         self.name, self.dies_after = name, dies_after
         self.asked: list[dict[str, Any]] = []
-        self.server = Server(self.handle, lambda: {"calls": self.server.calls}, SECRET)
+        self.server = Server(self.handle, lambda: {"calls": self.server.calls, "healthy": True}, SECRET)
 
     async def handle(self, call: Call) -> None:
         self.asked.append(call.meta)

@@ -103,6 +103,10 @@ class Resumption:
         pass
 
 
+def content_of(method: str, tree: dict[str, Any]) -> Content:
+    return Content(method, json.dumps(tree).encode())
+
+
 def engine_of(vllm: Vllm, pool: Any = None, rule: Rule = NEVER) -> Engine:
     telemetry = Telemetry("tiny", "decode", "d")
     load = PoolLoad(EngineStats(telemetry, 1), rule.min_tokens)
@@ -111,15 +115,19 @@ def engine_of(vllm: Vllm, pool: Any = None, rule: Rule = NEVER) -> Engine:
     return engine
 
 
+def calls_of(engine: Engine) -> DecodeCalls:
+    serving = SimpleServing(engine)
+    state = SimpleNamespace(openai_serving_completion=serving, openai_serving_chat=serving, serving_tokenization=None)
+    return DecodeCalls(state, engine, str, 64)
+
+
 class Decoder:
     """A decode replica. vLLM's OpenAI classes are stood in for: they stream, or answer at the end."""
 
     def __init__(self, name: str) -> None:
         self.name, self.vllm = name, Vllm()
         self.engine = engine_of(self.vllm)
-        serving = SimpleServing(self.engine)
-        state = SimpleNamespace(openai_serving_completion=serving, openai_serving_chat=serving, serving_tokenization=None)
-        self.calls = DecodeCalls(state, self.engine, str, 64)
+        self.calls = calls_of(self.engine)
         self.server = Server(self.calls.handle, lambda: {"calls": self.server.calls}, SECRET)
 
     @property
@@ -309,7 +317,7 @@ def prefilled(prefillers: list[Vllm], decoder: Vllm, prompt: list[int]) -> str |
     """The answer of a decode engine with a pool of prefill replicas, or how it failed."""
 
     async def inside() -> str | KillsEngines | EngineDeadError:
-        servers = [Server(PrefillCalls(vllm, str).handle, dict, SECRET) for vllm in prefillers]
+        servers = [Server(PrefillCalls(vllm, calls_of(engine_of(vllm))).handle, dict, SECRET) for vllm in prefillers]
         links = [await Link.connect(await server.listen("127.0.0.1"), SECRET, lambda _: None) for server in servers]
         peers = [Peer(f"p-{number}", link, {}) for number, link in enumerate(links)]
 
@@ -470,22 +478,22 @@ GUILTY = {"strikes": 2, "guilty": True}
 def test_refusals_end_and_are_bounded() -> None:
     now, told = 0.0, []
     suspects = Suspects(lambda *heard: told.append(heard), clock=lambda: now)
-    content = Content("chat", {"messages": [], "n": 1})
+    content = content_of("chat", {"messages": [], "n": 1})
     assert suspects.judge(content, GUILTY) and told == [(content.digest, GUILTY)]
     with pytest.raises(ApiError):
-        suspects.strikes(Content("chat", {"n": 1, "user": "x", "messages": [], "seed": None}))
-    assert suspects.strikes(Content("completions", {"messages": [], "n": 1})) == 0
+        suspects.strikes(content_of("chat", {"n": 1, "user": "x", "messages": [], "seed": None}))
+    assert suspects.strikes(content_of("completions", {"messages": [], "n": 1})) == 0
     now = REFUSED_S + 1
     assert suspects.strikes(content) == 0
     for number in range(2 * REMEMBERED):
         suspects.hear(str(number), GUILTY)
-        suspects.judge(Content("chat", {"n": number}), {"strikes": 1, "guilty": False})
+        suspects.judge(content_of("chat", {"n": number}), {"strikes": 1, "guilty": False})
     assert len(suspects._refused) == len(suspects._strikes) == REMEMBERED
 
 
 def test_a_suspect_that_is_answered_is_none() -> None:
     suspects = Suspects(lambda *heard: None)
-    content = Content("chat", {"n": 1})
+    content = content_of("chat", {"n": 1})
     suspects.judge(content, {"strikes": 1, "guilty": False})
     assert suspects.strikes(content) == 1
     suspects.clear(content)
@@ -512,7 +520,7 @@ def test_gateways_tell_each_other() -> None:
         other = Server(handle, dict, SECRET)
         link = await Link.connect(await other.listen("127.0.0.1"), SECRET, lambda _: None)
         endpoint.app._gateways._peers["g-2"] = Peer("g-2", link, {})
-        content = Content("completions", {"prompt": [5]})
+        content = content_of("completions", {"prompt": [5]})
         endpoint.app.suspects.judge(content, GUILTY)
         assert await asyncio.wait_for(heard.get(), 5) == {"verdict": {"digest": content.digest, "verdict": GUILTY}}
 
