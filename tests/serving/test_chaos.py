@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -190,6 +191,18 @@ def test_at_random_an_engine_is_killed_only_while_another_answers() -> None:
         outcome = struck(endpoint, blows, spare=True)
         assert endpoint.fewest_engines >= 1
     assert outcome.holds and len(outcome.kills) == sum(map(len, blows))
+
+
+@pytest.mark.parametrize("spare", [False, True])
+def test_what_was_measured_until_ctrl_c_is_reported(spare: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kills, "FIRST", 0.0)
+    monkeypatch.setattr(kills, "LAST", 4.0)  # after the first one the others are far away
+    with stand_in() as endpoint:
+        made = endpoint.kill
+        monkeypatch.setattr(endpoint, "kill", lambda replica: (made(replica), signal.raise_signal(signal.SIGINT)))
+        outcome = struck(endpoint, [(Kind.PREFILL,), (Kind.DECODE,), (Kind.DECODE,)] * 4, spare=spare)
+    assert len(outcome.kills) == len(outcome.planned) < 12
+    assert outcome.holds and outcome.whole
 
 
 def test_an_endpoint_that_does_not_become_whole(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,6 +92,7 @@ class Killer:
     spare: bool = False
     kills: list[Kill] = field(default_factory=list)
     whole: bool = False
+    stopped: bool = False  # kills nobody any more, but still sees the killed ones replaced
     over: bool = False
 
     def excuses(self, attempt: Attempt) -> bool:
@@ -106,7 +107,7 @@ class Killer:
                 draw = random.Random(f"{number} {self.seed}")
                 if self.spare:
                     await asyncio.sleep(began + one.at_s - time.monotonic())
-                    if not await self._see_that_others_answer(one):
+                    if not await self._see_that_others_answer(one) or self.stopped:
                         break
                     tasks.create_task(self._all_back(await self._strike(number, one, draw)))
                     continue
@@ -125,6 +126,8 @@ class Killer:
             if not await task:
                 return False  # the endpoint did not replace that one: a further kill would show nothing new
         await asyncio.sleep(began + one.at_s - time.monotonic())
+        if self.stopped:
+            return False
         return await self._all_back(await self._strike(number, one, draw))
 
     async def _strike(self, number: int, one: Plan, draw: random.Random) -> list[tuple[Kill, set[Replica]]]:
@@ -151,7 +154,7 @@ class Killer:
         """Waits until an engine would be left. Those that it kills may be any, so all of them count as answering now."""
         killed = sum(kind.role in ENGINES for kind in one.kinds)
         deadline = time.monotonic() + BACK_LIMIT_S
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline and not self.stopped:
             if await self.meter.read() and sum(self._counted(role) for role in ENGINES) > killed:
                 return True
             await asyncio.sleep(PERIOD_S)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import signal
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -124,14 +125,33 @@ async def disturb(
     async with _watched(url) as meter:
         killer = kills.Killer(meter.http, population, wanted, meter, _probe(requests[0].body["model"]), seed, overlap, spare)
         began = time.monotonic()
-        async with asyncio.TaskGroup() as group:
+        async with _stopped_by_ctrl_c(killer), asyncio.TaskGroup() as group:
             group.create_task(killer.carry_out(planned))
             # Until it is over: a kill that comes late still comes under load, and new replicas are put to work.
             sent = await drive(url, requests, concurrency, f"{salt}-storm", lambda: not killer.over, killer.excuses)
             ended = time.monotonic()
     storm = Pass(began, ended, tuple(sent), meter.increases)
+    if killer.stopped:
+        made = {kill.blow for kill in killer.kills}
+        planned = [one for number, one in enumerate(planned) if number in made]
     restarted = sum(_restarted(kind, before[kind], population, killer.kills) for kind in ROLES)
     return Outcome(tuple(requests), peace, storm, tuple(planned), tuple(killer.kills), killer.whole, restarted)
+
+
+@contextlib.asynccontextmanager
+async def _stopped_by_ctrl_c(killer: kills.Killer) -> AsyncIterator[None]:
+    """The first Ctrl-C ends the kills, so that what was measured is reported; the second one ends the command."""
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        killer.stopped = True
+        loop.remove_signal_handler(signal.SIGINT)
+
+    loop.add_signal_handler(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
 
 
 def _restarted(role: Kind, before: set[Replica], population: Population, made: Sequence[kills.Kill]) -> int:
