@@ -2,12 +2,14 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 
 import psutil
 import pytest
+from listening import reachable_from_outside
 
 from strata.platform import cluster
 from strata.platform.errors import UserError
@@ -42,6 +44,7 @@ def test_kept_cluster_is_joined_found_and_stopped(kept: cluster.Kept) -> None:
     assert drive() == [49, False, kept.address, 3.0]
     processes = psutil.Process(kept.pid).children(recursive=True)
     assert processes
+    assert reachable_from_outside(psutil.Process(kept.pid)) == []
     # Without its record it is a stranger's: RAY_ADDRESS joins it, and leaving does not end it.
     stranger = {"STRATA_HOME": os.environ["STRATA_HOME"] + "/elsewhere"}
     assert drive(RAY_ADDRESS=kept.address, **stranger) == [49, False, kept.address, 3.0]
@@ -66,3 +69,14 @@ def test_an_address_where_nothing_answers(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     with pytest.raises(UserError, match=r"Nothing answers at 127.0.0.1:1[\s\S]*Unset RAY_ADDRESS"), cluster.connected(1):
         pass
+
+
+@pytest.mark.parametrize(("host", "only_there"), [("127.0.0.1", True), ("0.0.0.0", False)])
+def test_a_cluster_that_listens_on_loopback_only_is_told_apart(
+    host: str, only_there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ray._private.ray_constants.ENABLE_RAY_CLUSTER", True)  # as in a process that has had no cluster
+    with socket.create_server((host, 0)) as listener:
+        port = listener.getsockname()[1]
+        assert cluster._only_on_loopback(f"127.0.0.1:{port}") == only_there
+        assert not cluster._only_on_loopback(f"192.0.2.77:{port}") and not cluster._only_on_loopback("auto")
