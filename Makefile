@@ -85,6 +85,7 @@ crds: ## fetch KubeRay's definitions for 'strata deploy check' and the tests: ST
 	  "https://raw.githubusercontent.com/ray-project/kuberay/v1.7.0/ray-operator/config/crd/bases/ray.io_$$kind.yaml"; done
 
 test: setup lint ## every test that needs no GPU
+	@platform/setup/redis "$(VENV)"
 	@$(VENV)/bin/pytest $(ARGS)
 
 test-gpu: setup ## the tests that need a GPU

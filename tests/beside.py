@@ -11,6 +11,7 @@ import psutil
 from support import Served
 
 SAMPLE_S = 1.0
+IMPORTED_S = 5.0
 
 
 @dataclass
@@ -86,10 +87,22 @@ def _sample_on(served: Served, measured: Measured, stop: threading.Event) -> Non
 
 
 def _sample(served: Served, measured: Measured) -> None:
-    """A process that began later counts from zero."""
-    began = bool(measured.memory)
+    later = bool(measured.memory)
     for process in [served.process, *served.process.children(recursive=True)]:
         with contextlib.suppress(psutil.Error):
             title, now = (process.cmdline() or [process.name()])[0].rpartition("/")[2].split()[0], process.memory_info().rss
-            _, first, most = measured.memory.get(process.pid, (title, 0 if began else now, now))
+            if process.pid not in measured.memory:
+                first = _size_at_start(process, title) if later else now
+                if first is None:
+                    continue
+                measured.memory[process.pid] = title, first, now
+            title, first, most = measured.memory[process.pid]
             measured.memory[process.pid] = title, first, max(most, now)
+
+
+def _size_at_start(process: psutil.Process, title: str) -> int | None:
+    """A process that tries grammars has its parent's size when it is forked; a new one has its own after its imports."""
+    parent = psutil.Process(process.ppid())
+    if (parent.cmdline() or [""])[0].endswith(title):
+        return int(parent.memory_info().rss)
+    return int(process.memory_info().rss) if time.time() - process.create_time() > IMPORTED_S else None

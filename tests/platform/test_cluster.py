@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from listening import reachable_from_outside
 
 from strata.platform import cluster, gcs
 from strata.platform.errors import UserError
@@ -63,6 +65,7 @@ def test_kept_cluster_is_joined_found_and_stopped(kept: cluster.Kept) -> None:
     assert drive() == [49, False, kept.address, 3.0]
     processes = psutil.Process(kept.pid).children(recursive=True)
     assert processes
+    assert reachable_from_outside(psutil.Process(kept.pid)) == []
     # Without its record it is a stranger's: RAY_ADDRESS joins it, and leaving does not end it.
     stranger = {"STRATA_HOME": os.environ["STRATA_HOME"] + "/elsewhere"}
     assert drive(RAY_ADDRESS=kept.address, **stranger) == [49, False, kept.address, 3.0]
@@ -93,7 +96,7 @@ def test_an_address_where_nothing_answers(monkeypatch: pytest.MonkeyPatch) -> No
 KILL_GCS = """
 import json, os, signal, time, ray
 from ray._private import worker
-from strata.platform import cluster, gcs
+from strata.platform import cluster
 
 @ray.remote
 class Counter:
@@ -129,3 +132,14 @@ def test_a_store_is_removed_with_its_cluster_and_a_left_one_at_the_next_start(tm
         with gcs.store(tmp_path) as second:
             assert Path(first["gcs_storage_path"]).is_dir() and Path(second["gcs_storage_path"]).is_dir()
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("host", "only_there"), [("127.0.0.1", True), ("0.0.0.0", False)])
+def test_a_cluster_that_listens_on_loopback_only_is_told_apart(
+    host: str, only_there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ray._private.ray_constants.ENABLE_RAY_CLUSTER", True)  # as in a process that has had no cluster
+    with socket.create_server((host, 0)) as listener:
+        port = listener.getsockname()[1]
+        assert cluster._only_on_loopback(f"127.0.0.1:{port}") == only_there
+        assert not cluster._only_on_loopback(f"192.0.2.77:{port}") and not cluster._only_on_loopback("auto")

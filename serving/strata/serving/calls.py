@@ -144,20 +144,20 @@ class PrefillCalls:
         self.queued_tokens += tokens
         death = self._standby.death
         request = call.meta["request"]
-        try:
-            with death.concerns(call, request):
+        with death.concerns(call, request):
+            try:
                 await death.ward.enter(request, call.meta["strikes"])
                 try:
                     done = await disaggregation.prefill(self._engine, call.body, call.meta["request_id"], call.meta["cache_salt"])
                 finally:
                     if not self._engine.errored:  # who was there when it died stays
                         death.ward.leave(request)
-        except Exception:
-            if self._engine.errored:
-                death.tell()
-            raise
-        finally:
-            self.queued_tokens -= tokens
+            except Exception:
+                if self._engine.errored:
+                    death.tell()
+                raise
+            finally:
+                self.queued_tokens -= tokens
         call.end(done)
 
 
