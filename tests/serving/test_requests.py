@@ -211,6 +211,7 @@ def test_the_status_says_the_type(status: int, kind: str) -> None:
         ),
         ("Please set --reasoning-parser and/or --reasoning-config to use it.", "Please set serve.reasoning_parser to use it."),
         ("by setting --limit-mm-per-prompt at startup", "by setting serve.engine.limit_mm_per_prompt at startup"),
+        ("n must be 1. (parameter=n, value=(1\n))", "n must be 1."),
         ("no flags -- here, a--b, 1--2", "no flags -- here, a--b, 1--2"),
     ],
 )

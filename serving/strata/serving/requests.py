@@ -112,7 +112,8 @@ def validate(tree: dict[str, Any], model: type[AnyRequest]) -> AnyRequest:
     except Exception as error:
         # vLLM's own validators run before pydantic's: they raise errors of vLLM's, and trip over values of a wrong type.
         # It is the client's data all the same.
-        raise ApiError(400, f"The request is not valid: {error}", param=getattr(error, "parameter", None)) from None
+        said = error.args[0] if error.args else error  # without the parameter and the value, which vLLM's errors append
+        raise ApiError(400, f"The request is not valid: {said}", param=getattr(error, "parameter", None)) from None
     if checked.model_extra:
         _refuse_unknown(checked.model_extra, model)
         checked.model_extra.clear()  # what vLLM does not know must not answer when something asks for an attribute

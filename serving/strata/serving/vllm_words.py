@@ -13,6 +13,7 @@ KEYS = {
     "--tool-call-parser": "serve.tool_parser",
     "--reasoning-parser": "serve.reasoning_parser",
 }
+QUOTED = re.compile(r" \((?:parameter|value)=.*\)$", re.DOTALL)  # what 'param' says, and the client knows
 FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9]*(?:-[a-z0-9]+)*)")
 
 
@@ -30,6 +31,7 @@ def error_in(event: str) -> ApiError | None:
 
 
 def in_our_words(message: str) -> str:
+    message = QUOTED.sub("", message)
     for flag, key in KEYS.items():
         message = message.replace(flag, key)
     # Any other flag of vLLM's engine can be set under serve.engine, by its name.
