@@ -26,7 +26,13 @@ from strata.serving.start_progress import DEFAULT_LIMIT_S, LOOK_S, Say, StartPro
 
 WARM_UP = 3  # as many hand-overs as it takes to know their rate
 # In messages about a process that ended: they name no reason.
-OF_A_DEAD_PROCESS = ("Engine core initialization failed", "ActorDiedError", "RayActorError", "EngineDeadError")
+OF_A_DEAD_PROCESS = (
+    "Engine core initialization failed",
+    "ActorDiedError",
+    "RayActorError",
+    "EngineDeadError",
+    "Traceback (most recent call last)",  # Serve wraps another error's whole traceback into a RuntimeError
+)
 PROCESS_GIB = 1.5  # a CPU engine's two processes before any weights: Python, torch, vLLM
 
 
