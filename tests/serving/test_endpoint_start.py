@@ -108,9 +108,12 @@ def test_a_model_that_fails_with_its_first_answer_is_refused(gateway: Gateway, m
 def test_a_death_without_a_reason_is_no_fault_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint, "_cause", lambda failure, began: None)
     monkeypatch.setattr(endpoint, "_logs", lambda began: [])
+    monkeypatch.setattr(endpoint, "_statuses", list)
     refused = endpoint._refused("Deploying application strata failed:\n\nThe actor died.\nExit code 137.\n", 0.0)
     assert refused.cause == "An engine ended while it started: The actor died. Exit code 137."
     assert "Start it again" in refused.fix
+    monkeypatch.setattr(endpoint, "_statuses", lambda: [KILLED])
+    assert endpoint._refused("failed", 0.0).cause == "An engine ended while it started: EngineCore was killed by signal 9."
 
 
 KILLED = """The deployment failed to start 1 times in a row. Error:
