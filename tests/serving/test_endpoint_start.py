@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -107,9 +108,30 @@ def test_a_model_that_fails_with_its_first_answer_is_refused(gateway: Gateway, m
 def test_a_death_without_a_reason_is_no_fault_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint, "_cause", lambda failure, began: None)
     monkeypatch.setattr(endpoint, "_logs", lambda began: [])
+    monkeypatch.setattr(endpoint, "_statuses", list)
     refused = endpoint._refused("Deploying application strata failed:\n\nThe actor died.\nExit code 137.\n", 0.0)
     assert refused.cause == "An engine ended while it started: The actor died. Exit code 137."
     assert "Start it again" in refused.fix
+    monkeypatch.setattr(endpoint, "_statuses", lambda: [KILLED])
+    assert endpoint._refused("failed", 0.0).cause == "An engine ended while it started: EngineCore was killed by signal 9."
+
+
+KILLED = """The deployment failed to start 1 times in a row. Error:
+ray::ServeReplica:strata:decode.initialize_and_get_metadata() (pid=7, ip=127.0.0.1)
+RuntimeError: Traceback (most recent call last):
+  File "replica.py", line 1, in initialize
+    await self._user_callable_wrapper.initialize_callable()
+RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {'EngineCore': -9}"""
+UNKNOWN = KILLED.replace("RuntimeError: Engine core initialization failed. See root", "ValueError: no such layer. See root")
+
+
+@pytest.mark.parametrize(("message", "cause"), [(KILLED, None), (UNKNOWN, "ValueError: no such layer. See root")])
+def test_a_reason_is_told_apart_from_a_death(message: str, cause: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    deployed = SimpleNamespace(applications={"strata": SimpleNamespace(deployments={"decode": SimpleNamespace(message=message)})})
+    monkeypatch.setattr("ray.serve.status", lambda: deployed)
+    monkeypatch.setattr(endpoint, "_logs", lambda began: [])
+    found = endpoint._cause("Deploying application strata failed", 0.0)
+    assert found == cause or (cause and found and found.startswith(cause))
 
 
 def test_the_warm_up_sends_a_key(gateway: Gateway, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

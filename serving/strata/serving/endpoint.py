@@ -27,7 +27,13 @@ from strata.serving.warm import server
 
 WARM_UP = 3  # as many hand-overs as it takes to know their rate
 # In messages about a process that ended: they name no reason.
-OF_A_DEAD_PROCESS = ("Engine core initialization failed", "ActorDiedError", "RayActorError", "EngineDeadError")
+OF_A_DEAD_PROCESS = (
+    "Engine core initialization failed",
+    "ActorDiedError",
+    "RayActorError",
+    "EngineDeadError",
+    "Traceback (most recent call last)",  # Serve wraps another error's whole traceback into a RuntimeError
+)
 WARM_S = 120.0  # an import of vLLM takes 10 s, and many times that on a machine that is busy
 PROCESS_GIB = 1.5  # a CPU engine's two processes before any weights: Python, torch, vLLM
 
@@ -216,14 +222,19 @@ def _refused(failure: str, began: float) -> UserError:
     cause = _cause(failure, began)
     if cause is None:
         return UserError(
-            f"An engine ended while it started: {_in_one_line(failure)}{shown(_logs(began))}",
+            f"An engine ended while it started: {_ending(failure)}{shown(_logs(began))}",
             "Start it again. If it was killed for memory, close something or lower serve.kv_cache_gib; see 'strata doctor'.",
         )
     return UserError(f"vLLM cannot serve this model: {cause}", "Mend the model folder or the recipe's serve section.")
 
 
-def _in_one_line(failure: str) -> str:
-    """Ray's and Serve's messages go on for pages; their last lines name the reason."""
+def _ending(failure: str) -> str:
+    """vLLM names the process and its exit code, a signal's as a negative number. Else the last lines: Ray's and Serve's messages
+    go on for pages."""
+    for text in (*_statuses(), failure):
+        if ended := re.search(r"Failed core proc\(s\): \{'(\w+)': (-?\d+)\}", text):
+            process, code = ended.groups()
+            return f"{process} " + (f"was killed by signal {code[1:]}." if code.startswith("-") else f"exited with code {code}.")
     lines = [line.strip() for line in failure.splitlines() if line.strip()]
     return " ".join(lines[-2:])[:500]
 
@@ -231,15 +242,18 @@ def _in_one_line(failure: str) -> str:
 def _cause(failure: str, began: float) -> str | None:
     """Serve says only that a deployment failed; the reason is in its status, or, if it was the engine's own process
     that ended, in that process's log. None: no exception of its own is named anywhere, as when it was killed."""
-    from ray import serve
-
-    statuses = [d.message for application in serve.status().applications.values() for d in application.deployments.values()]
-    for text in (*_engine_logs(began), *statuses, failure):
+    for text in (*_engine_logs(began), *_statuses(), failure):
         errors = re.findall(r"\b\w+(?:Error|Exception): .+(?:\n {2}\S.*)*", text)  # pydantic goes on in indented lines
         told = [" ".join(error.split()) for error in errors if not any(word in error for word in OF_A_DEAD_PROCESS)]
         if told:
             return told[-1][:500]
     return None
+
+
+def _statuses() -> list[str]:
+    from ray import serve
+
+    return [d.message for application in serve.status().applications.values() for d in application.deployments.values()]
 
 
 def _engine_logs(began: float) -> list[str]:
