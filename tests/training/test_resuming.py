@@ -84,7 +84,11 @@ def test_errors_of_ray_train_are_reduced_to_their_cause() -> None:
     own = UserError("cause", "fix")
     assert failures.explain(WorkerGroupError("", {3: UserExceptionWithTraceback(own, "")}), "r") is own
     lost = failures.explain(WorkerGroupError("", {1: ActorDiedError()}), "r")
-    assert isinstance(lost, UserError) and "more often than train.max_failures" in lost.cause and "--resume r" in lost.fix
+    assert (
+        isinstance(lost, UserError)
+        and "train.max_failures allows no more: The actor died" in lost.cause
+        and "--resume r" in lost.fix
+    )
     assert failures.explain(WorkerGroupError("", {1: ZeroDivisionError()}), "r") is None
 
 

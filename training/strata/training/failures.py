@@ -28,10 +28,11 @@ def explain(error: BaseException, run: str) -> Exception | None:
 
 def _lost(error: BaseException) -> str | None:
     """For workers that died without an error of their own, more often than train.max_failures allows."""
-    kinds = {type(cause).__name__ for cause in _causes(error)}
-    if kinds & {"ActorDiedError", "RayActorError", "ActorUnavailableError", "NodeDiedError", "WorkerCrashedError"}:
-        return "Workers or their machine were lost, more often than train.max_failures allows."
-    if kinds & {"SystemExit", "LocalRayletDiedError", "RaySystemError", "RpcError"}:
+    kinds = {type(cause).__name__: " ".join(str(cause).split())[:200] for cause in _causes(error)}
+    for kind in ("NodeDiedError", "ActorDiedError", "RayActorError", "ActorUnavailableError", "WorkerCrashedError"):
+        if kind in kinds:
+            return f"Workers, their controller or their machine were lost, and train.max_failures allows no more: {kinds[kind]}"
+    if kinds.keys() & {"SystemExit", "LocalRayletDiedError", "RaySystemError", "RpcError"}:
         return "The connection to the Ray cluster was lost."
     if "WorkerGroupStartupTimeoutError" in kinds:
         return "The workers did not start in time: the cluster has too few free CPUs or GPUs, or is very busy."
