@@ -10,10 +10,11 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -108,7 +109,15 @@ def test_an_endpoint_outlives_the_head_and_is_whole_when_it_is_back(trained: Pat
     redis = shutil.which("redis-server", path=f"{BIN}:{os.environ['PATH']}")
     if redis is None:
         pytest.skip("There is no redis-server; 'make test' fetches one where there is apt.")
-    port, redis_port, head_port = (ports.find_free() for _ in range(3))
+    with ExitStack() as held:
+        numbers = [held.enter_context(ports.reserve()).port for _ in range(3)]
+        # A new pod has a folder of its own. Short ones, since Ray puts sockets in them.
+        folders = [held.enter_context(tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True)) for _ in range(2)]
+        lose_and_restore_the_head(trained, tmp_path, redis, numbers, folders)
+
+
+def lose_and_restore_the_head(trained: Path, tmp_path: Path, redis: str, numbers: list[int], folders: list[str]) -> None:
+    port, redis_port, head_port = numbers
     (tmp_path / "redis.conf").write_text(f"requirepass {PASSWORD}\nbind 127.0.0.1\nport {redis_port}\ndir {tmp_path}\n")
     (tmp_path / "recipe.yaml").write_text(f"extends: laptop\nserve: {{port: {port}, prefill: {{replicas: 0}}}}\n")
     model = str(trained / "runs" / "tiny" / "export")
@@ -122,7 +131,7 @@ def test_an_endpoint_outlives_the_head_and_is_whole_when_it_is_back(trained: Pat
     of_worker = {"RAY_gcs_rpc_server_reconnect_timeout_s": "600"} | common
     resources = json.dumps({"strata-decode": 1, "strata-gateway": 1})
     worker_command = [*start, f"--address={address}", "--num-cpus=2", f"--resources={resources}"]
-    with process(redis, str(tmp_path / "redis.conf")), process(*head_command, **of_head) as head:
+    with process(redis, str(tmp_path / "redis.conf")), process(*head_command, f"--temp-dir={folders[0]}", **of_head) as head:
         wait_for(lambda: not ports.is_free(head_port), 60)
         with process(*worker_command, **of_worker) as worker:
             run(DEPLOY.format(address=address, recipe=str(tmp_path / "recipe.yaml"), model=model))
@@ -135,7 +144,7 @@ def test_an_endpoint_outlives_the_head_and_is_whole_when_it_is_back(trained: Pat
             kill_all(head)
             lost = time.monotonic()
             time.sleep(AWAY_S)
-            with process(*head_command, **of_head):
+            with process(*head_command, f"--temp-dir={folders[1]}", **of_head):
                 time.sleep(AWAY_S)
                 client.ended.set()
                 client.join()
