@@ -23,7 +23,7 @@ class ClusterDied(UserError):
     a new cluster by itself. Not in this process: a thread that still waits for the dead cluster would end it at its next
     call."""
 
-    def __init__(self, cause: str, fix: str, run: str | None) -> None:
+    def __init__(self, cause: str, fix: str, run: str | None = None) -> None:
         super().__init__(cause, fix)
         self.run = run
 

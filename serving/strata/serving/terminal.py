@@ -46,7 +46,7 @@ def serve(overrides: Sequence[str], run: str | None, model: Path | None, recipe:
         pass
     finally:
         with console.status("Stopping …"):
-            up.__exit__(None, None, None)
+            up.__exit__(*sys.exc_info())  # a cluster that died is left in another way
         console.print("Stopped.")
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 
+from strata.platform.cluster_watch import ClusterDied, dead_part
 from strata.platform.errors import UserError
 from strata.platform.metrics import SERVE_REPLICAS
 from strata.platform.recipe import ServeSection
@@ -147,5 +148,10 @@ def until_lost(url: str, section: ServeSection, tell: Callable[[str], None]) -> 
 
     watch, looker = Watch(url, wanted(section), tell), Looker(url, serve.status)
     while True:
+        if dead_part() == "raylet":  # nothing of the cluster lives on without it; a GCS is started again (`gcs.py`)
+            raise ClusterDied(
+                f"The endpoint at {url} is lost: Ray's node service (raylet) on this machine has died.",
+                "Start it again with the same command; its port is free.",
+            )
         watch.take(looker.look(), time.monotonic())
         time.sleep(LOOK_S)

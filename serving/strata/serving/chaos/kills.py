@@ -13,7 +13,7 @@ from strata.platform.metrics import SERVE_REPLICAS
 from strata.serving.chaos import counters
 from strata.serving.chaos.client import Attempt, send
 from strata.serving.chaos.requests import Request
-from strata.serving.chaos.victims import ROLES, Kind, Population, Replica
+from strata.serving.chaos.victims import OF_RAY, ROLES, Kind, Population, Replica
 
 BACK_LIMIT_S = 300.0
 PERIOD_S = 0.25  # between two looks at the processes
@@ -217,7 +217,7 @@ class Killer:
             if len(alive) >= self.wanted[kind] and set(alive) - before:
                 break
             await asyncio.sleep(PERIOD_S)
-        if kind == Kind.CONTROLLER:
+        if kind in OF_RAY:
             await asyncio.sleep(SETTLE_S)
             return
         while not (self.meter.at > looked and self._counted(kind.role) >= self.wanted[kind]):

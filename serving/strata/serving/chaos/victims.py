@@ -14,7 +14,8 @@ from strata.platform.errors import UserError
 
 class Kind(StrEnum):
     """A replica's own process, or the engine under it alone: the first takes its connections along, the second leaves a
-    replica behind that must notice. The controller is Ray Serve's, which replaces the others and which no request passes."""
+    replica behind that must notice. The controller is Ray Serve's, which replaces the others and which no request passes. The
+    GCS is Ray's, without which nothing new is placed."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -22,12 +23,14 @@ class Kind(StrEnum):
     PREFILL_ENGINE = "prefill-engine"
     DECODE_ENGINE = "decode-engine"
     CONTROLLER = "controller"
+    GCS = "gcs"
 
     @property
     def role(self) -> str:
         return self.removesuffix("-engine")
 
 
+OF_RAY = (Kind.CONTROLLER, Kind.GCS)
 ROLES = (Kind.GATEWAY, Kind.PREFILL, Kind.DECODE)  # of replicas, which the endpoint counts
 ENGINE = re.compile(r"VLLM::EngineCore\b")
 
@@ -66,6 +69,8 @@ class Processes:
 
 def is_replica(title: str, role: str) -> bool:
     """While a method runs its name stands behind: `ray::ServeReplica:strata:decode.handle_request`."""
+    if role == Kind.GCS:
+        return title.endswith("/gcs_server")
     name = "ServeController" if role == Kind.CONTROLLER else f"ServeReplica:strata:{role}"
     return re.match(rf"ray::{name}\b", title) is not None
 
