@@ -89,12 +89,12 @@ def _patience() -> Iterator[None]:
 
 @contextmanager
 def _without_helpers() -> Iterator[None]:
-    """Three processes less, each of which takes 1 to 3 seconds of a core to start: the log monitor, which has nothing to forward
-    (`log_to_driver` is off), the autoscaler's monitor, for a cluster that cannot grow, and, for usage statistics alone, which are
-    off, the dashboard's, for which `ray.init` waits. Not needed once Ray has an option."""
+    """Two processes less, each of which takes 1 to 3 seconds of a core to start: the log monitor, which has nothing to forward
+    (`log_to_driver` is off), and, for usage statistics alone, which are off, the dashboard's, for which `ray.init` waits. The
+    autoscaler's monitor stays: it counts the nodes that the cluster board shows. Not needed once Ray has an option."""
     from ray._private.node import Node
 
-    names = ("start_log_monitor", "start_monitor", "start_api_server")
+    names = ("start_log_monitor", "start_api_server")
     before = {name: getattr(Node, name) for name in names}
     for name in names:
         setattr(Node, name, lambda *_, **__: None)
