@@ -121,6 +121,14 @@ def _find_title() -> None:
     getproctitle()
 
 
+def _title_by_package() -> None:
+    """Ray has a copy of that library of its own, which looks for the title's place when it is too late."""
+    import ray._raylet
+    from setproctitle import getproctitle, setproctitle
+
+    ray._raylet.getproctitle, ray._raylet.setproctitle = getproctitle, setproctitle
+
+
 def _become(wanted: dict[str, Any], given: list[int]) -> None:
     """The worker that Ray wanted to start. Does not return."""
     code = 1
@@ -135,6 +143,7 @@ def _become(wanted: dict[str, Any], given: list[int]) -> None:
         os.environ.update(wanted["environment"])
         os.chdir(wanted["folder"])
         seed.plant()
+        _title_by_package()
         script = wanted["argv"][0]
         sys.argv[:] = wanted["argv"]
         sys.path[0] = str(Path(script).parent)
