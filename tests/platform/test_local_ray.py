@@ -1,5 +1,6 @@
 """A Ray cluster that is slow to start, with Ray's part played by the test."""
 
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 import ray
 from ray._private import services
 
-from strata.platform import cluster
+from strata.platform import local_ray
 from strata.platform.errors import UserError
 
 SLOW = "The current node timed out during startup. This could happen because some of the raylet failed to startup."
@@ -32,7 +33,10 @@ def starts(monkeypatch: pytest.MonkeyPatch, *outcomes: Any) -> list[dict[str, An
 def test_a_start_that_timed_out_is_tried_once_more(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     context = SimpleNamespace()
     calls = starts(monkeypatch, Exception(SLOW), context)
-    assert cluster._start_local(2, dashboard=False) is context and len(calls) == 2
+    with ExitStack() as stores:
+        assert local_ray._start(2, False, stores) is context and len(calls) == 2
+    first, second = (call["_system_config"]["gcs_storage_path"] for call in calls)
+    assert first != second  # what a failed start left in its store is of no use
     assert capsys.readouterr().err == "Ray did not start in time, as happens on a busy machine; trying once more.\n"
 
 
@@ -41,8 +45,8 @@ def test_one_that_does_not_start_is_an_error_of_one_line(
     monkeypatch: pytest.MonkeyPatch, outcomes: tuple[Exception, ...]
 ) -> None:
     starts(monkeypatch, *outcomes)
-    with pytest.raises(UserError, match="The local Ray cluster did not start: ") as raised:
-        cluster._start_local(2, dashboard=False)
+    with ExitStack() as stores, pytest.raises(UserError, match="The local Ray cluster did not start: ") as raised:
+        local_ray._start(2, False, stores)
     assert "\n" not in raised.value.cause
 
 
@@ -58,8 +62,8 @@ def test_ray_waits_longer_for_its_node_than_its_own_30_s(
         return answer
 
     monkeypatch.setattr(services, "get_node", registered)
-    monkeypatch.setattr(cluster, "SLOW_S", 0.0)
-    with cluster._patience():
+    monkeypatch.setattr(local_ray, "SLOW_S", 0.0)
+    with local_ray._patience():
         assert services.get_node("address", "node") == {"node": 1}
     assert services.get_node is registered
     assert capsys.readouterr().err == "Ray is starting slowly, as happens on a busy machine; still waiting.\n"
