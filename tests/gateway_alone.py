@@ -81,7 +81,7 @@ class Replica:
 
 async def replica() -> None:
     stand_in = Replica()
-    server = Server(stand_in.handle, lambda: {"calls": server.calls}, SECRET)
+    server = Server(stand_in.handle, lambda: {"calls": server.calls, "healthy": True}, SECRET)
     print((await server.listen("127.0.0.1")).rpartition(":")[2], flush=True)
     await asyncio.Event().wait()
 
