@@ -75,7 +75,8 @@ def test_killed_at_random_moments_a_run_ends_as_an_undisturbed_one(home: Path, c
             os.kill(process.pid, signal.SIGKILL)
             process.communicate()
             process = strata_process(home, "train", "--resume", disturbed.name)
-        wait_until(lambda killed=killed: starts.exists() and starts.stat().st_mtime > killed)
+        if victim != "gcs_server":  # which is started again under workers that go on
+            wait_until(lambda killed=killed: starts.exists() and starts.stat().st_mtime > killed)
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 0, output
     assert "Traceback" not in output and "Raylet is terminated" not in output

@@ -131,4 +131,4 @@ def test_storage_that_went_away_does_not_send_a_run_back_to_its_beginning(
     saver = Saver(folder(tmp_path / "unmounted"), None, *sections, Origin({}, "tokens", 4, 0), lambda: None)
     assert saver.resume() == 0
     with pytest.raises(UserError, match="The run has saved a checkpoint at step 4"):
-        saver.resume(lambda: 4)
+        saver.resume("", lambda: 4)

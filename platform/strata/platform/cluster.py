@@ -94,15 +94,15 @@ def stop() -> bool:
 
 
 @contextmanager
-def connected(cpus: int) -> Iterator[bool]:
+def connected(cpus: int, spare: int = 0) -> Iterator[bool]:
     """RAY_ADDRESS first, then the cluster we keep, else a new one that ends with this block; yields whether it will.
 
     `cpus` is what the caller will ask Ray for: a new cluster offers at least that many (a one-core machine still runs
-    two workers, slowly)."""
+    two workers, slowly), and `spare` more: a GCS that dies while it starts an actor forgets the CPUs that it gave out for it."""
     kept = find()
     address = os.environ.get("RAY_ADDRESS") or (kept.address if kept else None)
     if address is None:
-        with local_ray.running(cpus, dashboard=False):
+        with local_ray.running(max(os.cpu_count() or 1, cpus) + spare, dashboard=False):
             yield True
         return
     _join(address, cpus)

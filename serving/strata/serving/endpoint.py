@@ -35,6 +35,7 @@ OF_A_DEAD_PROCESS = (
     "Traceback (most recent call last)",  # Serve wraps another error's whole traceback into a RuntimeError
 )
 WARM_S = 120.0  # an import of vLLM takes 10 s, and many times that on a machine that is busy
+SPARE_CPUS = 16  # a number for Ray's books: engines take what cores there are
 PROCESS_GIB = 1.5  # a CPU engine's two processes before any weights: Python, torch, vLLM
 
 
@@ -85,8 +86,10 @@ def _running(section: ServeSection, folder: Path, model_id: str, say: Say) -> It
     prefill = EngineSpec.of("prefill", section, folder, model_id, network)
     decode = EngineSpec.of("decode", section, folder, model_id, network)
     cpus = math.ceil(prefill.cpus() + decode.cpus())
+    # Engines have an environment of their own, for which Ray starts new processes: idle ones started ahead are of no use.
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     # The import of vLLM begins when Ray is up: beside it, a busy machine might not start Ray within Ray's own time limit.
-    with mps.running(section), cluster.connected(cpus) as ends_with_us, _warm(section, decode) as warm:
+    with mps.running(section), cluster.connected(cpus, SPARE_CPUS) as ends_with_us, _warm(section, decode) as warm:
         phases["Ray"] = _since(began, phases)
         limit_s = section.start_timeout_s or DEFAULT_LIMIT_S[section.device]
         start = StartProgress(limit_s, say, lambda: _logs(began), _describe)
