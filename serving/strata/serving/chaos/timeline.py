@@ -5,7 +5,7 @@ from pathlib import Path
 from strata.serving.chaos.run import Outcome, Verdict
 
 COLORS = {Verdict.SAME: "#2b6cb0", Verdict.DIFFERENT: "#dd6b20", Verdict.LOST: "#c53030"}
-KILL_COLORS = {"prefill": "#2f855a", "decode": "#6b46c1", "gateway": "#1a202c", "controller": "#b7791f"}
+KILL_COLORS = {"prefill": "#2f855a", "decode": "#6b46c1", "gateway": "#1a202c", "controller": "#b7791f", "gcs": "#c53030"}
 
 Line = tuple[int, float, float, str]  # its row, from, to, its color
 
