@@ -43,7 +43,7 @@ class Row:
 
     @property
     def error(self) -> float | None:
-        """Of the time (or memory) that it stands for: below 0, the planner is too quick (or too lean)."""
+        """Relative error of the time (or memory) that it stands for: below 0, the planner is too quick (or too lean)."""
         if self.planned is None:
             return None
         return (self.published / self.planned if self.unit in RATES else self.planned / self.published) - 1
@@ -51,7 +51,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Errors:
-    """Of a regime's figures: the mean of their sizes, the mean with its sign, the lowest and the highest."""
+    """Errors of a regime's figures: the mean of their sizes, the mean with its sign, the lowest and the highest."""
 
     figures: int
     mean: float
@@ -138,7 +138,7 @@ def _collective(params: dict[str, Any], metric: str, name: str) -> float:
 
 
 def _allocated(found: TrainingPlan) -> float:
-    """What torch's allocator reserves: without the CUDA context and NCCL."""
+    """Bytes that torch's allocator reserves: without the CUDA context and NCCL."""
     return found.memory.peak - found.memory.fullest.runtime
 
 

@@ -1,4 +1,4 @@
-"""What a replica does when it is called: requests in OpenAI's shape, and on a prefill replica bare prefills."""
+"""Calls that a replica answers: requests in OpenAI's shape, and on a prefill replica bare prefills."""
 
 import asyncio
 import contextlib
