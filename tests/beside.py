@@ -11,7 +11,7 @@ import psutil
 from support import Served
 
 SAMPLE_S = 1.0
-IMPORTED_S = 5.0
+IMPORTED_S = 20.0
 
 
 @dataclass

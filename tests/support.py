@@ -1,10 +1,13 @@
 """What tests of several rooms use: the command line, a recipe small enough for tests, and a served endpoint."""
 
+import gc
 import os
 import resource
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +43,30 @@ def starts_at_once(*command: str) -> bool:
     """On any machine, however slow or busy: beside what the libraries of a command line cost there, and by the CPU's clock."""
     libraries = _cpu_seconds(sys.executable, "-c", "import typer.rich_utils, rich.markdown, pydantic, yaml")
     return _cpu_seconds(*command) < 2.5 * libraries
+
+
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """Holds what follows to so much of the CPU's time on the machine that the bounds were written on, on which the loop below
+    takes 0.1 s, and to as much more as a slower or busier one takes for that loop."""
+    gc.collect()
+    gc.freeze()  # what earlier tests left is not this one's to walk through
+    try:
+        before, began = _python_loop(), time.process_time()
+        yield
+        took = time.process_time() - began
+        slower = max(1.0, max(before, _python_loop()) / 0.1)
+    finally:
+        gc.unfreeze()
+    assert took < seconds * slower, f"{took:.2f} s where {seconds:.2f} s are allowed, on a machine {slower:.2f} times slower"
+
+
+def _python_loop() -> float:
+    began = time.process_time()
+    found: dict[int, int] = {}
+    for number in range(600_000):
+        found[number % 1000] = found.get(number % 997, 0) + number
+    return time.process_time() - began
 
 
 def _cpu_seconds(*command: str) -> float:

@@ -1,9 +1,9 @@
 import random
-import time
 from pathlib import Path
 from typing import get_args
 
 import pytest
+from support import within
 
 from strata.planner.layout import Schedule
 from strata.planner.schedules import Operation, in_flight, orders, parts_of, peak, refusal, stage_of
@@ -262,9 +262,8 @@ def test_the_quick_total_of_few_micro_batches_is_exact(size: Size) -> None:
 
 
 def test_a_quarter_of_a_million_operations_take_less_than_a_second() -> None:
-    began = time.process_time()
-    simulation = simulate("interleaved", 64, 512, 4, even(256, 1, 1, 1, 0.1))
-    assert time.process_time() - began < 1
+    with within(1):
+        simulation = simulate("interleaved", 64, 512, 4, even(256, 1, 1, 1, 0.1))
     assert sum(map(len, simulation.orders)) == 2 * 64 * 512 * 4
 
 

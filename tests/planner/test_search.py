@@ -1,13 +1,13 @@
 """The search: nothing that is better than what it returns was left out, everything it returns works, and it is quick."""
 
 import random
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
 import pytest
+from support import within
 
 from strata.planner import library, recipes
 from strata.planner.activations import keeping_of
@@ -204,9 +204,8 @@ def test_when_nothing_fits_it_says_by_how_much_and_what_would() -> None:
 @pytest.mark.parametrize("goal", ["time", "cost", "gpus"])
 @pytest.mark.parametrize(("name", "gpus", "tokens", "seconds"), [("1t-moe", 100_000, 64e6, 5.0), ("llama-3-70b", 512, 4e6, 2.0)])
 def test_it_is_quick(name: str, gpus: int, tokens: float, seconds: float, goal: str) -> None:
-    began = time.process_time()
-    found = search(library.model(name), H100, NDR, gpus, MEGATRON, batch_tokens=tokens, goal=goal)  # type: ignore[arg-type]
-    assert time.process_time() - began < seconds
+    with within(seconds):
+        found = search(library.model(name), H100, NDR, gpus, MEGATRON, batch_tokens=tokens, goal=goal)  # type: ignore[arg-type]
     assert found.best[0].layout.gpus > 0.97 * found.best[0].gpus
 
 

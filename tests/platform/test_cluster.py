@@ -134,6 +134,21 @@ def test_a_store_is_removed_with_its_cluster_and_a_left_one_at_the_next_start(tm
     assert not list(tmp_path.iterdir())
 
 
+def test_a_cluster_leaves_the_environment_as_it_was() -> None:
+    """A Ray cluster that this process starts or joins later is none of ours: with our switch it could have no second node."""
+    from ray._private import ray_constants
+
+    names = (ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, "GLOO_SOCKET_IFNAME", "UCX_NET_DEVICES", "VLLM_HOST_IP")
+
+    def state() -> list[object]:
+        return [ray_constants.ENABLE_RAY_CLUSTER, *map(os.environ.get, names)]
+
+    before = state()
+    with cluster.connected(1):
+        assert all(os.environ[name] for name in names) and not ray_constants.ENABLE_RAY_CLUSTER
+    assert state() == before
+
+
 @pytest.mark.parametrize(("host", "only_there"), [("127.0.0.1", True), ("0.0.0.0", False)])
 def test_a_cluster_that_listens_on_loopback_only_is_told_apart(
     host: str, only_there: bool, monkeypatch: pytest.MonkeyPatch

@@ -24,7 +24,7 @@ def test_a_second_setup_does_nothing_at_once(root: Path) -> None:
     start = time.monotonic()
     answer = install(root, VENV)
     assert (answer.returncode, answer.stdout) == (0, "")
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 10  # building takes minutes
 
 
 def test_unknown_profile(root: Path, tmp_path: Path) -> None:

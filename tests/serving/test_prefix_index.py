@@ -1,5 +1,6 @@
 import random
-import time
+
+from support import within
 
 from strata.serving.prefix_index import PrefixIndex
 
@@ -73,9 +74,6 @@ def test_a_long_prompt_takes_about_a_millisecond() -> None:
     index = PrefixIndex(16, 10_000)
     prompt = tokens(8000)
     index.add(prompt)
-    times = []
-    for _ in range(20):
-        began = time.perf_counter()
-        index.cached_tokens(prompt)
-        times.append(time.perf_counter() - began)
-    assert min(times) < 0.002
+    with within(20 * 0.002):
+        for _ in range(20):
+            index.cached_tokens(prompt)

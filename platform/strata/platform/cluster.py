@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -105,10 +105,11 @@ def connected(cpus: int, spare: int = 0) -> Iterator[bool]:
         with local_ray.running(max(os.cpu_count() or 1, cpus) + spare, dashboard=False):
             yield True
         return
-    _join(address, cpus)
-    local_ray.hush()
-    with cluster_watch.left_well():
-        yield False
+    with local_ray.on_loopback() if _only_on_loopback(address) else nullcontext():
+        _join(address, cpus)
+        local_ray.hush()
+        with cluster_watch.left_well():
+            yield False
 
 
 def _join(address: str, cpus: int) -> None:
@@ -121,8 +122,6 @@ def _join(address: str, cpus: int) -> None:
         raise UserError(
             f"Nothing answers at {address}, where RAY_ADDRESS says a Ray cluster is.", "Unset RAY_ADDRESS to use a local one."
         )
-    if _only_on_loopback(address):
-        local_ray.on_loopback()
     maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")

@@ -27,7 +27,7 @@ TEMP_DIR = Path(f"/tmp/strata-ray-{os.getuid()}")
 @contextmanager
 def running(cpus: int | None, dashboard: bool) -> Iterator[Any]:
     """A cluster that ends with this block; yields what `ray.init` returned."""
-    with ExitStack() as stores:
+    with on_loopback(), _variables(_of_workers()), ExitStack() as stores:
         context = _start(cpus, dashboard, stores)
         hush()
         with cluster_watch.left_well(), gcs.kept_alive():
@@ -122,30 +122,49 @@ def hush() -> None:
     worker.print_to_stdstream = show
 
 
-def on_loopback() -> None:
+@contextmanager
+def on_loopback() -> Iterator[None]:
     """Has Ray in this process and its children use 127.0.0.1 as the address of this machine's node, so that all of Ray's
     servers listen there only. Ray replaces a loopback address that it is given by the machine's outer one, unless this switch
     says that clusters have one node, as on the systems it is named for."""
     from ray._private import ray_constants
 
-    os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"
-    ray_constants.ENABLE_RAY_CLUSTER = False  # read from the environment when Ray was imported
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    with _variables({ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0"}):
+        ray_constants.ENABLE_RAY_CLUSTER = False  # read from the environment when Ray was imported
+        try:
+            yield
+        finally:
+            ray_constants.ENABLE_RAY_CLUSTER = before
 
 
-def _workers_on_loopback() -> None:
-    """Has the libraries in Ray's workers, which inherit this environment, listen on the loopback interface only."""
+def _of_workers() -> dict[str, str]:
+    """What Ray's workers inherit from this process, where the user has set nothing else. The libraries in them listen on the
+    loopback interface only."""
     interface = next(name for name, addresses in psutil.net_if_addrs().items() if any(a.address == LOOPBACK for a in addresses))
-    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "UCX_NET_DEVICES"):
-        os.environ.setdefault(variable, interface)
-    os.environ.setdefault("VLLM_HOST_IP", LOOPBACK)
+    variables = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "UCX_NET_DEVICES"), interface)
+    variables |= {"VLLM_HOST_IP": LOOPBACK, "RAY_USAGE_STATS_ENABLED": "0"}
+    # By default Ray's workers give way to everything else on the machine (nice 15), and those are what the user waits for.
+    variables |= {"RAY_worker_niceness": "0"}
+    return {name: value for name, value in variables.items() if name not in os.environ}
+
+
+@contextmanager
+def _variables(variables: dict[str, str]) -> Iterator[None]:
+    """Sets them until the block ends: what this process starts later is none of this cluster's."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def _options(cpus: int | None, dashboard: bool) -> dict[str, Any]:
-    on_loopback()
-    _workers_on_loopback()
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # By default Ray's workers give way to everything else on the machine (nice 15), and those are what the user waits for.
-    os.environ.setdefault("RAY_worker_niceness", "0")
     return {
         "address": "local",
         "num_cpus": max(os.cpu_count() or 1, cpus or 1),

@@ -26,7 +26,7 @@ Grammar = tuple[str, str]  # json | regex | grammar, and its text
 
 MAX_CHARACTERS = 2**17
 CPU_SECONDS = 2  # an ordinary schema takes 0.03 s with 128,000 tokens, one of 1,000 properties 0.25 s
-MEMORY = 2 * 2**30
+MEMORY = 256 * 2**20  # an ordinary schema takes 15 MiB, the largest tried 55; the engine will need as much
 STEPS = 16  # tokens generated in a trial: some grammars compile at once and are slow to follow, or end in a dead end
 MAX_WAITING = 16  # trials take turns: with more than this before it a request is told to come back
 REMEMBERED = 1024  # a client sends the same few schemas again and again
@@ -166,7 +166,7 @@ def _in_a_fork(tokens: Any, grammars: list[Grammar]) -> str:
     with os.fdopen(reading, "rb") as answers:
         answer = answers.read()
     os.waitpid(child, 0)
-    return answer[1:].decode() if answer else f"it takes more than {CPU_SECONDS} s or {MEMORY // 2**30} GiB, or crashes."
+    return answer[1:].decode() if answer else f"it takes more than {CPU_SECONDS} s or {MEMORY // 2**20} MiB, or crashes."
 
 
 def _try(tokens: Any, grammars: list[Grammar]) -> str:

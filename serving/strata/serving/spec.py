@@ -104,6 +104,7 @@ class EngineSpec:
     def environment(self) -> dict[str, str]:
         """Set on the replica's process, and so on the engine processes it starts."""
         common = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        common["VLLM_XGRAMMAR_CACHE_MB"] = os.environ.get("VLLM_XGRAMMAR_CACHE_MB", "128")  # vLLM's 512 are clients' to fill
         if self.device == "gpu":
             if self.our_kernels:
                 common |= vllm_plugin.environment()
