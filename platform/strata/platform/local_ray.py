@@ -51,10 +51,10 @@ def _start(cpus: int | None, dashboard: bool, stores: ExitStack) -> Any:
             for process in set(psutil.Process().children(recursive=True)) - before:
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
-            if not tries_left or "timed out" not in str(error).lower():
+            if not tries_left or not any(sign in str(error).lower() for sign in ("timed out", "failed to connect")):
                 reason = " ".join(str(error).split())[:300]
                 raise UserError(f"The local Ray cluster did not start: {reason}", "See 'strata doctor'.") from None
-            print("Ray did not start in time, as happens on a busy machine; trying once more.", file=sys.stderr)
+            print("Ray did not start, as happens on a busy machine; trying once more.", file=sys.stderr)
     raise AssertionError("unreachable")
 
 
