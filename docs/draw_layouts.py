@@ -21,8 +21,8 @@ from deepspeed.runtime.pipe import schedule
 from strata.platform import recipe_file
 from strata.platform.recipe import ParallelSection
 from strata.training.layout import place
+from strata.training.parallel.shard_map import pieces
 from strata.training.parallel.tensor import split_dimension
-from strata.training.pieces import pieces
 
 FOLDER = Path(__file__).parent / "layouts"
 FONT = "system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from strata.planner.check_collectives import published_allreduce
 from strata.planner.layout import Schedule
-from strata.planner.simulate import even, simulate
-from strata.planner.timeline import draw
+from strata.planner.pipeline.simulate import even, simulate
+from strata.planner.pipeline.timeline import draw
+from strata.planner.validation.check_collectives import published_allreduce
 
 FOLDER = Path(__file__).parent / "planner"
 STAGES, MICRO_BATCHES = 4, 8

@@ -13,7 +13,7 @@ import pytest
 from support import ROOT, STRATA, TINY, Served, start_serving
 from watching import Watch, watching
 
-from strata.monitoring.prometheus import binary
+from strata.monitoring.prometheus.server import binary
 from strata.platform.errors import UserError
 
 

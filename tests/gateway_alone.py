@@ -16,14 +16,14 @@ from typing import Any
 
 import uvloop
 
+from strata.serving.engine.request_context import Turn
 from strata.serving.gateway import http
 from strata.serving.gateway.admission import Admission
 from strata.serving.gateway.app import App
 from strata.serving.gateway.keys import Keys
-from strata.serving.link import SECRET_BYTES, Call, Server
-from strata.serving.peers import Peers
-from strata.serving.telemetry import Gateway as Telemetry
-from strata.serving.turn import Turn
+from strata.serving.metrics.telemetry import Gateway as Telemetry
+from strata.serving.transport.link import SECRET_BYTES, Call, Server
+from strata.serving.transport.peers import Peers
 
 SECRET = b"x" * SECRET_BYTES
 EVENT = "data: " + "x" * 1000 + "\n\n"

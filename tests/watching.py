@@ -19,10 +19,12 @@ import psutil
 import pytest
 from support import ROOT
 
-from strata.monitoring import prometheus, scrape
-from strata.monitoring.gpu_exporter import node_name
-from strata.platform import local_ray, ports
+from strata.monitoring.gpu.exporter import node_name
+from strata.monitoring.prometheus import scrape
+from strata.monitoring.prometheus import server as prometheus
+from strata.platform import ports
 from strata.platform.files import write_atomic
+from strata.platform.ray_cluster import local_ray
 
 RECORDED = ROOT / "tests" / "monitoring" / "recorded"
 EVERY_S = 1  # a scrape, and an evaluation of the rules: a run of a few seconds must be several of them

@@ -52,7 +52,7 @@ def store(stand_in: StandIn) -> Store:
 def push(stand_in: StandIn, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Push:
     (tmp_path / "rules").mkdir()
     (tmp_path / "rules" / "training.yaml").write_text(RULES)
-    monkeypatch.setattr("strata.monitoring.prometheus.rules_dir", lambda: tmp_path / "rules")
+    monkeypatch.setattr("strata.monitoring.prometheus.server.rules_dir", lambda: tmp_path / "rules")
     monkeypatch.delenv("GRAFANA_TOKEN", raising=False)
     app = typer.Typer()
     app.command()(commands.dashboards_push)

@@ -13,7 +13,7 @@ from watching import Watch
 
 from strata.dashboards.board import VARIABLES
 from strata.platform import metrics
-from strata.serving.requests import MAX_BODY_BYTES
+from strata.serving.api.requests import MAX_BODY_BYTES
 
 # Series that cannot be there on one machine without a GPU on a good day, and why. None may be named that is.
 OPERATOR = "KubeRay's operator runs on Kubernetes only"

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from strata.kernels import flash_attention_portable, flash_attention_portable_backward
 from strata.kernels.compiler.ahead import compile_ahead
-from strata.kernels.flash_attention import flash_attention, reference
+from strata.kernels.ops.flash_attention import portable, portable_backward
+from strata.kernels.ops.flash_attention.flash_attention import flash_attention, reference
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -80,8 +80,8 @@ def by_op(shape: Shape, q: Tensor, k: Tensor, v: Tensor, dout: Tensor) -> tuple[
 
 def by_portable(shape: Shape, q: Tensor, k: Tensor, v: Tensor, dout: Tensor) -> tuple[Tensor, ...]:
     options = (shape.causal, shape.window, shape.e**-0.5, shape.cu_seqlens(), shape.t)
-    out, lse = flash_attention_portable.forward(q, k, v, *options)
-    return out, *flash_attention_portable_backward.backward(dout, q, k, v, out, lse, *options)
+    out, lse = portable.forward(q, k, v, *options)
+    return out, *portable_backward.backward(dout, q, k, v, out, lse, *options)
 
 
 RUNS = [(by_op, shape) for shape in SHAPES] + [(by_portable, shape) for shape in SHAPES if shape.e == 128]

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from strata.platform import ports, recipe_file
-from strata.serving.bench import dummy_model
+from strata.serving.bench.contenders import dummy_model
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 pytest.importorskip("vllm")

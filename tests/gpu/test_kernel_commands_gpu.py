@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from strata.kernels import tuning
 from strata.kernels.bench.case import OURS
 from strata.kernels.commands import bench_kernels, kernels_tune
+from strata.kernels.tuning import tunable
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -28,9 +28,9 @@ def test_benchmark_times_ours_and_its_peers_under_the_ceilings(tmp_path: Path, c
 
 
 def test_tuning_writes_a_table_that_launches_read(capsys: pytest.CaptureFixture[str]) -> None:
-    arch = tuning.architecture(torch.device("cuda"))
+    arch = tunable.architecture(torch.device("cuda"))
     kernels_tune(["swiglu"])
-    table = tuning.read(tuning.measured_path(arch))
+    table = tunable.read(tunable.measured_path(arch))
     assert table and all(line.startswith("swiglu") for line in table)
-    assert tuning.measured(arch) == table  # read anew, also by a process that had read it before
+    assert tunable.measured(arch) == table  # read anew, also by a process that had read it before
     assert "best ms" in capsys.readouterr().out

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from strata.kernels.kv_cache_write import kv_cache_write
+from strata.kernels.ops.kv_cache_write import kv_cache_write
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

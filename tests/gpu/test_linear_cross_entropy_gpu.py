@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from strata.kernels.linear_cross_entropy import LOGITS_BYTES, REDUCTIONS, linear_cross_entropy, reference
+from strata.kernels.ops.linear_cross_entropy.linear_cross_entropy import LOGITS_BYTES, REDUCTIONS, linear_cross_entropy, reference
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from strata.platform.recipe import ModelSection
-from strata.training.model import Llama
-from strata.training.ops import Kernels
+from strata.training.model.llama import Llama
+from strata.training.model.ops import Kernels
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

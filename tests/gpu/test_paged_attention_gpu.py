@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from strata.kernels.paged_attention import paged_attention
+from strata.kernels.ops.paged_attention.paged_attention import paged_attention
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

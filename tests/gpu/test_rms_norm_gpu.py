@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from strata.kernels.rms_norm import add_rms_norm, reference, rms_norm
+from strata.kernels.ops.rms_norm.rms_norm import add_rms_norm, reference, rms_norm
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

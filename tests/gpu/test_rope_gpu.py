@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from strata.kernels.rope import reference, rope, rope_
+from strata.kernels.ops.rope import reference, rope, rope_
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from strata.kernels.swiglu import reference, swiglu
+from strata.kernels.ops.swiglu import reference, swiglu
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from training.ranks import train_on_this_rank
+from training.parallel.ranks import train_on_this_rank
 
 from strata.platform import recipe_file
-from strata.training import shards
-from strata.training.corpus import open_corpus
+from strata.training.data import shards
+from strata.training.data.corpus import open_corpus
 from strata.training.loop import Job
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

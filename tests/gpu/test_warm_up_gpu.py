@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 import torch
 
-from strata.kernels.warm_up import ServedModel, warm_up
+from strata.kernels.compiler.warm_up import ServedModel, warm_up
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -51,7 +51,7 @@ def counting_compilations() -> Iterator[list[str]]:
 
 
 def test_hook_sees_what_was_not_warmed_up() -> None:
-    from strata.kernels.rms_norm import rms_norm
+    from strata.kernels.ops.rms_norm.rms_norm import rms_norm
 
     with counting_compilations() as compiled:
         rms_norm(torch.randn(3, 96, device=DEVICE), torch.ones(96, device=DEVICE), 1e-6)
@@ -59,10 +59,10 @@ def test_hook_sees_what_was_not_warmed_up() -> None:
 
 
 def test_layers_compile_nothing_for_any_number_of_tokens() -> None:
-    from strata.kernels.kv_cache_write import kv_cache_write
-    from strata.kernels.rms_norm import add_rms_norm, rms_norm
-    from strata.kernels.rope import rope_
-    from strata.kernels.swiglu import swiglu
+    from strata.kernels.ops.kv_cache_write import kv_cache_write
+    from strata.kernels.ops.rms_norm.rms_norm import add_rms_norm, rms_norm
+    from strata.kernels.ops.rope import rope_
+    from strata.kernels.ops.swiglu import swiglu
 
     assert warmed() > 0
     weight = torch.ones(MODEL.hidden, device=DEVICE, dtype=MODEL.dtype)
@@ -84,7 +84,7 @@ def test_layers_compile_nothing_for_any_number_of_tokens() -> None:
 
 
 def test_attention_compiles_nothing_for_any_batch() -> None:
-    from strata.kernels.paged_attention import paged_attention
+    from strata.kernels.ops.paged_attention.paged_attention import paged_attention
 
     assert warmed() > 0
     blocks = MODEL.max_context // MODEL.block_size

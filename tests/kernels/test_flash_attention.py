@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from strata.kernels import flash_attention_portable as portable
-from strata.kernels.flash_attention import flash_attention, reference
-from strata.kernels.flash_attention_portable_backward import backward
+from strata.kernels.ops.flash_attention import portable
+from strata.kernels.ops.flash_attention.flash_attention import flash_attention, reference
+from strata.kernels.ops.flash_attention.portable_backward import backward
 
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here: tests/gpu has them")
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}

@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from strata.kernels import flash_attention_hopper as hopper
 from strata.kernels.compiler.compilation import pretending
+from strata.kernels.ops.flash_attention import hopper
 
 COMPILE = """
 import json
 import torch
-from strata.kernels import flash_attention_hopper as hopper
+from strata.kernels.ops.flash_attention import hopper
 from strata.kernels.compiler.compilation import launched
 from strata.kernels.compiler.stages import compile_stages
 

@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from strata.kernels import flash_attention_hopper_backward as hopper
+from strata.kernels.ops.flash_attention import hopper_backward as hopper
 
 COMPILE = """
 import json
 import torch, triton
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
-from strata.kernels import flash_attention_hopper_backward as hopper
+from strata.kernels.ops.flash_attention import hopper_backward as hopper
 
 triton.knobs.nvidia.dump_ptxas_log = True  # prints what ptxas says of registers, spills and serialised wgmma
 kernel = hopper.backward_kernel

@@ -12,8 +12,9 @@ from rich.console import Console
 from torch import Tensor
 
 from strata.kernels import catalog
-from strata.kernels.bench import plot, report, run, small
+from strata.kernels.bench import plot, report, run
 from strata.kernels.bench.case import OURS, Bar, Case, Contest, Missing
+from strata.kernels.bench.cases import small
 from strata.kernels.bench.ceilings import Ceilings
 from strata.kernels.bench.harness import Result, Row, Settings, measure, relative_error
 from strata.kernels.commands import bench_kernels

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from strata.kernels.kv_cache_write import kv_cache_write, kv_cache_write_cpu, kv_cache_write_triton, reference
+from strata.kernels.ops.kv_cache_write import kv_cache_write, kv_cache_write_cpu, kv_cache_write_triton, reference
 
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU, Triton's code runs there: tests/gpu")
 BOTH = [pytest.param(kv_cache_write_cpu, id="cpu"), pytest.param(kv_cache_write_triton, id="triton", marks=interpreted)]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from strata.kernels.linear_cross_entropy import (
+from strata.kernels.ops.linear_cross_entropy.linear_cross_entropy import (
     LOGITS_BYTES,
     REDUCTIONS,
     backward_of_each,
@@ -16,7 +16,7 @@ from strata.kernels.linear_cross_entropy import (
     multiply_triton,
     reference,
 )
-from strata.kernels.linear_cross_entropy_rows import Rows, softmax_rows_cpu, softmax_rows_triton
+from strata.kernels.ops.linear_cross_entropy.rows import Rows, softmax_rows_cpu, softmax_rows_triton
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU, Triton's code runs there: tests/gpu")
@@ -88,9 +88,9 @@ def test_chunks_add_up(rows: Rows, dtype: torch.dtype, monkeypatch: pytest.Monke
     """Of one token up to all; of more than eight chunks the weight gradient is summed in fp32."""
     x, weight, targets = drawn(20, 8, 64, dtype)
     expected = truth(x, weight, targets)
-    monkeypatch.setattr("strata.kernels.linear_cross_entropy.LOGITS_BYTES", {"cpu": 0})
+    monkeypatch.setattr("strata.kernels.ops.linear_cross_entropy.linear_cross_entropy.LOGITS_BYTES", {"cpu": 0})
     for tokens in (1, 3, 7, 20):
-        monkeypatch.setattr("strata.kernels.linear_cross_entropy.LEAST_TOKENS", tokens)
+        monkeypatch.setattr("strata.kernels.ops.linear_cross_entropy.linear_cross_entropy.LEAST_TOKENS", tokens)
         found = ours(rows, x, weight, targets, "mean", PLAIN, torch.ones(()))
         assert max(distance(one, other) for one, other in zip(found, expected, strict=True)) < TOLERANCE[dtype]
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import strata.kernels
-from strata.kernels.on_device import on_its_device
+from strata.kernels.ops.on_device import on_its_device
 
 
 @pytest.mark.parametrize(("index", "switches"), [(0, []), (1, ["cuda:1"])])
@@ -34,7 +34,7 @@ def test_a_tensor_without_storage_needs_no_gpu() -> None:
 
 
 def test_every_operation_does_so() -> None:
-    files = Path(strata.kernels.__path__[0]).glob("*.py")
+    files = Path(strata.kernels.__path__[0], "ops").rglob("*.py")
     registered = [
         line for file in files for line in re.findall(r"^ *_?library\.impl\(.*\"CUDA\"\)$", file.read_text(), re.MULTILINE)
     ]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from strata.kernels.paged_attention import paged_attention, paged_attention_triton, reference
+from strata.kernels.ops.paged_attention.paged_attention import paged_attention, paged_attention_triton, reference
 
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU there, Triton does not interpret")
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from strata.kernels.rms_norm import (
+from strata.kernels.ops.rms_norm.backward import rms_norm_backward_cpu, rms_norm_backward_triton
+from strata.kernels.ops.rms_norm.rms_norm import (
     add_rms_norm,
     add_rms_norm_cpu,
     add_rms_norm_triton,
@@ -13,7 +14,6 @@ from strata.kernels.rms_norm import (
     rms_norm_cpu,
     rms_norm_triton,
 )
-from strata.kernels.rms_norm_backward import rms_norm_backward_cpu, rms_norm_backward_triton
 
 EPS = 1e-5
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}

@@ -4,15 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from strata.kernels.rope import (
-    reference,
-    rope,
-    rope_,
-    rope_cpu,
-    rope_in_place_cpu,
-    rope_in_place_triton,
-    rope_triton,
-)
+from strata.kernels.ops.rope import reference, rope, rope_, rope_cpu, rope_in_place_cpu, rope_in_place_triton, rope_triton
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU, Triton's code runs there: tests/gpu")

@@ -4,14 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from strata.kernels.swiglu import (
-    reference,
-    swiglu,
-    swiglu_backward_cpu,
-    swiglu_backward_triton,
-    swiglu_cpu,
-    swiglu_triton,
-)
+from strata.kernels.ops.swiglu import reference, swiglu, swiglu_backward_cpu, swiglu_backward_triton, swiglu_cpu, swiglu_triton
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU, Triton's code runs there: tests/gpu")

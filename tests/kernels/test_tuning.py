@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from strata.kernels import catalog, tuner, tuning
-from strata.kernels.tuning import Config, Key, Tunable, TuningCase, config
+from strata.kernels import catalog
+from strata.kernels.bench import tuner
+from strata.kernels.tuning import tunable as tuning
+from strata.kernels.tuning.tunable import Config, Key, Tunable, TuningCase, config
 from strata.platform.errors import UserError
 
 CPU = torch.device("cpu")

@@ -1,4 +1,4 @@
-"""Stands in for NVML on machines without a GPU: the functions that `strata.monitoring.gpu` calls, answered from
+"""Stands in for NVML on machines without a GPU: the functions that `strata.monitoring.gpu.nvml` calls, answered from
 `recorded/nvml_h200x2.json`; constants and errors are those of the real `pynvml`.
 
 `python tests/monitoring/nvml_stand_in.py` writes `recorded/gpu_exporter.txt`: what our exporter makes of those values.
@@ -17,8 +17,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from strata.monitoring import gpu_exporter, gpu_xid
-from strata.monitoring.gpu import Cards
+from strata.monitoring.gpu import exporter
+from strata.monitoring.gpu import xid as gpu_xid
+from strata.monitoring.gpu.nvml import Cards
 
 RECORDED = Path(__file__).parent / "recorded"
 NODE = "gpu-node-1"
@@ -156,7 +157,7 @@ def exporter_text() -> str:
 
     class Once(Collector):
         def collect(self) -> Iterator[Metric]:
-            yield from gpu_exporter.families(NODE, recorded_cards().read(), xids)
+            yield from exporter.families(NODE, recorded_cards().read(), xids)
 
     registry = CollectorRegistry()
     registry.register(Once())

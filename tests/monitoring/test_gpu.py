@@ -10,8 +10,8 @@ import pynvml
 import pytest
 from support import starts_at_once
 
-from strata.monitoring.gpu import Cards
-from strata.monitoring.gpu_actors import UNKNOWN, actor_of
+from strata.monitoring.gpu.actors import UNKNOWN, actor_of
+from strata.monitoring.gpu.nvml import Cards
 
 from .nvml_stand_in import Nvml, recorded, recorded_cards
 

@@ -17,8 +17,9 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from strata.monitoring import gpu_exporter, gpu_xid
-from strata.monitoring.gpu import Cards
+from strata.monitoring.gpu import exporter as gpu_exporter
+from strata.monitoring.gpu import xid as gpu_xid
+from strata.monitoring.gpu.nvml import Cards
 from strata.platform import metrics
 from strata.platform.errors import UserError
 

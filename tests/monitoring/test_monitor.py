@@ -20,9 +20,11 @@ import pytest
 import yaml
 from support import ROOT
 
-from strata.monitoring import grafana, prometheus, scrape
-from strata.monitoring.gpu_exporter import node_name
+from strata.monitoring import grafana
+from strata.monitoring.gpu.exporter import node_name
 from strata.monitoring.monitor import summary, watch
+from strata.monitoring.prometheus import scrape
+from strata.monitoring.prometheus import server as prometheus
 from strata.platform import ports
 from strata.platform.errors import UserError
 
@@ -173,7 +175,7 @@ MONITOR = """
 import sys
 from pathlib import Path
 from strata.monitoring.commands import monitor
-from strata.platform import local_ray
+from strata.platform.ray_cluster import local_ray
 local_ray.TEMP_DIR = Path(sys.argv[1])
 monitor(port=int(sys.argv[2]), url=sys.argv[3:])
 """

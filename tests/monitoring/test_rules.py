@@ -13,10 +13,10 @@ import pytest
 import yaml
 from support import KUBECTL, ROOT
 
-from strata.monitoring import manifests, prometheus, scrape
+from strata.monitoring.prometheus import manifests, scrape, server
 from strata.platform import metrics
 from strata.platform.errors import UserError
-from strata.serving import policy
+from strata.serving.routing import policy
 
 RULES = ROOT / "infra" / "prometheus" / "rules"
 TESTS = ROOT / "infra" / "prometheus" / "tests"
@@ -35,7 +35,7 @@ KEPT = (
 @pytest.fixture(scope="module")
 def promtool() -> str:
     try:
-        return prometheus.binary("promtool")
+        return server.binary("promtool")
     except UserError as error:
         pytest.skip(str(error))
 
@@ -77,7 +77,7 @@ def test_rules_do_what_they_say(promtool: str, file: Path) -> None:
 
 
 def test_promtool_accepts_the_laptops_configuration(promtool: str, tmp_path: Path) -> None:
-    config = prometheus.write_files(tmp_path, 9090, ["http://127.0.0.1:8000", "https://models.example"], gpu_port=9835)
+    config = server.write_files(tmp_path, 9090, ["http://127.0.0.1:8000", "https://models.example"], gpu_port=9835)
     run(promtool, "check", "config", config)
     assert sorted(file.name for file in (tmp_path / "rules").iterdir()) == sorted(file.name for file in RULES.iterdir())
 
@@ -147,7 +147,7 @@ def test_objectives_lie_on_bounds_of_buckets_and_reasons_exist() -> None:
 @pytest.mark.parametrize("name", manifests.FILES)
 def test_a_clusters_objects_are_fresh(name: str) -> None:
     committed = (COMPONENTS / name).read_text()
-    assert committed == manifests.render(name), "run 'python -m strata.monitoring.manifests'"
+    assert committed == manifests.render(name), "run 'python -m strata.monitoring.prometheus.manifests'"
 
 
 def test_a_clusters_rules_are_the_laptops() -> None:

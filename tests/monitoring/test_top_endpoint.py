@@ -8,12 +8,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
-from strata.monitoring import top_endpoint
-from strata.monitoring.top_endpoint import Absent, Endpoint, EndpointWatch, increase, parse, quantile, summarize
+from strata.monitoring.top import endpoint as top_endpoint
+from strata.monitoring.top.endpoint import Absent, Endpoint, EndpointWatch, increase, parse, quantile, summarize
 from strata.platform import metrics
 from strata.platform.errors import UserError
-from strata.serving import exposition
-from strata.serving.telemetry import Gateway, Replica
+from strata.serving.metrics import exposition
+from strata.serving.metrics.telemetry import Gateway, Replica
 
 GATEWAY = 'model="tiny",role="gateway",replica="gateway-1"'
 DECODE = 'model="tiny",role="decode",replica="decode-1"'

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from strata.monitoring.top_runs import FRESH_S, Progress, RunWatch, seconds_per_step
+from strata.monitoring.top.runs import FRESH_S, Progress, RunWatch, seconds_per_step
 from strata.platform import recipe_file, runs
 from strata.platform.runs import Run, State
 

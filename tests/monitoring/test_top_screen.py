@@ -4,11 +4,11 @@ import math
 import pytest
 from rich.console import Console
 
-from strata.monitoring.gpu import Gpu, GpuProcess, Lost, Reading
-from strata.monitoring.top_endpoint import Absent, Endpoint, Latency, Recently, Replica
-from strata.monitoring.top_machine import Cores
-from strata.monitoring.top_runs import Progress
-from strata.monitoring.top_screen import Look, duration, levels, milliseconds, sparkline
+from strata.monitoring.gpu.nvml import Gpu, GpuProcess, Lost, Reading
+from strata.monitoring.top.endpoint import Absent, Endpoint, Latency, Recently, Replica
+from strata.monitoring.top.machine import Cores
+from strata.monitoring.top.runs import Progress
+from strata.monitoring.top.screen import Look, duration, levels, milliseconds, sparkline
 
 from .nvml_stand_in import recorded_cards
 

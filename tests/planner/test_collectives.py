@@ -7,12 +7,13 @@ from typing import get_args
 
 import pytest
 
-from strata.planner import algorithms, congestion, lab, library, nccl
-from strata.planner.algorithms import Algorithm, own_blocks, own_data, run
-from strata.planner.check_collectives import MEAN_BAR, WORST_BAR, mean_error, published_allreduce, worst_error
-from strata.planner.collectives import Links, cost, costs_of_all, explain, links, plans
-from strata.planner.hardware import Fabric
-from strata.planner.patterns import Kind, Place
+from strata.planner.catalogue import library
+from strata.planner.catalogue.hardware import Fabric
+from strata.planner.collectives import algorithms, congestion, lab, nccl
+from strata.planner.collectives.algorithms import Algorithm, own_blocks, own_data, run
+from strata.planner.collectives.cost import Links, cost, costs_of_all, explain, links, plans
+from strata.planner.collectives.patterns import Kind, Place
+from strata.planner.validation.check_collectives import MEAN_BAR, WORST_BAR, mean_error, published_allreduce, worst_error
 from strata.platform.errors import UserError
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30

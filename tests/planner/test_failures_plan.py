@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from strata.planner.failures import (
+from strata.planner.catalogue.fleets import FLEETS
+from strata.planner.reliability.failures import (
     MODES,
     USUAL,
     FailurePlan,
@@ -24,9 +25,8 @@ from strata.planner.failures import (
     plan_failures,
     young,
 )
-from strata.planner.fleets import FLEETS
-from strata.planner.queueing import erlang_b, erlang_c, poisson_at_most
-from strata.planner.sheet import Sheet
+from strata.planner.serving.queueing import erlang_b, erlang_c, poisson_at_most
+from strata.planner.worksheet import Sheet
 from strata.platform.errors import UserError
 
 HOUR = 3600.0

@@ -22,9 +22,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from typer.main import get_command
 
-from strata.planner import algorithms, library, ranges
-from strata.planner.fleets import FLEETS
-from strata.planner.software import PROGRAMS
+from strata.planner import ranges
+from strata.planner.catalogue import library
+from strata.planner.catalogue.fleets import FLEETS
+from strata.planner.catalogue.software import PROGRAMS
+from strata.planner.collectives import algorithms
 from strata.platform import recipe_file
 from strata.platform.cli import build
 from strata.platform.errors import UserError

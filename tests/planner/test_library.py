@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from support import starts_at_once
 
-from strata.planner import huggingface, library
-from strata.planner.hardware import Fabric, Gpu
-from strata.planner.shape import Experts, Latent, Shape
+from strata.planner.catalogue import huggingface, library
+from strata.planner.catalogue.hardware import Fabric, Gpu
+from strata.planner.catalogue.shape import Experts, Latent, Shape
 from strata.platform import recipe_file
 from strata.platform.errors import UserError
 
@@ -221,7 +221,7 @@ def test_configs_that_cannot_be_read_are_refused() -> None:
 
 @pytest.mark.parametrize("name", ["laptop", "laptop-moe", "h200", "8xh100", "8xh100-moe"])
 def test_recipes_have_the_parameters_training_counts(name: str) -> None:
-    from strata.training.model import count_active_parameters, count_parameters
+    from strata.training.model.llama import count_active_parameters, count_parameters
 
     section, shape = recipe_file.load(name).model, library.open_model(name)
     gates = section.layers * section.hidden if section.moe and section.moe.shared_ffn else 0  # left out by `Shape`
@@ -288,7 +288,8 @@ def test_entries_of_the_catalogue_are_checked(tmp_path: Path) -> None:
 
 def test_it_starts_at_once_without_torch() -> None:
     code = (
-        "import sys; from strata.planner import library; library.model('gpt-3'); library.gpu('h100'); library.fabric('ndr-400'); "
+        "import sys; from strata.planner.catalogue import library; library.model('gpt-3'); library.gpu('h100'); "
+        "library.fabric('ndr-400'); "
         "assert not {'torch', 'ray', 'numpy', 'transformers'} & set(sys.modules)"
     )
     assert starts_at_once(sys.executable, "-c", code)

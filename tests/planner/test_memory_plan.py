@@ -8,13 +8,16 @@ from typing import Any, Literal
 
 import pytest
 
-from strata.planner import check_memory, library, memory, schedules
-from strata.planner.activations import EAGER, FLASH, FSDP, OWN, OWN_ON_CPU, UNFUSED, Keeping, keeping_of, layer_parts
+from strata.planner.catalogue import library
+from strata.planner.catalogue.shape import Shape
+from strata.planner.catalogue.software import PROGRAMS
 from strata.planner.layout import Layout, Recompute, Schedule
-from strata.planner.memory import IN_FLIGHT, MemoryPlan, peak_bytes, plan_memory
-from strata.planner.shape import Shape
-from strata.planner.sheet import Sheet
-from strata.planner.software import PROGRAMS
+from strata.planner.memory import plan as memory
+from strata.planner.memory.activations import EAGER, FLASH, FSDP, OWN, OWN_ON_CPU, UNFUSED, Keeping, keeping_of, layer_parts
+from strata.planner.memory.plan import IN_FLIGHT, MemoryPlan, peak_bytes, plan_memory
+from strata.planner.pipeline import schedules
+from strata.planner.validation import check_memory
+from strata.planner.worksheet import Sheet
 from strata.platform.recipe import ModelSection, MoESection
 
 Kernels = Literal["strata", "torch"]
@@ -144,7 +147,7 @@ def _kept_by_torch(section: ModelSection, precision: str, mode: Recompute, kerne
     import torch
     from torch.profiler import ProfilerActivity, profile
 
-    from strata.training.model import Llama
+    from strata.training.model.llama import Llama
     from strata.training.parallel import recompute
 
     model = Llama(section, kernels=kernels).to(torch.bfloat16 if precision == "bf16" else torch.float32)
@@ -321,7 +324,7 @@ def test_against_torchtitan(layout: Layout, sequence: int, published: float) -> 
 
 
 def test_the_loss_is_planned_in_the_chunks_that_it_takes() -> None:
-    from strata.kernels import linear_cross_entropy as loss
+    from strata.kernels.ops.linear_cross_entropy import linear_cross_entropy as loss
 
     assert {"gpu": loss.LOGITS_BYTES["cuda"], "cpu": loss.LOGITS_BYTES["cpu"]} == memory.LOGITS_CHUNK
     assert loss.MOST_ROUNDINGS == memory.CHUNKS_ADDED_UP

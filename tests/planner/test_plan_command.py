@@ -11,16 +11,16 @@ import pytest
 from support import STRATA, starts_at_once
 from typer.testing import CliRunner, Result
 
-from strata.planner import check_collectives
-from strata.planner.commands import plan
-from strata.planner.explain import put_in
+from strata.planner.catalogue.library import fabric, gpu, model
+from strata.planner.catalogue.software import program
+from strata.planner.cli.explain import put_in
+from strata.planner.cli.plan import plan
 from strata.planner.layout import Layout
-from strata.planner.library import fabric, gpu, model
-from strata.planner.sheet import FUNCTIONS, Sheet
-from strata.planner.software import program
-from strata.planner.step import plan_step
-from strata.planner.training import TrainingPlan, plan_training
+from strata.planner.plan import TrainingPlan, plan_training
+from strata.planner.step.step import plan_step
 from strata.planner.units import count, show, size
+from strata.planner.validation import check_collectives
+from strata.planner.worksheet import FUNCTIONS, Sheet
 from strata.platform.cli import build
 from strata.platform.errors import UserError
 
@@ -116,10 +116,10 @@ def test_explanations_are_of_the_plans_own_figures() -> None:
 
 
 def sheets() -> list[Sheet]:
-    from strata.planner.collectives import explain, links
-    from strata.planner.patterns import Place
-    from strata.planner.serving import Slo, plan_serving
-    from strata.planner.serving_step import Load
+    from strata.planner.collectives.cost import explain, links
+    from strata.planner.collectives.patterns import Place
+    from strata.planner.serving.capacity import Slo, plan_serving
+    from strata.planner.serving.engine_step import Load
 
     card, net = gpu("h100"), fabric("ndr-400")
     served, sparse = Sheet("serving"), Sheet("experts")

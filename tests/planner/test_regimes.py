@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from strata.planner import check_regimes, check_training, validate
+from strata.planner.catalogue.library import model
 from strata.planner.layout import Layout
-from strata.planner.library import model
-from strata.planner.trust import REGIMES, VALIDATED, regimes_of
+from strata.planner.validation import check_regimes, check_training, validate
+from strata.planner.validation.trust import REGIMES, VALIDATED, regimes_of
 from strata.platform.cli import build
 
 ROOT = Path(__file__).parents[2]

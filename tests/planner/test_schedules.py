@@ -6,9 +6,9 @@ import pytest
 from support import within
 
 from strata.planner.layout import Schedule
-from strata.planner.schedules import Operation, in_flight, orders, parts_of, peak, refusal, stage_of
-from strata.planner.simulate import Simulation, Times, closed_form, even, quick_total, simulate
-from strata.planner.timeline import as_text, draw
+from strata.planner.pipeline.schedules import Operation, in_flight, orders, parts_of, peak, refusal, stage_of
+from strata.planner.pipeline.simulate import Simulation, Times, closed_form, even, quick_total, simulate
+from strata.planner.pipeline.timeline import as_text, draw
 from strata.platform.errors import UserError
 
 Size = tuple[Schedule, int, int, int]  # schedule, stages, micro-batches, interleave
@@ -226,7 +226,7 @@ def test_impossible_sizes_are_refused_with_one_that_works(size: Size, value: str
 
 def test_an_order_that_waits_for_itself_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     stuck = ((Operation("BW", 0, 0), Operation("F", 0, 0)), (Operation("F", 0, 0), Operation("BW", 0, 0)))
-    monkeypatch.setattr("strata.planner.simulate.orders", lambda *size: stuck)
+    monkeypatch.setattr("strata.planner.pipeline.simulate.orders", lambda *size: stuck)
     with pytest.raises(AssertionError, match="wait for each other"):
         simulate("1f1b", 2, 1, 1, even(2, 1, 1, 1))
 

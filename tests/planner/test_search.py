@@ -9,21 +9,22 @@ from pathlib import Path
 import pytest
 from support import within
 
-from strata.planner import library, recipes
-from strata.planner.activations import keeping_of
-from strata.planner.bounds import Desk
+from strata.planner import recipes
+from strata.planner.catalogue import library
+from strata.planner.catalogue.hardware import Fabric, Gpu
+from strata.planner.catalogue.shape import Experts, Shape
+from strata.planner.catalogue.software import program
 from strata.planner.checks import check
-from strata.planner.hardware import Fabric, Gpu
 from strata.planner.layout import Layout, Recompute, Schedule
-from strata.planner.memory import peak_bytes
-from strata.planner.pareto import front
-from strata.planner.room import Room
-from strata.planner.search import SearchResult, search
-from strata.planner.shape import Experts, Shape
-from strata.planner.sheet import Sheet
-from strata.planner.software import program
-from strata.planner.space import ANYTHING, SLACK, STRATA, Batch, Limits, Line, layout_of, pipelines, share_out, slices
-from strata.planner.step import plan_step
+from strata.planner.memory.activations import keeping_of
+from strata.planner.memory.plan import peak_bytes
+from strata.planner.search.memory_bounds import Room
+from strata.planner.search.pareto import front
+from strata.planner.search.search import SearchResult, search
+from strata.planner.search.space import ANYTHING, SLACK, STRATA, Batch, Limits, Line, layout_of, pipelines, share_out, slices
+from strata.planner.search.time_bounds import Desk
+from strata.planner.step.step import plan_step
+from strata.planner.worksheet import Sheet
 from strata.platform import recipe_file
 from strata.platform.errors import UserError
 from strata.platform.recipe import ModelSection, ParallelSection, Recipe, TrainSection

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from support import within
 
-from strata.planner import library
-from strata.planner.hardware import Gpu
-from strata.planner.serving import REQUEST_S, Pool, ServingPlan, Slo, curve, draw, plan_serving, serve
-from strata.planner.serving_step import Load, Precision, decode, describe, most, prefill
-from strata.planner.shape import Shape
-from strata.planner.sheet import Sheet
+from strata.planner.catalogue import library
+from strata.planner.catalogue.hardware import Gpu
+from strata.planner.catalogue.shape import Shape
+from strata.planner.serving.capacity import REQUEST_S, Pool, ServingPlan, Slo, curve, draw, plan_serving, serve
+from strata.planner.serving.engine_step import Load, Precision, decode, describe, most, prefill
+from strata.planner.worksheet import Sheet
 from strata.platform.errors import UserError
 
 A100, H100, H200 = library.gpu("a100-80gb"), library.gpu("h100-sxm"), library.gpu("h200")

@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from strata.planner import check_training, library
+from strata.planner.catalogue import library
+from strata.planner.catalogue.software import PROGRAMS, program
 from strata.planner.layout import Layout
-from strata.planner.sheet import Sheet
-from strata.planner.software import PROGRAMS, program
-from strata.planner.stages import layers_of, parts_of, stage_parameters
-from strata.planner.step import Step, plan_step
+from strata.planner.step.stages import layers_of, parts_of, stage_parameters
+from strata.planner.step.step import Step, plan_step
+from strata.planner.validation import check_training
+from strata.planner.worksheet import Sheet
 
 LLAMA = library.model("llama-3.1-70b")
 LAYOUT = Layout(data=4, tensor=8, pipeline=4, zero=1, micro_batch=1, batch=256, sequence_parallel=True)

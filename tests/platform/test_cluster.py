@@ -15,14 +15,14 @@ import psutil
 import pytest
 from listening import reachable_from_outside
 
-from strata.platform import cluster, gcs
 from strata.platform.errors import UserError
 from strata.platform.files import write_atomic
+from strata.platform.ray_cluster import cluster, gcs
 
 # Runs in a process of its own: a driver connects to one cluster in its life.
 SQUARE = """
 import json, ray
-from strata.platform import cluster, gcs
+from strata.platform.ray_cluster import cluster, gcs
 with cluster.connected(cpus={cpus}) as ends_with_us:
     answer = ray.get(ray.remote(lambda x: x * x).remote(7))
     print(json.dumps([answer, ends_with_us, ray.get_runtime_context().gcs_address, ray.cluster_resources()["CPU"]]))
@@ -96,7 +96,7 @@ def test_an_address_where_nothing_answers(monkeypatch: pytest.MonkeyPatch) -> No
 KILL_GCS = """
 import json, os, signal, time, ray
 from ray._private import worker
-from strata.platform import cluster
+from strata.platform.ray_cluster import cluster
 
 @ray.remote
 class Counter:

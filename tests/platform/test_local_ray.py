@@ -8,8 +8,8 @@ import pytest
 import ray
 from ray._private import services
 
-from strata.platform import local_ray
 from strata.platform.errors import UserError
+from strata.platform.ray_cluster import local_ray
 
 SLOW = "The current node timed out during startup. This could happen because some of the raylet failed to startup."
 

@@ -51,7 +51,7 @@ def test_a_killed_driver_is_seen() -> None:
 
 
 def test_a_damaged_run_is_listed_and_in_nobodys_way(own_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from strata.monitoring.top_runs import RunWatch
+    from strata.monitoring.top.runs import RunWatch
     from strata.platform.commands import runs as list_runs
 
     good = runs.create("good", recipe_file.load(), "laptop")

@@ -9,8 +9,8 @@ import pytest
 
 from strata.platform import recipe_file
 from strata.platform.recipe import Recipe
-from strata.training import shards
-from strata.training.corpus import open_corpus
+from strata.training.data import shards
+from strata.training.data.corpus import open_corpus
 
 VOCAB = 512
 SMALL = (

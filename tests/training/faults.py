@@ -21,14 +21,16 @@ from torch import Tensor
 
 from strata.platform import cli
 from strata.platform.runs import Run
-from strata.training import driver, loop, records, state
+from strata.training import driver, loop
 from strata.training.interrupts import Interrupts
 from strata.training.loop import Job, Outcome
-from strata.training.model import Llama
-from strata.training.pieces import Piece
-from strata.training.records import Record
+from strata.training.metrics import records
+from strata.training.metrics.records import Record
+from strata.training.model.llama import Llama
+from strata.training.parallel import optimizer_state
+from strata.training.parallel.optimizer_state import Fragment
+from strata.training.parallel.shard_map import Piece
 from strata.training.schedule import learning_rate
-from strata.training.state import Fragment
 
 
 class StandIn:
@@ -93,8 +95,8 @@ def without_ray(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("torch.distributed.barrier", lambda: None)
     patch.setattr("torch.distributed.all_gather_object", gather)
     patch.setattr(loop, "Worker", StandIn)
-    patch.setattr(state, "fragments", fragments)
-    patch.setattr(state, "load", load)
+    patch.setattr(optimizer_state, "fragments", fragments)
+    patch.setattr(optimizer_state, "load", load)
     patch.setattr(driver, "run_workers", run_workers)
     patch.setattr(driver, "plot_losses", lambda *_: None)  # seconds, and nothing to do with what is tested
     patch.setattr(StandIn, "hooks", {})

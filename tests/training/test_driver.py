@@ -12,10 +12,11 @@ from strata.platform import recipe_file, runs
 from strata.platform.errors import UserError
 from strata.platform.recipe import Recipe
 from strata.platform.runs import State
-from strata.training import checkpoint, driver
-from strata.training.checkpoint import Origin
+from strata.training import driver
+from strata.training.checkpoint import format
+from strata.training.checkpoint.format import Origin
+from strata.training.checkpoint.storage import folder
 from strata.training.commands import export, train
-from strata.training.storage import folder
 
 
 def start(recipe: Recipe, name: str = "new") -> driver.Summary:
@@ -98,7 +99,7 @@ def test_checkpoint_of_another_make_is_refused_and_the_run_left_alone(
         then = {"model": origin.model | then["model"]}  # type: ignore[operator]
     origin = replace(origin, **then)  # type: ignore[arg-type]
     saved = run.checkpoints / "step-00000004"
-    checkpoint.write(folder(saved), 0, 1, 4, origin, None, [])
+    format.write(folder(saved), 0, 1, 4, origin, None, [])
     with pytest.raises(UserError) as raised:
         driver.resume(run, recipe, Console(quiet=True))
     assert message in str(raised.value)

@@ -1,6 +1,6 @@
 from strata.platform import recipe_file
 from strata.training.engine import deepspeed_config, parameter_groups
-from strata.training.model import Llama
+from strata.training.model.llama import Llama
 
 
 def test_micro_batches_make_up_the_batch() -> None:

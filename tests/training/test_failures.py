@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from strata.platform.runs import Run
-from strata.training import records
+from strata.training.metrics import records
 
 from .conftest import SMALL, strata_process
 

@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from strata.platform.runs import Run
-from strata.training import checkpoint, export, records
+from strata.training.checkpoint import export, format
+from strata.training.metrics import records
 
 from .conftest import SMALL
 from .faults import StandIn, contents, losses, strata, without_ray
@@ -176,7 +177,7 @@ def half_a_checkpoint(run: Run) -> None:
     """As a kill leaves it in the middle of a save."""
     folder = run.checkpoints / "step-00000007"
     folder.mkdir()
-    (folder / checkpoint.UNFINISHED).touch()
+    (folder / format.UNFINISHED).touch()
     (folder / "part-00000.bin").write_bytes(b"half")
 
 
@@ -207,7 +208,7 @@ GOES_ON: dict[str, Spoil] = {
     "state.json is gone": lambda run: (run.path / "state.json").unlink(),
     "run.json is gone": lambda run: (run.path / "run.json").unlink(),
     "claim is gone": lambda run: next(run.checkpoints.glob("run-*.json")).unlink(),
-    "Ray's list of checkpoints is garbage": lambda run: write(run.checkpoints / checkpoint.RAY_SNAPSHOT, "{"),
+    "Ray's list of checkpoints is garbage": lambda run: write(run.checkpoints / format.RAY_SNAPSHOT, "{"),
     "temporary files were left": leftovers,
     "tokenizer is gone": lambda run: shutil.rmtree(run.path / "tokenizer"),
     "folder was renamed": lambda run: None,
@@ -229,7 +230,7 @@ def test_goes_on_with_the_same_losses(
     assert not list(run.path.glob(".*")), "leftovers"
     now = {path.name: contents(path) for path in run.checkpoints.glob("step-*") if path.is_dir()}
     for name, before in damaged.items():  # whatever was there is there still, in its place or aside
-        assert not before or before in (now.get(name), now.get(name + checkpoint.ASIDE)), f"{name} was lost"
+        assert not before or before in (now.get(name), now.get(name + format.ASIDE)), f"{name} was lost"
     shown = capsys.readouterr().out
     assert "step 4/8" not in shown, "a step from before the resume was shown as if it were live"
 
@@ -379,7 +380,7 @@ def test_checkpoint_cannot_be_read(
     run: Run, trained: Trained, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int
 ) -> None:
     """Without permission somebody has to give it; a bad sector is damage, and the checkpoint before it is good."""
-    verify, before = checkpoint._verify_file, contents(run.checkpoints)
+    verify, before = format._verify_file, contents(run.checkpoints)
 
     def fail(folder: Any, manifest: Any) -> None:
         if "step-00000006" in folder.path:
@@ -393,13 +394,13 @@ def test_checkpoint_cannot_be_read(
         def open_input_stream(self, path: str) -> None:
             raise OSError(self._number, os.strerror(self._number), path)
 
-    monkeypatch.setattr(checkpoint.Folder, "__setattr__", object.__setattr__)
-    monkeypatch.setattr(checkpoint, "_verify_file", fail)
+    monkeypatch.setattr(format.Folder, "__setattr__", object.__setattr__)
+    monkeypatch.setattr(format, "_verify_file", fail)
     if number == errno.EACCES:
         assert strata("train", "--resume", "r") == 1
         check_error(capsys, "Permission denied")
         assert contents(run.checkpoints) == before
-    monkeypatch.setattr(checkpoint, "_verify_file", verify if number == errno.EACCES else fail)
+    monkeypatch.setattr(format, "_verify_file", verify if number == errno.EACCES else fail)
     assert strata("train", "--resume", "r") == 0
     assert losses(run) == trained.expected
 

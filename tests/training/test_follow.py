@@ -14,11 +14,12 @@ from rich.console import Console
 from strata.platform import runs
 from strata.platform.recipe import Recipe
 from strata.platform.runs import Run
-from strata.training import progress, records, workers
+from strata.training import workers
 from strata.training.interrupts import Interrupts
 from strata.training.loop import Job
-from strata.training.progress import TrainingProgress
-from strata.training.records import Record
+from strata.training.metrics import progress, records
+from strata.training.metrics.progress import TrainingProgress
+from strata.training.metrics.records import Record
 
 
 def record(step: int, **more: Any) -> Record:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from strata.platform import cluster
+from strata.platform.ray_cluster import cluster
 from strata.platform.recipe import Recipe
 from strata.training import workers
 from strata.training.interrupts import caught

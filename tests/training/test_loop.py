@@ -8,9 +8,9 @@ import pytest
 
 from strata.platform.errors import UserError
 from strata.platform.recipe import Recipe
+from strata.training.checkpoint.saver import Saver
 from strata.training.loop import Job, Worker, train
-from strata.training.records import Record
-from strata.training.saving import Saver
+from strata.training.metrics.records import Record
 
 
 @dataclass

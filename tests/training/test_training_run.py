@@ -18,13 +18,16 @@ from listening import reachable_from_outside
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from strata.platform import cluster, runs
+from strata.platform import runs
+from strata.platform.ray_cluster import cluster
 from strata.platform.recipe import Recipe
 from strata.platform.runs import Run
-from strata.training import driver, records, shards
-from strata.training.corpus import open_corpus
-from strata.training.model import token_losses
-from strata.training.windows import Windows
+from strata.training import driver
+from strata.training.data import shards
+from strata.training.data.corpus import open_corpus
+from strata.training.data.windows import Windows
+from strata.training.metrics import records
+from strata.training.model.llama import token_losses
 
 from .conftest import SMALL, strata_process
 

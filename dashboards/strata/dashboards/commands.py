@@ -38,7 +38,7 @@ def dashboards_push(
     from strata.dashboards import alert_rules
     from strata.dashboards.grafana import Grafana
     from strata.dashboards.push import Wanted, plan, refuse_losses
-    from strata.monitoring.prometheus import rules_dir
+    from strata.monitoring.prometheus.server import rules_dir
 
     groups = tuple(alert_rules.read(rules_dir())) if alerts else ()
     grafana = Grafana(url, token)

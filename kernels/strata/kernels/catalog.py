@@ -13,25 +13,36 @@ from typing import Any
 
 from strata.platform.errors import UserError
 
-ROOM = Path(__file__).parent
+FOLDER = Path(__file__).parent / "ops"
 
 
 @dataclass(frozen=True)
 class Op:
-    """Named as its file; what does not fit into that is in files whose names begin with it, as `flash_attention_hopper.py`."""
+    """Named as its module in `ops/`, or as the folder there whose module of the same name it is."""
 
     name: str
     use: str
     does: str
 
     def files(self) -> list[Path]:
-        return sorted([ROOM / f"{self.name}.py", *ROOM.glob(f"{self.name}_*.py")], key=lambda path: path.stem)
+        """The one with the operation itself first."""
+        folder = FOLDER / self.name
+        if not folder.is_dir():
+            return [FOLDER / f"{self.name}.py"]
+        first = folder / f"{self.name}.py"
+        return [first, *sorted(file for file in folder.glob("[!_]*.py") if file != first)]
 
     def modules(self) -> list[ModuleType]:
-        return [import_module(f"strata.kernels.{path.stem}") for path in self.files()]
+        return [
+            import_module(".".join(("strata.kernels.ops", *path.relative_to(FOLDER).with_suffix("").parts)))
+            for path in self.files()
+        ]
+
+    def module(self) -> ModuleType:
+        return self.modules()[0]
 
     def benchmark(self) -> ModuleType:
-        return import_module(f"strata.kernels.bench.{self.name}")
+        return import_module(f"strata.kernels.bench.cases.{self.name}")
 
 
 OPS = (

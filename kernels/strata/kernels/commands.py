@@ -52,13 +52,13 @@ def kernels_tune(
     ship: Annotated[bool, typer.Option("--ship", help="Into the table that comes with Strata, not this machine's own.")] = False,
 ) -> None:
     """Measure which launch configurations are quickest on this GPU, and keep them."""
-    from strata.kernels.tuner import tune
+    from strata.kernels.bench.tuner import tune
 
     tune(ops or [], ship)
 
 
 def kernels_list() -> None:
     """What operations there are, where they are, and which launch configurations are known."""
-    from strata.kernels.tuner import listing
+    from strata.kernels.bench.tuner import listing
 
     Console(highlight=False).print(listing())

@@ -10,7 +10,7 @@ def gpu_exporter(
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 in a pod.")] = "127.0.0.1",
 ) -> None:
     """Give out this machine's GPU load for Prometheus, where NVIDIA's DCGM exporter is absent."""
-    from strata.monitoring.gpu_exporter import serve
+    from strata.monitoring.gpu.exporter import serve
 
     serve(host, port)
 
@@ -21,6 +21,6 @@ def top(
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
 ) -> None:
     """GPUs or cores, runs in progress and the endpoint's latencies, live in the terminal."""
-    from strata.monitoring.top import watch
+    from strata.monitoring.top.command import watch
 
     watch(url, once, interval)

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import yaml
 
-from strata.monitoring.prometheus import last_words
+from strata.monitoring.prometheus.server import last_words
 from strata.platform import children
 from strata.platform.errors import UserError
 from strata.platform.files import write_atomic

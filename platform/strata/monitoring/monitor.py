@@ -10,7 +10,10 @@ from pathlib import Path
 import httpx
 from rich.console import Console
 
-from strata.monitoring import gpu_exporter, grafana, prometheus, scrape
+from strata.monitoring import grafana
+from strata.monitoring.gpu import exporter
+from strata.monitoring.prometheus import scrape
+from strata.monitoring.prometheus import server as prometheus
 from strata.platform import ports
 from strata.platform.errors import UserError
 from strata.platform.files import cache_dir
@@ -42,7 +45,7 @@ def watch(port: int, grafana_port: int, endpoints: Sequence[str], retention: str
 def _start_gpu_exporter(stack: ExitStack, console: Console) -> int:
     """In this process; or the one that listens already, where somebody started it."""
     port = scrape.GPU_EXPORTER_PORT
-    return stack.enter_context(gpu_exporter.running(HOST, port, console.print)) if ports.is_free(port) else port
+    return stack.enter_context(exporter.running(HOST, port, console.print)) if ports.is_free(port) else port
 
 
 def _start_grafana(stack: ExitStack, folder: Path, port: int, prometheus_url: str, console: Console) -> None:

@@ -1,11 +1,11 @@
 """Layouts that cannot be, each refused with the nearest that can."""
 
 from strata.planner import ranges
-from strata.planner.hardware import Gpu
+from strata.planner.catalogue.hardware import Gpu
+from strata.planner.catalogue.shape import Shape
 from strata.planner.layout import Layout
-from strata.planner.schedules import refusal
-from strata.planner.shape import Shape
-from strata.planner.stages import parts_of
+from strata.planner.pipeline.schedules import refusal
+from strata.planner.step.stages import parts_of
 from strata.platform.errors import UserError
 
 

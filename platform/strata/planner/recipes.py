@@ -5,13 +5,13 @@ from math import ceil
 
 from pydantic import ValidationError
 
-from strata.planner import library
-from strata.planner.activations import keeping_of
-from strata.planner.hardware import Gpu
+from strata.planner.catalogue import library
+from strata.planner.catalogue.hardware import Gpu
+from strata.planner.catalogue.shape import Shape
+from strata.planner.catalogue.software import program
 from strata.planner.layout import Layout
-from strata.planner.memory import peak_bytes
-from strata.planner.shape import Shape
-from strata.planner.software import program
+from strata.planner.memory.activations import keeping_of
+from strata.planner.memory.plan import peak_bytes
 from strata.planner.units import show
 from strata.platform.errors import UserError
 from strata.platform.recipe import ModelSection, MoESection, ParallelSection, Recipe, ServeSection, TrainSection

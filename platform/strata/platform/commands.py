@@ -6,9 +6,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from strata.platform import cluster as ray_cluster
 from strata.platform import doctor as checks
 from strata.platform import runs as run_folders
+from strata.platform.ray_cluster import cluster as ray_cluster
 
 
 def runs() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from strata.platform.errors import UserError
 from strata.serving import access
-from strata.serving.headers import PREFILL
+from strata.serving.api.headers import PREFILL
 
 TIMEOUT_S = 120.0  # without a word from the endpoint
 

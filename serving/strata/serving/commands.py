@@ -39,7 +39,7 @@ def bench_startup(
     repeat: Annotated[int, typer.Option(help="Rounds; each starts ours and the peer, in turn.", min=1)] = 3,
 ) -> None:
     """Time from the command to the first answer, beside two bare vLLM servers started side by side."""
-    from strata.serving import startup
+    from strata.serving.bench import startup
 
     startup.bench(overrides or [], run, model, repeat)
 

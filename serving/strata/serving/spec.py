@@ -13,9 +13,9 @@ from typing import Any, Literal
 from strata.kernels import vllm_plugin
 from strata.platform.recipe import Device, PoolSection, ServeSection
 from strata.serving import mps
-from strata.serving.link import SECRET_BYTES
-from strata.serving.nixl_patience import DELAY_US
-from strata.serving.policy import Rule
+from strata.serving.routing.policy import Rule
+from strata.serving.transport.link import SECRET_BYTES
+from strata.serving.vllm_patches.nixl_delay import DELAY_US
 
 Role = Literal["prefill", "decode"]
 LEASE_S = 12
@@ -174,7 +174,7 @@ class EngineSpec:
     def _transfer(self) -> dict[str, Any]:
         transfer: dict[str, Any] = {
             "kv_connector": "NixlConnector",
-            "kv_connector_module_path": "strata.serving.side_channel",
+            "kv_connector_module_path": "strata.serving.vllm_patches.side_channel",
             "kv_role": "kv_producer" if self.role == "prefill" else "kv_consumer",
             # Blocks that were lost with their owner are computed here, instead of failing the request.
             "kv_load_failure_policy": "recompute",
@@ -184,7 +184,7 @@ class EngineSpec:
         if self.device == "cpu":
             transfer["kv_buffer_device"] = "cpu"
         elif self.pools_alike:  # else vLLM must be able to take a block apart by its heads
-            transfer["kv_connector_module_path"] = "strata.serving.whole_blocks"
+            transfer["kv_connector_module_path"] = "strata.serving.vllm_patches.nixl_layout"
         return transfer
 
 

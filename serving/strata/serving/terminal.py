@@ -14,7 +14,9 @@ from rich.console import Console
 from rich.table import Table
 
 from strata.platform.errors import UserError
-from strata.serving import access, choice, client, endpoint, watch
+from strata.serving import access, client
+from strata.serving.models import choice
+from strata.serving.runtime import endpoint, watch
 
 PROMPTS = ("import os\nimport ", "def __init__(self", "class Error(Exception):\n", "    for key, value in ")
 # A log has no width of its own; 80 columns would fold the table of answers.

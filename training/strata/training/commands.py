@@ -11,8 +11,8 @@ import typer
 from rich.console import Console
 
 from strata.platform import recipe_file, runs
-from strata.platform.cluster_watch import ClusterDied
 from strata.platform.errors import UserError
+from strata.platform.ray_cluster.watch import ClusterDied
 from strata.platform.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def export(
     """Write a run's newest good checkpoint as a Hugging Face folder."""
     console = Console(highlight=False, soft_wrap=True)
     found = runs.find(run)
-    from strata.training.export import export_run
+    from strata.training.checkpoint.export import export_run
 
     console.print(f"exported to {export_run(found, to, console.print)}")
 

@@ -14,18 +14,20 @@ from strata.platform.errors import UserError
 from strata.platform.files import write_atomic
 from strata.platform.recipe import Recipe
 from strata.platform.runs import Run, State
-from strata.training import checkpoint, ownership, records, resuming, shards
-from strata.training.bigram import kept_bigram_loss
-from strata.training.corpus import open_corpus
-from strata.training.export import TOKENIZER, export_run
+from strata.training.checkpoint import format, ownership, resuming
+from strata.training.checkpoint.export import TOKENIZER, export_run
+from strata.training.checkpoint.storage import Folder
+from strata.training.data import shards
+from strata.training.data.bigram import kept_bigram_loss
+from strata.training.data.corpus import open_corpus
+from strata.training.data.windows import Windows
 from strata.training.interrupts import Interrupts, caught
 from strata.training.layout import require_workable
 from strata.training.loop import Job
 from strata.training.memory import require_memory
-from strata.training.plot import plot_losses
-from strata.training.startup import Startup
-from strata.training.storage import Folder
-from strata.training.windows import Windows
+from strata.training.metrics import records
+from strata.training.metrics.plot import plot_losses
+from strata.training.metrics.startup import Startup
 from strata.training.workers import run_workers
 
 
@@ -43,7 +45,7 @@ class Summary:
 def start(recipe: Recipe, name: str | None, stem: str, console: Console) -> Summary:
     with caught() as interrupts:
         run = runs.create(name, recipe, stem)
-        checkpoints = checkpoint.location(run, recipe.train)
+        checkpoints = format.location(run, recipe.train)
         with _settled(run, console, fresh=checkpoints), run.held():
             ownership.claim_new(run, checkpoints)
             job, bigram = _prepare(run, recipe, console)
@@ -57,10 +59,10 @@ def resume(run: Run, recipe: Recipe, console: Console, take_over: bool = False) 
     With `take_over` the caller vouches that a driver on another machine, which cannot be seen from here, is gone."""
     with caught() as interrupts, run.held():
         _require_free(run, take_over, console)
-        place = ownership.require_own(run, checkpoint.location(run, recipe.train))
+        place = ownership.require_own(run, format.location(run, recipe.train))
         job, bigram = _prepare(run, recipe, console)
         history = records.read(run.metrics)
-        found = checkpoint.newest(job.checkpoints, console.print)
+        found = format.newest(job.checkpoints, console.print)
         if found:
             _require_same(found.origin, job.origin)
             job = replace(job, verified=found.identity)
@@ -165,7 +167,7 @@ def _train(job: Job, bigram: float, interrupts: Interrupts, console: Console) ->
 
 def _make_room(job: Job, console: Console) -> None:
     """Before workers go on from the step that was found."""
-    for name in checkpoint.set_aside_after(job.checkpoints, job.begun):
+    for name in format.set_aside_after(job.checkpoints, job.begun):
         console.print(f"What cannot be used beyond step {job.begun} is kept as {job.checkpoints.path}/{name}.")
     records.cut(Run(job.run).metrics, job.begun)
 
@@ -188,7 +190,7 @@ def _settled(run: Run, console: Console, fresh: Folder | None = None) -> Iterato
         raise
 
 
-def _require_same(then: checkpoint.Origin, now: checkpoint.Origin) -> None:
+def _require_same(then: format.Origin, now: format.Origin) -> None:
     if then.model != now.model:
         changed = next(key for key in now.model if now.model[key] != then.model.get(key))
         cause = f"model.{changed} was {then.model.get(changed)} when the run began and is {now.model[changed]} now."

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from strata.platform.recipe import ModelSection, ParallelSection, TrainSection
-from strata.training import balance, clipping
 from strata.training.layout import accumulation
-from strata.training.model import Head, Layer, Llama
-from strata.training.optimizer import EagerAdamW
-from strata.training.parallel import data, expert, pipeline, recompute, sequence, tensor
-from strata.training.pieces import whole_name
+from strata.training.model import balance
+from strata.training.model.llama import Head, Layer, Llama
+from strata.training.parallel import clipping, data, expert, pipeline, recompute, sequence, tensor
+from strata.training.parallel.shard_map import whole_name
+from strata.training.patches.adamw import EagerAdamW
 
 
 def build(model: ModelSection, train: TrainSection, parallel: ParallelSection) -> Any:

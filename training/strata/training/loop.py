@@ -19,19 +19,22 @@ from strata.platform import file_errors
 from strata.platform.errors import UserError
 from strata.platform.recipe import ModelSection, ParallelSection, TrainSection
 from strata.platform.runs import Run
-from strata.training import checkpoint, engine, flops, records
+from strata.training import engine
+from strata.training.checkpoint import format
+from strata.training.checkpoint.saver import Saver
+from strata.training.checkpoint.storage import Folder
+from strata.training.data.sampler import Indices, rank_indices
+from strata.training.data.windows import Windows
 from strata.training.layout import accumulation, place
 from strata.training.memory import peak_memory
-from strata.training.ops import IGNORED
-from strata.training.records import Record
-from strata.training.sampler import Indices, rank_indices
-from strata.training.saving import Saver
+from strata.training.metrics import records
+from strata.training.metrics.records import Record
+from strata.training.metrics.stopwatch import Stopwatch
+from strata.training.metrics.telemetry import Telemetry, checkpoint_failures
+from strata.training.model import flops
+from strata.training.model.ops import IGNORED
 from strata.training.schedule import learning_rate
 from strata.training.steps import Batches, Stages, Whole
-from strata.training.stopwatch import Stopwatch
-from strata.training.storage import Folder
-from strata.training.telemetry import Telemetry, checkpoint_failures
-from strata.training.windows import Windows
 
 
 @dataclass(frozen=True)
@@ -60,11 +63,11 @@ class Job:
 
     @property
     def checkpoints(self) -> Folder:
-        return checkpoint.location(Run(self.run), self.train)
+        return format.location(Run(self.run), self.train)
 
     @property
-    def origin(self) -> checkpoint.Origin:
-        return checkpoint.Origin(self.model.model_dump(), self.tokens.name, self.train.batch, self.train.seed, self.id)
+    def origin(self) -> format.Origin:
+        return format.Origin(self.model.model_dump(), self.tokens.name, self.train.batch, self.train.seed, self.id)
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from strata.planner import library
+from strata.planner.catalogue import library
 from strata.planner.recipes import warning
 from strata.platform.errors import UserError
 from strata.platform.machine import available_memory
 from strata.platform.recipe import ModelSection, ParallelSection, Recipe, TrainSection
-from strata.training.model import count_parameters
+from strata.training.model.llama import count_parameters
 
 if TYPE_CHECKING:
     import torch

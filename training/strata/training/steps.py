@@ -9,8 +9,8 @@ from torch import Tensor
 
 from strata.platform.recipe import ModelSection, ParallelSection
 from strata.training.layout import place
+from strata.training.metrics.stopwatch import Stopwatch
 from strata.training.parallel.data import gradient_scale
-from strata.training.stopwatch import Stopwatch
 
 Batches = Iterator[tuple[Tensor, Tensor]]  # tokens and targets, both [batch, tokens]
 

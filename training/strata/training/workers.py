@@ -12,18 +12,18 @@ from typing import Any
 
 from rich.console import Console
 
-from strata.platform import cluster
-from strata.platform.cluster_watch import ClusterDied, ClusterWatch
 from strata.platform.errors import UserError
+from strata.platform.ray_cluster import cluster
+from strata.platform.ray_cluster.watch import ClusterDied, ClusterWatch
 from strata.platform.recipe import ParallelSection
 from strata.platform.runs import Run, State
 from strata.training import failures
 from strata.training.interrupts import Interrupts
 from strata.training.loop import Job, Outcome, train_worker
 from strata.training.memory import KEEP_FREED_MEMORY, misfits
-from strata.training.progress import TrainingProgress
-from strata.training.records import Follower, Record
-from strata.training.startup import Startup
+from strata.training.metrics.progress import TrainingProgress
+from strata.training.metrics.records import Follower, Record
+from strata.training.metrics.startup import Startup
 
 POLL_S = 0.25
 SAY_EVERY_S = 1.0
@@ -83,8 +83,8 @@ class Fit(threading.Thread):
             os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
         import ray.train
 
-        from strata.training import rendezvous
-        from strata.training.controller import trainer_class
+        from strata.training.patches import file_rendezvous
+        from strata.training.patches.train_controller import trainer_class
 
         job = self._job
         checkpoints = job.checkpoints
@@ -92,7 +92,7 @@ class Fit(threading.Thread):
         trainer = trainer_class()(
             train_worker,
             train_loop_config={"job": job},
-            torch_config=rendezvous.torch_config(),
+            torch_config=file_rendezvous.torch_config(),
             scaling_config=ray.train.ScalingConfig(
                 num_workers=job.parallel.workers,
                 use_gpu=gpu,

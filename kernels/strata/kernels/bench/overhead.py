@@ -7,8 +7,8 @@ from typing import Any
 import torch
 import triton
 
+from strata.kernels.bench.cases.small import tiny_call
 from strata.kernels.bench.clock import host_microseconds
-from strata.kernels.bench.small import tiny_call
 from strata.kernels.compiler.ahead import compile_ahead
 
 

@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from strata.kernels import catalog
-from strata.kernels.bench import ceilings, plot, report, small
+from strata.kernels.bench import ceilings, plot, report
 from strata.kernels.bench.case import Case
+from strata.kernels.bench.cases import small
 from strata.kernels.bench.harness import Row, Settings, measure
 from strata.platform.files import cache_dir, write_atomic
 

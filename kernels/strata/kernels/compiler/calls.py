@@ -31,7 +31,7 @@ def _with_backward(run: Callable[[], Tensor | tuple[Tensor, ...]]) -> Call:
 
 
 def _rms_norm() -> dict[str, Call]:
-    from strata.kernels.rms_norm import add_rms_norm, rms_norm
+    from strata.kernels.ops.rms_norm.rms_norm import add_rms_norm, rms_norm
 
     x, residual, weight = _empty(TOKENS, HIDDEN, learned=True), _empty(TOKENS, HIDDEN, learned=True), _empty(HIDDEN, learned=True)
     return {
@@ -41,7 +41,7 @@ def _rms_norm() -> dict[str, Call]:
 
 
 def _rope() -> dict[str, Call]:
-    from strata.kernels.rope import rope, rope_
+    from strata.kernels.ops.rope import rope, rope_
 
     q, k = (_empty(1, TOKENS, heads, DIM, learned=True) for heads in (HEADS, KV_HEADS))
     cos, sin = (_empty(TOKENS, DIM // 2, dtype=torch.float32) for _ in range(2))
@@ -53,14 +53,14 @@ def _rope() -> dict[str, Call]:
 
 
 def _swiglu() -> dict[str, Call]:
-    from strata.kernels.swiglu import swiglu
+    from strata.kernels.ops.swiglu import swiglu
 
     packed = _empty(TOKENS, 2 * FFN, learned=True)
     return {"": _with_backward(lambda: swiglu(packed[:, :FFN], packed[:, FFN:]))}
 
 
 def _linear_cross_entropy() -> dict[str, Call]:
-    from strata.kernels.linear_cross_entropy import linear_cross_entropy
+    from strata.kernels.ops.linear_cross_entropy.linear_cross_entropy import linear_cross_entropy
 
     # Its products are torch's, and done; kernels see rows of logits, which are as long as the vocabulary whatever the width.
     x, weight = (torch.zeros(rows, 16, dtype=torch.bfloat16, requires_grad=True) for rows in (16, VOCABULARY))
@@ -68,14 +68,14 @@ def _linear_cross_entropy() -> dict[str, Call]:
 
 
 def _flash_attention() -> dict[str, Call]:
-    from strata.kernels.flash_attention import flash_attention
+    from strata.kernels.ops.flash_attention.flash_attention import flash_attention
 
     q, k, v = (_empty(1, TOKENS, heads, DIM, learned=True) for heads in (HEADS, KV_HEADS, KV_HEADS))
     return {"": _with_backward(lambda: flash_attention(q, k, v))}
 
 
 def _paged_attention() -> dict[str, Call]:
-    from strata.kernels.paged_attention import paged_attention
+    from strata.kernels.ops.paged_attention.paged_attention import paged_attention
 
     blocks = CONTEXT // BLOCK
     cache, tables = _empty(SEQS * blocks, BLOCK, KV_HEADS, DIM), _empty(SEQS, blocks, dtype=torch.int32)
@@ -90,7 +90,7 @@ def _paged_attention() -> dict[str, Call]:
 
 
 def _kv_cache_write() -> dict[str, Call]:
-    from strata.kernels.kv_cache_write import kv_cache_write
+    from strata.kernels.ops.kv_cache_write import kv_cache_write
 
     key, cache = _empty(SEQS, KV_HEADS, DIM), _empty(SEQS, BLOCK, KV_HEADS, DIM)
     return {"": lambda: kv_cache_write(key, key, cache, cache, _empty(SEQS, dtype=torch.int64))}

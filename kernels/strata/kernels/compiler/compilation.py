@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from strata.kernels.tuning import Key, Tunable, compiling_for
+from strata.kernels.tuning.tunable import Key, Tunable, compiling_for
 
 Launch = tuple[Any, tuple[Any, ...], dict[str, Any]]  # the kernel, positional arguments, keywords
 

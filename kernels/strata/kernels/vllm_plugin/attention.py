@@ -33,10 +33,15 @@ from vllm.v1.attention.backend import (
     MultipleOf,
 )
 
-from strata.kernels.flash_attention import flash_attention
-from strata.kernels.kv_cache_write import kv_cache_write_cpu, kv_cache_write_triton
-from strata.kernels.paged_attention import MOST_GROUP, MOST_HEAD_DIM, paged_attention_cpu, paged_attention_triton
-from strata.kernels.paged_attention_decode import no_arrivals
+from strata.kernels.ops.flash_attention.flash_attention import flash_attention
+from strata.kernels.ops.kv_cache_write import kv_cache_write_cpu, kv_cache_write_triton
+from strata.kernels.ops.paged_attention.decode import no_arrivals
+from strata.kernels.ops.paged_attention.paged_attention import (
+    MOST_GROUP,
+    MOST_HEAD_DIM,
+    paged_attention_cpu,
+    paged_attention_triton,
+)
 from strata.kernels.vllm_plugin import switched_on
 
 HEAD_SIZE_STEP = 8  # so that heads begin where 16 bytes can be read at once

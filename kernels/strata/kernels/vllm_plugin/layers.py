@@ -14,9 +14,9 @@ from vllm.model_executor.custom_op import CustomOp, op_registry_oot
 from vllm.model_executor.layers.activation import SiluAndMul
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 
-from strata.kernels.rms_norm import add_rms_norm, rms_norm
-from strata.kernels.rope import rope_
-from strata.kernels.swiglu import swiglu
+from strata.kernels.ops.rms_norm.rms_norm import add_rms_norm, rms_norm
+from strata.kernels.ops.rope import rope_
+from strata.kernels.ops.swiglu import swiglu
 from strata.kernels.vllm_plugin import PROVIDER
 
 

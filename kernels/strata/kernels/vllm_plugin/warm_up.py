@@ -17,8 +17,8 @@ from vllm.model_executor.layers.attention import Attention
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from strata.kernels.compiler.ahead import compile_ahead
+from strata.kernels.compiler.warm_up import sizes
 from strata.kernels.vllm_plugin.attention import StrataAttentionImpl, StrataAttentionMetadataBuilder, metadata_of
-from strata.kernels.warm_up import sizes
 
 Batch = list[tuple[int, int]]  # each request's tokens that are cached, and that are new
 

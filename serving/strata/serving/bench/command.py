@@ -11,8 +11,8 @@ from strata.platform import recipe_file
 from strata.platform.errors import UserError
 
 if TYPE_CHECKING:
-    from strata.serving.bench.load import Level
-    from strata.serving.bench.workloads import Name, Workload
+    from strata.serving.bench.clients.load import Level
+    from strata.serving.bench.clients.workloads import Name, Workload
 
 Number = TypeVar("Number", int, float)
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[section.key=value]...", help="Changes to the recipe.")]
@@ -67,10 +67,11 @@ def bench_serve(
     from rich.console import Console
 
     from strata.platform.files import cache_dir
-    from strata.serving.bench import compare, dummy_model, subject
-    from strata.serving.bench.measure import Slo
+    from strata.serving.bench import compare
+    from strata.serving.bench.clients.measure import Slo
+    from strata.serving.bench.clients.workloads import Workload
+    from strata.serving.bench.contenders import dummy_model, subject
     from strata.serving.bench.results import Settings
-    from strata.serving.bench.workloads import Workload
 
     name, chosen = _workload(workload), _contenders(contenders)
     if cross_check and name != "uniform":
@@ -115,7 +116,7 @@ def bench_serve(
 
 
 def _workload(name: str) -> "Name":
-    from strata.serving.bench.workloads import NAMES
+    from strata.serving.bench.clients.workloads import NAMES
 
     if found := [known for known in NAMES if known == name]:
         return found[0]
@@ -123,7 +124,7 @@ def _workload(name: str) -> "Name":
 
 
 def _contenders(words: str | None) -> list[str]:
-    from strata.serving.bench.contenders import CONTENDERS, find
+    from strata.serving.bench.contenders.contenders import CONTENDERS, find
 
     chosen = [word.strip() for word in words.split(",")] if words else list(CONTENDERS)
     for word in chosen:
@@ -134,7 +135,7 @@ def _contenders(words: str | None) -> list[str]:
 def _levels(
     workload: "Workload", concurrency: str | None, rate: str | None, requests: int | None, waves: int, seconds: float
 ) -> "list[Level]":
-    from strata.serving.bench import load
+    from strata.serving.bench.clients import load
 
     levels = [load.closed(value, requests, waves, workload) for value in _numbers(concurrency, int, "--concurrency")]
     return levels + [load.poisson(value, requests, seconds, workload) for value in _numbers(rate, float, "--rate")]

@@ -16,10 +16,12 @@ from rich.markup import escape
 
 from strata.platform.errors import UserError
 from strata.platform.files import write_atomic
-from strata.serving.bench import calibration, cross_check, gaps, load, measure, plot, report, server
-from strata.serving.bench.contenders import BARE, find
+from strata.serving.bench import gaps, plot, report
+from strata.serving.bench.clients import calibration, cross_check, load, measure
+from strata.serving.bench.contenders import server
+from strata.serving.bench.contenders.contenders import BARE, find
+from strata.serving.bench.contenders.subject import Subject
 from strata.serving.bench.results import Measured, Ran, Results, Settings
-from strata.serving.bench.subject import Subject
 
 
 class Stopped(Exception):

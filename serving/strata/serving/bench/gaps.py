@@ -10,8 +10,8 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from strata.platform import metrics
-from strata.serving.bench.load import Target
-from strata.serving.telemetry import BESIDE
+from strata.serving.bench.clients.load import Target
+from strata.serving.metrics.telemetry import BESIDE
 
 OUT = "on their way out"
 Gaps = dict[str, list[int]]  # how many fell between the bounds of metrics.GAPS, by what was beside

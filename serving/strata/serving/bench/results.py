@@ -4,12 +4,13 @@ import statistics
 from dataclasses import dataclass, field
 from typing import Any
 
-from strata.serving.bench import gaps, measure
-from strata.serving.bench.calibration import Calibration
+from strata.serving.bench import gaps
+from strata.serving.bench.clients import measure
+from strata.serving.bench.clients.calibration import Calibration
+from strata.serving.bench.clients.load import Level
+from strata.serving.bench.clients.measure import Slo, Summary
+from strata.serving.bench.clients.workloads import Workload
 from strata.serving.bench.gaps import Gaps
-from strata.serving.bench.load import Level
-from strata.serving.bench.measure import Slo, Summary
-from strata.serving.bench.workloads import Workload
 
 BUSY = 0.5  # of what the clients can take: above, they may be what is measured
 

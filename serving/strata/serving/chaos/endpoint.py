@@ -11,7 +11,7 @@ from pathlib import Path
 from strata.platform import children, ports
 from strata.platform.errors import UserError
 from strata.platform.files import cache_dir
-from strata.serving import choice
+from strata.serving.models import choice
 
 READY = "Ctrl-C stops it"  # what `strata serve` says when it answers
 START_LIMIT_S = 600.0

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from strata.serving.requests import ApiError
+from strata.serving.api.requests import ApiError
 
 LONGEST_RETRY_S = 60
 WINDOW_S = 30.0  # over which the rate is taken

@@ -8,19 +8,20 @@ import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from strata.serving import exposition, openapi, requests
+from strata.serving.api import openapi, requests
+from strata.serving.api.headers import MAX_REQUEST_ID, REQUEST_ID, request_id
+from strata.serving.api.limits import MAX_SEQUENCES
+from strata.serving.api.requests import ApiError
 from strata.serving.gateway.admission import Admission
 from strata.serving.gateway.budget import Budget, Hold
 from strata.serving.gateway.keys import Keys
 from strata.serving.gateway.relay import TRIES, Relay, Send
 from strata.serving.gateway.standby import Engines
 from strata.serving.gateway.suspects import Suspects
-from strata.serving.headers import MAX_REQUEST_ID, REQUEST_ID, request_id
-from strata.serving.limits import MAX_SEQUENCES
-from strata.serving.link import Kind, LinkLost
-from strata.serving.peers import Peer, Peers
-from strata.serving.requests import ApiError
-from strata.serving.telemetry import Gateway as Telemetry
+from strata.serving.metrics import exposition
+from strata.serving.metrics.telemetry import Gateway as Telemetry
+from strata.serving.transport.link import Kind, LinkLost
+from strata.serving.transport.peers import Peer, Peers
 
 logger = logging.getLogger("ray.serve")
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from strata.serving.requests import ApiError
+from strata.serving.api.requests import ApiError
 
 BUDGET_BYTES = 128 * 2**20
 # Not counted for each request: small requests still pass while large ones use up the budget. The number of connections

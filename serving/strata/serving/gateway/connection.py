@@ -21,7 +21,7 @@ from typing import Any, cast
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from strata.serving.requests import ApiError
+from strata.serving.api.requests import ApiError
 
 HEADER_S = 15.0
 HEADER_BYTES = 32 * 2**10

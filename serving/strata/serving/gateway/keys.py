@@ -7,7 +7,7 @@ Secret in place). A file that is missing lets nobody in: it is asked for by name
 import hashlib
 from pathlib import Path
 
-from strata.serving.requests import ApiError
+from strata.serving.api.requests import ApiError
 
 FILE = "STRATA_API_KEYS_FILE"
 

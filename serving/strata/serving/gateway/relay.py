@@ -8,16 +8,16 @@ from collections.abc import Awaitable, Callable
 from functools import cached_property
 from typing import Any
 
-from strata.serving import failover, requests
+from strata.serving.api import failover, requests
+from strata.serving.api.headers import WAITED
+from strata.serving.api.requests import ApiError
+from strata.serving.engine.request_context import open_piece
 from strata.serving.gateway.budget import Hold
 from strata.serving.gateway.standby import Engines
 from strata.serving.gateway.suspects import Content, Suspects
-from strata.serving.headers import WAITED
-from strata.serving.link import Kind, LinkLost, Overrun, Stream
-from strata.serving.peers import Peer
-from strata.serving.requests import ApiError
-from strata.serving.telemetry import Gateway as Telemetry
-from strata.serving.turn import open_piece
+from strata.serving.metrics.telemetry import Gateway as Telemetry
+from strata.serving.transport.link import Kind, LinkLost, Overrun, Stream
+from strata.serving.transport.peers import Peer
 
 # A request that loses replica after replica may be what kills them.
 TRIES = 4

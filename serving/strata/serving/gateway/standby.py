@@ -6,7 +6,7 @@ then, since prompts and streams share it, so it is called only when the alternat
 
 import asyncio
 
-from strata.serving.peers import Peer, Peers
+from strata.serving.transport.peers import Peer, Peers
 
 
 class Engines:

@@ -1,6 +1,6 @@
 """Remembers which requests were on engines that failed, and refuses those that kill engines, for a while.
 
-Requests are known by their content: one that is sent again, by whomever, is the same. The verdict is a replica's (`ward.py`).
+Requests are known by their content: one that is sent again, by whomever, is the same. The verdict is a replica's (`engine/suspect_requests.py`).
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from strata.serving.requests import NOTES, ApiError, parse
+from strata.serving.api.requests import NOTES, ApiError, parse
 
 REFUSED_S = 600
 REMEMBERED = 1024

@@ -18,11 +18,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from strata.platform.recipe import Recipe, TrainSection
 from strata.training.bench.contest import Job, accumulation
+from strata.training.data.sampler import step_indices
+from strata.training.data.windows import Windows
 from strata.training.memory import peak_memory
-from strata.training.records import Record
-from strata.training.sampler import step_indices
+from strata.training.metrics.records import Record
 from strata.training.schedule import learning_rate
-from strata.training.windows import Windows
 
 
 def train(module: nn.Module, job: Job, device: torch.device, report: Callable[[Record], None]) -> None:

@@ -14,13 +14,13 @@ from rich.console import Console
 from strata.platform.errors import UserError
 from strata.platform.files import cache_dir, write_atomic
 from strata.platform.recipe import Recipe
-from strata.training import shards
 from strata.training.bench import launch, report
 from strata.training.bench.contest import LIGER, OURS, Contender, Job, Round, accumulation, measure, on_kernels_of, shortened
 from strata.training.bench.ours import has_ray
-from strata.training.corpus import open_corpus
-from strata.training.flops import peak_flops
-from strata.training.records import Record
+from strata.training.data import shards
+from strata.training.data.corpus import open_corpus
+from strata.training.metrics.records import Record
+from strata.training.model.flops import peak_flops
 
 CONTENDERS: tuple[Contender, ...] = ("bare", *LIGER, "ours")
 

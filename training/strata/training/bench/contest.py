@@ -8,7 +8,7 @@ from typing import Literal
 
 from strata.platform.errors import UserError
 from strata.platform.recipe import Recipe, Section
-from strata.training.records import Record
+from strata.training.metrics.records import Record
 
 Contender = Literal["ours", "ours_torch", "ours_liger", "bare", "liger", "liger_compiled"]
 LIGER: tuple[Contender, ...] = ("liger", "liger_compiled")

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from strata.platform import children, ports
-from strata.training import records
 from strata.training.bench.contest import OURS, Job
 from strata.training.bench.ours import prepare_home, run_metrics
 from strata.training.memory import KEEP_FREED_MEMORY
-from strata.training.records import Follower, Record
+from strata.training.metrics import records
+from strata.training.metrics.records import Follower, Record
 
 POLL_S = 0.2
 RANK = re.compile(r"^\[rank\d+\]:")  # torch puts it before each line of a traceback

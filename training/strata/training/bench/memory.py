@@ -10,16 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from strata.planner.activations import OWN_ON_CPU
-from strata.planner.memory import peak_bytes
+from strata.planner.memory.activations import OWN_ON_CPU
+from strata.planner.memory.plan import peak_bytes
 from strata.planner.recipes import from_recipe
 from strata.platform import recipe_file
 from strata.platform.files import cache_dir
 from strata.platform.recipe import DataSection, ModelSection, Recipe
-from strata.training import shards
 from strata.training.bench import launch
 from strata.training.bench.contest import Job, shortened
-from strata.training.corpus import open_corpus
+from strata.training.data import shards
+from strata.training.data.corpus import open_corpus
 
 BAR = 0.10
 STEPS = 6  # by the fourth or fifth the heap grows no more

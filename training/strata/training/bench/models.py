@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from strata.platform.recipe import Recipe
-from strata.training import balance, huggingface
 from strata.training.bench.contest import accumulation
-from strata.training.model import Llama, token_losses
+from strata.training.model import balance, huggingface
+from strata.training.model.llama import Llama, token_losses
 
 
 class WithLoss(nn.Module):

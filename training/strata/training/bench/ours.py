@@ -8,7 +8,7 @@ from pathlib import Path
 from strata.platform import recipe_file
 from strata.platform.files import cache_dir
 from strata.training.bench.contest import Job
-from strata.training.records import Record
+from strata.training.metrics.records import Record
 
 RUN = "bench"
 

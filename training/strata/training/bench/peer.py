@@ -7,11 +7,11 @@ import sys
 import torch
 import torch.distributed as dist
 
-from strata.training import records
 from strata.training.bench import bare, models
 from strata.training.bench.contest import Job
 from strata.training.bench.ours import run_ours_without_ray
-from strata.training.records import Record
+from strata.training.metrics import records
+from strata.training.metrics.records import Record
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from rich.text import Text
 from strata.platform.machine import processor
 from strata.platform.recipe import Recipe
 from strata.training.bench.contest import LIGER, Contender, Round
-from strata.training.flops import flops_per_token, mfu
+from strata.training.model.flops import flops_per_token, mfu
 
 PACKAGES = ("strata", "torch", "deepspeed", "ray", "transformers", "liger-kernel", "triton")
 NAMES: dict[Contender, str] = {

@@ -12,10 +12,10 @@ from rich.table import Table
 from strata.platform.errors import UserError
 from strata.platform.files import cache_dir, write_atomic
 from strata.platform.recipe import Recipe
-from strata.training import shards
 from strata.training.bench import launch, report
 from strata.training.bench.contest import Job, shortened
-from strata.training.corpus import open_corpus
+from strata.training.data import shards
+from strata.training.data.corpus import open_corpus
 
 MODES = ("sync", "async")
 STEPS_BETWEEN = 5  # enough for an upload to end before the next save, as in any run worth the name

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from strata.platform.recipe import ModelSection, ParallelSection, TrainSection
-from strata.training import ops as makers
-from strata.training.model import Layer, RMSNorm, initialize, mean_loss, rotary_table
-from strata.training.ops import Ops
+from strata.training.model import ops as makers
+from strata.training.model.llama import Layer, RMSNorm, initialize, mean_loss, rotary_table
+from strata.training.model.ops import Ops
 
 
 class StageLayer(Layer):

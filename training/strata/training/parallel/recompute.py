@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from strata.training.model import Layer
+from strata.training.model.llama import Layer
 
 # What is dear to compute and cheap to keep. Norms, rotations and activations are the other way round. By name, for operators of
 # kernels that a model does not use may not be there.

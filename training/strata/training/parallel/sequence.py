@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from strata.training.model import Attention, Llama
+from strata.training.model.llama import Attention, Llama
 
 
 def initialize(size: int) -> Any:

@@ -1,0 +1,1 @@
+"""Operations: a module each, or a folder where one has several files."""

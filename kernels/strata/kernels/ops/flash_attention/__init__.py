@@ -1,0 +1,1 @@
+"""Flash attention, forward and backward: portable Triton kernels, and Gluon kernels for Hopper."""

@@ -1,0 +1,123 @@
+"""Flash attention's forward pass on Hopper: whether it can do a call, with which tiles, and its launch. The kernel is in
+flash_attention_hopper_kernel.py."""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from strata.kernels.ops.flash_attention.hopper_kernel import forward_kernel
+from strata.kernels.tuning.tunable import architecture
+
+ROWS = 64  # of a warpgroup: what one wgmma takes
+L2_BUDGET = 32 << 20  # bytes of keys and values worked on at a time, of Hopper's 50 MB
+
+
+@dataclass(frozen=True)
+class Tiling:
+    consumers: int  # computing warpgroups
+    block: int  # of keys
+    stages: int  # of the ring
+    threads_registers: int  # a thread's share of a program's 65536, before the loading warps hand most of theirs on
+    registers: int  # of a computing thread
+    loader_registers: int
+
+
+# By head dimension. Three warpgroups where the softmax costs as much as the products, two where accumulators are large.
+TILINGS = {
+    64: Tiling(3, block=128, stages=2, threads_registers=128, registers=160, loader_registers=32),
+    128: Tiling(2, block=128, stages=2, threads_registers=168, registers=240, loader_registers=24),
+    256: Tiling(2, block=64, stages=2, threads_registers=168, registers=240, loader_registers=24),
+}
+
+
+_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
+_compiled: dict[tuple[Any, ...], Any] = {}
+
+
+def supports(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int | None, cu_seqlens: Tensor | None) -> bool:
+    """Whether `forward` takes these: Hopper, half precision, a head dimension with a tiling, and what TMA asks of addresses."""
+    return (
+        architecture(q.device) == 90
+        and q.dtype in (torch.bfloat16, torch.float16)
+        and q.shape[-1] in TILINGS
+        and q.numel() > 0
+        and k.numel() > 0
+        and (window is None or causal)
+        and (not causal or q.shape[1] <= k.shape[1])
+        and all(_fits_tma(x) for x in (q, k, v))
+    )
+
+
+def _fits_tma(x: Tensor) -> bool:
+    batch, tokens, heads, dim = x.stride()
+    return dim == 1 and min(batch, tokens, heads) > 0 and not (batch | tokens | heads) & 7 and not x.data_ptr() & 15
+
+
+@cache
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132  # an H100's
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    window: int | None,
+    scale: float,
+    cu_seqlens: Tensor | None,
+    max_seqlen: int | None,
+) -> tuple[Tensor, Tensor]:
+    """For what `supports` says yes to, and a positive scale: the result [batch, tokens, heads, dim] and the logarithm of each
+    row's sum of exponentials [batch, heads, tokens]."""
+    batch, tokens, heads, dim = q.shape
+    keys, kv_heads = k.shape[1], k.shape[2]
+    tiling = TILINGS[dim]
+    out = torch.empty((batch, tokens, heads, dim), dtype=q.dtype, device=q.device)
+    lse = torch.empty((batch, heads, tokens), dtype=torch.float32, device=q.device)
+    sequences, longest, longest_keys = batch, tokens, keys
+    if cu_seqlens is not None:
+        sequences = cu_seqlens.shape[0] - 1
+        longest = longest_keys = tokens if max_seqlen is None else max_seqlen
+    group = heads // kv_heads
+    tiles = -(-longest // (tiling.consumers * ROWS))
+    total = tiles * sequences * heads
+    heads_together = min(max(1, L2_BUDGET // (longest_keys * dim * 4)) * group, sequences * heads)
+    programs = _processors(q.device)
+    persistent = total > programs
+    # Only a program that takes several tiles needs a counter.
+    counter = torch.zeros(1, dtype=torch.int32, device=q.device) if persistent else lse
+    values = (
+        _descriptor(q, ROWS), _descriptor(k, tiling.block), _descriptor(v, tiling.block),
+        out, lse, lse if cu_seqlens is None else cu_seqlens, counter,
+        tokens, keys, heads, group, total, sequences, heads_together, tiles, window or 0,
+    )  # fmt: skip
+    constants = (
+        scale, causal, window is not None, cu_seqlens is not None, persistent,
+        tiling.consumers, tiling.block, dim, tiling.stages, tiling.registers, tiling.loader_registers,
+    )  # fmt: skip
+    grid = (min(programs, total), 1, 1)
+    key = (q.device, q.dtype, *constants)
+    kernel = _compiled.get(key)
+    if kernel is None:
+        _compiled[key] = forward_kernel[grid](*values, *constants, num_warps=4, maxnreg=tiling.threads_registers)
+    else:
+        kernel[grid](*values, *constants)
+    return out, lse
+
+
+class _Descriptor(TensorDescriptor):  # type: ignore[misc]
+    def __post_init__(self) -> None:
+        """Nothing: `supports` has seen to what is checked here, and the checks take longer than the rest of a launch."""
+
+
+def _descriptor(x: Tensor, rows: int) -> TensorDescriptor:
+    """Of blocks of one head's rows: dimensions [batch, heads, tokens, dim], so that TMA gives zeros after the last token."""
+    batch, tokens, heads, dim = x.shape
+    strides = x.stride()
+    return _Descriptor(x, [batch, heads, tokens, dim], [strides[0], strides[2], strides[1], 1], [1, 1, rows, dim], _LAYOUT)

@@ -1,0 +1,156 @@
+"""Scatters keys and values into a paged KV cache, in place: token i goes to slots[i] = block * block size + place in the block.
+
+A negative slot is skipped: a batch may be padded to the size that a CUDA graph was captured for. A slot beyond the cache is an
+error on a CPU; a GPU, which would have to be waited for, skips it as well. Of tokens with the same slot any may be the one that
+stays.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from strata.kernels.ops.on_device import on_its_device
+from strata.kernels.tuning.tunable import Config, Key, Tunable, bucket, config
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def reference(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor) -> None:
+    block_size = key_cache.shape[1]
+    for token, slot in enumerate(slots.tolist()):
+        if slot >= 0:
+            key_cache[slot // block_size, slot % block_size] = key[token]
+            value_cache[slot // block_size, slot % block_size] = value[token]
+
+
+@triton.jit(do_not_specialize=["rows", "capacity"])  # one kernel for batches of any size
+def kv_cache_write_kernel(
+    key_ptr,
+    value_ptr,
+    key_cache_ptr,
+    value_cache_ptr,
+    slots_ptr,
+    rows,  # tokens * heads
+    capacity,
+    token_stride,
+    head_stride,
+    block_stride,
+    slot_stride,
+    cache_head_stride,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    VALUE: tl.constexpr,
+    ROWS: tl.constexpr,
+    DIMS: tl.constexpr,
+):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    token, head = row // HEADS, (row % HEADS).to(tl.int64)
+    slot = tl.load(slots_ptr + token, mask=row < rows, other=-1)
+    kept = (slot >= 0) & (slot < capacity)
+    dim = tl.program_id(1) * DIMS + tl.arange(0, DIMS)
+    mask = kept[:, None] & (dim < HEAD_DIM)[None, :]
+    source = (token.to(tl.int64) * token_stride + head * head_stride)[:, None] + dim[None, :]
+    cached = slot // BLOCK_SIZE * block_stride + slot % BLOCK_SIZE * slot_stride + head * cache_head_stride
+    cached = cached[:, None] + dim[None, :]
+    key = tl.load(key_ptr + source, mask=mask)
+    if VALUE:
+        value = tl.load(value_ptr + source, mask=mask)
+        tl.store(value_cache_ptr + cached, value, mask=mask)
+    tl.store(key_cache_ptr + cached, key, mask=mask)
+
+
+def _candidates(arch: int, key: Key) -> list[Config]:
+    """`key` is the head dimension, rounded. From 512 to 4096 elements and from 2 to 8 warps a program are equally quick on an
+    H200, for one token as for 16k."""
+    dims = min(int(key[0]), 1024)
+    return [config(num_warps=4, ROWS=1024 // dims, DIMS=dims)]
+
+
+kv_cache_write_tunable = Tunable("kv_cache_write", _candidates)
+
+
+def kv_cache_write_triton(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor) -> None:
+    if not slots.numel() or not key.numel():
+        return
+    chosen = kv_cache_write_tunable.arguments((bucket(key.shape[2]),), key.device)
+    if key.stride() == value.stride() and key_cache.stride() == value_cache.stride():
+        _launch(key, value, key_cache, value_cache, slots, True, chosen)
+    else:
+        _launch(key, key, key_cache, key_cache, slots, False, chosen)
+        _launch(value, value, value_cache, value_cache, slots, False, chosen)
+
+
+def _launch(
+    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor, both: bool, chosen: dict[str, int]
+) -> None:
+    """One set of strides serves key and value: numbers are most of what a launch costs the host."""
+    _, heads, head_dim = key.shape
+    blocks, block_size, _, _ = key_cache.shape
+    rows = slots.shape[0] * heads
+    kv_cache_write_kernel[(-(-rows // chosen["ROWS"]), -(-head_dim // chosen["DIMS"]))](
+        key,
+        value,
+        key_cache,
+        value_cache,
+        slots,
+        rows,
+        blocks * block_size,
+        key.stride(0),
+        key.stride(1),
+        key_cache.stride(0),
+        key_cache.stride(1),
+        key_cache.stride(2),
+        HEADS=heads,
+        HEAD_DIM=head_dim,
+        BLOCK_SIZE=block_size,
+        VALUE=both,
+        **chosen,
+    )
+
+
+def kv_cache_write_cpu(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor) -> None:
+    blocks, block_size = key_cache.shape[:2]
+    if slots.numel() and slots.max() >= blocks * block_size:
+        raise ValueError(f"kv_cache_write: slot {slots.max().item()} is beyond the cache of {blocks} blocks of {block_size}")
+    kept = (slots >= 0).nonzero().squeeze(1)
+    block, place = slots[kept] // block_size, slots[kept] % block_size
+    key_cache[block, place] = key[kept]
+    value_cache[block, place] = value[kept]
+
+
+library = torch.library.Library("strata", "FRAGMENT")
+library.define("kv_cache_write(Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, Tensor slots) -> ()")
+library.impl("kv_cache_write", kv_cache_write_cpu, "CPU")
+library.impl("kv_cache_write", on_its_device(kv_cache_write_triton), "CUDA")
+
+
+@torch.library.register_fake("strata::kv_cache_write", lib=library)
+def _(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor) -> None:
+    return None
+
+
+def kv_cache_write(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor) -> None:
+    """key and value [tokens, heads, dim] into caches [blocks, block size, heads, dim] at slots [tokens], int64. All may have any
+    strides but that of the last dimension, which is 1."""
+    if key.dim() != 3 or key.shape != value.shape or slots.shape != key.shape[:1]:
+        raise ValueError(
+            "kv_cache_write takes key and value [tokens, heads, dim] and slots [tokens], "
+            f"not {list(key.shape)}, {list(value.shape)} and {list(slots.shape)}"
+        )
+    if key_cache.dim() != 4 or key_cache.shape != value_cache.shape or key_cache.shape[2:] != key.shape[1:]:
+        raise ValueError(
+            f"kv_cache_write takes caches [blocks, block size, heads, dim] with heads and dim of the key {list(key.shape)}, "
+            f"not {list(key_cache.shape)} and {list(value_cache.shape)}"
+        )
+    if key.dtype not in DTYPES or not key.dtype == value.dtype == key_cache.dtype == value_cache.dtype:
+        raise ValueError(
+            "kv_cache_write takes keys, values and caches of one dtype, float32, float16 or bfloat16, "
+            f"not {key.dtype}, {value.dtype}, {key_cache.dtype} and {value_cache.dtype}"
+        )
+    if slots.dtype != torch.int64 or not slots.is_contiguous():
+        raise ValueError(f"kv_cache_write takes contiguous int64 slots, not {slots.dtype} with stride {slots.stride()}")
+    if key.shape[2] > 1 and not key.stride(2) == value.stride(2) == key_cache.stride(3) == value_cache.stride(3) == 1:
+        raise ValueError("kv_cache_write takes tensors whose last dimension is contiguous")
+    torch.ops.strata.kv_cache_write(key, value, key_cache, value_cache, slots)

@@ -1,0 +1,1 @@
+"""Fused linear layer and cross-entropy loss, in chunks of tokens."""

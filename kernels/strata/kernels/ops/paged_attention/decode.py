@@ -1,0 +1,334 @@
+"""Paged attention for sequences with one query or a few: reading the keys and values once, at the memory's speed, is all of it.
+
+The key tiles of all sequences, one after the other, are cut into equal chunks, one for each program the GPU can hold: a single
+long sequence fills it as well as many of very different lengths do, and no length is needed on the host (CUDA graphs). A chunk
+may begin or end within a sequence; it then leaves an unnormalised part, and who leaves the last part of a sequence puts them all
+together. Programs of one chunk, one a KV head, are neighbours, so that heads that lie side by side in memory are read at about
+the same time. All query heads that share a KV head are rows of one tile, for each of a sequence's few queries.
+"""
+
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from strata.kernels.tuning.tunable import Config, Key, Tunable, bucket, config
+
+LEAST_ROWS = 16  # of a matrix product
+MOST_ROWS = 64  # queries times heads of a group; with more, computing takes longer than reading
+LEAST_TILES = 4  # of a chunk: merging many short parts takes longer than reading their keys
+MERGED_AT_ONCE = 2**12  # numbers, in registers
+LOG2_E = 1.4426950408889634
+
+
+@triton.jit
+def count_key_tiles(
+    context_lens, query_starts, seqs, MAX_QUERIES: tl.constexpr, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr, SEQS: tl.constexpr
+):
+    """Of every sequence, as [SEQS]; none where there are more queries than this kernel is for. With queries and no keys it is an
+    empty tile, so that there is somebody to write zeros."""
+    seq = tl.arange(0, SEQS)
+    there = seq < seqs
+    context = tl.load(context_lens + seq, mask=there, other=0)
+    queries = tl.load(query_starts + seq + 1, mask=there, other=0) - tl.load(query_starts + seq, mask=there, other=0)
+    tiles = tl.cdiv(context, BLOCK_N) - first_key_tile(context, queries, WINDOW, BLOCK_N)
+    return tl.where((queries > 0) & (queries <= MAX_QUERIES), tl.maximum(tiles, 1), 0)
+
+
+@triton.jit
+def first_key_tile(context, queries, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The first that the first query sees something of."""
+    if WINDOW > 0:
+        return tl.maximum(context - queries + 1 - WINDOW, 0) // BLOCK_N
+    else:
+        return context * 0
+
+
+@triton.jit
+def part_of(chunk, later, head, kv_heads, ROWS: tl.constexpr):
+    """Where a chunk's first sequence (or a later one, its last) leaves its rows when it is not the chunk's alone."""
+    return ((chunk.to(tl.int64) * 2 + later) * kv_heads + head) * ROWS
+
+
+@triton.jit
+def chunk_of(tile, size, longer):
+    """Chunks have `size` tiles, the first `longer` of them one more."""
+    in_longer = longer * (size + 1)
+    return tl.where(tile < in_longer, tile // (size + 1), longer + (tile - in_longer) // size)
+
+
+@triton.jit
+def merge(parts, slots, first, last, first_later, head, kv_heads, DIMS: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr):
+    """The sequence's parts in chunks `first` to `last`, PARTS at a time; past the L1 cache, which may hold older ones."""
+    rows, dims = tl.arange(0, ROWS), tl.arange(0, DIMS)
+    best = tl.full([ROWS], -1e38, tl.float32)
+    weight = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, DIMS], tl.float32)
+    for start in range(first, last + 1, PARTS):
+        chunk = start + tl.arange(0, PARTS)
+        there = (chunk <= last)[:, None]
+        part = part_of(chunk, tl.where(chunk == first, first_later, 0), head, kv_heads, ROWS)[:, None] + rows[None, :]
+        values = parts + part[:, :, None] * DIMS + dims[None, None, :]
+        part_best = tl.load(parts + slots * DIMS + part, mask=there, other=-1e38, cache_modifier=".cg")
+        part_weight = tl.load(parts + slots * (DIMS + 1) + part, mask=there, other=0.0, cache_modifier=".cg")
+        part_acc = tl.load(values, mask=there[:, :, None], other=0.0, cache_modifier=".cg")
+        better = tl.maximum(best, tl.max(part_best, 0))
+        share = tl.exp2(part_best - better[None, :])
+        fade = tl.exp2(best - better)
+        weight = weight * fade + tl.sum(part_weight * share, 0)
+        acc = acc * fade[:, None] + tl.sum(part_acc * share[:, :, None], 0)
+        best = better
+    return acc / tl.where(weight > 0, weight, 1.0)[:, None]
+
+
+@triton.jit
+def store_rows(
+    out,
+    result,
+    q_start,
+    queries,
+    head,
+    out_token,
+    out_head,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIMS: tl.constexpr,
+    M: tl.constexpr,
+):
+    rows, dims = tl.arange(0, M), tl.arange(0, DIMS)
+    token, q_heads = rows // GROUP, head * GROUP + rows % GROUP
+    target = out + (q_start + token).to(tl.int64)[:, None] * out_token + q_heads[:, None] * out_head + dims[None, :]
+    tl.store(target, result.to(out.dtype.element_ty), mask=(token < queries)[:, None] & (dims < HEAD_DIM)[None, :])
+
+
+@triton.jit(do_not_specialize=["seqs", "table_seq"])
+def decode_kernel(
+    out,
+    parts,  # accumulated values [programs, 2, kv_heads, ROWS, DIMS], then maxima and sums, each without DIMS
+    arrivals,  # how many parts there are already [seqs, kv_heads], zeros before and after
+    q,
+    key_cache,
+    value_cache,
+    block_tables,
+    context_lens,
+    query_starts,
+    seqs,
+    out_token,
+    out_head,
+    q_token,
+    q_head,
+    k_block,
+    k_slot,
+    k_head,
+    v_block,
+    v_slot,
+    v_head,
+    table_seq,
+    SCALE: tl.constexpr,  # with log2(e), for exp2
+    WINDOW: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIMS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    SEQS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    ROWS: tl.constexpr,  # of BLOCK_M, those that may be wanted
+    PARTS: tl.constexpr,
+):
+    head, kv_heads = tl.program_id(0), tl.num_programs(0)
+    chunk = tl.program_id(1)
+    tiles = count_key_tiles(context_lens, query_starts, seqs, ROWS // GROUP, WINDOW, BLOCK_N, SEQS)
+    ends = tl.cumsum(tiles, 0)
+    total = tl.sum(tiles, 0)
+    chunks = tl.minimum(tl.num_programs(1), total)  # none is empty
+    if chunk >= chunks:
+        return
+    size = total // chunks
+    longer = total - size * chunks
+    begin = chunk * size + tl.minimum(chunk, longer)
+    end = begin + size + (chunk < longer).to(tl.int32)
+    seq_index = tl.arange(0, SEQS)
+    first_seq = tl.sum((ends <= begin).to(tl.int32), 0)
+    last_seq = tl.sum((ends < end).to(tl.int32), 0)
+
+    rows = tl.arange(0, BLOCK_M)
+    token, q_heads = rows // GROUP, head * GROUP + rows % GROUP
+    dims = tl.arange(0, DIMS)
+    in_tile = tl.arange(0, BLOCK_N)
+    k_base = key_cache + head.to(tl.int64) * k_head + dims[None, :]
+    v_base = value_cache + head.to(tl.int64) * v_head + dims[None, :]
+
+    for step in range(0, last_seq - first_seq + 1):
+        seq = first_seq + step
+        seq_end = tl.sum(tl.where(seq_index == seq, ends, 0), 0)
+        seq_begin = seq_end - tl.sum(tl.where(seq_index == seq, tiles, 0), 0)
+        if seq_begin < seq_end:
+            lo, hi = tl.maximum(begin, seq_begin), tl.minimum(end, seq_end)
+            context = tl.load(context_lens + seq)
+            q_start = tl.load(query_starts + seq)
+            queries = tl.load(query_starts + seq + 1) - q_start
+            shift = first_key_tile(context, queries, WINDOW, BLOCK_N) - seq_begin
+            position = context - queries + token
+            wanted = (token < queries)[:, None] & (dims < HEAD_DIM)[None, :]
+            q_rows = (q_start + token).to(tl.int64)[:, None]
+            q_tile = tl.load(q + q_rows * q_token + q_heads[:, None] * q_head + dims[None, :], mask=wanted, other=0.0)
+            table = block_tables + seq.to(tl.int64) * table_seq
+
+            best = tl.full([BLOCK_M], -1e38, tl.float32)  # finite, so that a row that sees nothing has no inf - inf
+            weight = tl.zeros([BLOCK_M], tl.float32)
+            acc = tl.zeros([BLOCK_M, DIMS], tl.float32)
+            # Blocks are looked up a tile ahead: a load whose address is itself being loaded is pipelined half as deep.
+            keys = (lo + shift) * BLOCK_N + in_tile
+            blocks = tl.load(table + keys // BLOCK_SIZE, mask=keys < context, other=0)
+            for tile in range(lo + shift, hi + shift):
+                keys = tile * BLOCK_N + in_tile
+                block, slot = blocks.to(tl.int64), keys % BLOCK_SIZE
+                blocks = tl.load(table + (keys + BLOCK_N) // BLOCK_SIZE, mask=keys + BLOCK_N < context, other=0)
+                there = (keys < context)[:, None]  # what lies beyond may be NaN
+                if HEAD_DIM < DIMS:
+                    there &= (dims < HEAD_DIM)[None, :]
+                k = tl.load(k_base + (block * k_block + slot * k_slot)[:, None], mask=there, other=0.0)
+                v = tl.load(v_base + (block * v_block + slot * v_slot)[:, None], mask=there, other=0.0)
+                scores = tl.dot(q_tile, k.T, input_precision="ieee") * SCALE
+                seen = keys[None, :] <= position[:, None]
+                if WINDOW > 0:
+                    seen &= keys[None, :] > position[:, None] - WINDOW
+                scores = tl.where(seen, scores, float("-inf"))
+                better = tl.maximum(best, tl.max(scores, 1))
+                p = tl.exp2(scores - better[:, None])
+                fade = tl.exp2(best - better)
+                weight = weight * fade + tl.sum(p, 1)
+                acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
+                best = better
+
+            if (lo == seq_begin) & (hi == seq_end):
+                result = acc / tl.where(weight > 0, weight, 1.0)[:, None]
+                store_rows(out, result, q_start, queries, head, out_token, out_head, GROUP, HEAD_DIM, DIMS, BLOCK_M)
+            else:
+                slots = tl.num_programs(1).to(tl.int64) * 2 * kv_heads * ROWS
+                part = part_of(chunk, (lo > begin).to(tl.int32), head, kv_heads, ROWS) + rows
+                tl.store(parts + part[:, None] * DIMS + dims[None, :], acc, mask=(token < queries)[:, None])
+                tl.store(parts + slots * DIMS + part, best, mask=token < queries)
+                tl.store(parts + slots * (DIMS + 1) + part, weight, mask=token < queries)
+                first, last = chunk_of(seq_begin, size, longer), chunk_of(seq_end - 1, size, longer)
+                tl.debug_barrier()  # all threads have stored before one says so
+                before = tl.atomic_add(arrivals + seq * kv_heads + head, 1, sem="acq_rel", scope="gpu")
+                if before == last - first:
+                    tl.store(arrivals + seq * kv_heads + head, 0)  # for the next launch
+                    first_later = (first * size + tl.minimum(first, longer) < seq_begin).to(tl.int32)
+                    result = merge(parts, slots, first, last, first_later, head, kv_heads, DIMS, ROWS, PARTS)
+                    store_rows(out, result, q_start, queries, head, out_token, out_head, GROUP, HEAD_DIM, DIMS, ROWS)
+
+
+def candidates(arch: int, key: Key) -> list[Config]:
+    """PROGRAMS are as many as an SM holds at a time, or a multiple."""
+    if arch == 0:
+        return [config(BLOCK_N=16, PROGRAMS=1)]
+    dims, rows, item_bytes = map(int, key)
+    warps = 8 if rows * dims > 64 * 128 else 4
+    tile = max(2**14 // (dims * item_bytes), 16)  # 16 KiB of keys, as much of values
+    return [
+        config(num_warps=warps, num_stages=3, BLOCK_N=tile, PROGRAMS=2),
+        config(num_warps=warps, num_stages=3, BLOCK_N=tile, PROGRAMS=4),
+        config(num_warps=warps, num_stages=4, BLOCK_N=tile, PROGRAMS=2),
+        config(num_warps=8, num_stages=3, BLOCK_N=tile, PROGRAMS=2),
+        config(num_warps=warps, num_stages=2, BLOCK_N=2 * tile, PROGRAMS=2),
+        config(num_warps=warps, num_stages=3, BLOCK_N=2 * tile, PROGRAMS=1),
+        config(num_warps=warps, num_stages=6, BLOCK_N=max(tile // 2, 16), PROGRAMS=2),
+    ]
+
+
+decode_tunable = Tunable("paged_attention_decode", candidates)
+
+
+def room_for(seqs: int) -> int:
+    """How many sequences a kernel is compiled for: few different numbers, the first for what a warp adds up by itself."""
+    return 32 if seqs <= 32 else max(256, bucket(seqs))
+
+
+def rows_for(queries: int, group: int) -> int:
+    return bucket(queries * group)
+
+
+def decode_triton(
+    q: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    query_starts: Tensor,
+    out: Tensor,
+    most_queries: int,
+    max_context_len: int,
+    scale: float,
+    window: int,
+    arrivals: Tensor | None = None,
+    chosen: dict[str, int] | None = None,
+) -> None:
+    """Does the sequences with at most `most_queries`, or some more if a tile has room; leaves the others' rows alone. `arrivals`
+    are seqs * kv_heads zeros or more, of which no launch makes use at the same time."""
+    heads, head_dim = q.shape[1:]
+    _, block_size, kv_heads, _ = key_cache.shape
+    seqs, group, dims = context_lens.shape[0], heads // kv_heads, max(bucket(head_dim), 16)
+    rows = rows_for(most_queries, group)
+    arguments = dict(chosen or decode_tunable.arguments((dims, max(rows, LEAST_ROWS), q.element_size()), q.device))
+    programs = max(multiprocessors(q.device) * arguments.pop("PROGRAMS") // kv_heads, 1)
+    programs = min(programs, seqs * max(-(-max_context_len // (LEAST_TILES * arguments["BLOCK_N"])), 1))
+    parts = torch.empty(programs * 2 * kv_heads * rows * (dims + 2), dtype=torch.float32, device=q.device)
+    if arrivals is None or arrivals.shape[0] < seqs * kv_heads:
+        arrivals = own_arrivals(seqs * kv_heads, q.device)
+    decode_kernel[(kv_heads, programs)](
+        out,
+        parts,
+        arrivals,
+        q,
+        key_cache,
+        value_cache,
+        block_tables,
+        context_lens,
+        query_starts,
+        seqs,
+        *out.stride()[:2],
+        *q.stride()[:2],
+        *key_cache.stride()[:3],
+        *value_cache.stride()[:3],
+        block_tables.stride(0),
+        SCALE=scale * LOG2_E,
+        WINDOW=window,
+        GROUP=group,
+        HEAD_DIM=head_dim,
+        DIMS=dims,
+        BLOCK_SIZE=block_size,
+        SEQS=room_for(seqs),
+        BLOCK_M=max(rows, LEAST_ROWS),
+        ROWS=rows,
+        PARTS=max(MERGED_AT_ONCE // (rows * dims), 1),
+        **arguments,
+    )
+
+
+def no_arrivals(count: int, device: torch.device) -> Tensor:
+    return torch.zeros(count, dtype=torch.int32, device=device)
+
+
+_arrivals: dict[tuple[torch.device, int], Tensor] = {}
+
+
+def own_arrivals(count: int, device: torch.device) -> Tensor:
+    """A stream's launches come one after the other and leave zeros behind: it has one set of counters for all, and no launch that
+    only clears them. A captured launch may be replayed on any stream, and has a set of its own that the graph clears."""
+    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+        return no_arrivals(count, device)
+    stream = torch.cuda.current_stream(device).cuda_stream
+    known = _arrivals.get((device, stream))
+    if known is None or known.shape[0] < count:
+        known = _arrivals[device, stream] = no_arrivals(max(bucket(count), 2**12), device)
+    return known
+
+
+@cache
+def multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 8

@@ -1,0 +1,261 @@
+"""Attention over a KV cache that lies in blocks, as serving keeps it: every sequence's block table says where its keys are.
+
+A batch may mix sequences that decode, one query each, with prompts and pieces of prompts. Those with few queries are bound by
+reading the cache, the others by the tensor cores: `paged_attention_decode.py` and `paged_attention_prefill.py`. Nothing is read
+back from the GPU and grids follow from shapes and the `max_` arguments alone: a CUDA graph can replay a call for other lengths.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from strata.kernels.ops.on_device import on_its_device
+from strata.kernels.ops.paged_attention.decode import LEAST_ROWS, MOST_ROWS, decode_triton, decode_tunable, rows_for
+from strata.kernels.ops.paged_attention.prefill import prefill_triton, prefill_tunable
+from strata.kernels.tuning.tunable import Config, TuningCase
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+MOST_HEAD_DIM = 256
+MOST_GROUP = 64
+
+
+def reference(
+    q: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    query_starts: Tensor,
+    *,
+    max_query_len: int = 0,
+    max_context_len: int = 0,
+    scale: float | None = None,
+    window: int | None = None,
+) -> Tensor:
+    """Query by query. A query that sees no key gives zeros."""
+    out = torch.zeros_like(q)
+    heads, head_dim = q.shape[1:]
+    block_size, kv_heads = key_cache.shape[1:3]
+    starts = query_starts.tolist()
+    for seq, context in enumerate(context_lens.tolist()):
+        for token in range(starts[seq], starts[seq + 1]):
+            last = context - starts[seq + 1] + token
+            if last < 0:
+                continue
+            keys = torch.arange(max(last + 1 - window, 0) if window else 0, last + 1, device=q.device)
+            blocks = block_tables[seq, keys // block_size].long()
+            k, v = (cache[blocks, keys % block_size] for cache in (key_cache, value_cache))  # [keys, kv_heads, head_dim]
+            q_groups = q[token].view(kv_heads, heads // kv_heads, head_dim)
+            scores = torch.einsum("hgd,khd->hgk", q_groups, k) * (head_dim**-0.5 if scale is None else scale)
+            out[token] = torch.einsum("hgk,khd->hgd", scores.softmax(-1), v).reshape(heads, head_dim)
+    return out
+
+
+def paged_attention_triton(
+    q: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    query_starts: Tensor,
+    out: Tensor,
+    max_query_len: int,
+    max_context_len: int,
+    scale: float,
+    window: int,
+    arrivals: Tensor | None = None,
+) -> None:
+    tokens, seqs, group = q.shape[0], context_lens.shape[0], q.shape[1] // key_cache.shape[2]
+    if tokens == 0 or seqs == 0:
+        return
+    inputs = (q, key_cache, value_cache, block_tables, context_lens, query_starts, out)
+    if max_query_len * group <= max(MOST_ROWS, group):
+        decode_triton(*inputs, max_query_len, max_context_len, scale, window, arrivals)
+    elif tokens >= seqs * max_query_len:  # all are prompts of one length
+        prefill_triton(*inputs, 1, scale, window)
+    else:
+        few = max(LEAST_ROWS // group, 1)
+        decode_triton(*inputs, few, max_context_len, scale, window, arrivals)
+        prefill_triton(*inputs, few + 1, scale, window)
+
+
+def tuning_cases(device: torch.device) -> list[TuningCase]:
+    decodes = [_decode_case(32, 8, head_dim, queries, device) for head_dim in (64, 128, 256) for queries in (1, 8, 16)]
+    prefills = [_prefill_case(32, kv_heads, head_dim, device) for head_dim in (64, 128, 256) for kv_heads in (4, 8, 32)]
+    return decodes + prefills
+
+
+def _decode_case(heads: int, kv_heads: int, head_dim: int, queries: int, device: torch.device) -> TuningCase:
+    inputs = _tuning_inputs(32, 8192, queries, heads, kv_heads, head_dim, device)
+
+    def run(chosen: Config) -> None:
+        decode_triton(*inputs, queries, 8192, head_dim**-0.5, 0, chosen=chosen.arguments())
+
+    return TuningCase(decode_tunable, (head_dim, max(rows_for(queries, heads // kv_heads), LEAST_ROWS), 2), run)
+
+
+def _prefill_case(heads: int, kv_heads: int, head_dim: int, device: torch.device) -> TuningCase:
+    inputs = _tuning_inputs(4, 4096, 2048, heads, kv_heads, head_dim, device)
+
+    def run(chosen: Config) -> None:
+        prefill_triton(*inputs, 1, head_dim**-0.5, 0, chosen.arguments())
+
+    return TuningCase(prefill_tunable, (head_dim, heads // kv_heads, False), run)
+
+
+def _tuning_inputs(
+    seqs: int, context: int, queries: int, heads: int, kv_heads: int, head_dim: int, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """In blocks of 16, which are anywhere in the cache."""
+    blocks = seqs * context // 16
+    key_cache, value_cache = (torch.randn(blocks, 16, kv_heads, head_dim, device=device, dtype=torch.bfloat16) for _ in range(2))
+    block_tables = torch.randperm(blocks, device=device).int().view(seqs, -1)
+    context_lens = torch.full((seqs,), context, device=device, dtype=torch.int32)
+    query_starts = torch.arange(seqs + 1, device=device, dtype=torch.int32) * queries
+    q = torch.randn(seqs * queries, heads, head_dim, device=device, dtype=torch.bfloat16)
+    return q, key_cache, value_cache, block_tables, context_lens, query_starts, torch.empty_like(q)
+
+
+def paged_attention_cpu(
+    q: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    query_starts: Tensor,
+    out: Tensor,
+    max_query_len: int,
+    max_context_len: int,
+    scale: float,
+    window: int,
+) -> None:
+    block_size = key_cache.shape[1]
+    starts = query_starts.tolist()
+    for seq, context in enumerate(context_lens.tolist()):
+        begin, end = starts[seq], starts[seq + 1]
+        seeing = max(begin, end - context)  # queries before it are ahead of every key
+        out[begin:seeing] = 0
+        if seeing == end:
+            continue
+        blocks = block_tables[seq, : -(-context // block_size)].long()
+        k, v = (cache[blocks].flatten(0, 1)[:context].transpose(0, 1) for cache in (key_cache, value_cache))
+        keys = torch.arange(context)
+        positions = torch.arange(context - (end - seeing), context)[:, None]
+        seen = keys <= positions
+        if window:
+            seen &= keys > positions - window
+        attended = F.scaled_dot_product_attention(q[seeing:end].transpose(0, 1), k, v, seen, scale=scale, enable_gqa=True)
+        out[seeing:end] = attended.transpose(0, 1)
+
+
+library = torch.library.Library("strata", "FRAGMENT")
+library.define(
+    "paged_attention(Tensor q, Tensor key_cache, Tensor value_cache, Tensor block_tables, Tensor context_lens, "
+    "Tensor query_starts, Tensor(a!) out, int max_query_len, int max_context_len, float scale, int window) -> ()"
+)
+library.impl("paged_attention", paged_attention_cpu, "CPU")
+library.impl("paged_attention", on_its_device(paged_attention_triton), "CUDA")
+
+
+@torch.library.register_fake("strata::paged_attention", lib=library)
+def _(*arguments: object) -> None:
+    return None
+
+
+def paged_attention(
+    q: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    query_starts: Tensor,
+    *,
+    max_query_len: int,
+    max_context_len: int,
+    scale: float | None = None,
+    window: int | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """q [tokens, heads, head_dim] has all sequences' queries one after the other, from query_starts [seqs + 1] on; a sequence's
+    queries are the last of its context_lens [seqs] keys. Caches are [blocks, block_size, kv_heads, head_dim], of any strides but
+    the last; block_tables [seqs, blocks] says where key i of a sequence is: slot i % block_size of block i // block_size.
+    A query sees the `window` keys up to its own, or all. Rows of `out` that are no sequence's query stay as they are.
+    """
+    _check(q, key_cache, value_cache, block_tables, context_lens, query_starts, window, out)
+    if out is None:
+        out = torch.empty_like(q)
+    torch.ops.strata.paged_attention(
+        q,
+        key_cache,
+        value_cache,
+        block_tables,
+        context_lens,
+        query_starts,
+        out,
+        max_query_len,
+        max_context_len,
+        q.shape[-1] ** -0.5 if scale is None else scale,
+        window or 0,
+    )
+    return out
+
+
+def _check(
+    q: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    query_starts: Tensor,
+    window: int | None,
+    out: Tensor | None,
+) -> None:
+    if q.ndim != 3 or key_cache.ndim != 4 or value_cache.shape != key_cache.shape or key_cache.shape[3] != q.shape[2]:
+        raise ValueError(
+            "paged_attention takes q [tokens, heads, head_dim] and caches [blocks, block_size, kv_heads, head_dim], not "
+            f"q {list(q.shape)} with caches {list(key_cache.shape)} and {list(value_cache.shape)}."
+        )
+    heads, kv_heads, head_dim = q.shape[1], key_cache.shape[2], q.shape[2]
+    if heads % kv_heads or heads // kv_heads > MOST_GROUP:
+        raise ValueError(
+            f"paged_attention can share a KV head between 1 to {MOST_GROUP} query heads, not {kv_heads} KV heads between {heads}."
+        )
+    if head_dim > MOST_HEAD_DIM:
+        raise ValueError(f"paged_attention can do head dims up to {MOST_HEAD_DIM}, not {head_dim}.")
+    if (
+        q.dtype not in DTYPES
+        or key_cache.dtype != q.dtype
+        or value_cache.dtype != q.dtype
+        or (q.is_cuda and q.dtype == torch.float32)
+    ):
+        raise ValueError(
+            "paged_attention can do bfloat16 and float16, on a CPU also float32, the same for queries and caches, not "
+            f"{q.dtype} with {key_cache.dtype} and {value_cache.dtype} on {q.device.type}."
+        )
+    if q.stride(2) != 1 or key_cache.stride(3) != 1 or value_cache.stride(3) != 1:
+        raise ValueError("paged_attention needs the elements of a head side by side (stride 1), in queries and in caches.")
+    seqs = context_lens.shape[0]
+    if block_tables.ndim != 2 or block_tables.shape[0] != seqs or query_starts.shape != (seqs + 1,):
+        raise ValueError(
+            "paged_attention takes context_lens [seqs], block_tables [seqs, blocks] and query_starts [seqs + 1], not "
+            f"{list(context_lens.shape)}, {list(block_tables.shape)} and {list(query_starts.shape)}."
+        )
+    if block_tables.dtype != torch.int32 or context_lens.dtype != torch.int32 or query_starts.dtype != torch.int32:
+        raise ValueError(
+            "paged_attention takes block_tables, context_lens and query_starts in int32, not "
+            f"{block_tables.dtype}, {context_lens.dtype} and {query_starts.dtype}."
+        )
+    if block_tables.stride(1) != 1 or context_lens.stride(0) != 1 or query_starts.stride(0) != 1:
+        raise ValueError("paged_attention needs rows of block_tables, context_lens and query_starts to be contiguous.")
+    if window is not None and window < 1:
+        raise ValueError(f"paged_attention's window counts the query's own key, so it is at least 1, not {window}.")
+    if out is not None and (out.shape != q.shape or out.dtype != q.dtype or out.stride(2) != 1):
+        raise ValueError(
+            f"paged_attention writes an `out` of q's shape {list(q.shape)} and dtype {q.dtype}, the elements of a head side by "
+            f"side, not {list(out.shape)} in {out.dtype} with strides {out.stride()}."
+        )
+    if torch.is_grad_enabled() and (q.requires_grad or key_cache.requires_grad or value_cache.requires_grad):
+        raise ValueError(
+            "paged_attention has no gradient, and its inputs ask for one: "
+            "call it under torch.no_grad(), or train with flash_attention."
+        )

@@ -1,0 +1,1 @@
+"""RMSNorm with an optional residual addition, forward and backward."""

@@ -1,0 +1,1 @@
+"""Launch configurations by shape and architecture, and the tables shipped with them."""

@@ -1,0 +1,1 @@
+"""GPU readings through NVML, and their Prometheus exporter."""

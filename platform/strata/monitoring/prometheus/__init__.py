@@ -1,0 +1,1 @@
+"""The local Prometheus server, its scrape configuration, and the same rules as cluster objects."""

@@ -1,0 +1,1 @@
+"""`strata top`: machine, runs and endpoint in the terminal."""

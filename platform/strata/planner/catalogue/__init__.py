@@ -1,0 +1,1 @@
+"""Models, GPUs, fabrics, training programs and failure rates by name."""

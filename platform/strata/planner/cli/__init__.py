@@ -1,0 +1,1 @@
+"""The `strata plan` commands: options, tables, plots and reports."""

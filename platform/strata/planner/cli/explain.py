@@ -1,0 +1,80 @@
+"""A worksheet in words: every line's value, its formula, the formula with the values put in, and the reason.
+
+The formula with values is written in base units (bytes, seconds, FLOP), so that it can be worked out as it stands.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from rich.text import Text
+
+from strata.planner.units import show
+from strata.planner.worksheet import FUNCTIONS, Line, Sheet
+
+DIGITS = 5
+NAME = re.compile(r"\b[A-Za-z_]\w*")
+
+
+def put_in(sheet: Sheet, outer: Sheet | None = None) -> Iterator[tuple[Line, str | None]]:
+    """Each line with its formula's names replaced by what they stood for when it was worked out: a later line may have taken a
+    name over."""
+    written: dict[str, float] = {}
+    own = {line.name for line in sheet.lines}
+
+    def value(match: re.Match[str]) -> str:
+        name = match[0]
+        if name in FUNCTIONS:
+            return name
+        if name in written:
+            return plain(written[name])
+        return plain(outer[name] if outer and name in own else sheet[name])
+
+    for line in sheet.lines:
+        yield line, None if line.formula is None else NAME.sub(value, line.formula)
+        written[line.name] = line.value
+
+
+def plain(value: float) -> str:
+    """Python's own way to write it, short."""
+    return f"{value:.0f}" if value == int(value) and abs(value) < 1e15 else f"{value:.7g}"
+
+
+def as_text(sheet: Sheet) -> Text:
+    text = Text()
+    for depth, part, outer in _walk(sheet):
+        if not part.lines and not part.parts:
+            continue
+        text.append(f"{'  ' * depth}{part.title}\n", "bold underline")
+        for line, filled in put_in(part, outer):
+            _write(text, line, filled, "  " * (depth + 1))
+    return text
+
+
+def as_json(sheet: Sheet) -> dict[str, Any]:
+    return {
+        "title": sheet.title,
+        "lines": [
+            {"name": line.name, "value": line.value, "unit": line.unit, "formula": line.formula, "why": line.why}
+            for line in sheet.lines
+        ],
+        "parts": [as_json(part) for part in sheet.parts],
+    }
+
+
+def _walk(sheet: Sheet, depth: int = 0, outer: Sheet | None = None) -> Iterator[tuple[int, Sheet, Sheet | None]]:
+    yield depth, sheet, outer
+    for part in sheet.parts:
+        yield from _walk(part, depth + 1, sheet)
+
+
+def _write(text: Text, line: Line, filled: str | None, indent: str) -> None:
+    text.append(f"{indent}{line.name}", "bold")
+    text.append(f" = {show(line.value, line.unit, DIGITS)}")
+    if line.why:
+        text.append(f"   {line.why}", "dim")
+    text.append("\n")
+    if line.formula is not None:
+        text.append(f"{indent}    = {line.formula}\n", "cyan")
+        if filled != line.formula:
+            text.append(f"{indent}    = {filled}\n", "cyan")

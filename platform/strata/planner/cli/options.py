@@ -1,0 +1,106 @@
+"""Options that several plan commands share, and what the answer does with them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, RenderableType
+
+from strata.planner import ranges
+from strata.planner.catalogue import library
+from strata.planner.catalogue.hardware import Fabric, Gpu
+from strata.planner.catalogue.shape import Shape
+from strata.planner.cli.output import console, jsonable, picture_folder, write_json
+from strata.planner.layout import Schedule
+from strata.planner.pipeline.schedules import CHUNKS
+from strata.planner.worksheet import Sheet
+from strata.platform.errors import UserError
+
+GPU = "h100"
+# What a node of each GPU usually has between nodes: the vendors' own reference systems (DGX-1, DGX A100, DGX H100, GB200 NVL72).
+FABRICS = {"v100": "edr-100", "a100": "hdr-200", "gb200": "ndr-400-nvl72", "ascend": "roce-200"}
+OTHER_FABRIC = "ndr-400"
+USUAL_SEQUENCE = 8192  # as Llama 3 and others train, before they lengthen it
+
+
+def number(text: str, within: ranges.Range, *names: str, panel: str | None = None) -> Any:
+    """An option of the command line with a range, which its help names."""
+
+    def check(ctx: typer.Context, param: typer.CallbackParam, value: Any) -> Any:
+        if value is not None and not ctx.resilient_parsing:
+            within.check(param.opts[0], value)
+        return value
+
+    return typer.Option(*names, help=f"{text}  ({within})", callback=check, rich_help_panel=panel)
+
+
+Model = Annotated[
+    str | None, typer.Option(help="A model of the catalogue ('strata plan list'), or a Hugging Face config.json or its folder.")
+]
+GpuName = Annotated[str, typer.Option("--gpu", help="A GPU of the catalogue.")]
+FabricName = Annotated[str | None, typer.Option("--fabric", help="A network of the catalogue; unless said, the GPU's usual one.")]
+Program = Annotated[str | None, typer.Option(help="Whose training program: strata, megatron-core, ... ('strata plan list').")]
+Seq = Annotated[
+    int | None,
+    number(f"Tokens of a sequence; unless said, the model's context, {USUAL_SEQUENCE} at most.", ranges.SEQUENCE, "--seq"),
+]
+Price = Annotated[float | None, number("Dollars of a GPU for an hour; unless said, the catalogue's.", ranges.PRICE, "--price")]
+Json = Annotated[str | None, typer.Option("--json", help="Write the answer as JSON to this file, or to standard output for '-'.")]
+Explain = Annotated[bool, typer.Option("--explain", help="Print every figure's formula, with the values put in.")]
+Plot = Annotated[Path | None, typer.Option("--plot", help="Write pictures into this folder.")]
+
+
+def open_gpu(name: str, price: float | None) -> Gpu:
+    gpu = library.gpu(name)
+    return gpu if price is None else replace(gpu, dollars_per_hour=price)
+
+
+def open_fabric(name: str | None, gpu: Gpu) -> Fabric:
+    usual = next((fabric for start, fabric in FABRICS.items() if gpu.name.startswith(start)), OTHER_FABRIC)
+    return library.fabric(usual if name is None else name)
+
+
+def open_model(name: str | None) -> Shape:
+    if name is None:
+        raise UserError("No model is named.", "Give --model with a name from 'strata plan list', a config.json or its folder.")
+    return library.open_model(name)
+
+
+def usual_sequence(shape: Shape) -> int:
+    return min(shape.context, USUAL_SEQUENCE)
+
+
+def chunks_of(schedule: Schedule, interleave: int | None) -> int:
+    """Pieces of the model that a stage holds: the user's word, or what the schedule has."""
+    return CHUNKS.get(schedule, 2) if interleave is None else interleave
+
+
+def answer(
+    parts: Callable[[Console], list[RenderableType]],
+    data: Callable[[], dict[str, Any]],
+    json: str | None,
+    explain: bool = False,
+    sheet: Sheet | None = None,
+    plot: Path | None = None,
+    draw: Callable[[Path], list[Path]] | None = None,
+    written: Sequence[Path] = (),
+) -> None:
+    """JSON on standard output stands alone; else tables, then the worksheet, then where files were written."""
+    from strata.planner.cli import explain as worksheet
+
+    told = jsonable(data())  # also where nobody reads it: it refuses an answer that is not finite
+    if json is not None:
+        write_json(told | ({"explain": jsonable(worksheet.as_json(sheet))} if explain and sheet else {}), json)
+    pictures = draw(picture_folder(plot)) if plot and draw else []
+    if json == "-":
+        return
+    out = console()
+    for part in parts(out):
+        out.print(part, soft_wrap=isinstance(part, str))
+        out.print()
+    if explain and sheet:
+        out.print(worksheet.as_text(sheet), soft_wrap=True)
+    for path in (*written, *([Path(json)] if json else []), *pictures):
+        out.print(f"written: {path}", soft_wrap=True)

@@ -1,0 +1,61 @@
+"""Where an answer goes: the terminal, JSON, a folder of pictures."""
+
+import json
+import math
+import sys
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from strata.planner.ranges import shown
+from strata.planner.worksheet import Sheet
+from strata.platform.errors import UserError
+
+WIDTH = 130  # of a table that goes to a file or a pipe
+
+
+def console() -> Console:
+    """Without markup: names of models and paths are a user's, and may have brackets."""
+    found = Console(highlight=False, markup=False, emoji=False)
+    return found if found.is_terminal else Console(highlight=False, markup=False, emoji=False, width=WIDTH)
+
+
+def jsonable(thing: Any) -> Any:
+    """Dataclasses as objects of their fields. Worksheets are left out: `--explain` asks for them. An answer that is not finite
+    is none, and is refused."""
+    if is_dataclass(thing) and not isinstance(thing, type):
+        values = {field.name: getattr(thing, field.name) for field in fields(thing)}
+        return {name: jsonable(value) for name, value in values.items() if not isinstance(value, Sheet)}
+    if isinstance(thing, dict):
+        return {str(key): jsonable(value) for key, value in thing.items()}
+    if isinstance(thing, list | tuple | set | frozenset):
+        return [jsonable(value) for value in thing]
+    if isinstance(thing, float) and not math.isfinite(thing):
+        raise UserError(f"The answer is not a finite number: {thing}.", "Give figures that are less extreme.")
+    return thing
+
+
+def write_json(data: dict[str, Any], target: str) -> None:
+    """To a file, or to standard output for `-`. `data` is what `jsonable` gives."""
+    text = json.dumps(data, indent=2) + "\n"
+    if target == "-":
+        sys.stdout.write(text)
+    else:
+        write_text(Path(target), text)
+
+
+def write_text(path: Path, text: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise UserError(f"{shown(path, 200)} cannot be written: {error.strerror}.", "Give another path.") from None
+
+
+def picture_folder(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{shown(folder, 200)} cannot be made: {error.strerror}.", "Give --plot another folder.") from None
+    return folder

@@ -1,0 +1,185 @@
+"""Tables of what comes beside a training plan: schedules, failures, serving, checks and the catalogue."""
+
+from collections.abc import Sequence
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from strata.planner.catalogue import library
+from strata.planner.catalogue.fleets import FLEETS
+from strata.planner.catalogue.software import PROGRAMS
+from strata.planner.pipeline.simulate import Simulation
+from strata.planner.reliability.failures import FailurePlan
+from strata.planner.serving.capacity import Pool, ServingPlan
+from strata.planner.units import dollars, share, short, show
+
+
+class Grid(Table):
+    """Plain columns, below a heading and above a note that may be wider than they are."""
+
+    def __init__(self, heading: str, note: str, titled: bool) -> None:
+        super().__init__(box=None, show_header=titled, header_style="dim", pad_edge=False)
+        self.heading, self.note = heading, note
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text(self.heading, "bold")
+        yield from super().__rich_console__(console, options)
+        if self.note:
+            yield Text(self.note, "dim")
+
+
+def grid(heading: str, left: Sequence[str], right: Sequence[str] = (), note: str = "") -> Grid:
+    """`left` columns hold words, `right` ones figures."""
+    table = Grid(heading, note, any((*left, *right)))
+    for column in left:
+        table.add_column(column)
+    for column in right:
+        table.add_column(column, justify="right")
+    return table
+
+
+def schedules(found: list[Simulation], chosen: str) -> Table:
+    note = "in flight: most micro-batches whose activations a stage holds, of the stage with most"
+    table = grid("the same work by every schedule", ["schedule"], ["time", "bubble", "in flight", "chunks a stage"], note)
+    for one in found:
+        style = "bold" if one.schedule == chosen else ""
+        cells = (show(one.total, "s"), share(one.bubble), f"{max(one.in_flight):g}", f"{one.interleave}")
+        table.add_row(one.schedule, *cells, style=style)
+    return table
+
+
+def failures_line(plan: FailurePlan) -> str:
+    best = plan.best
+    steps = f"{best.interval_steps:,} step{'s' * (best.interval_steps != 1)}"
+    spares = f"{plan.spares} spare node{'s' * (plan.spares != 1)}"
+    return (
+        f"a failure every {show(plan.mtbf_s, 's')}; best saved every {show(best.interval_s, 's')} ({steps}, {best.mode}):"
+        f" {share(plan.goodput)} of the time is useful, with {spares}"
+    )
+
+
+def failures(plan: FailurePlan) -> Table:
+    table = grid(
+        "checkpoints at their best interval",
+        ["saved"],
+        ["every", "steps", "Young", "Daly", "training waits", "back after", "useful time"],
+    )
+    for mode, saving in plan.savings.items():
+        sheet = saving.sheet
+        table.add_row(
+            mode,
+            show(saving.interval_s, "s"),
+            f"{saving.interval_steps:,}",
+            *(show(sheet[name], "s") for name in ("young_s", "daly_s", "stall_s", "back_s")),
+            share(saving.goodput),
+            style="bold" if saving is plan.best else "",
+        )
+    return table
+
+
+def failures_money(plan: FailurePlan) -> str:
+    lines = [
+        f"save of {show(plan.sheet['state_bytes'], 'B')}: {show(plan.save_s, 's')}; {plan.spares} spare nodes, enough"
+        f" {share(plan.available)} of the time; useful time of paid GPUs {share(plan.goodput_per_paid_gpu)}"
+    ]
+    if plan.dollars_per_useful_hour:
+        lines.append(f"an hour of useful work costs {dollars(plan.dollars_per_useful_hour)} on demand")
+        if plan.spot_dollars_per_useful_hour is not None:
+            lines[-1] += f", {dollars(plan.spot_dollars_per_useful_hour)} on spot machines"
+    return "\n".join(lines)
+
+
+def engine(plan: ServingPlan, gpu: str, tensor: int) -> Table:
+    table = grid(f"one replica: {tensor} x {gpu}", ["", ""])
+    for name, value in (
+        ("weights on a GPU", show(plan.weights_bytes, "B")),
+        ("KV cache of a token on a GPU", show(plan.kv_bytes_per_token, "B")),
+        ("sequences that fit", f"{plan.batch_that_fits:,}"),
+        ("output at most", f"{plan.tokens_per_s:,.0f} tokens/s"),
+        (f"prefill of {plan.load.prompt:,} tokens", show(plan.prefill_s, "s")),
+        ("its KV cache's way to another engine", show(plan.transfer_s, "s")),
+    ):
+        table.add_row(name, value)
+    return table
+
+
+def pools(plan: ServingPlan) -> Table:
+    """Both ways to serve side by side."""
+    found = [pool for pool in (plan.aggregated, plan.disaggregated) if pool]
+    if plan.disaggregated is None:
+        remark = "disaggregated engines cannot hold these latencies"
+    elif plan.remote_from is None:
+        remark = "no prompt is long enough for remote prefill to pay"
+    else:
+        remark = f"remote prefill pays from prompts of {plan.remote_from:,} tokens on"
+    table = grid(f"replicas for {plan.load.requests_per_s:g} requests/s", [""], [pool.kind for pool in found], remark)
+    rows: list[tuple[str, list[str]]] = [
+        ("replicas", [_replicas(pool) for pool in found]),
+        ("GPUs", [f"{pool.gpus:,}" for pool in found]),
+        ("sequences in a decoding engine", [f"{pool.batch:.1f}" for pool in found]),
+        ("time to first token, p50", [show(pool.ttft_p50_s, "s") for pool in found]),
+        ("time to first token, p99", [show(pool.ttft_p99_s, "s") for pool in found]),
+        ("time between tokens", [show(pool.itl_s, "s") for pool in found]),
+        ("  beside a prompt that is read", [show(pool.itl_worst_s, "s") for pool in found]),
+        ("a million tokens, prompts too", [dollars(pool.dollars_per_million_tokens) for pool in found]),
+        ("a million output tokens", [dollars(pool.dollars_per_million_output_tokens) for pool in found]),
+    ]
+    for name, cells in rows:
+        table.add_row(name, *cells)
+    return table
+
+
+def _replicas(pool: Pool) -> str:
+    if pool.kind == "aggregated":
+        return f"{pool.decode_replicas}"
+    return f"{pool.prefill_replicas} prefill : {pool.decode_replicas} decode"
+
+
+def models() -> Table:
+    table = grid("models", ["name"], ["parameters", "active", "layers", "hidden", "heads", "KV heads", "context"])
+    for name in library.model_names():
+        one = library.model(name)
+        active = short(one.active_parameters()) if one.experts else "-"
+        figures = (one.layers, one.hidden, one.heads, one.kv_heads, one.context)
+        table.add_row(name, short(one.parameters()), active, *(f"{figure:,}" for figure in figures))
+    return table
+
+
+def gpus() -> Table:
+    table = grid("GPUs", ["name"], ["bf16", "fp8", "memory", "bandwidth", "link", "domain", "$/h", "power"])
+    for name in library.gpu_names():
+        one = library.gpu(name)
+        table.add_row(
+            name,
+            *(show(one.flops[kind], "FLOP/s") if kind in one.flops else "-" for kind in ("bf16", "fp8")),
+            show(one.memory, "B"),
+            show(one.bandwidth, "B/s"),
+            show(one.link, "B/s"),
+            f"{one.domain}",
+            f"{one.dollars_per_hour:.2f}",
+            f"{one.watts:.0f} W",
+        )
+    return table
+
+
+def fabrics() -> Table:
+    table = grid("networks between NVLink domains", ["name", "kind", "topology"], ["cards", "each", "oversubscription"])
+    for name in library.fabric_names():
+        one = library.fabric(name)
+        table.add_row(name, one.kind, one.topology, f"{one.nics}", f"{one.nic * 8 / 1e9:g} Gb/s", f"{one.oversubscription:g}")
+    return table
+
+
+def programs() -> Table:
+    table = grid("training programs", ["name", "what"])
+    for name, one in PROGRAMS.items():
+        table.add_row(name, one.why)
+    return table
+
+
+def fleets() -> Table:
+    table = grid("fleets whose failures are published", ["name", "source"], ["GPU-hours between failures"])
+    for name, one in FLEETS.items():
+        table.add_row(name, one.source, f"{1 / one.total:,.0f}")
+    return table

@@ -1,0 +1,1 @@
+"""Cost model of collectives, by algorithm, protocol and topology; and a lab that runs them."""

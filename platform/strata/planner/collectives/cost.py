@@ -1,0 +1,322 @@
+"""How long one collective takes, by the algorithm and protocol that NCCL would choose.
+
+An algorithm is an entry of `patterns.py`: what the busiest rank sends inside its NVLink domain and out of it, and how many hops
+follow one another. With the figures of `nccl.py` it becomes a `Plan` for a place, of which `cost` takes the quickest at a size:
+
+    seconds = launch + latency + max(time inside, time outside) + filling the pipeline
+
+Inside and outside go on at the same time, since every algorithm passes chunks on as they come.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import inf
+
+from strata.planner.catalogue.hardware import Fabric, Gpu
+from strata.planner.collectives import congestion, nccl
+from strata.planner.collectives.patterns import PATTERNS, TRAFFIC, Algorithm, Kind, Pattern, Place
+from strata.planner.worksheet import Sheet
+
+
+@dataclass(frozen=True)
+class Links:
+    """What of a GPU and a fabric collectives depend on, so that results can be cached by it. Line rates, bytes a second."""
+
+    link: float
+    adds: float  # rate of adding in the switch as data pass; 0: it cannot
+    card: float  # of the network cards that are one GPU's own
+    cards: float  # of a domain's together
+    kind: str
+    topology: str
+    oversubscription: float
+    launch: float
+
+
+@dataclass(frozen=True)
+class Cost:
+    """`wire_bytes_*` is what the busiest rank sends over its link and over its network card. `busbw` is NCCL's bus bandwidth:
+    what a ring's links would carry in that time."""
+
+    seconds: float
+    algorithm: str
+    protocol: str
+    wire_bytes_inside: float
+    wire_bytes_outside: float
+    busbw: float
+
+
+NOTHING = Cost(0.0, "none", "none", 0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A pattern under one protocol at one place, down to all that its time depends on besides the size."""
+
+    pattern: Pattern
+    protocol: nccl.Protocol
+    base: float
+    hop_inside: float
+    hop_outside: float
+    hops_inside: float
+    hops_outside: float
+    latency: float
+    inside: float
+    outside: float
+    link_share: float
+    card: float  # a rank's share of the network cards
+    card_share: float
+    slowdown: float
+    inside_rate: float
+    outside_rate: float
+    pace: float  # seconds per byte of the slower of the two, once all is under way
+    least: float  # bytes of the buffer in a round
+    most: float
+    rounds: float
+    handshake: float  # seconds before each round
+    fill: float  # seconds per byte of a round, until the first has come through all hops
+
+    def piece(self, size: float) -> float:
+        """Bytes of the buffer that go in one round."""
+        return min(size, max(self.least, min(self.most, size / self.rounds)))
+
+    def seconds(self, size: float) -> float:
+        """From the kernel's start. `explain` writes the same down line by line."""
+        piece = self.piece(size)
+        inside = size * self.inside / self.inside_rate + self.handshake * size / piece
+        outside = size * self.outside / self.outside_rate
+        return self.latency + max(inside, outside) + piece * self.fill
+
+
+def links(gpu: Gpu, fabric: Fabric, launch: float = nccl.LAUNCH) -> Links:
+    """`launch` 0: the host runs ahead, as in a training step."""
+    adding = nccl.NVLS_HOPPER if gpu.link <= nccl.HOPPER_LINK else nccl.NVLS_BLACKWELL
+    return Links(
+        link=gpu.link,
+        adds=gpu.link * adding if gpu.multicast else 0.0,
+        card=min(gpu.pcie, fabric.nic * max(1.0, fabric.nics / gpu.domain)),
+        cards=fabric.nic * fabric.nics,
+        kind=fabric.kind,
+        topology=fabric.topology,
+        oversubscription=fabric.oversubscription,
+        launch=launch,
+    )
+
+
+@lru_cache(maxsize=2**17)
+def cost(kind: Kind, size: float, place: Place, links: Links) -> Cost:
+    """`size` is the whole buffer of a rank: what is gathered, or what is to be reduced or scattered."""
+    if size <= 0 or (place.ranks == 1 and kind != "send"):
+        return NOTHING
+    quickest, seconds = None, inf
+    for plan in plans(kind, place, links):
+        if plan.latency + size * plan.pace < seconds and (taken := plan.seconds(size)) < seconds:
+            quickest, seconds = plan, taken
+    assert quickest is not None
+    return _as_cost(quickest, kind, size, place, links.launch + seconds)
+
+
+def costs_of_all(kind: Kind, size: float, place: Place, links: Links) -> list[Cost]:
+    """Of every algorithm and protocol, for comparison."""
+    return [_as_cost(plan, kind, size, place, links.launch + plan.seconds(size)) for plan in plans(kind, place, links)]
+
+
+def bus_factor(kind: Kind, ranks: int) -> float:
+    """What a ring's links carry, per byte of the buffer."""
+    match kind:
+        case "all_reduce":
+            return 2 * (ranks - 1) / ranks
+        case "all_gather" | "reduce_scatter" | "all_to_all":
+            return (ranks - 1) / ranks
+        case "broadcast" | "send":
+            return 1.0
+
+
+def _as_cost(plan: Plan, kind: Kind, size: float, place: Place, seconds: float) -> Cost:
+    busbw = size * bus_factor(kind, place.ranks) / seconds
+    return Cost(seconds, plan.pattern.algorithm, plan.protocol, size * plan.inside, size * plan.outside, busbw)
+
+
+@lru_cache(maxsize=2**14)
+def plans(kind: Kind, place: Place, links: Links) -> tuple[Plan, ...]:
+    """All that NCCL could choose from."""
+    found = []
+    for pattern in PATTERNS[kind]:
+        if _possible(pattern.algorithm, place, links):
+            sheet = _place_sheet(pattern, place)
+            found += [_plan(pattern, protocol, sheet, kind, place, links) for protocol in _protocols(pattern.algorithm)]
+    return tuple(found)
+
+
+def _possible(algorithm: Algorithm, place: Place, links: Links) -> bool:
+    match algorithm:
+        case "nvls":
+            return links.adds > 0 and place.domains == 1 and place.inside >= nccl.NVLS_RANKS
+        case "nvls_tree":
+            return links.adds > 0 and place.domains > 1 and place.inside >= nccl.NVLS_RANKS
+        case "pat":
+            return place.inside == 1 and place.domains > 1
+        case "tree":
+            return place.domains > 1
+        case _:
+            return True
+
+
+def _protocols(algorithm: Algorithm) -> tuple[nccl.Protocol, ...]:
+    match algorithm:
+        case "nvls" | "nvls_tree" | "pat":
+            return ("Simple",)
+        case "pairwise" | "direct":
+            return ("LL", "Simple")
+        case _:
+            return nccl.PROTOCOLS
+
+
+def _place_sheet(pattern: Pattern, place: Place) -> Sheet:
+    sheet = Sheet(f"{pattern.algorithm}: {pattern.why}")
+    sheet.given("inside", place.inside, "", "ranks in one NVLink domain")
+    sheet.given("domains", place.domains, "", "domains that the group spans")
+    sheet.work_out("ranks", "inside * domains")
+    sheet.given("leaving", float(place.domains > 1), "", "whether anything leaves a domain")
+    sheet.work_out("hops_inside", pattern.hops_inside, "", "hops over the link that follow one another")
+    sheet.work_out("hops_outside", pattern.hops_outside, "", "hops over the network that follow one another")
+    sheet.work_out("inside_wire", pattern.inside, "", "bytes the busiest rank sends over its link, per byte of the buffer")
+    sheet.work_out("outside_wire", pattern.outside, "", "bytes it sends over its network card, per byte of the buffer")
+    return sheet
+
+
+def _plan(pattern: Pattern, protocol: nccl.Protocol, sheet: Sheet, kind: Kind, place: Place, links: Links) -> Plan:
+    base, hop_inside, hop_outside = _latencies(pattern, protocol, kind, place)
+    link_share, card_share = _shares(pattern.algorithm, protocol, links)
+    card = min(links.card, links.cards / (place.shared * place.inside))
+    if protocol == "LL":
+        polled = nccl.LL_TWO_DOMAINS if place.domains <= 2 else nccl.LL_MORE_DOMAINS
+        card_share = min(card_share, polled / place.inside / card)
+    slowed = _slowdown(kind, place, links)
+    inside_rate, outside_rate = links.link * link_share, card * card_share / slowed
+    least, most, rounds, handshake = _rounds(pattern.algorithm, protocol, place)
+    hops_inside, hops_outside = sheet["hops_inside"], sheet["hops_outside"]
+    pipelined = most < inf
+    return Plan(
+        pattern=pattern,
+        protocol=protocol,
+        base=base,
+        hop_inside=hop_inside,
+        hop_outside=hop_outside,
+        hops_inside=hops_inside,
+        hops_outside=hops_outside,
+        latency=base + hops_inside * hop_inside + hops_outside * hop_outside,
+        inside=sheet["inside_wire"],
+        outside=sheet["outside_wire"],
+        link_share=link_share,
+        card=card,
+        card_share=card_share,
+        slowdown=slowed,
+        inside_rate=inside_rate,
+        outside_rate=outside_rate,
+        pace=max(sheet["inside_wire"] / inside_rate, sheet["outside_wire"] / outside_rate),
+        least=least,
+        most=most,
+        rounds=rounds,
+        handshake=handshake,
+        fill=(hops_inside / inside_rate + hops_outside / (place.inside * outside_rate)) if pipelined else 0.0,
+    )
+
+
+def _latencies(pattern: Pattern, protocol: nccl.Protocol, kind: Kind, place: Place) -> tuple[float, float, float]:
+    base = nccl.BASE[pattern.family][protocol]
+    hop_inside = nccl.HOP_INSIDE[pattern.family][protocol]
+    hop_outside = nccl.HOP_OUTSIDE[pattern.family][protocol]
+    if pattern.algorithm == "pat":
+        base += place.ranks * nccl.PAT_RANK
+    if pattern.algorithm == "ring" and place.domains > 1:
+        hop_inside = max(hop_inside, nccl.POST[protocol])
+        if place.inside == 1:
+            hop_outside = nccl.HOP_OUTSIDE["tree"][protocol]  # no hops inside to hide behind
+    if pattern.algorithm == "ring" and protocol == "Simple" and kind == "all_reduce":
+        base, hop_inside, hop_outside = (nccl.PLATEAU * seconds for seconds in (base, hop_inside, hop_outside))
+    return base, hop_inside, hop_outside
+
+
+def _shares(algorithm: Algorithm, protocol: nccl.Protocol, links: Links) -> tuple[float, float]:
+    """Of the line rates of link and card."""
+    match algorithm:
+        case "tree" | "double_tree":
+            return nccl.LINK * nccl.TREE_SHARE[protocol], nccl.CARD * nccl.TREE_SHARE_OUTSIDE[protocol]
+        case "nvls":
+            return links.adds / links.link, nccl.CARD
+        case "nvls_tree":
+            return links.adds / links.link * nccl.NVLS_TREE, nccl.CARD
+        case "pat":
+            return nccl.LINK * nccl.PAT_SHARE, nccl.CARD * nccl.PAT_SHARE
+        case "pairwise":
+            return nccl.LINK_ALL_TO_ALL * nccl.RING_SHARE[protocol], nccl.CARD * nccl.RING_SHARE_OUTSIDE[protocol]
+        case _:
+            return nccl.LINK * nccl.RING_SHARE[protocol], nccl.CARD * nccl.RING_SHARE_OUTSIDE[protocol]
+
+
+def _rounds(algorithm: Algorithm, protocol: nccl.Protocol, place: Place) -> tuple[float, float, float, float]:
+    """Least and most bytes of the buffer in a round, how many rounds it is cut into between them, and what a round waits for.
+    Rings and pairs keep every link busy from the first step: one round."""
+    on_its_way = nccl.CHANNELS * place.inside
+    match algorithm:
+        case "nvls":
+            least, most = on_its_way * nccl.NVLS_CHUNK_LEAST, on_its_way * nccl.NVLS_CHUNK_MOST
+            return least, most, nccl.NVLS_ROUNDS, nccl.NVLS_HANDSHAKE
+        case "nvls_tree":
+            return 0.0, on_its_way * nccl.NVLS_TREE_CHUNK, 1.0, 0.0  # NVLS_TREE was measured with its handshakes
+        case "tree" | "double_tree" | "chain":
+            return 0.0, nccl.CHANNELS * nccl.CHUNK[protocol], 1.0, 0.0
+        case _:
+            return inf, inf, 1.0, 0.0
+
+
+def _slowdown(kind: Kind, place: Place, links: Links) -> float:
+    traffic = TRAFFIC[kind]
+    share = congestion.crossing(traffic, links.topology, place.domains, place.inside, links.cards)
+    return congestion.slowdown(traffic, links.kind, share, links.oversubscription)
+
+
+def explain(kind: Kind, size: float, place: Place, links: Links) -> Sheet:
+    """How the time of the chosen algorithm comes about; the last line is `cost`'s."""
+    chosen = cost(kind, size, place, links)
+    if chosen is NOTHING:
+        sheet = Sheet(f"{kind}: nothing to do")
+        sheet.given("seconds", 0.0, "s", "one rank, or no bytes")
+        return sheet
+    plan = next(
+        plan
+        for plan in plans(kind, place, links)
+        if (plan.pattern.algorithm, plan.protocol) == (chosen.algorithm, chosen.protocol)
+    )
+    sheet = _place_sheet(plan.pattern, place)
+    sheet.title = f"{kind} by {sheet.title} ({plan.protocol})"
+    sheet.given("size", size, "B", "of a rank's whole buffer")
+    sheet.given("launch", links.launch, "s", "from the host's call to the kernel's start")
+    sheet.given("base", plan.base, "s", "NCCL's base latency")
+    sheet.given("hop_inside", plan.hop_inside, "s", f"NCCL's latency of a hop over NVLink in {plan.protocol}")
+    sheet.given("hop_outside", plan.hop_outside, "s", f"NCCL's latency of a hop over the network in {plan.protocol}")
+    sheet.work_out("latency", "base + hops_inside * hop_inside + hops_outside * hop_outside", "s")
+    sheet.given("link", links.link, "B/s", "the link's line rate")
+    sheet.given("link_share", plan.link_share, "", "of it that this algorithm and protocol reach")
+    sheet.work_out("inside_rate", "link * link_share", "B/s")
+    if plan.fill:
+        sheet.given("least", plan.least, "B", "of the buffer in a round")
+        sheet.given("most", plan.most, "B", "of the buffer in a round")
+        sheet.given("rounds", plan.rounds, "", "that it is cut into, if that stays between them")
+        sheet.work_out("piece", "min(size, max(least, min(most, size / rounds)))", "B", "of the buffer in a round")
+        sheet.given("handshake", plan.handshake, "s", "before each round")
+        sheet.work_out("inside_seconds", "size * inside_wire / inside_rate + handshake * size / piece", "s")
+    else:
+        sheet.work_out("inside_seconds", "size * inside_wire / inside_rate", "s")
+    sheet.given("card", plan.card, "B/s", "a rank's share of the network cards, at line rate")
+    sheet.given("card_share", plan.card_share, "", "of it that this algorithm and protocol reach")
+    sheet.given("slowdown", plan.slowdown, "", "by oversubscription and colliding flows")
+    sheet.work_out("outside_rate", "card * card_share / slowdown", "B/s")
+    sheet.work_out("outside_seconds", "size * outside_wire / outside_rate", "s")
+    if plan.fill:
+        way = "hops_inside / inside_rate + hops_outside / (inside * outside_rate)"
+        sheet.work_out("fill", f"piece * ({way})", "s", "until the first round has come through all hops")
+    else:
+        sheet.given("fill", 0.0, "s", "every link is busy from the first step")
+    sheet.work_out("seconds", "launch + latency + max(inside_seconds, outside_seconds) + fill", "s")
+    return sheet

@@ -1,0 +1,1 @@
+"""Memory of a training step: model state under ZeRO, activations, and buffers."""

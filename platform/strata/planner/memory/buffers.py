@@ -1,0 +1,133 @@
+"""What training programs hold for communication, and what allocators and libraries take on top."""
+
+from strata.planner.catalogue.shape import Shape
+from strata.planner.layout import Layout
+from strata.planner.memory.activations import Keeping
+from strata.planner.worksheet import Sheet
+
+GIB = 2**30
+# A process that has loaded CUDA, its libraries' kernels and workspaces for matrix products: 0.5 to 0.8 GiB on A100 and H100.
+CUDA_CONTEXT = 0.8 * GIB
+# NCCL's buffers: 4 MiB for each channel of each ring or tree, 16 to 32 channels, for each of a layout's communicators.
+COMMUNICATORS = 1.0 * GIB
+# Of what comes and goes, lost to rounding and between tensors in torch's caching allocator.
+GAPS = 0.05
+
+# DeepSpeed's defaults, which our training leaves as they are (deepspeed/runtime/zero/config.py): numbers, not bytes.
+BUCKET = 5e8  # gradients are reduced so many at a time
+LIVE = 1e9  # ZeRO-3 lets go of gathered parameters beyond these
+PREFETCH = 5e7
+DESK = 25 * 2**20  # bytes that each of our workers lays out at a time when gradients are summed in shared memory
+
+Lines = list[tuple[str, str, str]]  # name, formula, reason
+
+
+def write_buffers(sheet: Sheet, shape: Shape, layout: Layout, keeping: Keeping, kinds: list[str], end: bool) -> None:
+    """`kinds` of layers that the stage has, dense and sparse; `end`: whether it has the embedding or the head."""
+    deepspeed = keeping.engine == "deepspeed"
+    lines = _deepspeed(sheet, shape, layout, keeping) if deepspeed else _by_layer(sheet, layout, kinds, end)
+    lines += _exchanged(layout)
+    for name, formula, why in lines:
+        sheet.work_out(name, formula, "B", why)
+    sheet.work_out("buffers", " + ".join(name for name, _, _ in lines) or "0", "B", "for communication")
+
+
+def _exchanged(layout: Layout) -> Lines:
+    """What is on its way between GPUs that share a model, whoever sends it."""
+    lines = []
+    if layout.pipeline > 1:
+        lines.append(("passed_on", "2 * between * hidden * width", "between stages, sent and received"))
+    if layout.sequence_parallel:
+        lines.append(("gathered_tokens", "tokens * hidden * width", "of all tensor-parallel GPUs, for a matrix's gradient"))
+    if layout.expert > 1:
+        lines.append(("sent_tokens", "dispatched * hidden * width", "on their way to experts"))
+    if layout.context > 1:
+        lines.append(("passed_keys", "2 * tokens * keys_values * width", "keys and values, sent and received in a ring"))
+    return lines
+
+
+def _by_layer(sheet: Sheet, layout: Layout, kinds: list[str], end: bool) -> Lines:
+    """Megatron and FSDP reduce gradients where they lie, unless they are shared out; those go unit by unit: a layer, the
+    embedding, the head."""
+    if layout.zero < 2:
+        return []
+    sizes = {"dense": "dense_parameters", "sparse": "sparse_parameters + experts_here"}
+    units = [sizes[kind] for kind in kinds] + ["head_parameters"] * end
+    sheet.work_out("unit", f"max({', '.join(units)}, 0)", "", "parameters of the largest layer, or of the head")
+    lines = [("unreduced", "unit * gradients_bytes", "a unit's gradients before they are shared out")]
+    if layout.zero == 3:
+        lines.append(("gathered", "2 * unit * width", "the unit at work and the next one, whole"))
+    return lines
+
+
+def _deepspeed(sheet: Sheet, shape: Shape, layout: Layout, keeping: Keeping) -> Lines:
+    """On CPUs memory counts once it is touched, which a bucket larger than the model is not."""
+    sheet.given("number", 4 if layout.precision == "fp32" else 2, "B", "of a gradient as it is made")
+    sheet.work_out("all_own", "own + own_experts")
+    if layout.zero == 0:
+        return _unshared(sheet, shape, layout, keeping)
+    sheet.given("bucket_size", BUCKET, "", "gradients that DeepSpeed reduces at a time")
+    bucket = "min(bucket_size, all_own) * number" if keeping.cpu else "bucket_size * number"
+    lines = [
+        ("bucket", bucket, "gradients to be reduced"),
+        ("flat_bucket", "min(bucket_size, all_own) * number", "a copy of them, on the way"),
+    ]
+    if layout.zero == 3:
+        sheet.given("live_size", LIVE, "", "parameters that DeepSpeed leaves gathered")
+        sheet.given("prefetch_size", PREFETCH, "", "parameters that it gathers at a time")
+        lines.append(("gathered", "min(live_size, all_own) * number", "whole parameters"))
+        lines.append(("prefetched", "min(prefetch_size, all_own) * number", "on their way"))
+        if keeping.cpu:
+            lines.append(("summed", "flat_bucket", "gradients that gloo sums"))
+        return lines
+    lines.append(("reduced", "all_own / sharers * number", "this worker's share of a micro-batch's gradients"))
+    if keeping.cpu:
+        lines.append(("gathered", "all_own * number", "parameters after the step, which gloo gathers in memory of its own"))
+    return lines
+
+
+def _unshared(sheet: Sheet, shape: Shape, layout: Layout, keeping: Keeping) -> Lines:
+    """Without ZeRO we sum gradients ourselves: on CPUs of one machine in memory that workers share, of which each touches its
+    own desk, the sum and its part of the others'; on GPUs in buckets that are kept, into which all gradients are copied."""
+    lines: Lines = []
+    if layout.data * layout.sequence > 1 and layout.pipeline == 1 and keeping.cpu:
+        sheet.given("largest_gradient", max(shape.vocab, shape.ffn) * shape.hidden, "", "numbers; gradients are not cut")
+        sheet.given("desk", DESK, "B", "gradients that a worker lays out for the others at a time")
+        formula = "max(min(desk, all_own * number), largest_gradient * number) * (2 + (sharers - 1) / sharers)"
+        lines.append(("desks", formula, "gradients are summed in shared memory: own, sum, and a part of the others'"))
+    elif layout.data * layout.sequence > 1 and layout.pipeline == 1:
+        lines.append(("buckets", "all_own * number", "a copy of all gradients, in which they are summed"))
+    if layout.precision != "fp32" and not keeping.cpu:
+        why = "the step's fp32 gradients, beyond what the backward pass has let go of"
+        lines.append(("copied_gradients", "max(0, 4 * all_own - activations - logits - working)", why))
+    return lines
+
+
+def write_allowances(sheet: Sheet, layout: Layout, keeping: Keeping) -> None:
+    if keeping.cpu:
+        formula, why = _gaps_on_cpus(layout)
+        sheet.work_out("gaps", formula, "B", why)
+        sheet.given("runtime", 0.0, "B", "libraries are there before the model is")
+        return
+    sheet.given("gap_share", GAPS, "", "of what comes and goes, lost between tensors")
+    sheet.work_out("gaps", "gap_share * (activations + logits + working)", "B", "fragmentation")
+    sheet.given("cuda_context", CUDA_CONTEXT, "B", "of CUDA and its libraries")
+    sheet.given("communicators", COMMUNICATORS if layout.gpus > 1 else 0.0, "B", "NCCL's own buffers")
+    sheet.work_out("runtime", "cuda_context + communicators", "B", "not torch's")
+
+
+def _gaps_on_cpus(layout: Layout) -> tuple[str, str]:
+    """For an aligned place of n bytes glibc (memalign) wants a hole of some more than n. So a tensor that was let go of leaves a
+    hole that its like of the next pass does not fit into, and that pass takes other places. Workers are told to keep freed memory
+    (GLIBC_TUNABLES), so both stay, but for what else has come to lie in the holes: half of them, a quarter where tensors are cut,
+    as was read off three models. With ZeRO there is more, about what gloo gathers and reduces; that its threads keep memory apart
+    from the others' is a guess at why.
+    """
+    passing = "once + logits + working"
+    if layout.zero == 3:
+        flat = "gathered + prefetched + flat_bucket + summed"
+        return f"{passing} + {flat}", "places of the pass before, and of gathered parameters, which the process keeps"
+    passing = f"({passing}) * {0.5 if layout.tensor == 1 else 0.75}"
+    if layout.zero == 0:
+        return passing, "places of the pass before, which the process keeps"
+    return f"{passing} + gathered + reduced", "places of the pass before, and gloo's, which the process keeps"

@@ -1,0 +1,323 @@
+"""What a GPU holds while it trains, stage by stage, and where the most is.
+
+    peak = state + activations + what the backward pass and the exchange between GPUs hold beside them + allowances
+
+State is parameters, gradients and Adam's, as the ZeRO paper counts them (arXiv 1910.02054, section 3): in mixed precision 2 + 2
++ 12 bytes a parameter, in fp32 4 + 4 + 8. A search asks for the peak of thousands of layouts: `peak_bytes` works out the same
+formulas, and keeps no lines.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from strata.planner.catalogue.shape import Shape
+from strata.planner.layout import Layout, Recompute, Schedule
+from strata.planner.memory.activations import Keeping, write_layer, write_tokens
+from strata.planner.memory.buffers import write_allowances, write_buffers
+from strata.planner.memory.state import write_own, write_parameters, write_state
+from strata.planner.pipeline import schedules
+from strata.planner.step.stages import layers_of, parts_of
+from strata.planner.units import show
+from strata.planner.worksheet import FUNCTIONS, Sheet, _compiled
+
+Precision = Literal["fp32", "fp16", "bf16", "fp8"]
+LOGITS_CHUNK = {"gpu": 1 << 29, "cpu": 1 << 24}  # linear_cross_entropy's
+CHUNKS_ADDED_UP = 8
+TERMS = ("parameters", "gradients", "optimizer", "activations", "logits", "working", "buffers", "gaps", "runtime")
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """Bytes on one GPU of a stage at its fullest moment. `host` lies in the host's memory, for this GPU."""
+
+    stage: int
+    layers: int
+    parameters: float
+    gradients: float
+    optimizer: float
+    activations: float
+    logits: float
+    working: float  # a layer's gradients, and its activations where it is computed again, beyond what the logits leave
+    buffers: float
+    gaps: float
+    runtime: float
+    host: float
+
+    @property
+    def terms(self) -> dict[str, float]:
+        return {name: getattr(self, name) for name in TERMS}
+
+    @property
+    def total(self) -> float:
+        return sum(self.terms.values())
+
+    @property
+    def largest(self) -> str:
+        return max(self.terms, key=lambda name: self.terms[name])
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    stages: tuple[StageMemory, ...]
+    capacity: float
+
+    @property
+    def fullest(self) -> StageMemory:
+        return max(self.stages, key=lambda stage: stage.total)
+
+    @property
+    def peak(self) -> float:
+        return self.fullest.total
+
+    @property
+    def fits(self) -> bool:
+        return self.peak <= self.capacity
+
+    @property
+    def where(self) -> str:
+        """The fullest stage and what takes most of it."""
+        return f"stage {self.fullest.stage}, {self.fullest.largest}"
+
+
+def misfit(held: MemoryPlan) -> str:
+    """That a run does not fit, for who reads what it was measured at; nothing if it does."""
+    return "" if held.fits else f"does not fit by plan: {show(held.peak, 'B')} of {show(held.capacity, 'B')}"
+
+
+def plan_memory(
+    shape: Shape, layout: Layout, gpu_memory: float, keeping: Keeping, sheet: Sheet, sequence: int | None = None
+) -> MemoryPlan:
+    """The sheet gets a part for each kind of stage; stages of one kind differ in micro-batches in flight alone."""
+    _write_model(sheet, shape, layout, keeping, shape.context if sequence is None else sequence)
+    explained = {stage.number for stage in _fullest(*_cut(shape, layout))} | {layout.pipeline - 1}
+    stages = []
+    for stage in _stages(*_cut(shape, layout)):
+        part = sheet.part(f"stage {stage.number}") if stage.number in explained else _Quick(sheet)
+        _write_stage(part, stage, shape, layout, keeping)
+        stages.append(_read(part, stage))
+    sheet.given("capacity", gpu_memory, "B", "of one GPU")
+    plan = MemoryPlan(tuple(stages), gpu_memory)
+    sheet.given("peak", plan.peak, "B", plan.where)
+    return plan
+
+
+def peak_bytes(shape: Shape, layout: Layout, keeping: Keeping, sequence: int | None = None) -> float:
+    """As `plan_memory(...).peak`, in some 30 µs."""
+    outer = _model(
+        shape,
+        keeping,
+        shape.context if sequence is None else sequence,
+        layout.tensor,
+        layout.sequence,
+        layout.context,
+        layout.expert,
+        layout.micro_batch,
+        layout.recompute,
+        layout.sequence_parallel,
+        layout.precision,
+    )
+    most = 0.0
+    for stage in _fullest(*_cut(shape, layout)):
+        quick = _Quick(outer)
+        _write_stage(quick, stage, shape, layout, keeping)
+        most = max(most, quick["total"])
+    return most
+
+
+class _Quick(Sheet):
+    """A sheet that keeps no lines, for a search."""
+
+    def __init__(self, outer: Sheet | None = None) -> None:
+        self._values = dict(outer._values) if outer else {}
+
+    def given(self, name: str, value: float, unit: str = "", why: str = "") -> float:
+        self._values[name] = value
+        return value
+
+    def work_out(self, name: str, formula: str, unit: str = "", why: str = "") -> float:
+        value: float = eval(_compiled(formula), FUNCTIONS, self._values)
+        self._values[name] = value
+        return value
+
+
+@lru_cache(maxsize=4096)
+def _model(
+    shape: Shape,
+    keeping: Keeping,
+    sequence: int,
+    tensor: int,
+    ulysses: int,
+    ring: int,
+    expert: int,
+    micro_batch: int,
+    recompute: Recompute,
+    sequence_parallel: bool,
+    precision: Precision,
+) -> Sheet:
+    """What does not depend on the rest of a layout is worked out once for all that share it."""
+    layout = Layout(
+        tensor=tensor,
+        sequence=ulysses,
+        context=ring,
+        expert=expert,
+        micro_batch=micro_batch,
+        recompute=recompute,
+        sequence_parallel=sequence_parallel,
+        precision=precision,
+    )
+    quick = _Quick()
+    _write_model(quick, shape, layout, keeping, sequence)
+    return quick
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What of the model a stage holds."""
+
+    number: int
+    dense: int
+    sparse: int
+    embedding: bool
+    head: bool
+
+    @property
+    def kinds(self) -> list[str]:
+        return [kind for kind, count in (("dense", self.dense), ("sparse", self.sparse)) if count]
+
+
+@lru_cache(maxsize=4096)
+def _stages(shape: Shape, pipeline: int, schedule: Schedule, interleave: int) -> tuple[Stage, ...]:
+    counts = layers_of(shape, parts_of(Layout(pipeline=pipeline, schedule=schedule, interleave=interleave)))
+    stages = []
+    for number in range(pipeline):
+        parts = schedules.parts_of(schedule, pipeline, interleave, number) if pipeline > 1 else range(len(counts))
+        dense, sparse = (sum(counts[part][kind] for part in parts) for kind in (0, 1))
+        stages.append(Stage(number, dense, sparse, 0 in parts, len(counts) - 1 in parts))
+    return tuple(stages)
+
+
+@lru_cache(maxsize=4096)
+def _fullest(shape: Shape, pipeline: int, schedule: Schedule, interleave: int) -> tuple[Stage, ...]:
+    """Without stages that cannot be the fullest: those that hold no more of anything than an earlier one, which has at least as
+    many micro-batches in flight. (zbv has the more the later the stage, when micro-batches are few: there, than a later one.)"""
+    stages = _stages(shape, pipeline, schedule, interleave)
+    found: list[Stage] = []
+    for stage in reversed(stages) if schedule == "zbv" else stages:
+        if not any(_covers(other, stage) for other in found):
+            found.append(stage)
+    return tuple(found)
+
+
+def _covers(one: Stage, other: Stage) -> bool:
+    return one.dense >= other.dense and one.sparse >= other.sparse and one.embedding >= other.embedding and one.head >= other.head
+
+
+def _cut(shape: Shape, layout: Layout) -> tuple[Shape, int, Schedule, int]:
+    return shape, layout.pipeline, layout.schedule, layout.interleave
+
+
+def _write_model(sheet: Sheet, shape: Shape, layout: Layout, keeping: Keeping, sequence: int) -> None:
+    """A layer's activations, and its parameters on one GPU."""
+    write_tokens(sheet, shape, layout, sequence)
+    if shape.dense_layers:
+        write_layer(sheet, shape, layout, keeping, sparse=False)
+    if shape.experts:
+        write_layer(sheet, shape, layout, keeping, sparse=True)
+    _write_busy(sheet, shape, layout)
+    write_parameters(sheet, shape, layout, keeping)
+    sheet.given("vocab", shape.vocab)
+
+
+def _write_busy(sheet: Sheet, shape: Shape, layout: Layout) -> None:
+    """What a layer's backward pass holds beside what was kept: gradients of the residual stream and, in a feed-forward block,
+    of the product, the activated gate and the up projection at once (of a GeLU's output and input)."""
+    wide = 3 if shape.gated else 2
+    kinds = {"dense": f"tokens * (hidden + {wide} * ffn / tensor) * width"} if shape.dense_layers else {}
+    if shape.experts:
+        kinds["sparse"] = f"dispatched * (hidden + {wide} * expert_ffn / tensor) * width"
+    for kind, formula in kinds.items():
+        again = f" + max(0, {kind}_whole - {kind}_layer)" if layout.recompute != "none" else ""
+        sheet.work_out(f"{kind}_busy", formula + again, "B", "beside what is kept, while a layer's gradients are computed")
+
+
+def _write_stage(sheet: Sheet, stage: Stage, shape: Shape, layout: Layout, keeping: Keeping) -> None:
+    write_own(sheet, shape, stage.dense, stage.sparse, stage.embedding, stage.head)
+    write_state(sheet, layout, keeping)
+    _write_in_flight(sheet, stage, layout)
+    _write_activations(sheet, stage, layout, keeping)
+    write_buffers(sheet, shape, layout, keeping, stage.kinds, stage.embedding or stage.head)
+    write_allowances(sheet, layout, keeping)
+    sheet.work_out("total", " + ".join(TERMS), "B", "at the fullest moment")
+
+
+IN_FLIGHT: dict[Schedule, str] = {
+    "gpipe": "micro_batches",
+    "1f1b": "min(micro_batches, pipeline - stage)",
+    # Megatron's order goes chunk by chunk, and the first stage is (interleave - 1) x pipeline + 2 (pipeline - 1) ahead.
+    "interleaved": "min(micro_batches * interleave, pipeline * interleave + pipeline - 2 * stage - 1) / interleave",
+    # Weight gradients wait, and what they need waits with them: on all stages as on the first (arXiv 2401.10241).
+    "zb-h1": "min(micro_batches, pipeline)",
+    "zbv": "min(micro_batches, pipeline, (micro_batches + stage + 1) / 2)",
+    "dualpipev": "min(micro_batches, pipeline + 1 / 2)",
+    # A stage holds two parts of the model, and pipeline + 1 micro-batches of one or the other.
+    "dualpipe": "min(micro_batches, pipeline + 1) / 2",
+}
+
+
+def _write_in_flight(sheet: Sheet, stage: Stage, layout: Layout) -> None:
+    if layout.pipeline == 1:
+        sheet.given("in_flight", 1, "", "micro-batches whose activations are held")
+        return
+    sheet.given("stage", stage.number)
+    sheet.given("pipeline", layout.pipeline, "", "stages")
+    sheet.given("interleave", layout.interleave, "", "pieces of the model that a stage holds")
+    sheet.given("micro_batches", max(1, layout.micro_batches))
+    sheet.work_out(
+        "in_flight", IN_FLIGHT[layout.schedule], "", f"micro-batches whose activations a stage holds: {layout.schedule}"
+    )
+
+
+def _write_activations(sheet: Sheet, stage: Stage, layout: Layout, keeping: Keeping) -> None:
+    """The loss comes when all layers' activations are held, and so does the last layer's backward pass, after it."""
+    held = [f"{kind}_layers * {kind}_layer" for kind in stage.kinds]
+    if stage.embedding and keeping.style == "unfused":
+        held.append("between * hidden")  # a mask of the embedding's dropout
+    if stage.head:
+        # Where the loss computes its gradients at once, that of the head's input is kept in its input's place.
+        ends = {"eager": "between * (hidden * (4 + 2 * width) + 4)", "own": "between * (2 * hidden * width + 4)"}
+        held.append(ends.get(keeping.style, "2 * between * hidden * width"))
+    sheet.work_out("once", " + ".join(held) or "0", "B", "kept of one micro-batch, with the last norm's and the head's inputs")
+    sheet.work_out("activations", "in_flight * once", "B", "of all micro-batches in flight")
+    _write_logits(sheet, stage, layout, keeping)
+    busy = [f"{kind}_busy" for kind in stage.kinds]
+    sheet.work_out("busy", f"max({', '.join(busy)})" if len(busy) > 1 else busy[0] if busy else "0", "B")
+    sheet.work_out("working", "max(0, busy - logits)", "B", "the backward pass of a layer comes after that of the loss")
+
+
+def _write_logits(sheet: Sheet, stage: Stage, layout: Layout, keeping: Keeping) -> None:
+    if not stage.head:
+        sheet.given("logits", 0.0, "B")
+        return
+    columns = "vocab" if keeping.engine == "deepspeed" else "vocab / tensor"
+    gpipe = f"(in_flight - 1) * 4 * tokens * {columns} + " if layout.schedule == "gpipe" else ""
+    if keeping.engine == "megatron":
+        sheet.work_out("logits", f"{gpipe}tokens * {columns} * (4 + width)", "B", "as they come, and their softmax in fp32")
+        return
+    if keeping.style == "own":
+        sheet.given("chunk", LOGITS_CHUNK["cpu" if keeping.cpu else "gpu"], "B", "of logits that are in memory at a time")
+        # Too many chunks' gradients are added up in fp32.
+        chunks = sheet["tokens"] * sheet["vocab"] * sheet["width"] / sheet["chunk"]
+        summed = " + 4 * head_parameters" if chunks > CHUNKS_ADDED_UP and sheet["width"] < 4 else ""
+        why = "some tokens' logits, and the head's own gradient"
+        sheet.work_out("logits", f"min(chunk, tokens * vocab * width) + head_parameters * width{summed}", "B", why)
+        return
+    # Of torch's cross entropy in its backward pass: log-probabilities, their gradient and the logits' gradient, all in fp32. And
+    # the gradient of the head's matrix, before it is added to what is there. DeepSpeed's pipeline keeps the logits, too.
+    kept = " + tokens * vocab * width" if keeping.engine == "deepspeed" and layout.pipeline > 1 else ""
+    why = "log-probabilities and two gradients in fp32, and the head's own gradient"
+    sheet.work_out("logits", f"{gpipe}3 * 4 * tokens * {columns} + head_parameters * width{kept}", "B", why)
+
+
+def _read(sheet: Sheet, stage: Stage) -> StageMemory:
+    return StageMemory(stage.number, stage.dense + stage.sparse, **{name: sheet[name] for name in (*TERMS, "host")})

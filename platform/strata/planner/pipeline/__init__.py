@@ -1,0 +1,1 @@
+"""Pipeline schedules, their simulation, and timelines."""

@@ -1,0 +1,1 @@
+"""Failures, checkpoint intervals, and the cost of a token budget."""

@@ -1,0 +1,188 @@
+"""Which layouts a search looks at. Powers of two and divisors, since nothing else divides a model and a machine evenly."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+from math import ceil, gcd
+from typing import Literal, NamedTuple
+
+from strata.planner.catalogue.shape import Shape
+from strata.planner.layout import Layout, Offload, Recompute, Schedule
+from strata.planner.pipeline.schedules import refusal
+from strata.planner.recipes import obstacle
+
+TrainingPrecision = Literal["fp32", "fp16", "bf16", "fp8"]
+
+MOST_STAGES = 64  # as many as anyone has run (arXiv 2104.04473); beyond, stages of a layer or two are mostly bubble
+MOST_TOKENS = 32768  # of a micro-batch on a GPU. A quarter of that fills the largest matrix products
+FEWEST_TOKENS = 1024  # when a sequence is shared
+MOST_CHUNKS = 8  # of an interleaved stage
+# A batch that is given in tokens may be this much larger or smaller, so that odd numbers of GPUs divide it.
+SLACK = 0.05
+TRIES = 24  # numbers of micro-batches that are looked at for one that divides such a batch
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What may be chosen from; what needs the least memory is last. `refuses` says why a layout may not be, or None."""
+
+    schedules: tuple[Schedule, ...] = ("1f1b", "interleaved", "zb-h1", "zbv", "dualpipe", "dualpipev")
+    recomputes: tuple[Recompute, ...] = ("none", "selective", "full")
+    zeros: tuple[int, ...] = (0, 1, 2, 3)
+    offloads: tuple[Offload, ...] = ("none",)
+    sequence_parallel: tuple[bool, ...] = (False, True)
+    rings: bool = True
+    refuses: Callable[[Shape, Layout, int], str | None] | None = None
+
+
+ANYTHING = Limits()
+STRATA = Limits(schedules=("1f1b", "dualpipev"), sequence_parallel=(False,), rings=False, refuses=obstacle)
+
+
+class Slice(NamedTuple):
+    """How one layer of one micro-batch is cut: all that its time depends on, besides what is recomputed."""
+
+    tensor: int
+    sequence_parallel: bool
+    sequence: int
+    context: int
+    micro_batch: int
+    expert: int
+
+    @property
+    def gpus(self) -> int:
+        """That have one sequence of one stage."""
+        return self.tensor * self.sequence * self.context
+
+    @property
+    def step(self) -> int:
+        """What the data-parallel GPUs must be a multiple of, to share out the experts."""
+        return self.expert // gcd(self.expert, self.sequence * self.context)
+
+
+class Pipeline(NamedTuple):
+    stages: int
+    schedule: Schedule
+    chunks: int
+
+
+class Line(NamedTuple):
+    """Layouts that differ only in what data-parallel GPUs share out, and in what is offloaded."""
+
+    slice: Slice
+    pipeline: Pipeline
+    recompute: Recompute
+    data: int
+    micro_batches: int
+
+
+class Batch(NamedTuple):
+    """`slack`: by which share it may be missed."""
+
+    sequences: int
+    slack: float = 0.0
+
+
+def layout_of(line: Line, precision: TrainingPrecision, zero: int = 0, offload: Offload = "none") -> Layout:
+    slice, pipeline = line.slice, line.pipeline
+    return Layout(
+        data=line.data,
+        tensor=slice.tensor,
+        pipeline=pipeline.stages,
+        sequence=slice.sequence,
+        context=slice.context,
+        expert=slice.expert,
+        schedule=pipeline.schedule,
+        interleave=pipeline.chunks,
+        zero=zero,
+        micro_batch=slice.micro_batch,
+        batch=line.data * slice.micro_batch * line.micro_batches,
+        recompute=line.recompute,
+        offload=offload,
+        sequence_parallel=slice.sequence_parallel,
+        precision=precision,
+    )
+
+
+def slices(shape: Shape, sequence: int, domain: int, gpus: int, batch: int, limits: Limits) -> Iterator[Slice]:
+    """A sequence is shared by heads or in a ring, not both, and then has a micro-batch to itself: where two GPUs share two
+    sequences, each could have one of them and say less."""
+    for tensor in _powers(min(domain, gpus)):
+        if shape.heads % tensor or (shape.kv_heads % tensor and tensor % shape.kv_heads):
+            continue
+        for parallel in limits.sequence_parallel if tensor > 1 else (False,):
+            for ulysses, ring, size in _sharings(shape, sequence, tensor, gpus // tensor, batch, limits):
+                for expert in _divisors(shape.experts.count) if shape.experts else (1,):
+                    if tensor * max(expert, ulysses * ring) <= gpus:
+                        yield Slice(tensor, parallel, ulysses, ring, size, expert)
+
+
+def _sharings(shape: Shape, sequence: int, tensor: int, most: int, batch: int, limits: Limits) -> Iterator[tuple[int, int, int]]:
+    """By heads, in a ring, and sequences of a micro-batch."""
+    for size in _powers(batch):
+        if size == 1 or size * sequence <= MOST_TOKENS:
+            yield 1, 1, size
+    for sharers in _powers(min(most, sequence // FEWEST_TOKENS)):
+        if sharers > 1 and sequence % sharers == 0:
+            if shape.heads // tensor % sharers == 0:
+                yield sharers, 1, 1
+            if limits.rings:
+                yield 1, sharers, 1
+
+
+def pipelines(layers: int, limits: Limits) -> list[Pipeline]:
+    found = [Pipeline(1, "1f1b", 1)]
+    most = min(layers, MOST_STAGES)
+    for stages in sorted({*_powers(most), *(divisor for divisor in _divisors(layers) if divisor <= most)} - {1}):
+        for schedule in limits.schedules:
+            for chunks in _chunks(schedule, layers // stages):
+                if stages * chunks <= layers and not (schedule == "dualpipe" and stages % 2):
+                    found.append(Pipeline(stages, schedule, chunks))
+    return found
+
+
+def _chunks(schedule: Schedule, layers: int) -> tuple[int, ...]:
+    if schedule == "interleaved":
+        return tuple(n for n in range(2, MOST_CHUNKS + 1) if layers % n == 0 or n & (n - 1) == 0)
+    return (2,) if schedule in ("zbv", "dualpipev") else (1,)
+
+
+def share_out(batch: Batch, slice: Slice, pipeline: Pipeline, gpus: int) -> tuple[int, int] | None:
+    """The most data-parallel GPUs that can share the batch, and the micro-batches that each then has; None if none can."""
+    most = gpus // (slice.gpus * pipeline.stages)
+    if most < slice.step:
+        return None
+    most -= most % slice.step
+    for micro_batches in _numbers(batch, slice.micro_batch, most, pipeline):
+        data = batch.sequences / (slice.micro_batch * micro_batches)
+        ranks = min(most, max(1, round(data / slice.step)) * slice.step)
+        if abs(ranks / data - 1) <= batch.slack:
+            return ranks, micro_batches
+    return None
+
+
+@lru_cache(maxsize=2**16)
+def _numbers(batch: Batch, micro_batch: int, most: int, pipeline: Pipeline) -> tuple[int, ...]:
+    """Of micro-batches, from the fewest for which so many data-parallel GPUs are enough."""
+    fewest = max(1, ceil(batch.sequences * (1 - batch.slack) / (micro_batch * most)))
+    if batch.slack == 0:
+        whole, rest = divmod(batch.sequences, micro_batch)
+        return tuple(n for n in (() if rest else _divisors(whole)) if n >= fewest and _runs(pipeline, n))
+    some = range(fewest, fewest + TRIES + 2 * pipeline.stages)
+    return tuple(islice((number for number in some if _runs(pipeline, number)), TRIES))
+
+
+@lru_cache(maxsize=2**16)
+def _runs(pipeline: Pipeline, micro_batches: int) -> bool:
+    return pipeline.stages == 1 or refusal(pipeline.schedule, pipeline.stages, micro_batches, pipeline.chunks) is None
+
+
+@lru_cache(maxsize=1024)
+def _divisors(number: int) -> tuple[int, ...]:
+    small = [divisor for divisor in range(1, int(number**0.5) + 1) if number % divisor == 0]
+    return tuple(sorted({*small, *(number // divisor for divisor in small)}))
+
+
+def _powers(most: int) -> tuple[int, ...]:
+    return tuple(1 << exponent for exponent in range(max(0, most).bit_length()))

@@ -1,0 +1,1 @@
+"""Serving capacity: replicas, TTFT and ITL for a load of requests."""

@@ -1,0 +1,220 @@
+"""How long a step takes: what each part of the model does, played along the schedule, and what comes once a step.
+
+step = pipeline + what of data parallelism nothing covers + optimizer
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from strata.planner.catalogue.hardware import Fabric, Gpu
+from strata.planner.catalogue.shape import Shape
+from strata.planner.catalogue.software import Software
+from strata.planner.collectives.cost import links
+from strata.planner.layout import Layout
+from strata.planner.pipeline.simulate import Times, quick_total
+from strata.planner.step import communication as talk
+from strata.planner.step.communication import Exchange, Ground
+from strata.planner.step.compute import STREAMED, Cut
+from strata.planner.step.flops import attention_flops, forward_flops
+from strata.planner.step.stages import (
+    HIDDEN_COST,
+    Exchanges,
+    Layers,
+    Work,
+    cut_of,
+    exchanges_of,
+    layer_times,
+    layers_of,
+    parts_of,
+    stage_parameters,
+    works_of,
+)
+from strata.planner.worksheet import Sheet
+
+# Of what data-parallel peers say beside the backward pass, the last bucket is seen: Megatron-Core has about as many buckets.
+BUCKETS = 16
+# Bytes that AdamW moves for a parameter in mixed precision, besides the gradient: fp32 weight and two moments read and written,
+# the weight in 16 bits written. The gradient is read twice, once for the norm.
+ADAM_BYTES = 3 * 4 * 2 + 2
+HOST_RATE = 40e9  # of memory for one GPU's part of the host: two sockets of about 300 GB/s for eight GPUs, at half their rate
+
+
+@dataclass(frozen=True)
+class Step:
+    """`spent` is where a GPU's time goes, by name: its sum is `seconds`. `exchanges` are those of the whole step."""
+
+    seconds: float
+    spent: dict[str, float]
+    times: Times
+    exchanges: tuple[Exchange, ...]
+    model_flops: float  # of the whole step, over all GPUs
+    hardware_flops: float
+    mfu: float
+    hfu: float
+    tokens_per_s: float
+
+    @property
+    def limit(self) -> str:
+        """Where most time goes."""
+        return max(self.spent, key=lambda name: self.spent[name])
+
+
+def plan_step(
+    shape: Shape,
+    layout: Layout,
+    gpu: Gpu,
+    fabric: Fabric,
+    software: Software,
+    sheet: Sheet,
+    sequence: int | None = None,
+    layers: Callable[[Cut], Layers] | None = None,
+) -> Step:
+    """`layers` gives layer times that were worked out before; without it they are written on the sheet."""
+    sequence = shape.context if sequence is None else sequence
+    cut = cut_of(layout, sequence)
+    found = layers(cut) if layers else layer_times(shape, gpu, software, cut, sheet.part("one layer, one micro-batch"))
+    ground = Ground(gpu.domain, layout.gpus, links(gpu, fabric, launch=0.0))
+    counts = layers_of(shape, parts_of(layout))
+    own = stage_parameters(shape, layout, counts)
+    said = exchanges_of(shape, layout, cut.tokens, own, software, ground)
+    works = works_of(found, counts, layout, software, gpu, said, sum(own))
+    times = _times(works, layout, said.send)
+    pipeline = _pipeline(times, layout)
+
+    once = sheet.part("once a step")
+    data_s = _data_seen(said.reduction, works, layout, software, once)
+    optimizer_s = _optimizer(own, layout, gpu, software, once)
+    tied_s = _tied(shape, layout, software, ground)
+    spent = _spent(works, layout)
+    spent["pipeline bubble"] = pipeline - sum(spent.values())
+    spent |= {"data parallelism": data_s, "optimizer": optimizer_s, "tied embedding": tied_s}
+
+    result = sheet.part("the step")
+    why = f"{layout.micro_batches} micro-batches through {layout.pipeline} stages, {layout.schedule}, simulated"
+    result.given("pipeline", pipeline, "s", why)
+    result.given("data_exposed", data_s, "s", "data-parallel exchange that nothing covers")
+    result.given("optimizer", optimizer_s, "s")
+    result.given("tied_embedding", tied_s, "s", "first and last stage add up its gradients")
+    result.work_out("step", "pipeline + data_exposed + optimizer + tied_embedding", "s")
+    result.given("batch_tokens", layout.batch * sequence, "", "tokens of a step")
+    result.given("forward_flops", forward_flops(shape, sequence), "FLOP", "of one token")
+    result.given("recomputed", _recomputed(shape, layout, sequence), "FLOP", "of one token, done again")
+    result.given("gpus", layout.gpus)
+    result.given("peak", gpu.flops[layout.precision], "FLOP/s")
+    result.work_out("model_flops", "3 * forward_flops * batch_tokens", "FLOP")
+    result.work_out("hardware_flops", "model_flops + recomputed * batch_tokens", "FLOP")
+    result.work_out("mfu", "model_flops / (step * gpus * peak)")
+    result.work_out("hfu", "hardware_flops / (step * gpus * peak)")
+    result.work_out("tokens_per_s", "batch_tokens / step", "/s")
+    return Step(
+        seconds=result["step"],
+        spent=spent,
+        times=times,
+        exchanges=_over_the_step(said, layout, counts),
+        model_flops=result["model_flops"],
+        hardware_flops=result["hardware_flops"],
+        mfu=result["mfu"],
+        hfu=result["hfu"],
+        tokens_per_s=result["tokens_per_s"],
+    )
+
+
+def _covers(layout: Layout) -> bool:
+    """Whether what one micro-batch says is covered by what another computes."""
+    return layout.schedule in ("dualpipe", "dualpipev")
+
+
+def _times(works: list[Work], layout: Layout, send: Exchange | None) -> Times:
+    return Times(
+        forward=tuple(work.forward for work in works),
+        backward=tuple(work.backward for work in works),
+        weight=tuple(work.weight for work in works),
+        transfer=(send.seconds if send else 0.0,) * (len(works) - 1),
+        hidden=tuple(work.said.total * (1 - HIDDEN_COST) for work in works) if _covers(layout) else (),
+    )
+
+
+def _pipeline(times: Times, layout: Layout) -> float:
+    if len(times.forward) == 1:
+        return layout.micro_batches * (times.forward[0] + times.backward[0] + times.weight[0])
+    return quick_total(layout.schedule, layout.pipeline, layout.micro_batches, layout.interleave, times)
+
+
+def _data_seen(reduction: talk.Reduction, works: list[Work], layout: Layout, software: Software, sheet: Sheet) -> float:
+    """What is said once a step, beside the last micro-batch's backward pass and the next step's first forward pass."""
+    sheet.given("reduce", talk.total(reduction.reduce), "s", "gradients of data-parallel peers")
+    sheet.given("gather", talk.total(reduction.gather), "s", "parameters of data-parallel peers")
+    if not software.overlaps_data:
+        return sheet.work_out("data_exposed", "reduce + gather", "s", "nothing goes on beside it")
+    work, chunks = works[len(works) // 2], len(works) // layout.pipeline
+    sheet.given("last_backward", (work.backward + work.weight) * chunks, "s", "one micro-batch's")
+    sheet.given("first_forward", work.forward * chunks, "s", "one micro-batch's")
+    sheet.given("buckets", BUCKETS, "", "the last has nothing to hide behind")
+    sheet.given("hidden_cost", HIDDEN_COST, "", "by which compute is slowed down beside it")
+    return sheet.work_out(
+        "data_exposed",
+        "max(reduce / buckets, reduce - last_backward) + max(gather / buckets, gather - first_forward)"
+        " + hidden_cost * (min(reduce, last_backward) + min(gather, first_forward))",
+        "s",
+    )
+
+
+def _optimizer(own: tuple[float, float], layout: Layout, gpu: Gpu, software: Software, sheet: Sheet) -> float:
+    dense, experts = own
+    peers = layout.data * layout.sequence * layout.context if layout.zero else 1
+    sheet.given("updated", dense / peers + experts / max(1.0, peers / layout.expert), "", "parameters that this GPU updates")
+    sheet.given("adam", ADAM_BYTES + 2 * software.gradient_bytes, "B", "moved for each")
+    if layout.offload == "none":
+        sheet.given("memory_rate", gpu.bandwidth * STREAMED, "B/s")
+        return sheet.work_out("optimizer", "updated * adam / memory_rate", "s")
+    sheet.given("host_rate", HOST_RATE, "B/s", "of the host's memory, for one GPU's part of it")
+    sheet.given("pcie", gpu.pcie, "B/s")
+    why = "on the host; gradients go down in fp32 and weights up in 16 bits"
+    return sheet.work_out("optimizer", "updated * (adam / host_rate + 6 / pcie)", "s", why)
+
+
+def _tied(shape: Shape, layout: Layout, software: Software, ground: Ground) -> float:
+    """Where embedding and head are one matrix, first and last stage both have a gradient of it."""
+    if not shape.tied or layout.pipeline == 1 or layout.schedule in ("zbv", "dualpipev"):
+        return 0.0
+    size = shape.vocab * shape.hidden / layout.tensor * software.gradient_bytes
+    return ground.exchange("embedding", "all_reduce", size, 1, 2, layout.gpus // layout.pipeline).seconds
+
+
+def _spent(works: list[Work], layout: Layout) -> dict[str, float]:
+    """Of the mean GPU, in all micro-batches of a step."""
+    share = layout.micro_batches / layout.pipeline
+    seen = HIDDEN_COST if _covers(layout) else 1.0
+    return {
+        "matrix products": sum(2 * work.compute.products + work.compute.weight for work in works) * share,
+        "attention": sum(work.compute.core + work.compute.core_backward for work in works) * share,
+        "memory-bound kernels": sum(work.compute.stream + work.compute.stream_backward for work in works) * share,
+        "recompute": sum(work.again for work in works) * share,
+        "tensor parallelism": sum(work.said.tensor * work.passes for work in works) * share * seen,
+        "sequence parallelism": sum(work.said.sequence * work.passes for work in works) * share * seen,
+        "expert parallelism": sum(work.said.expert * work.passes for work in works) * share * seen,
+        "parameters gathered": sum(sum(work.gathered) for work in works) * share,
+    }
+
+
+def _recomputed(shape: Shape, layout: Layout, sequence: int) -> float:
+    """FLOP of one token that are done a second time."""
+    if layout.recompute == "full":
+        return forward_flops(shape, sequence) - 2 * shape.vocab * shape.hidden
+    return attention_flops(shape, sequence) * shape.layers if layout.recompute == "selective" else 0.0
+
+
+def _over_the_step(said: Exchanges, layout: Layout, counts: list[tuple[int, int]]) -> tuple[Exchange, ...]:
+    """With `times` counted over a whole step, for a GPU of a stage that has most layers, and most with experts."""
+    m = layout.micro_batches
+    passes = 3 if layout.recompute == "full" else 2
+    stages = [counts[stage :: layout.pipeline] for stage in range(layout.pipeline)]
+    layers = max(sum(sum(part) for part in own) for own in stages)
+    sparse = max(sum(part[1] for part in own) for own in stages)
+    found = [replace(each, times=each.times * passes * layers * m) for each in (*said.tensor, *said.sequence)]
+    found += [replace(each, times=each.times * passes * sparse * m) for each in said.expert]
+    if said.send:
+        found.append(replace(said.send, times=2 * m * len(stages[0])))
+    reduction = said.reduction
+    found += [*reduction.reduce, *reduction.gather]
+    return (*found, *(replace(each, times=m) for each in (*reduction.every_forward, *reduction.every_backward)))

@@ -1,0 +1,51 @@
+"""The model of collectives against a published curve: an 8 x H200 node's all-reduce. See `published/README.md`."""
+
+import csv
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from strata.planner.catalogue import library
+from strata.planner.collectives.cost import cost, links
+from strata.planner.collectives.patterns import Place
+
+CURVE = Path(__file__).parent / "published" / "allreduce_8xh200.csv"
+RANKS = 8
+MEAN_BAR = 0.08  # geometric mean of the errors
+WORST_BAR = 0.20
+
+
+@dataclass(frozen=True)
+class Row:
+    bytes: int
+    measured: float  # seconds
+    measured_busbw: float
+    predicted: float
+    predicted_busbw: float
+    algorithm: str
+
+    @property
+    def error(self) -> float:
+        return self.predicted / self.measured - 1
+
+
+def published_allreduce() -> list[Row]:
+    """The benchmark waits for every call, so that the host's launch counts."""
+    node = links(library.gpu("h200"), library.fabric("ndr-400"))
+    rows = []
+    with CURVE.open(newline="") as file:
+        for line in csv.DictReader(file):
+            size, busbw = int(line["bytes"]), float(line["busbw_gb_s"]) * 1e9
+            ours = cost("all_reduce", size, Place(RANKS), node)
+            measured = size * 2 * (RANKS - 1) / RANKS / busbw
+            rows.append(Row(size, measured, busbw, ours.seconds, ours.busbw, f"{ours.algorithm}/{ours.protocol}"))
+    return rows
+
+
+def mean_error(rows: list[Row]) -> float:
+    """The geometric mean factor by which predictions are off, less 1."""
+    return math.exp(sum(abs(math.log(row.predicted / row.measured)) for row in rows) / len(rows)) - 1
+
+
+def worst_error(rows: list[Row]) -> float:
+    return max(abs(row.error) for row in rows)

@@ -1,0 +1,63 @@
+"""The memory of a model's state against the ZeRO paper's table (arXiv 1910.02054, table 1). See `published/README.md`."""
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+
+from strata.planner.layout import Layout
+from strata.planner.memory.activations import UNFUSED
+from strata.planner.memory.state import write_state
+from strata.planner.worksheet import Sheet
+
+TABLE = Path(__file__).parent / "published" / "zero_memory_2020.csv"
+BAR = 0.01
+GB = 1e9
+
+
+@dataclass(frozen=True)
+class Row:
+    """`printed` is the published figure as it stands there, in GB: with few digits, some cut off rather than rounded."""
+
+    params_b: float
+    dp: int
+    zero: int
+    printed: str
+    predicted: float  # GB
+
+    @property
+    def published(self) -> float:
+        return float(self.printed)
+
+    @property
+    def error(self) -> float:
+        """From the nearest figure that would be printed so: 0.12 stands for all from 0.115 to 0.125."""
+        half = 0.5 * 10.0 ** -len(self.printed.partition(".")[2])
+        nearest = min(max(self.predicted, self.published - half), self.published + half)
+        return self.predicted / nearest - 1
+
+
+def zero_table() -> list[Row]:
+    rows = []
+    with TABLE.open(newline="") as file:
+        for line in csv.DictReader(file):
+            for zero in (1, 2, 3):
+                parameters, dp = float(line["params_b"]), int(line["dp"])
+                rows.append(Row(parameters, dp, zero, line[f"zero{zero}_gb"], _state(parameters * 1e9, dp, zero) / GB))
+    return rows
+
+
+def worst_error(rows: list[Row]) -> float:
+    return max(abs(row.error) for row in rows)
+
+
+def mean_error(rows: list[Row]) -> float:
+    return sum(abs(row.error) for row in rows) / len(rows)
+
+
+def _state(parameters: float, dp: int, zero: int) -> float:
+    """Of a model with so many parameters, by the lines that every plan has."""
+    sheet = Sheet("state")
+    sheet.given("own", parameters)
+    sheet.given("own_experts", 0.0)
+    write_state(sheet, Layout(data=dp, zero=zero, batch=dp, precision="fp16"), UNFUSED)
+    return sheet["parameters"] + sheet["gradients"] + sheet["optimizer"]

@@ -1,0 +1,155 @@
+"""Published figures that the planner was not made with, by regime: `published/regimes.csv`.
+
+Each row has the words of a `strata plan` command. They go through the command's own parser and checks, so that a row which a
+user could not ask for is refused here as well.
+"""
+
+import csv
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import typer
+from typer.main import get_command
+
+from strata.planner.catalogue import library
+from strata.planner.cli.options import open_fabric
+from strata.planner.cli.plan import plan, planned
+from strata.planner.cli.studies import place_of, plan_collectives, plan_serve, served
+from strata.planner.layout import Layout
+from strata.planner.memory.plan import misfit
+from strata.planner.plan import TrainingPlan
+from strata.platform.errors import UserError
+
+PUBLISHED = Path(__file__).parent / "published"
+CURVE_BYTES = 2.0**32  # at which the largest bus bandwidths were published
+
+
+@dataclass(frozen=True)
+class Row:
+    """`planned` None: refused, with the reason in `note`."""
+
+    regime: str
+    source: str
+    name: str
+    unit: str
+    published: float
+    planned: float | None
+    note: str
+
+    @property
+    def error(self) -> float | None:
+        """Relative error of the time (or memory) that it stands for: below 0, the planner is too quick (or too lean)."""
+        if self.planned is None:
+            return None
+        return (self.published / self.planned if self.unit in RATES else self.planned / self.published) - 1
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Errors of a regime's figures: the mean of their sizes, the mean with its sign, the lowest and the highest."""
+
+    figures: int
+    mean: float
+    signed: float
+    lowest: float
+    highest: float
+
+
+RATES = ("tokens_s_gpu", "model_tflops", "mfu_pct", "tokens_s", "busbw_GB_s")
+TRAINED: dict[str, Callable[[TrainingPlan], float]] = {
+    "step_s": lambda found: found.step.seconds,
+    "tokens_s_gpu": lambda found: found.step.tokens_per_s / found.layout.gpus,
+    "model_tflops": lambda found: found.step.model_flops / found.step.seconds / found.layout.gpus / 1e12,
+    "mfu_pct": lambda found: found.step.mfu * 100,
+    "M GPU-hours": lambda found: found.budget.gpu_hours / 1e6 if found.budget else 0.0,
+    "GiB_reserved": lambda found: _allocated(found) / 2**30,
+    "GB": lambda found: _allocated(found) / 1e9,
+}
+SERVED: dict[str, Callable[[Any], float]] = {
+    "itl_ms": lambda found: found.aggregated.itl_s * 1e3,
+    "ttft_ms (p50)": lambda found: found.aggregated.ttft_p50_s * 1e3,
+    "tokens_s": lambda found: found.tokens_per_s,
+}
+
+
+def errors(rows: Sequence[Row]) -> Errors:
+    found = [row.error for row in rows if row.error is not None]
+    return Errors(len(found), mean(map(abs, found)), mean(found), min(found), max(found))
+
+
+@cache
+def regime(name: str) -> tuple[Row, ...]:
+    return tuple(_row(line) for line in _lines() if line["regime"] == name)
+
+
+def regime_names() -> list[str]:
+    return list(dict.fromkeys(line["regime"] for line in _lines()))
+
+
+@cache
+def _lines() -> list[dict[str, str]]:
+    with (PUBLISHED / "regimes.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _row(line: dict[str, str]) -> Row:
+    words = [str(PUBLISHED / word) if word.startswith("cfg/") else word for word in shlex.split(line["command"])]
+    value: float | None
+    try:
+        value, fits = _plan(words, line["metric"], line["row"])
+    except UserError as error:
+        value, fits = None, f"refused: {error.cause}"
+    note = "; ".join(each for each in (fits, line["note"]) if each)
+    return Row(line["regime"], line["source"], line["row"], line["metric"], float(line["published"]), value, note)
+
+
+def _plan(words: list[str], metric: str, name: str) -> tuple[float, str]:
+    """The figure, and that the planner thinks it does not fit, if so."""
+    match words[0]:
+        case "serve":
+            return SERVED[metric](served(**_params(plan_serve, words[1:], ("json", "explain", "plot"))[0])), ""
+        case "collectives":
+            return _collective(_params(plan_collectives, words[1:])[0], metric, name), ""
+    found = training(words)
+    return TRAINED[metric](found), misfit(found.memory)
+
+
+def training(words: list[str]) -> TrainingPlan:
+    """The plan of the words behind `strata plan`."""
+    params, rest = _params(plan, words, ("json", "explain", "plot"))
+    given = {each.name: params.pop(each.name) for each in fields(Layout)}
+    return planned(given, rest, **params)
+
+
+def _collective(params: dict[str, Any], metric: str, name: str) -> float:
+    from strata.planner.collectives.cost import cost, links
+
+    card = library.gpu(params["gpu"])
+    size = float(name.removesuffix(" KiB")) * 1024 if metric == "time_us" else CURVE_BYTES
+    found = cost(
+        params["kind"], size, place_of(params["ranks"], params["inside"], card), links(card, open_fabric(params["fabric"], card))
+    )
+    return found.seconds * 1e6 if metric == "time_us" else found.busbw / 1e9
+
+
+def _allocated(found: TrainingPlan) -> float:
+    """Bytes that torch's allocator reserves: without the CUDA context and NCCL."""
+    return found.memory.peak - found.memory.fullest.runtime
+
+
+def _params(command: Callable[..., None], words: list[str], without: tuple[str, ...] = ()) -> tuple[dict[str, Any], list[str]]:
+    """As the command line reads them."""
+    ctx = _parser(command).make_context(command.__name__, list(words))
+    return {name: value for name, value in ctx.params.items() if name not in without}, list(ctx.args)
+
+
+@cache
+def _parser(command: Callable[..., None]) -> Any:
+    app = typer.Typer(add_completion=False)
+    app.command()(command)
+    return get_command(app)

@@ -1,0 +1,110 @@
+"""Regimes of plans: where the planner was held against published figures, and how far off it was there.
+
+The errors are not written down here: they come from planning the rows of `published/regimes.csv` anew.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from strata.planner.catalogue.hardware import Gpu
+from strata.planner.catalogue.shape import Shape
+from strata.planner.catalogue.software import Software
+from strata.planner.layout import Layout
+
+if TYPE_CHECKING:
+    from strata.planner.validation.check_regimes import Errors
+
+LONG = 32768  # tokens of a sequence
+CHECKED_GPUS = ("a100-40gb", "a100-80gb", "h100-sxm", "b200")  # with a published step time in the validated regime
+VALIDATED = "dense models trained by Megatron with ZeRO 0 or 1, sequences below 32k tokens, on A100, H100 or B200"
+REGIMES = {
+    "dense": "dense models trained by Megatron with ZeRO 0 or 1, below 32k tokens",
+    "sharded": "ZeRO-2, ZeRO-3 and FSDP",
+    "long": "sequences of 32k tokens and more",
+    "experts": "mixtures of experts",
+    "other-program": "training programs other than Megatron and FSDP",
+    "memory": "memory of a GPU under FSDP and nanotron",
+    "ttft": "serving: time to first token",
+    "itl": "serving: time between tokens",
+    "throughput": "serving: output tokens a second",
+    "one-node": "collectives inside a node",
+    "between-nodes": "collectives between nodes",
+}
+
+
+@dataclass(frozen=True)
+class Trust:
+    """`regimes` has the errors of each regime that a plan is in, beside the validated one; `unchecked` what no published figure
+    was found for. `line` is empty for a plan that is validated."""
+
+    validated: bool
+    line: str
+    regimes: "dict[str, Errors]"
+    unchecked: tuple[str, ...] = ()
+
+
+def regimes_of(shape: Shape, layout: Layout, sequence: int, software: Software) -> list[str]:
+    """Beside the validated one, the one that says most first."""
+    megatron, fsdp = software.name.startswith("megatron"), software.name == "torch-fsdp"
+    found = {
+        "experts": shape.experts is not None,
+        "long": sequence >= LONG,
+        "sharded": layout.zero >= 2 or fsdp,
+        "other-program": not megatron and not fsdp,
+    }
+    return [name for name, holds in found.items() if holds]
+
+
+def of_training(shape: Shape, layout: Layout, sequence: int, gpu: Gpu, software: Software) -> Trust:
+    names, unchecked = regimes_of(shape, layout, sequence, software), _unchecked(layout, gpu)
+    if not names and not unchecked:
+        return Trust(True, "", {})
+    errors = {name: _errors(name) for name in names}
+    said = [f"{REGIMES[name]}: {_said(errors[name], 'quick', 'slow')}" for name in names]
+    if "sharded" in names or "other-program" in names:
+        errors["memory"] = _errors("memory")
+        said.append(f"{REGIMES['memory']}: {_said(errors['memory'], 'lean', 'large')}")
+    said += [f"no published run was checked {what}" for what in unchecked]
+    return Trust(False, f"Outside of what was validated ({VALIDATED}). {_sentences(said)}", errors, unchecked)
+
+
+def of_serving() -> Trust:
+    errors = {name: _errors(name) for name in ("ttft", "itl", "throughput")}
+    said = [f"{REGIMES[name]}: {_said(found, 'quick', 'slow')}" for name, found in errors.items()]
+    return Trust(False, f"Checked against few published figures. {_sentences(said)}", errors)
+
+
+def of_collectives(domains: int) -> Trust:
+    name = "one-node" if domains == 1 else "between-nodes"
+    found = _errors(name)
+    return Trust(False, f"Against published figures, {REGIMES[name]}: {_said(found, 'quick', 'slow')}.", {name: found})
+
+
+def _unchecked(layout: Layout, gpu: Gpu) -> tuple[str, ...]:
+    found = {
+        f"on {gpu.name}": gpu.name not in CHECKED_GPUS,
+        "with offloading": layout.offload != "none",
+        "in fp32": layout.precision == "fp32",
+        "with sequences shared by heads": layout.sequence > 1,
+    }
+    return tuple(what for what, holds in found.items() if holds)
+
+
+def _errors(name: str) -> "Errors":
+    from strata.planner.validation import check_regimes  # which plans them, and so imports all of the planner
+
+    return check_regimes.errors(check_regimes.regime(name))
+
+
+def _said(found: "Errors", below: str, above: str) -> str:
+    ends = f"{_side(found.lowest, below, above)} to {_side(found.highest, below, above)}, " if found.figures > 1 else ""
+    return f"{found.mean:.0%} off on average ({ends}{found.figures} published figure{'s' * (found.figures > 1)})"
+
+
+def _side(error: float, below: str, above: str) -> str:
+    return f"{abs(error):.0%} too {below if error < 0 else above}"
+
+
+def _sentences(said: list[str]) -> str:
+    text = "; ".join(said)
+    return f"{text[0].upper()}{text[1:]}."

@@ -1,0 +1,193 @@
+"""`strata plan validate`: what was published, what the planner says, and how far off it may be."""
+
+from dataclasses import dataclass
+from itertools import groupby
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from strata.planner.cli.tables import grid
+from strata.planner.units import show
+from strata.planner.validation import check_collectives, check_memory, check_regimes, check_training
+from strata.planner.validation.trust import REGIMES
+
+UNSEEN = "not seen before, "
+
+
+@dataclass(frozen=True)
+class Row:
+    """`planned` None: a layout that `strata plan` refuses."""
+
+    name: str
+    published: float
+    planned: float | None
+    unit: str
+    error: float | None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Check:
+    """Rows of one kind with the bars they are held to; without bars they are shown for information."""
+
+    name: str
+    tables: dict[str, list[Row]]
+    mean: float
+    worst: float
+    mean_bar: float | None = None
+    worst_bar: float | None = None
+    mean_kind: str = "mean"
+    signed: float | None = None  # the mean with its sign
+
+    @property
+    def passed(self) -> bool:
+        bars = ((self.mean, self.mean_bar), (self.worst, self.worst_bar))
+        return all(bar is None or error <= bar for error, bar in bars)
+
+
+def checks() -> list[Check]:
+    return [_training(), _other_runs(), _zero(), _collectives(), *_regimes()]
+
+
+def _regimes() -> list[Check]:
+    """Without bars: figures that the planner was not made with, so that its errors are those to expect of a plan."""
+    found = []
+    for name in check_regimes.regime_names():
+        rows = check_regimes.regime(name)
+        errors = check_regimes.errors(rows)
+        by_source = {
+            f"{source} ({REGIMES[name]})": [
+                Row(row.name, row.published, row.planned, "", row.error, "; ".join(filter(None, (row.unit, row.note))))
+                for row in group
+            ]
+            for source, group in groupby(rows, key=lambda row: row.source)
+        }
+        worst = max(errors.highest, -errors.lowest)
+        found.append(Check(f"{UNSEEN}{REGIMES[name]}", by_source, errors.mean, worst, signed=errors.signed))
+    return found
+
+
+def _training() -> Check:
+    found = check_training.rows()
+    return Check(
+        "step time",
+        _by_table(found),
+        check_training.mean_error(found),
+        check_training.worst_error(found),
+        check_training.MEAN_BAR,
+        check_training.WORST_BAR,
+    )
+
+
+def _other_runs() -> Check:
+    found = check_training.other_runs()
+    return Check(
+        "runs of which too little is published to hold a bar to",
+        _by_table(found),
+        check_training.mean_error(found),
+        check_training.worst_error(found),
+    )
+
+
+def _by_table(rows: list[check_training.Row]) -> dict[str, list[Row]]:
+    return {
+        name: [
+            Row(
+                row.model,
+                row.published,
+                row.planned,
+                row.unit,
+                row.error,
+                "; ".join(filter(None, ("" if row.unit == "s" else row.unit, row.note))),
+            )
+            for row in group
+        ]
+        for name, group in groupby(rows, key=lambda row: row.table)
+    }
+
+
+def _zero() -> Check:
+    """Errors are from the nearest figure that would be printed as the published one is."""
+    found = check_memory.zero_table()
+    rows = [
+        Row(
+            f"{row.params_b:g}B parameters, {row.dp} GPU{'s' * (row.dp > 1)}, ZeRO-{row.zero}",
+            row.published,
+            row.predicted,
+            "GB",
+            row.error,
+        )
+        for row in found
+    ]
+    mean, worst = check_memory.mean_error(found), check_memory.worst_error(found)
+    return Check("memory", {"ZeRO paper: state of a GPU, GB": rows}, mean, worst, worst_bar=check_memory.BAR)
+
+
+def _collectives() -> Check:
+    found = check_collectives.published_allreduce()
+    rows = [Row(show(row.bytes, "B"), row.measured, row.predicted, "s", row.error, row.algorithm) for row in found]
+    return Check(
+        "collectives",
+        {"all-reduce on 8 H200, NCCL": rows},
+        check_collectives.mean_error(found),
+        check_collectives.worst_error(found),
+        check_collectives.MEAN_BAR,
+        check_collectives.WORST_BAR,
+        mean_kind="geometric mean",
+    )
+
+
+def tables(found: list[Check]) -> list[RenderableType]:
+    parts: list[RenderableType] = []
+    for check in found:
+        for name, rows in check.tables.items():
+            table = grid(name, [""], ["published", "planned", "error"])
+            noted = any(row.note for row in rows)
+            if noted:
+                table.add_column("")
+            for row in rows:
+                over = row.error is not None and check.worst_bar is not None and abs(row.error) > check.worst_bar
+                error = Text("-" if row.error is None else f"{row.error:+.1%}", "red" if over else "")
+                table.add_row(
+                    row.name,
+                    _figure(row.published, row.unit),
+                    "-" if row.planned is None else _figure(row.planned, row.unit),
+                    error,
+                    *([row.note] if noted else []),
+                )
+            parts.append(table)
+        parts.append(summary(check))
+    parts.append(regimes(found))
+    return parts
+
+
+def regimes(found: list[Check]) -> RenderableType:
+    """The errors to expect, side by side."""
+    note = "error: planned time (or memory) over published, less 1; below 0 the planner is too quick (or too lean)"
+    table = grid(
+        "by regime, published figures that the planner was not made with", [""], ["figures", "mean", "signed", "from", "to"], note
+    )
+    for check in found:
+        errors = [row.error for rows in check.tables.values() for row in rows if row.error is not None]
+        if check.signed is not None:
+            ends = f"{min(errors):+.0%}", f"{max(errors):+.0%}"
+            table.add_row(check.name.removeprefix(UNSEEN), f"{len(errors)}", f"{check.mean:.1%}", f"{check.signed:+.1%}", *ends)
+    return table
+
+
+def summary(check: Check) -> Text:
+    text = Text(f"{check.name}: ", "bold")
+    text.append(
+        f"{check.mean_kind} {check.mean:.1%}{_bar(check.mean_bar)}, worst {check.worst:.1%}{_bar(check.worst_bar)}", "not bold"
+    )
+    if check.mean_bar is not None or check.worst_bar is not None:
+        text.append("  ok" if check.passed else "  past the bar", "bold green" if check.passed else "bold red")
+    return text
+
+
+def _bar(bar: float | None) -> str:
+    return "" if bar is None else f" (bar {bar:.0%})"
+
+
+def _figure(value: float, unit: str) -> str:
+    return show(value, unit) if unit == "s" else f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"

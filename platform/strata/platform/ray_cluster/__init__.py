@@ -1,0 +1,1 @@
+"""Ray clusters: joining one, starting one on this machine, and watching it."""

@@ -1,0 +1,1 @@
+"""The OpenAI-compatible API: validation, limits, errors, and the schema."""

@@ -1,0 +1,286 @@
+"""The load: several client processes, each with its share of the requests, that start together.
+
+Closed loop: so many requests are always under way. Poisson: requests come at random times, however busy the server is.
+"""
+
+import asyncio
+import contextlib
+import gc
+import json
+import math
+import multiprocessing
+import signal
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection as Pipe
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import numpy
+
+from strata.platform.errors import UserError
+from strata.serving.bench.clients.stream import Answer, Connections
+from strata.serving.bench.clients.workloads import Request, Workload
+
+LIMIT_S = 300.0  # of one request
+END_S = 5.0  # for a client process that is told to end
+WARM_UP_TOKENS = 16
+WARM_UP_NUMBER = 10**9  # numbers of conversations from here on are no measured ones: warming up must not fill a prefix cache
+
+
+@dataclass(frozen=True)
+class Level:
+    """One strength of the load: `concurrency` for a closed loop, `rate` (requests a second) for Poisson; never both."""
+
+    conversations: int
+    concurrency: int | None = None
+    rate: float | None = None
+
+    @property
+    def label(self) -> str:
+        return f"{self.concurrency} at once" if self.concurrency else f"{self.rate:g}/s"
+
+
+@dataclass(frozen=True)
+class Target:
+    host: str
+    port: int
+    model: str
+    key: str | None = None
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a client saw of one request. The clock is the machine's, so records of several processes compare."""
+
+    kind: str
+    start: float
+    end: float
+    arrivals: tuple[float, ...]
+    tokens: int
+    error: str | None
+    prefill: str = ""
+
+
+Result = tuple[list[Record], float]  # a client process's requests, and the share of a core it used
+
+
+@dataclass(frozen=True)
+class Outcome:
+    records: list[Record]
+    client_cpu: list[float]  # of each client process: the share of a core it used
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one of the client processes does."""
+
+    target: Target
+    workload: Workload
+    level: Level
+    seed: int
+    number: int
+    of: int
+
+    def slots(self) -> int:
+        concurrency = self.level.concurrency or self.of
+        return concurrency // self.of + (self.number < concurrency % self.of)
+
+    def numbers(self) -> range:
+        return range(self.number, self.level.conversations, self.of)
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C under load, with what was answered until then."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__()
+        self.outcome = outcome
+
+
+def run(target: Target, workload: Workload, level: Level, clients: int, seed: int) -> Outcome:
+    clients = min(clients, level.concurrency or clients)
+    context = multiprocessing.get_context("spawn")
+    barrier = context.Barrier(clients)
+    processes: dict[Pipe, BaseProcess] = {}
+    results: dict[Pipe, Result] = {}
+    try:
+        for number in range(clients):
+            here, there = context.Pipe(duplex=False)
+            share = Share(target, workload, level, seed, number, clients)
+            process = context.Process(target=_client, args=(share, barrier, there), daemon=True)
+            process.start()
+            there.close()
+            processes[here] = process
+        while waiting := processes.keys() - results.keys():
+            for pipe in wait(waiting):
+                results[pipe] = _received(pipe, processes[pipe])  # type: ignore[arg-type, index]
+    except KeyboardInterrupt:
+        _take_what_is_there(processes, results)
+        raise Interrupted(_together(results)) from None
+    finally:
+        for started in processes.values():
+            started.terminate()
+            started.join(END_S)
+            started.kill()
+            started.join()
+    return _together(results)
+
+
+def _received(pipe: Pipe, process: "BaseProcess") -> Result:
+    try:
+        result: Result = pipe.recv()
+    except EOFError:
+        process.join(END_S)
+        raise UserError(
+            f"A client process of the load ended with code {process.exitcode} before it was done.",
+            "Its own words are above, if it had any. With code -9 it was killed, perhaps for memory: take fewer --clients.",
+        ) from None
+    return result
+
+
+def _take_what_is_there(processes: "dict[Pipe, BaseProcess]", results: dict[Pipe, Result]) -> None:
+    """Clients that are told to end send what they have seen so far."""
+    waiting = {pipe: process for pipe, process in processes.items() if pipe not in results}
+    for process in waiting.values():
+        process.terminate()
+    for pipe in waiting:
+        with contextlib.suppress(EOFError):  # it had not begun
+            if pipe.poll(END_S):
+                results[pipe] = pipe.recv()
+
+
+def _together(results: dict[Pipe, Result]) -> Outcome:
+    return Outcome([record for records, _ in results.values() for record in records], [cpu for _, cpu in results.values()])
+
+
+def _client(share: Share, barrier: Any, pipe: Pipe) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which ends us
+    pipe.send(asyncio.run(_until_told_to_end(share, barrier)))
+
+
+async def _until_told_to_end(share: Share, barrier: Any) -> Result:
+    records: list[Record] = []
+    began, cpu = time.perf_counter(), time.process_time()
+    driving = asyncio.ensure_future(_drive(share, barrier, records))
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, driving.cancel)
+    try:
+        return records, await driving
+    except asyncio.CancelledError:
+        return records, (time.process_time() - cpu) / (time.perf_counter() - began)
+
+
+async def _drive(share: Share, barrier: Any, records: list[Record]) -> float:
+    """Adds to `records` what is answered; returns the share of a core that it used."""
+    work = [_prepare(share, number) for number in share.numbers()]
+    connections = Connections(share.target.host, share.target.port)
+    await _warm_up(share, connections)
+    gc.collect()
+    gc.disable()  # its pauses would look like the server's
+    await asyncio.to_thread(barrier.wait, LIMIT_S)
+    began, cpu = time.perf_counter(), time.process_time()
+    if share.level.concurrency:
+        await _closed_loop(connections, deque(work), share.slots(), records)
+    else:
+        await _poisson(connections, work, began, _arrivals(share), records)
+    used = (time.process_time() - cpu) / (time.perf_counter() - began)
+    connections.close()
+    return used
+
+
+Prepared = list[tuple[Request, bytes]]
+
+
+def _prepare(share: Share, number: int) -> Prepared:
+    return [(request, message(share.target, request)) for request in share.workload.conversation(share.seed, number)]
+
+
+def message(target: Target, request: Request) -> bytes:
+    body = json.dumps(
+        {
+            "model": target.model,
+            "prompt": request.prompt,
+            "max_tokens": request.output,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+    ).encode()
+    key = f"Authorization: Bearer {target.key}\r\n" if target.key else ""
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: {target.host}:{target.port}\r\nContent-Type: application/json\r\n"
+        f"{key}Content-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+async def _warm_up(share: Share, connections: Connections) -> None:
+    """As many at once as will be measured, with short answers. It fails where the measurement will: that one tells."""
+    asked: list[Request] = []
+    for slot in range(max(share.slots(), 2)):
+        number = WARM_UP_NUMBER + slot * share.of + share.number
+        first = share.workload.conversation(share.seed, number)[0]
+        asked.append(Request(first.prompt, min(first.output, WARM_UP_TOKENS), first.kind))
+    await asyncio.gather(*(_ask(connections, request, message(share.target, request)) for request in asked))
+
+
+async def _closed_loop(connections: Connections, work: deque[Prepared], slots: int, records: list[Record]) -> None:
+    async def slot() -> None:
+        while work:
+            await _converse(connections, work.popleft(), records)
+
+    await asyncio.gather(*(slot() for _ in range(slots)))
+
+
+async def _poisson(
+    connections: Connections, work: list[Prepared], began: float, arrivals: Iterator[float], records: list[Record]
+) -> None:
+    tasks = []
+    for prepared, at in zip(work, arrivals, strict=True):
+        await asyncio.sleep(began + at - time.perf_counter())
+        tasks.append(asyncio.create_task(_converse(connections, prepared, records)))
+    await asyncio.gather(*tasks)
+
+
+def _arrivals(share: Share) -> Iterator[float]:
+    """One Poisson process for all clients, of which each has every n-th arrival. Conversations come, so that requests come
+    at the rate asked for."""
+    assert share.level.rate
+    mean = share.workload.requests_per_conversation / share.level.rate
+    gaps = numpy.random.default_rng(share.seed).exponential(mean, share.level.conversations)
+    times = numpy.cumsum(gaps)
+    return iter(times[share.number :: share.of].tolist())
+
+
+async def _converse(connections: Connections, conversation: Prepared, records: list[Record]) -> None:
+    for request, payload in conversation:
+        records.append(await _ask(connections, request, payload))
+
+
+async def _ask(connections: Connections, request: Request, payload: bytes) -> Record:
+    start = time.perf_counter()
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            answer = await connections.ask(payload)
+    except TimeoutError:
+        answer = Answer((), 0, f"no answer within {LIMIT_S:.0f} s")
+    except OSError as failure:
+        answer = Answer((), 0, str(failure))
+    error = answer.error
+    if error is None and answer.tokens != request.output:  # fewer tokens would pass for speed
+        error = f"{answer.tokens} tokens, where {request.output} were asked for"
+    return Record(request.kind, start, time.perf_counter(), answer.arrivals, answer.tokens, error, answer.prefill)
+
+
+def closed(concurrency: int, requests: int | None, waves: int, workload: Workload) -> Level:
+    count = requests or waves * max(concurrency, 6)
+    return Level(max(concurrency, math.ceil(count / workload.requests_per_conversation)), concurrency=concurrency)
+
+
+def poisson(rate: float, requests: int | None, seconds: float, workload: Workload) -> Level:
+    count = requests or max(rate * seconds, 32)
+    return Level(math.ceil(count / workload.requests_per_conversation), rate=rate)

@@ -1,0 +1,1 @@
+"""Endpoints under test, ours and peers, and how each is started."""

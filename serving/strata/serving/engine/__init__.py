@@ -1,0 +1,1 @@
+"""A vLLM engine inside a replica: its calls, disaggregated prefill, and crash attribution."""

@@ -1,0 +1,307 @@
+"""The engine as vLLM's OpenAI classes see it: its `generate` prefills here or on another engine, and takes over streams.
+
+Everything above (chat templates, tools, logprobs, usage) is vLLM's and knows nothing of it. A prefill engine that dies
+before, during or after its work costs time, never the request: it is prefilled on another one, and at last here.
+"""
+
+import asyncio
+import json
+import logging
+import time
+from array import array
+from collections.abc import AsyncIterator
+from typing import Any
+
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+from strata.serving.api import vocabulary
+from strata.serving.engine import request_context
+from strata.serving.engine.pool_load import PoolLoad
+from strata.serving.engine.suspect_requests import Ward
+from strata.serving.metrics.telemetry import Replica as Telemetry
+from strata.serving.routing import policy
+from strata.serving.routing.policy import Decision
+from strata.serving.routing.prefix_index import PrefixIndex
+from strata.serving.transport.link import Kind, LinkLost, Stream
+from strata.serving.transport.peers import Peer, Peers
+from strata.serving.vllm_patches.resume import Resumption
+
+logger = logging.getLogger("ray.serve")
+
+REMOTE_TRIES = 2
+# How long the engine may take to notice by itself that the blocks it waits for are gone with their owner.
+NOTICE_S = 3.0
+LOOK_S = 0.25
+# What an engine is told, and tells, when another is to decode (vLLM's NIXL connector).
+FOR_ANOTHER = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+
+# A request's first output, and the rest of them.
+Begun = tuple[RequestOutput, AsyncIterator[RequestOutput]]
+
+
+class BlocksLost(Exception):
+    """The KV blocks of a remote prefill did not arrive."""
+
+
+class KillsEngines(Exception):
+    """The prefill of a request took the last engine with it that a request may take."""
+
+    def __init__(self, verdict: dict[str, Any]) -> None:
+        super().__init__(f"the request was on {verdict['strikes']} engines when they failed")
+        self.verdict = verdict
+
+
+def obstacle(prompt: Any, params: SamplingParams) -> str | None:
+    """Why a request cannot be split. The hand-over names the blocks of one sequence, computed without a look back: several
+    sequences cannot share it, and logits of the prompt need the prompt's own forward pass."""
+    if params.n > 1:
+        return "several-sequences"
+    if prompt.get("type") != "token":
+        return "not-tokens"
+    if params.prompt_logprobs is not None:
+        return "prompt-logprobs"
+    return None
+
+
+def ward_of(engine: Any) -> Ward:
+    return Ward(lambda: any(state.is_prefilling for state in engine.output_processor.request_states.values()))
+
+
+class Engine:
+    """Stands in for vLLM's `AsyncLLM` wherever that is asked to generate; the rest is the real one's."""
+
+    def __init__(
+        self,
+        real: Any,
+        pool: Peers | None,
+        rule: policy.Rule,
+        prefixes: PrefixIndex,
+        load: PoolLoad,
+        telemetry: Telemetry,
+        stands_in: bool = False,
+    ) -> None:
+        """`stands_in`: this is a prefill engine, called because no decode replica is up."""
+        self._real = real
+        self._pool = pool
+        self._rule = rule
+        self._prefixes = prefixes
+        self._load = load
+        self._telemetry = telemetry
+        self._stands_in = stands_in
+        self._resumption = Resumption(real)
+        self.ward = ward_of(real)
+        self._entered: set[str] = set()  # sequences that are on the engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    async def generate(
+        self, prompt: Any, sampling_params: SamplingParams, request_id: str, **more: Any
+    ) -> AsyncIterator[RequestOutput]:
+        now = request_context.current.get()
+        now.open += 1
+        try:
+            params = sampling_params
+            if now.resumed:
+                original = list(prompt["prompt_token_ids"])
+                params = self._resumption.expect(request_id, original, now.resumed, sampling_params)
+                prompt = {**prompt, "prompt_token_ids": [*original, *now.resumed]}
+            first, outputs = await self._begin(now, prompt, params, request_id, more)
+            if now.resumed:
+                now.replaying = True
+                yield self._resumption.shown(request_id, original, now.resumed, sampling_params)
+                now.replaying = False
+            _note_first(now, first)
+            _note(now, first)
+            yield first
+            async for output in outputs:
+                _note(now, output)
+                yield output
+            self._remember(prompt, now)
+        except Exception as error:
+            now.failure = error
+            raise
+        finally:
+            self._resumption.forget(request_id)
+            if request_id in self._entered and not self._real.errored:  # who was there when it died stays
+                self._entered.remove(request_id)
+                self.ward.leave(now.request)
+
+    async def _enter(self, now: request_context.Turn, request_id: str) -> None:
+        if request_id not in self._entered:
+            await self.ward.enter(now.request, now.strikes)
+            self._entered.add(request_id)
+
+    async def _begin(self, now: request_context.Turn, prompt: Any, params: SamplingParams, request_id: str, more: Any) -> Begun:
+        decision, cached = self._decide(prompt, params)
+        if decision.where == "remote":
+            begun = await self._begin_remotely(now, decision, prompt, params, request_id, more)
+            if begun is not None:
+                return begun
+            decision = Decision("local", "prefill-failed")
+        self._decided(now, decision, "")
+        await self._enter(now, request_id)
+        with self._load.prefilling_here(len(prompt.get("prompt_token_ids", ())) - cached):
+            outputs = self._real.generate(prompt, params, request_id, **more)
+            first = await anext(outputs)
+        self._load.prefilled_here(first)
+        return first, outputs
+
+    async def _begin_remotely(
+        self, now: request_context.Turn, decision: Decision, prompt: Any, params: SamplingParams, request_id: str, more: Any
+    ) -> Begun | None:
+        handed = await self._prefill_remotely(now, prompt, request_id)
+        if handed is None:
+            return None
+        peer, blocks = handed
+        remote = params.clone()
+        remote.extra_args = {**(params.extra_args or {}), "kv_transfer_params": blocks}
+        await self._enter(now, request_id)
+        began = time.monotonic()
+        outputs = self._real.generate(prompt, remote, request_id, **more)
+        try:
+            first = await _first(outputs, peer)
+        except BlocksLost as error:
+            logger.warning("%s; prefilling on the decode engine.", error)
+            self._telemetry.remote_prefill_failed()
+            return None
+        self._load.handed_over(len(prompt["prompt_token_ids"]), time.monotonic() - began)
+        self._decided(now, decision, blocks["remote_engine_id"])
+        return first, outputs
+
+    def _decided(self, now: request_context.Turn, decision: Decision, engine: str) -> None:
+        if now.decision is None:
+            now.decision, now.engine = decision, engine
+        self._telemetry.prefilled(decision.where, decision.reason)
+
+    def _remember(self, prompt: Any, now: request_context.Turn) -> None:
+        """The next turn of a conversation begins with this one."""
+        if self._pool is not None and "prompt_token_ids" in prompt:
+            self._prefixes.add([*prompt["prompt_token_ids"], *now.generated[:-1]], prompt.get("cache_salt"))
+
+    def _decide(self, prompt: Any, params: SamplingParams) -> tuple[Decision, int]:
+        reason = policy.STANDING_IN if self._stands_in else obstacle(prompt, params)
+        if reason is not None:
+            return Decision("local", reason), 0
+        tokens = prompt["prompt_token_ids"]
+        cached = self._prefixes.cached_tokens(tokens, prompt.get("cache_salt")) if self._pool is not None else 0
+        asked = policy.Prompt(tokens=len(tokens), cached=cached)
+        return policy.decide(asked, self._load.here(), self._load.pool(self._pool), self._load.rates(), self._rule), cached
+
+    async def _prefill_remotely(
+        self, now: request_context.Turn, prompt: Any, request_id: str
+    ) -> tuple[Peer, dict[str, Any]] | None:
+        """The engine that holds the blocks, and how to ask for them; None if no prefill engine could do it."""
+        assert self._pool is not None
+        tried: frozenset[str] = frozenset()
+        tokens = prompt["prompt_token_ids"]
+        vocabulary.check(tokens, self._real.model_config.get_vocab_size(), "prompt")
+        body = array("I", tokens).tobytes()
+        for _ in range(REMOTE_TRIES):
+            peer = self._pool.least_busy(tried, cost=self._load.queued_tokens)
+            if peer is None or peer.name in tried:
+                return None
+            tried |= {peer.name}
+            with self._load.prefilling_at(peer, len(tokens)):
+                began = time.monotonic()
+                meta = {"request_id": request_id, "cache_salt": prompt.get("cache_salt")}
+                asked = peer.link.call("prefill", meta | {"request": now.request, "strikes": now.strikes}, body)
+                try:
+                    answer = await _only(asked)
+                except LinkLost as error:
+                    logger.warning("Prefill on %s failed: %s", peer.name, error)
+                    self._telemetry.remote_prefill_failed()
+                    if error.verdict is not None:
+                        now.strikes = error.verdict["strikes"]
+                        if error.verdict["guilty"]:
+                            raise KillsEngines(error.verdict) from None
+                    continue
+                finally:
+                    asked.cancel()
+            seconds = time.monotonic() - began
+            self._telemetry.remote_prefill(seconds)
+            self._load.prefilled_there(answer["uncached"], answer["engine_s"])
+            return peer, answer["blocks"]
+        return None
+
+
+async def _only(asked: Stream) -> dict[str, Any]:
+    kind, payload = await asked.next()
+    assert kind == Kind.END
+    answer: dict[str, Any] = json.loads(payload)
+    return answer
+
+
+async def _first(outputs: AsyncIterator[RequestOutput], peer: Peer) -> RequestOutput:
+    """The first output after a hand-over. vLLM recomputes blocks whose transfer failed, but cannot tell every death of a
+    peer from a slow one; the link to its replica can."""
+    waiting = asyncio.ensure_future(anext(outputs))
+    gone_since: float | None = None
+    try:
+        while True:
+            done, _ = await asyncio.wait({waiting}, timeout=LOOK_S)
+            if done:
+                first = waiting.result()
+                if first.outputs and first.outputs[0].finish_reason == "error":
+                    raise BlocksLost(f"KV blocks of {peer.name} did not arrive")
+                return first
+            if not peer.link.alive:
+                gone_since = gone_since or time.monotonic()
+                if time.monotonic() - gone_since > NOTICE_S:
+                    raise BlocksLost(f"{peer.name} died before its KV blocks were read")
+    finally:
+        if not waiting.done():
+            waiting.cancel()
+            await asyncio.wait({waiting})
+
+
+def _note_first(now: request_context.Turn, first: RequestOutput) -> None:
+    now.prompt_tokens += len(first.prompt_token_ids or ())
+    if first.metrics is not None and first.metrics.scheduled_ts:
+        now.queued_s = first.metrics.scheduled_ts - first.metrics.queued_ts
+
+
+def _note(now: request_context.Turn, output: RequestOutput) -> None:
+    for part in output.outputs:
+        if part.finish_reason == "error":
+            raise RuntimeError("the engine gave up on this request")
+        now.fresh.extend(part.token_ids)
+        now.generated.extend(part.token_ids)
+    if output.finished:
+        now.open -= 1
+        now.finished = now.open == 0
+
+
+async def prefill(engine: Any, tokens: bytes, request_id: str, cache_salt: str | None) -> dict[str, Any]:
+    """On a prefill engine: one token is generated and thrown away; what counts is how to ask for the blocks. Also how many
+    tokens were computed, and in what time."""
+    from vllm.inputs.engine import tokens_input
+
+    ids = array("I")
+    ids.frombytes(tokens)
+    params = SamplingParams(
+        max_tokens=1,
+        temperature=0.0,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        extra_args={"kv_transfer_params": dict(FOR_ANOTHER)},
+    )
+    last: RequestOutput | None = None
+    async for output in engine.generate(tokens_input(ids.tolist(), cache_salt=cache_salt), params, request_id):
+        last = output
+    if last is None or last.kv_transfer_params is None:
+        raise RuntimeError("the engine finished without saying where the blocks are")
+    clock = last.metrics
+    return {
+        "blocks": last.kv_transfer_params,
+        "uncached": len(ids) - (last.num_cached_tokens or 0),
+        "engine_s": clock.first_token_ts - clock.scheduled_ts if clock is not None else 0.0,
+    }

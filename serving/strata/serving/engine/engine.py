@@ -1,0 +1,132 @@
+"""A vLLM engine with its OpenAI classes, as vLLM's own server starts them, and with as few processes as it takes.
+
+Ray Serve LLM's wrapper around the same engine is not used: what it adds (a second process for each GPU, a task that reads the
+configuration, a layer that takes every event apart and puts it together again) is what this endpoint does without.
+
+Imports vLLM: only replicas import this file.
+"""
+
+import argparse
+import difflib
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from starlette.datastructures import State
+from vllm.config import StructuredOutputsConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+from vllm.entrypoints.launchers.cli_args import FrontendArgs
+from vllm.usage.usage_lib import UsageContext
+from vllm.utils.gc_utils import freeze_gc_heap
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.executor.abstract import Executor
+
+from strata.platform.errors import UserError
+from strata.serving.api import vocabulary
+from strata.serving.engine import seed
+from strata.serving.engine.disaggregation import Engine
+from strata.serving.engine.pool_load import PoolLoad
+from strata.serving.engine.replica_api import DecodeCalls, PrefillCalls
+from strata.serving.metrics import exposition
+from strata.serving.metrics.telemetry import Replica as Telemetry
+from strata.serving.models import hybrid_check
+from strata.serving.routing.prefix_index import PrefixIndex
+from strata.serving.spec import EngineSpec
+from strata.serving.transport.peers import Peers
+from strata.serving.vllm_patches import detokenizer_tail, engine_stats
+from strata.serving.vllm_patches.engine_stats import EngineStats
+from strata.serving.vllm_patches.parent_watchdog import REPLICA_PID
+
+
+@dataclass(frozen=True)
+class Started:
+    """A running engine, with its numbers."""
+
+    vllm: Any  # AsyncLLM
+    app_state: Any  # vLLM's OpenAI classes around it
+    telemetry: Telemetry
+    stats: EngineStats
+    labels: dict[str, str]  # of vLLM's own series, which know of one engine only
+
+    @property
+    def context(self) -> int:
+        return int(self.vllm.model_config.max_model_len)
+
+    @property
+    def healthy(self) -> bool:
+        return not self.vllm.errored
+
+    async def check_health(self) -> None:
+        await self.vllm.check_health()
+
+    def metrics(self) -> str:
+        return exposition.merge([({}, self.telemetry.text()), (self.labels, engine_stats.vllm_text())])
+
+
+async def start(spec: EngineSpec, replica: str, host: str) -> Started:
+    """`host` is where other engines reach this one's side of a transfer."""
+    os.environ[REPLICA_PID] = str(os.getpid())
+    os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"] = host
+    # An engine can have one kind of grammar only, and would take the one that its first request needs; this one was tried.
+    grammars = StructuredOutputsConfig(backend="xgrammar")
+    _check_names(spec.further)
+    args = AsyncEngineArgs(
+        model=spec.model_dir, served_model_name=[spec.model_id], structured_outputs_config=grammars, **spec.engine_kwargs()
+    )
+    config = args.create_engine_config(UsageContext.OPENAI_API_SERVER)
+    if spec.disaggregated:
+        hybrid_check.check_loaded(config.model_config.hf_text_config, config.model_config.is_hybrid)
+    if spec.device == "cpu":
+        # vLLM puts its CPU worker into a process of its own, to bind OpenMP threads there. Our threads are set by the
+        # environment instead, so scheduler and worker share a process: one import of vLLM less per engine.
+        config.parallel_config.distributed_executor_backend = "uni"
+        seed.use()
+    with _alone_on_the_gpu(spec):
+        vllm = AsyncLLM(config, Executor.get_class(config), log_stats=True, log_requests=False)
+    state = State()
+    frontend = argparse.Namespace(**(vars(FrontendArgs(**spec.frontend_kwargs())) | vars(args)))
+    await init_app_state(vllm, state, frontend, await vllm.get_supported_tasks())
+    telemetry = Telemetry(spec.model_id, spec.role, replica)
+    stats = engine_stats.attach(vllm, telemetry)
+    detokenizer_tail.enough()
+    vocabulary.guard(vllm)
+    # As vLLM's own server does. Half a million objects are here to stay; to look through them for garbage takes a quarter of a
+    # second, in which no stream goes on.
+    freeze_gc_heap()
+    return Started(vllm, state, telemetry, stats, {"role": spec.role, "replica": replica})
+
+
+def _check_names(arguments: dict[str, Any]) -> None:
+    known = [field.name for field in fields(AsyncEngineArgs)]
+    for name in arguments.keys() - set(known):
+        alike = " or ".join(difflib.get_close_matches(name, known, 3)) or "one of its documentation's 'Engine Arguments'"
+        raise UserError(f"vLLM's engine has no argument '{name}': {alike}?", "Mend serve.engine.")
+
+
+@contextmanager
+def _alone_on_the_gpu(spec: EngineSpec) -> Iterator[None]:
+    """Engines that share a GPU start one after the other: each measures how much memory is left for its KV cache, and would
+    take what the other one allocates meanwhile for its own."""
+    if spec.device == "cpu" or spec.pool.gpus >= 1:
+        yield
+        return
+    with Path(f"/tmp/strata-gpu-{os.getuid()}-{os.environ.get('CUDA_VISIBLE_DEVICES', '0')}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def prefill_calls(started: Started, spec: EngineSpec) -> PrefillCalls:
+    return PrefillCalls(started.vllm, decode_calls(started, spec, None, stands_in=True))
+
+
+def decode_calls(started: Started, spec: EngineSpec, pool: Peers | None, stands_in: bool = False) -> DecodeCalls:
+    cache = started.vllm.vllm_config.cache_config
+    prefixes = PrefixIndex(cache.block_size, cache.num_gpu_blocks if cache.enable_prefix_caching else 0)
+    load = PoolLoad(started.stats, spec.rule.min_tokens)
+    engine = Engine(started.vllm, pool, spec.rule, prefixes, load, started.telemetry, stands_in)
+    return DecodeCalls(started.app_state, engine, started.metrics, spec.max_sequences)

@@ -1,0 +1,228 @@
+"""Calls that a replica answers: requests in OpenAI's shape, and on a prefill replica bare prefills."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
+from vllm.entrypoints.serve.tokenize.protocol import DetokenizeRequest, TokenizeChatRequest, TokenizeCompletionRequest
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+from strata.serving.api import limits, vllm_messages
+from strata.serving.api.grammar_trial import GrammarTrial
+from strata.serving.api.headers import PREFILL
+from strata.serving.api.requests import ApiError, validate
+from strata.serving.engine import disaggregation, request_context
+from strata.serving.engine.suspect_requests import Ward, cause_of_death, killed_for_memory
+from strata.serving.transport.link import MAX_ANSWER_BYTES, Call
+from strata.serving.vllm_patches.fast_sse import LeanChat, LeanCompletion
+
+logger = logging.getLogger("ray.serve")
+
+Metrics = Callable[[], str]  # this replica's, as text
+FAREWELL_S = 0.2  # for what was told last to leave
+
+
+class DecodeCalls:
+    def __init__(self, app_state: Any, engine: disaggregation.Engine, metrics: Metrics, max_sequences: int) -> None:
+        self._engine = engine
+        self._metrics = metrics
+        self._max_sequences = max_sequences
+        self.death = _Death(engine, engine.ward)
+        self._trial = GrammarTrial(engine.model_config.model, engine.model_config.get_vocab_size())
+        self._completion, self._chat = app_state.openai_serving_completion, app_state.openai_serving_chat
+        self._tokenization = app_state.serving_tokenization
+        for serving, lean in ((self._completion, LeanCompletion), (self._chat, LeanChat)):
+            serving.engine_client = engine
+            serving.__class__ = lean  # vLLM builds its serving objects itself; these add no state of their own
+
+    async def handle(self, call: Call) -> None:
+        try:
+            if call.method in ("completions", "chat"):
+                await self._generate(call)
+            elif call.method in ("tokenize", "detokenize"):
+                await self._tokenize(call)
+            elif call.method == "metrics":
+                _answer(call, 200, self._metrics().encode(), "text/plain")
+            else:
+                raise LookupError(f"no such call: {call.method}")
+        except ApiError as error:
+            _answer(call, error.status, json.dumps(error.body).encode(), headers=error.headers)
+
+    async def _generate(self, call: Call) -> None:
+        request = validate(json.loads(call.body), CompletionRequest if call.method == "completions" else ChatCompletionRequest)
+        limits.check(request, self._max_sequences)
+        await self._trial.check(request)
+        request.request_id = call.meta["request_id"]
+        now = request_context.Turn(tuple(call.meta.get("resumed", ())), call.meta["request_id"], call.meta.get("strikes", 0))
+        request_context.current.set(now)
+        with self.death.concerns(call, now.request):
+            await self._respond(call, now, request)
+
+    async def _respond(self, call: Call, now: request_context.Turn, request: Any) -> None:
+        create = self._completion.create_completion if call.method == "completions" else self._chat.create_chat_completion
+        try:
+            result = await create(request, None)
+            if isinstance(result, ErrorResponse):
+                self._refuse(call, now, request, result)
+            elif hasattr(result, "__aiter__"):
+                await self._stream(call, now, request, result)
+            else:
+                _answer(call, 200, result.model_dump_json().encode(), headers=_named(now), trailer=_trailer(now, result))
+        except (ApiError, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            self._refuse(call, now, request, create_error_response(now.failure or error))
+
+    async def _stream(self, call: Call, now: request_context.Turn, request: Any, events: AsyncIterator[str]) -> None:
+        started = bool(now.resumed)
+        async with contextlib.aclosing(events):  # type: ignore[type-var]
+            async for event in events:
+                if now.failure is not None:
+                    # vLLM makes an event of it; before the first token a status code says it better.
+                    self._refuse(call, now, request, create_error_response(now.failure))
+                    return
+                if now.replaying:
+                    continue
+                if (wrong := vllm_messages.error_in(event)) is not None:
+                    event = f"data: {json.dumps(wrong.body)}\n\n"
+                if not started:
+                    started = True
+                    call.head({"status": 200, "type": "text/event-stream", "headers": _named(now)})
+                call.data(now.piece(event))
+        call.end(_trailer(now, None))
+
+    def _refuse(self, call: Call, now: request_context.Turn, request: Any, refusal: ErrorResponse) -> None:
+        if isinstance(now.failure, EngineDeadError) or self._engine.errored:
+            self.death.tell()
+            raise EngineDeadError
+        if isinstance(now.failure, disaggregation.KillsEngines):
+            call.end({"lost": str(now.failure), "verdict": now.failure.verdict})
+            return
+        error = refusal.error
+        if error.code >= 500 and limits.is_structured(request):
+            raise ApiError(400, "The grammar left no token to go on with.", param="response_format")
+        if error.code >= 500 or isinstance(now.failure, EngineGenerateError):
+            raise now.failure or RuntimeError(error.message)  # not the client's fault: elsewhere it may go well
+        shaped = vllm_messages.refusal(error)
+        _answer(call, shaped.status, json.dumps(shaped.body).encode(), headers=_named(now))
+
+    async def _tokenize(self, call: Call) -> None:
+        tree = json.loads(call.body)
+        chat = "messages" in tree
+        kind = DetokenizeRequest if call.method == "detokenize" else TokenizeChatRequest if chat else TokenizeCompletionRequest
+        request = validate(tree, kind)
+        limits.check_tokenizing(request, len(call.body))
+        create = self._tokenization.create_detokenize if call.method == "detokenize" else self._tokenization.create_tokenize
+        try:
+            answer = await create(request, None)
+        except Exception as error:  # no engine is asked: what fails here fails on the client's data
+            raise ApiError(400, f"It cannot be {call.method}d: {error}") from None
+        if isinstance(answer, ErrorResponse):
+            raise vllm_messages.refusal(answer.error)
+        _answer(call, 200, answer.model_dump_json().encode())
+
+
+class PrefillCalls:
+    def __init__(self, engine: Any, standby: DecodeCalls) -> None:
+        """`standby` takes the requests that come here while no decode replica is up."""
+        self._engine = engine
+        self._standby = standby
+        self.queued_tokens = 0
+
+    async def handle(self, call: Call) -> None:
+        if call.method != "prefill":
+            await self._standby.handle(call)
+            return
+        tokens = len(call.body) // 4
+        self.queued_tokens += tokens
+        death = self._standby.death
+        request = call.meta["request"]
+        with death.concerns(call, request):
+            try:
+                await death.ward.enter(request, call.meta["strikes"])
+                try:
+                    done = await disaggregation.prefill(self._engine, call.body, call.meta["request_id"], call.meta["cache_salt"])
+                finally:
+                    if not self._engine.errored:  # who was there when it died stays
+                        death.ward.leave(request)
+            except Exception:
+                if self._engine.errored:
+                    death.tell()
+                raise
+            finally:
+                self.queued_tokens -= tokens
+        call.end(done)
+
+
+class _Death:
+    """The end of a replica whose engine died: without it the process is of no use. Callers are told which of their requests were
+    there and go elsewhere, and Serve starts another replica."""
+
+    def __init__(self, engine: Any, ward: Ward) -> None:
+        self._processes = engine.engine_core.resources.engine_manager.processes
+        self.ward = ward
+        self._open: dict[Call, str] = {}  # calls, each with the request that it is for
+        self._killed_for_memory = killed_for_memory()
+        self._told = False
+
+    @contextlib.contextmanager
+    def concerns(self, call: Call, request: str) -> Iterator[None]:
+        """Whoever made the call is told, should the engine die within this block."""
+        self._open[call] = request
+        try:
+            yield
+        finally:
+            del self._open[call]
+
+    def tell(self) -> None:
+        if self._told:  # by the first request that noticed
+            return
+        self._told = True
+        out_of_memory = killed_for_memory() > self._killed_for_memory
+        cause, failed = cause_of_death([process.exitcode for process in self._processes], out_of_memory)
+        logger.error("The engine died (%s); this replica ends.", cause)
+        for call, request in self._open.items():
+            verdict = self.ward.verdict(request) if failed else None
+            call.end({"lost": f"the engine died: {cause}", "verdict": verdict, "ending": True})
+        for call in self._open:
+            call.close_server()
+        asyncio.get_running_loop().call_later(FAREWELL_S, os._exit, 1)
+
+
+def _answer(
+    call: Call,
+    status: int,
+    body: bytes,
+    media: str = "application/json",
+    headers: dict[str, str] | None = None,
+    trailer: dict[str, Any] | None = None,
+) -> None:
+    if len(body) > MAX_ANSWER_BYTES:
+        limit = f"{MAX_ANSWER_BYTES // 2**20} MiB"
+        raise ApiError(400, f"The answer is larger than {limit}. Ask for a stream, or for fewer tokens, sequences or logprobs.")
+    call.head({"status": status, "type": media, "headers": headers or {}})
+    call.data(body)
+    call.end(trailer or {})
+
+
+def _named(now: request_context.Turn) -> dict[str, str]:
+    if now.decision is None:
+        return {}
+    detail = f"engine={now.engine}" if now.engine else f"reason={now.decision.reason}"
+    return {PREFILL: f"{now.decision.where}; {detail}"}
+
+
+def _trailer(now: request_context.Turn, response: Any) -> dict[str, Any]:
+    """What the gateway counts. Of a whole answer it sees no tokens, so they are told."""
+    told: dict[str, Any] = {"prompt_tokens": now.prompt_tokens, "queued_s": now.queued_s}
+    if response is not None:
+        told["tokens"] = response.usage.completion_tokens
+    return told

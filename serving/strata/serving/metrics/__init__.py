@@ -1,0 +1,1 @@
+"""Prometheus series of gateways and replicas."""

@@ -1,0 +1,207 @@
+"""The endpoint's numbers as Prometheus series: what the gateway measures at the client's side, and what each replica
+measures at its engine. Names, labels and buckets are those of `strata.platform.metrics`; `text()` is all that one process
+has to say.
+
+Used from one thread, the event loop's.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+
+import numpy as np
+from prometheus_client import generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from strata.platform import metrics
+from strata.platform.metrics import ServeMetric
+from strata.serving.routing import policy
+
+Labels = tuple[str, ...]
+ROUTES = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", "/detokenize", "/health", "/metrics")
+MIGRATIONS = ("continued", "restarted", "refused")
+# What may lengthen a gap, the nearest cause first: prompt tokens in the same step; blocks on their way into this engine; a
+# prompt of its on a prefill engine, which matters where both share a GPU.
+BESIDE = ("prefill", "hand-over", "pool-prefill", "nothing")
+
+
+class Gateway:
+    """The client's side."""
+
+    def __init__(self, model: str, replica: str) -> None:
+        self._series = _Series((model, "gateway", replica), metrics.SERVING_GATEWAY)
+        # A counter that appears with its first event is no increase to Prometheus: what can be known is there from the start.
+        for outcome in MIGRATIONS:
+            self._series.add(metrics.SERVE_MIGRATIONS, 0, outcome)
+
+    def request_ended(self, route: str, status: int, seconds: float) -> None:
+        route = route if route in ROUTES else "other"  # paths are the client's to invent, series are not
+        self._series.add(metrics.SERVE_REQUESTS, 1, route, str(status))
+        self._series.observe(metrics.SERVE_REQUEST, seconds, route)
+
+    def first_token(self, seconds: float) -> None:
+        self._series.observe(metrics.SERVE_FIRST_TOKEN, seconds)
+
+    def tokens_came(self, gaps: Sequence[float]) -> None:
+        """All gaps of one stream, at its end: one by one they would cost more than sending the tokens may."""
+        self._series.observe_all(metrics.SERVE_INTER_TOKEN, gaps)
+
+    def tokens(self, prompt: int, generated: int) -> None:
+        self._series.add(metrics.SERVE_PROMPT_TOKENS, prompt)
+        self._series.add(metrics.SERVE_GENERATED_TOKENS, generated)
+
+    def queued(self, seconds: float) -> None:
+        self._series.observe(metrics.SERVE_QUEUE, seconds)
+
+    def in_flight(self) -> AbstractContextManager[None]:
+        return self._series.counted(metrics.SERVE_IN_FLIGHT)
+
+    def in_queue(self) -> AbstractContextManager[None]:
+        return self._series.counted(metrics.SERVE_QUEUED)
+
+    def rejected(self, reason: str) -> None:
+        self._series.add(metrics.SERVE_REJECTIONS, 1, reason)
+
+    def retried(self, reason: str) -> None:
+        self._series.add(metrics.SERVE_RETRIES, 1, reason)
+
+    def migrated(self, outcome: str) -> None:
+        self._series.add(metrics.SERVE_MIGRATIONS, 1, outcome)
+
+    def disconnected(self) -> None:
+        self._series.add(metrics.SERVE_DISCONNECTS, 1)
+
+    def text(self) -> str:
+        return self._series.text()
+
+
+class Replica:
+    """One engine's side. `engine_stats.py` calls what only the engine knows."""
+
+    def __init__(self, model: str, role: str, replica: str) -> None:
+        self._series = _Series((model, role, replica), metrics.SERVING_ENGINE)
+        if role == "decode":
+            for where, reasons in (("local", policy.LOCAL), ("remote", policy.REMOTE)):
+                for reason in reasons:
+                    self._series.add(metrics.SERVE_PREFILLS, 0, where, reason)
+            for beside in BESIDE:
+                self.streams_went_on((), beside)
+        else:
+            self._series.add(metrics.SERVE_PREFILLS, 0, "local", policy.STANDING_IN)
+
+    def prefilled(self, where: str, reason: str) -> None:
+        self._series.add(metrics.SERVE_PREFILLS, 1, where, reason)
+
+    def remote_prefill(self, seconds: float) -> None:
+        self._series.observe(metrics.SERVE_REMOTE_PREFILL, seconds)
+
+    def remote_prefill_failed(self) -> None:
+        self._series.add(metrics.SERVE_REMOTE_PREFILL_FAILURES, 1)
+
+    def streams_went_on(self, gaps: Sequence[float], beside: str) -> None:
+        """By one token each, in one step."""
+        self._series.observe_all(metrics.SERVE_ENGINE_GAP, gaps, beside)
+
+    def load(self, running: int, waiting: int, kv_usage: float) -> None:
+        self._series.set(metrics.SERVE_RUNNING, running)
+        self._series.set(metrics.SERVE_WAITING, waiting)
+        self._series.set(metrics.SERVE_KV_USAGE, kv_usage)
+
+    def prefix_looked_up(self, tokens: int, hits: int) -> None:
+        self._series.add(metrics.SERVE_PREFIX_QUERIED, tokens)
+        self._series.add(metrics.SERVE_PREFIX_HIT, hits)
+
+    def kv_moved(self, sizes: Sequence[float], seconds: Sequence[float]) -> None:
+        self._series.add(metrics.SERVE_KV_BYTES, sum(sizes))
+        self._series.observe_all(metrics.SERVE_KV_SECONDS, seconds)
+
+    def kv_lost(self, failed: int, expired: int) -> None:
+        self._series.add(metrics.SERVE_KV_FAILURES, failed)
+        self._series.add(metrics.SERVE_KV_EXPIRED, expired)
+
+    def text(self) -> str:
+        return self._series.text()
+
+
+class _Buckets:
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = np.array(bounds)
+        self._counts = np.zeros(len(bounds) + 1, dtype=np.int64)
+        self.sum = 0.0
+
+    def add(self, value: float) -> None:
+        self._counts[np.searchsorted(self._bounds, value)] += 1
+        self.sum += value
+
+    def add_all(self, values: Sequence[float]) -> None:
+        array = np.asarray(values, dtype=np.float64)
+        self._counts += np.bincount(np.searchsorted(self._bounds, array), minlength=len(self._counts))
+        self.sum += float(array.sum())
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        names = [*(str(bound) for bound in self._bounds.tolist()), "+Inf"]
+        return list(zip(names, self._counts.cumsum().tolist(), strict=True))
+
+
+class _Series(Collector):
+    """The values of one process. prometheus_client's own Counter and Histogram would do but for their cost: a lock and a
+    label lookup a time (a histogram cannot take many values at once), and a `_created` twin of every series."""
+
+    def __init__(self, labels: Labels, kept: Sequence[ServeMetric]) -> None:
+        self._labels = labels  # of every series of this process, before its own
+        self._kept = (metrics.SERVE_REPLICAS, *kept)
+        self._values: dict[str, dict[Labels, float]] = {metric.name: {} for metric in self._kept}
+        self._buckets: dict[str, dict[Labels, _Buckets]] = {metric.name: {} for metric in self._kept}
+        for metric in self._kept:
+            if len(metric.labels) > len(labels):
+                continue
+            if metric.kind == "histogram":
+                self._of_histogram(metric, ())
+            else:
+                self.set(metric, 0)
+        self.set(metrics.SERVE_REPLICAS, 1)
+
+    def add(self, metric: ServeMetric, amount: float, *labels: str) -> None:
+        values = self._values[metric.name]
+        values[labels] = values.get(labels, 0) + amount
+
+    def set(self, metric: ServeMetric, value: float, *labels: str) -> None:
+        self._values[metric.name][labels] = value
+
+    @contextmanager
+    def counted(self, metric: ServeMetric) -> Iterator[None]:
+        self.add(metric, 1)
+        try:
+            yield
+        finally:
+            self.add(metric, -1)
+
+    def observe(self, metric: ServeMetric, value: float, *labels: str) -> None:
+        self._of_histogram(metric, labels).add(value)
+
+    def observe_all(self, metric: ServeMetric, values: Sequence[float], *labels: str) -> None:
+        self._of_histogram(metric, labels).add_all(values)
+
+    def _of_histogram(self, metric: ServeMetric, labels: Labels) -> _Buckets:
+        family = self._buckets[metric.name]
+        if labels not in family:
+            family[labels] = _Buckets(metric.buckets)
+        return family[labels]
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self._kept:
+            if metric.kind == "histogram":
+                histogram = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
+                for labels, buckets in self._buckets[metric.name].items():
+                    histogram.add_metric((*self._labels, *labels), buckets.cumulative(), buckets.sum)
+                yield histogram
+                continue
+            family = (CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily)(
+                metric.name, metric.help, labels=metric.labels
+            )
+            for labels, value in self._values[metric.name].items():
+                family.add_metric((*self._labels, *labels), value)
+            yield family
+
+    def text(self) -> str:
+        return generate_latest(self).decode()

@@ -1,0 +1,1 @@
+"""Model folders: finding one, and refusing those that cannot be served."""

@@ -1,0 +1,1 @@
+"""Replaced functions of Ray Serve. Written for Ray 2.60."""

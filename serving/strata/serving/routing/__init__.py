@@ -1,0 +1,1 @@
+"""Where a request is prefilled, and how much of its prompt is cached."""

@@ -1,0 +1,1 @@
+"""The Ray Serve application: deployments, replicas, scaling, start and supervision."""

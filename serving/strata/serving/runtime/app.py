@@ -1,0 +1,58 @@
+"""The Serve application: gateways, decode replicas, prefill replicas."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ray import serve
+from ray.serve import Application
+
+from strata.serving.gateway.keys import FILE
+from strata.serving.runtime import autoscaling
+from strata.serving.runtime.replicas import DecodeReplica, GatewayReplica, PrefillReplica
+from strata.serving.spec import EngineSpec, GatewaySpec
+
+NAME = "strata"
+DRAIN_S = 30.0
+START_FAILURES = 1_000_000  # no limit: `deployment.py` says why
+GATEWAY_RESOURCE = "strata-gateway"
+
+
+def build(
+    gateway: GatewaySpec, prefill: EngineSpec, decode: EngineSpec, started_by: Mapping[str, Any] | None = None
+) -> Application:
+    """`started_by` is a part of the engines' runtime environment: the process that forks them."""
+    engines = [_engines(DecodeReplica, decode, started_by or {}).bind(decode)]
+    if prefill.pool.replicas:
+        engines.append(_engines(PrefillReplica, prefill, started_by or {}).bind(prefill))
+    # Serve wants one deployment that the others hang from.
+    return _gateways(gateway, prefill.pool.most + decode.pool.most).bind(gateway, *engines)
+
+
+def _engines(replica: type, spec: EngineSpec, started_by: Mapping[str, Any]) -> serve.Deployment:
+    environment = {**started_by, "env_vars": spec.environment() | started_by.get("env_vars", {})}
+    grows = spec.pool.most > spec.pool.replicas
+    return serve.deployment(
+        replica,
+        name=spec.role,
+        num_replicas="auto" if grows else spec.pool.replicas,
+        autoscaling_config=autoscaling.config(spec.pool.replicas, spec.pool.most) if grows else None,
+        ray_actor_options=spec.resources() | {"runtime_env": environment},
+        max_constructor_retry_count=START_FAILURES,
+        health_check_period_s=1,
+        graceful_shutdown_timeout_s=DRAIN_S,
+    )
+
+
+def _gateways(spec: GatewaySpec, most_nodes: int) -> serve.Deployment:
+    resources = {"resources": {GATEWAY_RESOURCE: 1 / spec.gateways}} if spec.on_every_node else {}
+    # Workers of a cluster that was started before have the environment of that start, without the file of keys.
+    keys = {"runtime_env": {"env_vars": {FILE: spec.keys_file}}} if spec.keys_file else {}
+    return serve.deployment(
+        GatewayReplica,
+        name="gateway",
+        num_replicas="auto" if spec.on_every_node else spec.gateways,
+        autoscaling_config=autoscaling.gateway_config(spec.gateways * most_nodes) if spec.on_every_node else None,
+        ray_actor_options={"num_cpus": 0} | resources | keys,
+        health_check_period_s=1,
+        graceful_shutdown_timeout_s=DRAIN_S,
+    )

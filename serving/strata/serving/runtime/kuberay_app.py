@@ -1,0 +1,49 @@
+"""The endpoint on a cluster that others run, such as KubeRay's: what `import_path` of a Serve configuration names.
+
+`strata serve` stays with its endpoint until Ctrl-C; here Ray Serve builds the application itself, from the same recipe, and
+builds it anew on every update. What must be the same then is not drawn but given: the secret the processes know each other by.
+"""
+
+import hashlib
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from pydantic import BaseModel
+from ray.serve import Application
+
+from strata.platform import recipe_file
+from strata.platform.errors import UserError
+from strata.serving.models import hybrid_check, model_dir
+from strata.serving.runtime import app
+from strata.serving.spec import EngineSpec, GatewaySpec, Network
+from strata.serving.transport.link import SECRET_BYTES
+
+SECRET = "STRATA_LINK_SECRET"
+
+
+class Arguments(BaseModel):
+    recipe: str
+    model: Path  # a folder that every node sees
+    name: str | None = None  # what clients call it; else the run's name
+
+
+def application(arguments: Arguments) -> Application:
+    folder = arguments.model
+    model_dir.check(folder)
+    section = recipe_file.load(arguments.recipe).serve
+    if section.prefill.replicas > 0:
+        hybrid_check.check_folder(folder)
+    name = arguments.name or (folder.parent.name if folder.name == "export" else folder.name)
+    network = Network(None, _secret())
+    prefill, decode = (
+        replace(EngineSpec.of(role, section, folder, name, network), on_own_nodes=True) for role in ("prefill", "decode")
+    )
+    return app.build(replace(GatewaySpec.of(section, name, network), on_every_node=True), prefill, decode)
+
+
+def _secret() -> bytes:
+    given = os.environ.get(SECRET)
+    if not given:
+        raise UserError(f"{SECRET} is not set.", "Give every pod the same long random value, from a Secret.")
+    return hashlib.blake2b(given.encode(), digest_size=SECRET_BYTES).digest()

@@ -1,0 +1,1 @@
+"""Links between gateways and replicas, and the directory of replicas."""

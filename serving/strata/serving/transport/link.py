@@ -1,0 +1,411 @@
+"""Calls between our own processes: many at once over one TCP connection, answers in pieces.
+
+A token's way from engine to client must cost as little as possible. Ray's actor calls cost a hundred microseconds a piece,
+an HTTP connection a stream costs a system call a token. Here all that an engine produced in one step, for all of its
+streams, leaves in one write.
+
+A frame is a length, a call's number, a kind and a payload. The caller sends CALL and perhaps CANCEL; the callee answers with
+any number of HEAD and DATA, and one END. A side that knows the other is gone (the connection breaks, or pings stay
+unanswered) ends all calls on it with `LinkLost`, which is what failover waits for.
+"""
+
+import asyncio
+import hmac
+import itertools
+import json
+import struct
+from collections import deque
+from collections.abc import Awaitable, Callable
+from enum import IntEnum
+from typing import Any, cast
+
+FRAME = struct.Struct("!IIB")
+SECRET_BYTES = 32
+PING_S = 1.0
+# Long enough for a process that computes without a pause; a process that died is noticed at once, by its closed socket.
+SILENCE_S = 20.0
+CONNECT_S = 5.0
+SECRET_S = 5.0  # for a caller to show that it is one of ours
+MAX_STRANGERS = 64  # connections that have not done so
+MAX_ANSWER_BYTES = 64 * 2**20  # of an answer in one piece
+MAX_FRAME_BYTES = 2 * MAX_ANSWER_BYTES
+LARGE_BYTES = 64 * 2**10  # payloads that are not copied to be sent together with others
+UNSENT_BYTES = 64 * 2**20  # for a caller that reads nothing; with more of them it is given up earlier
+UNSENT_S = 5.0
+UNREAD_BYTES = 4 * 2**20  # of one stream that have come and not been taken
+UNREAD_OF_LINK_BYTES = 32 * 2**20
+
+
+class Kind(IntEnum):
+    CALL = 1
+    CANCEL = 2
+    HEAD = 3
+    DATA = 4
+    END = 5
+    PING = 6
+    PONG = 7
+
+
+class LinkLost(Exception):
+    """The process at the other end is gone, or cannot go on with this call. `verdict` is set for a request that was on its engine
+    when the engine failed (see `engine/suspect_requests.py`)."""
+
+    def __init__(self, reason: str, verdict: dict[str, Any] | None = None) -> None:
+        super().__init__(reason)
+        self.verdict = verdict
+
+
+class Overrun(Exception):
+    """The pieces of a stream were not taken as they came, and were dropped."""
+
+
+class _Frames(asyncio.Protocol):
+    """Both ends: frames in, frames out. What is sent within one turn of the event loop leaves in one write."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._received = bytearray()
+        self._outgoing: list[bytes] = []
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is not asyncio's, but behaves alike
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        start, end = 0, len(self._received)
+        while end - start >= FRAME.size:
+            length, number, kind = FRAME.unpack_from(self._received, start)
+            stop = start + FRAME.size + length
+            if length > MAX_FRAME_BYTES:
+                self.abandon()
+                return
+            if stop > end:
+                break
+            with memoryview(self._received) as view:  # a slice of the bytearray itself would be one more copy
+                payload = bytes(view[start + FRAME.size : stop])
+            self.frame(number, kind, payload)
+            start = stop
+        if start:
+            del self._received[:start]
+
+    def frame(self, number: int, kind: int, payload: bytes) -> None:
+        raise NotImplementedError
+
+    def send(self, number: int, kind: Kind, *payload: bytes) -> None:
+        if not self._outgoing:
+            self._loop.call_soon(self._flush)
+        self._outgoing.append(FRAME.pack(sum(map(len, payload)), number, kind))
+        self._outgoing.extend(payload)
+
+    def _flush(self) -> None:
+        outgoing, self._outgoing = self._outgoing, []
+        if self._transport is None or self._transport.is_closing():
+            return
+        for large, parts in itertools.groupby(outgoing, lambda part: len(part) > LARGE_BYTES):
+            for part in parts if large else (b"".join(parts),):
+                self._transport.write(part)
+
+    def close(self) -> None:
+        """What was sent before still leaves."""
+        if self._outgoing:
+            self._flush()
+        if self._transport is not None:
+            self._transport.close()
+
+    def abandon(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class Call:
+    """One call as the callee sees it."""
+
+    def __init__(self, connection: "_Callee", number: int, method: str, meta: dict[str, Any], body: bytes) -> None:
+        self._connection = connection
+        self._number = number
+        self.method, self.meta, self.body = method, meta, body
+
+    def head(self, meta: dict[str, Any]) -> None:
+        self._connection.send(self._number, Kind.HEAD, json.dumps(meta).encode())
+
+    def data(self, payload: bytes) -> None:
+        self._connection.send(self._number, Kind.DATA, payload)
+
+    def end(self, meta: dict[str, Any]) -> None:
+        self._connection.send(self._number, Kind.END, json.dumps(meta).encode())
+
+    def close_server(self) -> None:
+        """Ends all connections of the server that was called, and listens for no others."""
+        self._connection.server.close()
+
+
+Handler = Callable[[Call], Awaitable[None]]
+
+
+class _Callee(_Frames):
+    def __init__(self, server: "Server") -> None:
+        super().__init__()
+        self.server = server
+        self.trusted = False
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._watching: asyncio.TimerHandle | None = None
+        self._silent_s = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        if sum(not connection.trusted for connection in self.server.connections) >= MAX_STRANGERS:
+            self.abandon()
+            return
+        self.server.connections.add(self)
+        self._watch()
+
+    def _watch(self) -> None:
+        """Ends the connection of a caller that sends no pings: its calls are cancelled, and what waits for it is freed. Counted
+        in looks, each a turn of the event loop: a loop that stood still does not take its own silence for the caller's."""
+        if self._silent_s > self._patience():
+            self.abandon()
+            return
+        self._silent_s += PING_S
+        self._watching = self._loop.call_later(PING_S, self._watch)
+
+    def _patience(self) -> float:
+        if not self.trusted:
+            return SECRET_S
+        assert self._transport is not None
+        return SILENCE_S if self._transport.get_write_buffer_size() < UNSENT_BYTES else UNSENT_S
+
+    def data_received(self, data: bytes) -> None:
+        if self.trusted:
+            self._silent_s = 0.0
+        else:
+            self._received += data
+            if len(self._received) < SECRET_BYTES:
+                return
+            if not hmac.compare_digest(bytes(self._received[:SECRET_BYTES]), self.server.secret):
+                self.close()
+                return
+            self.trusted = True
+            data = bytes(self._received[SECRET_BYTES:])
+            self._received.clear()
+        super().data_received(data)
+
+    def frame(self, number: int, kind: int, payload: bytes) -> None:
+        if kind == Kind.CALL:
+            size = int.from_bytes(payload[:4], "big")
+            opening = json.loads(payload[4 : 4 + size])
+            call = Call(self, number, opening["method"], opening["meta"], payload[4 + size :])
+            task = self._loop.create_task(self._run(call))
+            self._tasks[number] = task
+            task.add_done_callback(lambda _: self._tasks.pop(number, None))
+        elif kind == Kind.CANCEL:
+            if number in self._tasks:
+                self._tasks[number].cancel()
+        elif kind == Kind.PING:
+            self.send(0, Kind.PONG, json.dumps(self.server.load()).encode())
+
+    async def _run(self, call: Call) -> None:
+        try:
+            await self.server.handler(call)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            call.end({"lost": f"{type(error).__name__}: {error}"})
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.server.connections.discard(self)
+        if self._watching is not None:
+            self._watching.cancel()
+        for task in list(self._tasks.values()):
+            task.cancel()
+
+    @property
+    def calls(self) -> int:
+        return len(self._tasks)
+
+
+class Server:
+    """Listens for calls. `load` is told to callers with every ping."""
+
+    def __init__(self, handler: Handler, load: Callable[[], dict[str, Any]], secret: bytes) -> None:
+        assert len(secret) == SECRET_BYTES
+        self.handler, self.load, self.secret = handler, load, secret
+        self.connections: set[_Callee] = set()
+        self._listener: asyncio.Server | None = None
+
+    async def listen(self, host: str) -> str:
+        self._listener = await asyncio.get_running_loop().create_server(lambda: _Callee(self), host, 0)
+        address = self._listener.sockets[0].getsockname()
+        return f"{address[0]}:{address[1]}"
+
+    @property
+    def calls(self) -> int:
+        return sum(connection.calls for connection in self.connections)
+
+    def close(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+        for connection in list(self.connections):
+            connection.close()
+
+
+class Stream:
+    """One call as the caller sees it: its pieces, in order."""
+
+    def __init__(self, link: "Link", number: int) -> None:
+        self._link = link
+        self._number = number
+        self._pieces: deque[tuple[int, bytes]] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._lost: LinkLost | Overrun | None = None
+        self._ended = self._streaming = False
+        self.unread = 0  # bytes
+
+    async def next(self) -> tuple[int, bytes]:
+        await self.arrived()
+        if not self._pieces and self._lost is not None:
+            raise self._lost
+        return self._pop()
+
+    async def arrived(self) -> None:
+        """Returns when there is a piece, or the call is lost."""
+        while not self._pieces and self._lost is None:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+
+    def take(self) -> tuple[int, bytes] | None:
+        """What has arrived already, without waiting."""
+        return self._pop() if self._pieces else None
+
+    def take_if(self, kind: Kind) -> bytes | None:
+        return self._pop()[1] if self._pieces and self._pieces[0][0] == kind else None
+
+    def _pop(self) -> tuple[int, bytes]:
+        piece = self._pieces.popleft()
+        if self.unread:
+            self._link.count_unread(self, -min(self.unread, len(piece[1])) if self._pieces else -self.unread)
+        return piece
+
+    def put(self, kind: int, payload: bytes) -> None:
+        if kind == Kind.END:
+            self._ended = True
+            self._link.forget(self._number)
+            told = json.loads(payload)
+            if "lost" in told:
+                self._link.ending = self._link.ending or told.get("ending", False)
+                self.lose(LinkLost(told["lost"], told.get("verdict")))
+                return
+        self._pieces.append((kind, payload))
+        self._wake()
+        if kind == Kind.DATA:
+            if self._streaming:
+                self._link.count_unread(self, len(payload))
+            self._streaming = True  # an answer in one piece is not counted: it is taken at once, and held by who takes it
+
+    def overrun(self) -> None:
+        """Drops what was not taken, and ends the call."""
+        self.cancel()
+        self.lose(Overrun())
+
+    def _drop(self) -> None:
+        self._pieces.clear()
+        self._link.count_unread(self, -self.unread)
+
+    def lose(self, error: LinkLost | Overrun) -> None:
+        self._ended = True
+        self._lost = error
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def cancel(self) -> None:
+        """Nothing more is wanted; the callee frees what it holds for it."""
+        self._drop()
+        if not self._ended:
+            self._ended = True
+            self._link.forget(self._number)
+            self._link.send(self._number, Kind.CANCEL)
+
+
+class Link(_Frames):
+    """The caller's end. Make it with `connect`."""
+
+    def __init__(self, address: str, when_lost: Callable[["Link"], None]) -> None:
+        super().__init__()
+        self.address = address
+        self.load: dict[str, Any] = {}
+        self.elsewhere = 0  # calls of others that it worked on when it told its load
+        self._when_lost = when_lost
+        self._streams: dict[int, Stream] = {}
+        self._unread = 0  # bytes of all streams
+        self._lagging: set[Stream] = set()  # those that come faster than they are taken
+        self._last_number = 0
+        self._last_heard = self._loop.time()
+        self._pinging: asyncio.TimerHandle | None = None
+        self.alive = True
+        self.ending = False  # it said so: nothing more can be asked of it
+
+    @staticmethod
+    async def connect(address: str, secret: bytes, when_lost: Callable[["Link"], None]) -> "Link":
+        """Raises OSError when nobody listens there."""
+        host, _, port = address.rpartition(":")
+        async with asyncio.timeout(CONNECT_S):
+            _, link = await asyncio.get_running_loop().create_connection(lambda: Link(address, when_lost), host, int(port))
+        assert link._transport is not None
+        link._transport.write(secret)
+        link._ping()
+        return link
+
+    @property
+    def calls(self) -> int:
+        return len(self._streams)
+
+    def call(self, method: str, meta: dict[str, Any], body: bytes = b"") -> Stream:
+        self._last_number = self._last_number % 0xFFFFFFFF + 1
+        stream = self._streams[self._last_number] = Stream(self, self._last_number)
+        if not self.alive:
+            stream.lose(LinkLost("the connection is closed"))
+        opening = json.dumps({"method": method, "meta": meta}).encode()
+        self.send(self._last_number, Kind.CALL, len(opening).to_bytes(4, "big") + opening, body)
+        return stream
+
+    def forget(self, number: int) -> None:
+        self._streams.pop(number, None)
+
+    def count_unread(self, stream: Stream, change: int) -> None:
+        stream.unread += change
+        self._unread += change
+        if stream.unread > LARGE_BYTES:
+            self._lagging.add(stream)
+        elif not stream.unread:
+            self._lagging.discard(stream)
+        if stream.unread > UNREAD_BYTES:
+            stream.overrun()
+        elif change > 0 and self._unread > UNREAD_OF_LINK_BYTES:
+            max(self._lagging or {stream}, key=lambda each: each.unread).overrun()
+
+    def frame(self, number: int, kind: int, payload: bytes) -> None:
+        self._last_heard = self._loop.time()
+        if kind == Kind.PONG:
+            self.load = json.loads(payload)
+            self.elsewhere = max(0, int(self.load.get("calls", 0)) - self.calls)
+        elif stream := self._streams.get(number):
+            stream.put(kind, payload)
+
+    def _ping(self) -> None:
+        if self._loop.time() - self._last_heard > SILENCE_S:
+            self.abandon()
+            return
+        self.send(0, Kind.PING)
+        self._pinging = self._loop.call_later(PING_S, self._ping)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.alive = False
+        if self._pinging is not None:
+            self._pinging.cancel()
+        streams, self._streams = list(self._streams.values()), {}
+        for stream in streams:
+            stream.lose(LinkLost(f"the connection to {self.address} broke"))
+        self._when_lost(self)

@@ -1,0 +1,116 @@
+"""What a vLLM engine says of itself after each of its steps: into the replica's series, and as plain numbers for the policy.
+
+The numbers do not go stale when the engine falls idle. vLLM steps once more after a request has ended or was aborted, to
+clear it from the batch, and goes on stepping while a connector holds blocks for a peer: the last report is of an empty engine.
+
+Imports vLLM: only replicas import this file.
+"""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from prometheus_client import REGISTRY, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerBase
+
+from strata.serving.metrics.telemetry import Replica
+from strata.serving.routing.policy import RateMeter
+
+
+def attach(engine: Any, replica: Replica) -> "EngineStats":
+    """`engine` is the running AsyncLLM. Its loggers are replaced, for Ray's engine lets nobody choose them, and the default
+    ones cost an observation for each token of each step, on the event loop that has to send these tokens."""
+    manager = engine.logger_manager
+    assert manager is not None, "this engine was started with disable_log_stats"
+    config = engine.vllm_config
+    stats = EngineStats(replica, config.parallel_config.tensor_parallel_size)
+    manager.stat_loggers = [stats, VllmSeries(config)]
+    manager.log_engine_initialized()
+    return stats
+
+
+class EngineStats(StatLoggerBase):  # type: ignore[misc]
+    def __init__(self, replica: Replica, shards: int) -> None:
+        self._replica = replica
+        self._shards = shards
+        self.running = 0
+        self.waiting = 0  # also for blocks from elsewhere
+        self.kv_usage = 0.0
+        self.prompts_elsewhere = 0  # ours, that prefill engines work on
+        self._were_elsewhere = False  # when the last step ended
+        self._transfer = RateMeter()  # bytes, of one shard
+        self._bytes_moved = 0.0
+        self._tokens_moved = 0
+
+    @property
+    def transfer_s_per_token(self) -> float | None:
+        seconds_per_byte = self._transfer.seconds_each(time.monotonic())
+        if seconds_per_byte is None or not self._tokens_moved:
+            return None
+        # Each shard of a tensor-parallel engine pulls its part of a token at the same time as the others.
+        return seconds_per_byte * self._bytes_moved / self._tokens_moved / self._shards
+
+    def record(self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0) -> None:
+        if scheduler_stats is not None:
+            self._record_scheduler(scheduler_stats)
+        if iteration_stats is not None:
+            self._tokens_moved += iteration_stats.prompt_token_stats.external_kv_transfer
+            if gaps := iteration_stats.inter_token_latencies_iter:
+                self._replica.streams_went_on(gaps, self._beside(scheduler_stats))
+        self._were_elsewhere = self.prompts_elsewhere > 0
+
+    def _beside(self, stats: Any) -> str:
+        """Whatever makes this step longer than one of streams alone. A prompt that was handed over still has its last token
+        computed here."""
+        step = stats.iteration_details if stats is not None else None
+        if step is not None and step.num_ctx_tokens > step.num_ctx_requests:
+            return "prefill"
+        if step is not None and (step.num_ctx_requests or stats.num_skipped_waiting_reqs or stats.kv_connector_stats):
+            return "hand-over"
+        return "pool-prefill" if self._were_elsewhere or self.prompts_elsewhere else "nothing"
+
+    def _record_scheduler(self, stats: Any) -> None:
+        self.running = stats.num_running_reqs
+        self.waiting = stats.num_waiting_reqs + stats.num_skipped_waiting_reqs
+        self.kv_usage = stats.kv_cache_usage
+        self._replica.load(self.running, self.waiting, self.kv_usage)
+        self._replica.prefix_looked_up(stats.prefix_cache_stats.queries, stats.prefix_cache_stats.hits)
+        if stats.kv_connector_stats:
+            self._record_transfers(stats.kv_connector_stats)
+
+    def _record_transfers(self, data: dict[str, list[float]]) -> None:
+        """`data` is NixlKVConnectorStats.data: lists with an entry for each event since the last step."""
+        sizes, seconds = data["bytes_transferred"], data["transfer_duration"]
+        self._replica.kv_moved(sizes, seconds)
+        self._replica.kv_lost(len(data["num_failed_transfers"]), len(data["num_kv_expired_reqs"]))
+        self._bytes_moved += sum(sizes)
+        for size, took in zip(sizes, seconds, strict=True):
+            self._transfer.add(size, took, time.monotonic())
+
+    def log_engine_initialized(self) -> None:
+        pass
+
+
+class VllmSeries(PrometheusStatLogger):  # type: ignore[misc]
+    """vLLM's own series (vllm:*), in this process's default registry. Without the time between tokens: the gateway measures
+    it where the client feels it, and here it would cost more than all the others together."""
+
+    def record(self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0) -> None:
+        if iteration_stats is not None:
+            iteration_stats.inter_token_latencies_iter = []
+        super().record(scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)
+
+
+class _OfVllm(Collector):
+    def collect(self) -> Iterator[Metric]:
+        for family in REGISTRY.collect():
+            if family.name.startswith("vllm:"):
+                family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
+                yield family
+
+
+def vllm_text() -> str:
+    """To be merged with `exposition.merge` under a `replica` label of its own: vLLM labels by model and engine number only."""
+    return generate_latest(_OfVllm()).decode()

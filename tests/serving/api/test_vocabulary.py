@@ -1,0 +1,40 @@
+"""Token ids at the edge of the embedding, whether the tokenizer knows fewer or more of them."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm.exceptions import VLLMValidationError
+
+from strata.serving.api import vocabulary
+
+SIZE = 1000
+BEYOND = [SIZE, SIZE + 1, 2**31, 2**32, 2**63 - 1, -1]
+
+
+def processed(prompt: list[int] | None, **params: Any) -> Any:
+    """What reaches the engine after vLLM's input processor let it pass."""
+    known = SimpleNamespace(bad_words_token_ids=None, all_stop_token_ids=set()) if params == {} else SimpleNamespace(**params)
+    request = SimpleNamespace(prompt_token_ids=prompt, sampling_params=known)
+    processor = SimpleNamespace(process_inputs=lambda *arguments, **named: request)
+    model = SimpleNamespace(get_vocab_size=lambda: SIZE)
+    vocabulary.guard(SimpleNamespace(input_processor=processor, model_config=model))
+    return processor.process_inputs("r", {"type": "token"}, params=None)
+
+
+def test_ids_within_the_embedding_pass() -> None:
+    for prompt in ([0, SIZE - 1], [], None):
+        assert processed(prompt).prompt_token_ids == prompt
+
+
+@pytest.mark.parametrize("token", BEYOND)
+def test_ids_beyond_the_embedding_are_refused(token: int) -> None:
+    with pytest.raises(VLLMValidationError, match=f"'prompt' has the token id {token}; the model has the ids 0 to 999"):
+        processed([1, token, 2])
+    with pytest.raises(VLLMValidationError, match="'bad_words'"):
+        processed([1], bad_words_token_ids=[[5], [5, token]], all_stop_token_ids=set())
+
+
+def test_end_tokens_beyond_the_embedding_are_not_masked() -> None:
+    request = processed([1], bad_words_token_ids=None, all_stop_token_ids={5, SIZE - 1, SIZE, SIZE + 7})
+    assert request.sampling_params._all_stop_token_ids == {5, SIZE - 1}

@@ -1,0 +1,208 @@
+"""Where a prompt is prefilled, and what happens when a prefill engine is lost before, during or after its work; with stand-ins
+for engines. Real ones are in test_openai_api.py and test_failover.py."""
+
+import asyncio
+import os
+from array import array
+from collections.abc import AsyncIterator, Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+from strata.serving.engine import disaggregation, request_context
+from strata.serving.engine.pool_load import PoolLoad
+from strata.serving.metrics.telemetry import Replica as Telemetry
+from strata.serving.routing.policy import Rule
+from strata.serving.routing.prefix_index import PrefixIndex
+from strata.serving.transport.link import SECRET_BYTES, Call, Link, Server
+from strata.serving.transport.peers import Peer
+from strata.serving.vllm_patches.engine_stats import EngineStats
+
+SECRET = os.urandom(SECRET_BYTES)
+ALWAYS = Rule(when="always", min_tokens=0, max_queue_s=1.0, stall_weight=0.0)
+PROMPT = {"type": "token", "prompt_token_ids": [5, 6, 7]}
+
+
+class Prefiller:
+    """A prefill replica: answers with blocks named after it, or fails, or never answers; may die right after its answer."""
+
+    def __init__(self, name: str, does: str = "answers") -> None:
+        self.name, self.does = name, does
+        self.server = Server(self.handle, dict, SECRET)
+
+    async def handle(self, call: Call) -> None:
+        tokens = array("I")
+        tokens.frombytes(call.body)
+        assert tokens.tolist() == PROMPT["prompt_token_ids"]
+        if self.does == "fails":
+            raise RuntimeError("out of blocks")
+        if self.does == "dies":
+            self.server.close()
+            await asyncio.sleep(60)
+        call.end({"blocks": {"remote_engine_id": self.name}, "uncached": 3, "engine_s": 0.01})
+        if self.does == "answers, then dies":
+            asyncio.get_running_loop().call_later(0.1, self.server.close)
+
+
+class Pool:
+    def __init__(self, peers: list[Peer]) -> None:
+        self._peers = peers
+
+    def all(self) -> list[Peer]:
+        return [peer for peer in self._peers if peer.link.alive]
+
+    def least_busy(self, without: frozenset[str], cost: Callable[[Peer], float]) -> Peer | None:
+        return min((peer for peer in self.all() if peer.name not in without), key=cost, default=None)
+
+
+class Vllm:
+    """An engine that says what it was given; blocks of an engine in `lost` never arrive."""
+
+    model_config = SimpleNamespace(get_vocab_size=lambda: 100)
+    errored = False
+
+    def __init__(self, lost: tuple[str, ...] = (), broken: tuple[str, ...] = ()) -> None:
+        self.lost, self.broken = lost, broken
+        self.aborted: list[str] = []
+        self.output_processor = SimpleNamespace(add_request=None)
+
+    async def generate(self, prompt: Any, params: SamplingParams, request_id: str) -> AsyncIterator[RequestOutput]:
+        source = ((params.extra_args or {}).get("kv_transfer_params") or {}).get("remote_engine_id", "computed here")
+        if source in self.lost:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                self.aborted.append(source)
+                raise
+        finish = "error" if source in self.broken else "length"
+        part = CompletionOutput(0, source, [1], None, None, finish_reason=finish)
+        yield RequestOutput(request_id, None, prompt["prompt_token_ids"], None, [part], finished=True)
+
+
+def ask(
+    prefillers: list[Prefiller], vllm: Vllm | None = None, params: SamplingParams | None = None, rule: Rule = ALWAYS
+) -> tuple[str, str, str]:
+    """Where, why, and whose blocks were decoded from."""
+
+    async def run() -> tuple[str, str, str]:
+        links = [await Link.connect(await p.server.listen("127.0.0.1"), SECRET, lambda _: None) for p in prefillers]
+        pool = Pool([Peer(p.name, link, {}) for p, link in zip(prefillers, links, strict=True)])
+        telemetry = Telemetry("tiny", "decode", "d-1")
+        load = PoolLoad(EngineStats(telemetry, 1), rule.min_tokens)
+        engine = disaggregation.Engine(vllm or Vllm(), pool, rule, PrefixIndex(16, 100), load, telemetry)  # type: ignore[arg-type]
+        now = request_context.Turn()
+        request_context.current.set(now)
+        outputs = [o async for o in engine.generate(PROMPT, params or SamplingParams(), "r-1")]
+        assert now.decision is not None and now.finished and now.fresh == [1]
+        for link in links:
+            link.close()
+        return now.decision.where, now.decision.reason, outputs[0].outputs[0].text
+
+    return asyncio.run(run())
+
+
+def test_blocks_are_handed_over() -> None:
+    assert ask([Prefiller("p-1")]) == ("remote", "always", "p-1")
+
+
+@pytest.mark.parametrize("trouble", ["fails", "dies"])
+def test_a_lost_prefill_is_done_by_another(trouble: str) -> None:
+    assert ask([Prefiller("p-1", trouble), Prefiller("p-2")]) == ("remote", "always", "p-2")
+
+
+@pytest.mark.parametrize("trouble", ["fails", "dies"])
+def test_the_last_lost_prefill_is_done_here(trouble: str) -> None:
+    assert ask([Prefiller("p-1", trouble)]) == ("local", "prefill-failed", "computed here")
+
+
+def test_blocks_lost_after_the_prefill_are_computed_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disaggregation, "NOTICE_S", 0.2)
+    vllm = Vllm(lost=("p-1",))
+    assert ask([Prefiller("p-1", "answers, then dies")], vllm) == ("local", "prefill-failed", "computed here")
+    assert vllm.aborted == ["p-1"]  # the request that waited for them holds no blocks
+
+
+def test_a_transfer_that_failed_is_computed_here() -> None:
+    assert ask([Prefiller("p-1")], Vllm(broken=("p-1",))) == ("local", "prefill-failed", "computed here")
+
+
+def test_no_pool_no_question() -> None:
+    assert ask([]) == ("local", "no-prefill-engine", "computed here")
+
+
+def test_short_prompts_stay() -> None:
+    rule = Rule(when="cheaper", min_tokens=256, max_queue_s=1.0, stall_weight=0.0)
+    assert ask([Prefiller("p-1")], rule=rule) == ("local", "short", "computed here")
+
+
+@pytest.mark.parametrize(
+    ("params", "reason"),
+    [
+        (SamplingParams(n=2, temperature=1.0, output_kind=RequestOutputKind.FINAL_ONLY), "several-sequences"),
+        (SamplingParams(prompt_logprobs=1), "prompt-logprobs"),
+    ],
+)
+def test_what_cannot_be_handed_over_is_prefilled_here(params: SamplingParams, reason: str) -> None:
+    assert ask([Prefiller("p-1")], params=params) == ("local", reason, "computed here")
+
+
+def test_a_request_that_is_cancelled_is_cancelled_at_the_prefill_engine() -> None:
+    async def run(test: Callable[[], Awaitable[None]]) -> None:
+        await test()
+
+    cancelled = asyncio.Event()
+
+    class Hanging(Prefiller):
+        async def handle(self, call: Call) -> None:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                cancelled.set()
+                raise
+
+    async def test() -> None:
+        prefiller = Hanging("p-1")
+        link = await Link.connect(await prefiller.server.listen("127.0.0.1"), SECRET, lambda _: None)
+        telemetry = Telemetry("tiny", "decode", "d-1")
+        load = PoolLoad(EngineStats(telemetry, 1), 0)
+        pool: Any = Pool([Peer("p-1", link, {})])
+        engine = disaggregation.Engine(Vllm(), pool, ALWAYS, PrefixIndex(16, 100), load, telemetry)
+        request_context.current.set(request_context.Turn())
+        asking = asyncio.ensure_future(anext(engine.generate(PROMPT, SamplingParams(), "r-1")))
+        await asyncio.sleep(0.1)
+        asking.cancel()
+        await asyncio.wait_for(cancelled.wait(), 5)
+        assert load.queued_tokens(pool.all()[0]) == 0
+
+    asyncio.run(run(test))
+
+
+def test_an_answer_with_two_prompts_is_finished_with_the_second() -> None:
+    may_end = asyncio.Event()
+
+    class Waiting(Vllm):
+        async def generate(self, prompt: Any, params: SamplingParams, request_id: str) -> AsyncIterator[RequestOutput]:
+            await (may_end.wait() if request_id == "slow" else asyncio.sleep(0.05))
+            async for output in super().generate(prompt, params, request_id):
+                yield output
+
+    async def run() -> None:
+        telemetry = Telemetry("tiny", "decode", "d-1")
+        load = PoolLoad(EngineStats(telemetry, 1), 0)
+        pool: Any = Pool([])
+        engine = disaggregation.Engine(Waiting(), pool, ALWAYS, PrefixIndex(16, 100), load, telemetry)
+        now = request_context.Turn()
+        request_context.current.set(now)
+        quick, slow = (
+            asyncio.ensure_future(anext(engine.generate(PROMPT, SamplingParams(), name))) for name in ("quick", "slow")
+        )
+        await quick
+        assert not now.finished
+        may_end.set()
+        await slow
+        assert now.finished
+
+    asyncio.run(run())

@@ -1,0 +1,95 @@
+"""When a request that found no room is told to come back."""
+
+from contextlib import ExitStack
+
+import pytest
+
+from strata.serving.api.requests import ApiError
+from strata.serving.gateway.admission import LONGEST_RETRY_S, WINDOW_S, Admission
+
+
+class Served:
+    """An endpoint with room for `room` sequences, at a time that the test sets."""
+
+    def __init__(self, room: int) -> None:
+        self.now = 1000.0
+        self.admission = Admission(lambda: room, clock=lambda: self.now)
+        self._inside: list[ExitStack] = []
+
+    def begin(self, sequences: int = 1) -> None:
+        stack = ExitStack()
+        stack.enter_context(self.admission.admitted(sequences))
+        self._inside.append(stack)
+
+    def end(self) -> None:
+        self._inside.pop(0).close()
+
+    def retry_after(self, sequences: int = 1) -> int:
+        with pytest.raises(ApiError) as caught, self.admission.admitted(sequences):
+            pass
+        assert caught.value.status == 429 and caught.value.body["error"]["type"] == "rate_limit_error"
+        return int(caught.value.headers["retry-after"])
+
+    def steady(self, every_s: float, count: int, sequences: int = 1) -> None:
+        """One ends and another begins, again and again."""
+        for _ in range(count):
+            self.now += every_s
+            self.end()
+            self.begin(sequences)
+
+
+def test_the_rate_is_the_one_at_which_they_leave() -> None:
+    served = Served(40)
+    for _ in range(40):
+        served.begin()
+    assert served.retry_after() == 1
+    served.steady(2.0, 15)  # a quarter of 40 at one every two seconds
+    assert 18 <= served.retry_after() <= 22
+    served.steady(0.1, 300)
+    assert served.retry_after() == 1
+    assert served.retry_after(sequences=30) == 3
+
+
+def test_sequences_count_not_requests() -> None:
+    served = Served(40)
+    for _ in range(4):
+        served.begin(10)
+    served.steady(2.0, 15, sequences=10)
+    assert 2 <= served.retry_after() <= 3
+
+
+def test_an_idle_time_says_nothing_about_the_rate() -> None:
+    served = Served(4)
+    for _ in range(100):
+        served.begin()
+        served.now += 0.01
+        served.end()
+    served.now += 3600
+    for _ in range(4):
+        served.begin()
+    assert served.retry_after() == 1
+    served.steady(0.1, 10)
+    assert served.retry_after() == 1
+
+
+def test_what_ended_long_ago_says_nothing_either() -> None:
+    served = Served(4)
+    for _ in range(4):
+        served.begin()
+    served.steady(0.1, 200)
+    served.now += 2 * WINDOW_S
+    assert served.retry_after() == WINDOW_S, "nobody has left for so long"
+    served.steady(10.0, 4)
+    assert 8 <= served.retry_after() <= 16
+
+
+def test_it_is_never_told_to_wait_for_long() -> None:
+    served = Served(1000)
+    served.begin(1000)
+    served.now += 29
+    served.end()
+    served.begin(999)
+    served.begin()
+    served.now += 25
+    assert 1 <= served.retry_after() <= LONGEST_RETRY_S
+    assert served.retry_after(sequences=1000) <= LONGEST_RETRY_S

@@ -1,0 +1,376 @@
+"""The gateway with stand-in replicas: what a client sees when one of them is lost, is slow, or refuses. Real engines are in
+test_failover.py."""
+
+import asyncio
+import json
+import os
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from strata.serving.engine.request_context import Turn
+from strata.serving.gateway import connection, http
+from strata.serving.gateway.admission import Admission
+from strata.serving.gateway.app import App
+from strata.serving.gateway.keys import Keys
+from strata.serving.metrics.telemetry import Gateway as Telemetry
+from strata.serving.transport.link import SECRET_BYTES, Call, Server
+from strata.serving.transport.peers import Peers
+
+SECRET = os.urandom(SECRET_BYTES)
+WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog", "and", "runs", "away", "from", "it"]
+
+
+class Directory:
+    """Ray's key-value store, without Ray."""
+
+    def __init__(self) -> None:
+        self.replicas: dict[str, dict[str, Any]] = {}
+
+    async def names(self, role: str) -> set[str]:
+        return set(self.replicas) if role == "decode" else set()
+
+    async def entry(self, role: str, name: str) -> dict[str, Any] | None:
+        return self.replicas.get(name)
+
+    async def withdraw(self, role: str, name: str) -> None:
+        self.replicas.pop(name, None)
+
+
+class Replica:
+    """Generates WORDS, one a piece, from where it is told to go on; dies after `dies_after` words."""
+
+    def __init__(self, name: str, dies_after: int | None = None, pause_s: float = 0.0, node: str = "here") -> None:
+        self.name, self.dies_after, self.pause_s, self.node = name, dies_after, pause_s, node
+        self.cancelled = 0
+        self.asked: list[dict[str, Any]] = []
+        self.healthy = True
+        self.server = Server(self.handle, self.load, SECRET)
+
+    def load(self) -> dict[str, Any]:
+        return {"calls": self.server.calls, "healthy": self.healthy}
+
+    async def handle(self, call: Call) -> None:
+        try:
+            await self.generate(call)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+
+    async def generate(self, call: Call) -> None:
+        if call.method == "metrics":
+            call.head({"status": 200, "type": "text/plain"})
+            call.data(f'# TYPE told_by gauge\ntold_by{{name="{self.name}"}} 1\n'.encode())
+            call.end({})
+            return
+        self.asked.append(call.meta)
+        tree = json.loads(call.body)
+        if tree.get("prompt") == "fail":
+            raise RuntimeError("the engine gave up on this request")
+        now = Turn(resumed=tuple(call.meta["resumed"]))
+        if tree.get("prompt") == "refuse":
+            call.head({"status": 400, "type": "application/json", "headers": {}})
+            call.data(json.dumps({"error": {"message": "no", "type": "x", "param": None, "code": 400}}).encode())
+            call.end({})
+            return
+        if tree.get("stream") and not now.resumed:
+            call.head({"status": 200, "type": "text/event-stream", "headers": {"x-strata-prefill": f"local; reason={self.name}"}})
+        for count, word in enumerate(WORDS[len(now.resumed) :]):
+            if count == self.dies_after:
+                self.server.close()
+                await asyncio.sleep(60)
+            await asyncio.sleep(self.pause_s)
+            if tree.get("stream"):
+                now.fresh, now.finished = [WORDS.index(word)], word == WORDS[-1]
+                call.data(now.piece(f"data: {word}\n\n"))
+        if tree.get("stream"):
+            call.data(now.piece("data: [DONE]\n\n"))
+        else:
+            call.head({"status": 200, "type": "application/json", "headers": {}})
+            call.data(json.dumps({"text": " ".join(WORDS)}).encode())
+        call.end({"prompt_tokens": 3, "tokens": len(WORDS), "queued_s": 0.0})
+
+
+class Endpoint:
+    def __init__(self, directory: Directory, app: App, client: httpx.AsyncClient) -> None:
+        self.directory, self.app, self.client = directory, app, client
+
+    async def add(self, replica: Replica) -> Replica:
+        address = await replica.server.listen("127.0.0.1")
+        self.directory.replicas[replica.name] = {"address": address, "context": 64, "node": replica.node}
+        return replica
+
+    async def words(self, **asked: Any) -> str:
+        response = await self.client.post("/v1/completions", json={"prompt": "x", "stream": True} | asked)
+        assert response.status_code == 200, response.text
+        events = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: ")]
+        return " ".join(events)
+
+    async def metric(self, name: str) -> float:
+        text = (await self.client.get("/metrics")).text
+        return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name))
+
+
+@asynccontextmanager
+async def running(capacity: int = 100, keys: Keys | None = None) -> AsyncIterator[Endpoint]:
+    directory = Directory()
+    decode, others = Peers(directory, "decode", SECRET), Peers(directory, "gateway", SECRET)  # type: ignore[arg-type]
+    app = App("g-1", "tiny", decode, None, others, Admission(lambda: capacity), Telemetry("tiny", "g-1"), keys, "here")
+    listener = http.listen("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    server = http.server(app)
+    serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+        while not server.started:
+            await asyncio.sleep(0.01)
+        yield Endpoint(directory, app, client)
+    server.should_exit = True
+    await serving
+
+
+def run(test: Callable[[Endpoint], Awaitable[None]], capacity: int = 100, keys: Keys | None = None) -> None:
+    async def inside() -> None:
+        async with running(capacity, keys) as endpoint:
+            await asyncio.wait_for(test(endpoint), 30)
+
+    asyncio.run(inside())
+
+
+ALL = " ".join([*WORDS, "[DONE]"])
+
+
+def test_health_is_the_engines_not_the_processes() -> None:
+    """A replica lives on for a while when its engine has died; until another one is up nobody can answer."""
+
+    async def test(endpoint: Endpoint) -> None:
+        async def becomes(status: int) -> None:
+            while (await endpoint.client.get("/health")).status_code != status:
+                await asyncio.sleep(0.05)
+
+        first = await endpoint.add(Replica("a"))
+        await becomes(200)
+        first.healthy = False
+        await becomes(503)
+        assert "healthy engine" in (await endpoint.client.get("/-/healthz")).json()["error"]["message"]
+        await endpoint.add(Replica("b"))
+        await becomes(200)
+
+    run(test)
+
+
+def test_a_stream_goes_on_where_its_replica_died() -> None:
+    async def test(endpoint: Endpoint) -> None:
+        first = await endpoint.add(Replica("a", dies_after=4, pause_s=0.01))
+        await asyncio.sleep(0.7)
+        second = await endpoint.add(Replica("b"))
+        assert await endpoint.words() == ALL
+        assert len(first.asked) == 1 and len(second.asked[0]["resumed"]) in (3, 4)  # its last words may have died with it
+        assert await endpoint.metric('strata_serve_migrations_total{model="tiny",outcome="continued"') == 1
+
+    run(test)
+
+
+def test_what_cannot_go_on_says_so_and_that_it_can_be_sent_again() -> None:
+    async def test(endpoint: Endpoint) -> None:
+        await endpoint.add(Replica("a", dies_after=4, pause_s=0.01))
+        answer = await endpoint.words(seed=3, temperature=1.0)
+        error = json.loads(answer[answer.index("{") :])["error"]
+        assert (
+            error["code"] == 503 and "sampling with a seed" in error["message"] and "Send the request again" in error["message"]
+        )
+        assert await endpoint.metric('strata_serve_migrations_total{model="tiny",outcome="refused"') == 1
+
+    run(test)
+
+
+def test_an_unstreamed_request_begins_again() -> None:
+    async def test(endpoint: Endpoint) -> None:
+        await endpoint.add(Replica("a", dies_after=4))
+        await asyncio.sleep(0.7)
+        await endpoint.add(Replica("b"))
+        response = await endpoint.client.post("/v1/completions", json={"prompt": "x", "n": 4})
+        assert response.json() == {"text": " ".join(WORDS)}
+        assert await endpoint.metric("strata_serve_retries_total") == 1
+
+    run(test)
+
+
+def test_a_request_that_loses_every_replica_ends() -> None:
+    async def test(endpoint: Endpoint) -> None:
+        for name in "abcd":
+            await endpoint.add(Replica(name, dies_after=0))
+        await asyncio.sleep(0.7)
+        response = await endpoint.client.post("/v1/completions", json={"prompt": "x"})
+        assert response.status_code == 503 and response.headers["retry-after"]
+        assert "failed on 4 tries" in response.json()["error"]["message"]
+
+    run(test)
+
+
+def test_a_request_that_its_only_replica_cannot_do_ends_too() -> None:
+    async def test(endpoint: Endpoint) -> None:
+        replica = await endpoint.add(Replica("a"))
+        response = await endpoint.client.post("/v1/completions", json={"prompt": "fail"})
+        assert response.status_code == 503 and len(replica.asked) == 4
+
+    run(test)
+
+
+def test_requests_wait_for_the_first_replica() -> None:
+    async def test(endpoint: Endpoint) -> None:
+        assert (await endpoint.client.get("/health")).status_code == 503
+        asked = asyncio.ensure_future(endpoint.words())
+        await asyncio.sleep(0.2)
+        await endpoint.add(Replica("a"))
+        assert await asked == ALL
+        assert (await endpoint.client.get("/health")).status_code == 200
+
+    run(test)
+
+
+def test_requests_go_to_the_replica_with_the_fewest() -> None:
+    async def test(endpoint: Endpoint) -> None:
+        replicas = [await endpoint.add(Replica(name, pause_s=0.02)) for name in "ab"]
+        await asyncio.sleep(0.7)
+        await asyncio.gather(*(endpoint.words() for _ in range(8)))
+        assert [len(replica.asked) for replica in replicas] == [4, 4]
+
+    run(test)
+
+
+def test_a_client_that_leaves_is_noticed_there() -> None:
+    async def test(endpoint: Endpoint) -> None:
+        replica = await endpoint.add(Replica("a", pause_s=0.2))
+        async with endpoint.client.stream("POST", "/v1/completions", json={"prompt": "x", "stream": True}) as response:
+            async for _ in response.aiter_lines():
+                break
+        await asyncio.sleep(0.3)
+        assert replica.cancelled == 1
+        assert await endpoint.metric("strata_serve_client_disconnects_total") == 1
+
+    run(test)
+
+
+def test_more_than_fit_are_told_when_to_come_back() -> None:
+    async def test(endpoint: Endpoint) -> None:
+        await endpoint.add(Replica("a", pause_s=0.05))
+        asked = [asyncio.ensure_future(endpoint.words()) for _ in range(2)]
+        await asyncio.sleep(0.9)
+        response = await endpoint.client.post("/v1/completions", json={"prompt": "x"})
+        assert response.status_code == 429 and int(response.headers["retry-after"]) >= 1
+        assert response.json()["error"]["type"] == "rate_limit_error"
+        assert await asyncio.gather(*asked) == [ALL, ALL]
+        assert await endpoint.words() == ALL
+
+    run(test, capacity=2)
+
+
+def test_a_refusal_is_passed_on() -> None:
+    async def test(endpoint: Endpoint) -> None:
+        await endpoint.add(Replica("a"))
+        response = await endpoint.client.post("/v1/completions", json={"prompt": "refuse", "stream": True})
+        assert response.status_code == 400 and response.json()["error"]["message"] == "no"
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"), [("GET", "/v1/completions", 405), ("POST", "/v1/responses", 404), ("DELETE", "/health", 405)]
+)
+def test_what_there_is_not(method: str, path: str, status: int) -> None:
+    async def test(endpoint: Endpoint) -> None:
+        response = await endpoint.client.request(method, path)
+        assert response.status_code == status and response.json()["error"]["code"] == status
+
+    run(test)
+
+
+def test_the_clients_request_id_is_adopted() -> None:
+    async def test(endpoint: Endpoint) -> None:
+        replica = await endpoint.add(Replica("a"))
+        await asyncio.sleep(0.7)
+        for sent in ("order-17", 'a b;c="d"', "x" * 512):
+            named = {"x-request-id": sent}
+            answers = [
+                await endpoint.client.post("/v1/completions", json={"prompt": "x", "stream": True}, headers=named),
+                await endpoint.client.post("/v1/completions", json={"prompt": "x"}, headers=named),
+                await endpoint.client.post("/v1/completions", json={"prompt": "refuse"}, headers=named),
+                await endpoint.client.post("/v1/completions", content=b"{", headers=named),
+                await endpoint.client.post("/v1/nothing", headers=named),
+                *[await endpoint.client.get(path, headers=named) for path in ("/health", "/metrics", "/v1/models")],
+            ]
+            assert [answer.headers.get_list("x-request-id") for answer in answers] == [[sent]] * len(answers)
+        within = [meta["request_id"] for meta in replica.asked]
+        assert len(set(within)) == 9 and not {"order-17", "x" * 512} & set(within), "no client chooses an engine's ids"
+
+    run(test)
+
+
+def test_answers_have_a_request_id_in_any_case() -> None:
+    async def test(endpoint: Endpoint) -> None:
+        await endpoint.add(Replica("a"))
+        for sent in (None, b"", b"x" * 513, "é".encode(), b"a\tb"):
+            named = {} if sent is None else {b"x-request-id": sent}
+            answer = await endpoint.client.post("/v1/completions", json={"prompt": "x"}, headers=named)
+            assert answer.status_code == (400 if sent else 200)
+            assert re.fullmatch("[0-9a-f]{32}", answer.headers["x-request-id"])
+            assert not sent or "x-request-id" in answer.json()["error"]["message"]
+
+    run(test)
+
+
+def test_a_header_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "HEADER_S", 0.3)
+
+    async def test(endpoint: Endpoint) -> None:
+        host, port = endpoint.client.base_url.host, endpoint.client.base_url.port
+        slow, writer = await asyncio.open_connection(host, port)
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nx-slow: ")
+        assert b"408 Request Timeout" in await asyncio.wait_for(slow.read(), 5)
+        large, writer = await asyncio.open_connection(host, port)
+        writer.write(b"GET / HTTP/1.1\r\nx-large: " + b"a" * 100_000)
+        assert b"431 Request Header Fields Too Large" in await asyncio.wait_for(large.read(), 5)
+
+    run(test)
+
+
+def test_a_scrape_of_a_node_has_that_nodes_series_alone() -> None:
+    async def test(endpoint: Endpoint) -> None:
+        await endpoint.add(Replica("a", node="here"))
+        await endpoint.add(Replica("b", node="elsewhere"))
+        await asyncio.sleep(0.7)
+        everybody, node = [(await endpoint.client.get(path)).text for path in ("/metrics", "/metrics?scope=node")]
+        assert [name for name in ("a", "b") if f'told_by{{name="{name}"}}' in everybody] == ["a", "b"]
+        assert [name for name in ("a", "b") if f'told_by{{name="{name}"}}' in node] == ["a"]
+        assert 'replica="g-1"' in node
+
+    run(test)
+
+
+def test_keys_come_and_go_without_a_restart(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+
+    async def status(endpoint: Endpoint, path: str, key: str | None) -> int:
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        return (await endpoint.client.get(path, headers=headers)).status_code
+
+    async def test(endpoint: Endpoint) -> None:
+        await endpoint.add(Replica("a"))
+        await asyncio.sleep(0.7)
+        assert await status(endpoint, "/v1/models", "one") == 401, "a file that is missing lets nobody in"
+        file.write_text("one\n\n two \n")
+        assert [await status(endpoint, "/v1/models", key) for key in ("one", "two", "three", None)] == [200, 200, 401, 401]
+        assert [await status(endpoint, path, None) for path in ("/health", "/-/healthz", "/metrics")] == [200, 200, 200]
+        refused = await endpoint.client.post("/v1/completions", json={"prompt": "x"}, headers={"authorization": "Basic one"})
+        assert refused.status_code == 401 and refused.json()["error"]["type"] == "authentication_error"
+        assert (await endpoint.client.post("/tokenize", json={"prompt": "x"})).status_code == 401
+        file.write_text("three\n")
+        os.utime(file, ns=(1, 1))  # however coarse this file system's clock
+        assert [await status(endpoint, "/v1/models", key) for key in ("one", "three")] == [401, 200]
+
+    run(test, keys=Keys(file))

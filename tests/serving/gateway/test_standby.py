@@ -1,0 +1,181 @@
+"""Prefill replicas that answer while no decode replica is up, and requests that wait while there is no engine. The replicas
+are stand-ins; real engines are in test_failover.py."""
+
+import asyncio
+import json
+import os
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from strata.serving.engine.request_context import Turn
+from strata.serving.gateway import http, relay
+from strata.serving.gateway.admission import Admission
+from strata.serving.gateway.app import App
+from strata.serving.metrics.telemetry import Gateway as Telemetry
+from strata.serving.transport.link import SECRET_BYTES, Call, Server
+from strata.serving.transport.peers import Peers
+
+SECRET = os.urandom(SECRET_BYTES)
+WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "it"]
+ALL = " ".join([*WORDS, "[DONE]"])
+
+
+class Replica:
+    """Generates WORDS, one an event, from where it is told to go on; dies after `dies_after` of them."""
+
+    def __init__(self, name: str, dies_after: int | None = None) -> None:
+        self.name, self.dies_after = name, dies_after
+        self.asked: list[dict[str, Any]] = []
+        self.server = Server(self.handle, lambda: {"calls": self.server.calls, "healthy": True}, SECRET)
+
+    async def handle(self, call: Call) -> None:
+        self.asked.append(call.meta)
+        tree = json.loads(call.body)
+        if tree["prompt"] == "fail":
+            raise RuntimeError("the engine gave up on this request")
+        now = Turn(resumed=tuple(call.meta["resumed"]))
+        streams = tree.get("stream") and tree["prompt"] != "refuse"
+        if streams and not now.resumed:
+            call.head({"status": 200, "type": "text/event-stream", "headers": {}})
+        for count, word in enumerate([*WORDS, "[DONE]"][len(now.resumed) :] if streams else ()):
+            if count == self.dies_after:
+                self.server.close()
+                await asyncio.sleep(60)
+            now.fresh, now.finished = [WORDS.index(word)] if word in WORDS else [], word == "[DONE]"
+            call.data(now.piece(f"data: {word}\n\n"))
+            await asyncio.sleep(0.01)
+        if not streams:
+            status = 400 if tree["prompt"] == "refuse" else 200
+            call.head({"status": status, "type": "application/json", "headers": {}})
+            call.data(json.dumps({"code": status, "text": " ".join(WORDS)}).encode())
+        call.end({"prompt_tokens": 3, "tokens": len(WORDS), "queued_s": 0.0})
+
+
+class Directory:
+    """Ray's key-value store, without Ray."""
+
+    def __init__(self) -> None:
+        self.roles: dict[str, dict[str, Any]] = {"decode": {}, "prefill": {}, "gateway": {}}
+
+    async def names(self, role: str) -> set[str]:
+        return set(self.roles[role])
+
+    async def entry(self, role: str, name: str) -> Any:
+        return self.roles[role].get(name)
+
+    async def withdraw(self, role: str, name: str) -> None:
+        self.roles[role].pop(name, None)
+
+
+class Endpoint:
+    def __init__(self, directory: Directory, client: httpx.AsyncClient) -> None:
+        self.directory, self.client = directory, client
+
+    async def add(self, role: str, replica: Replica) -> Replica:
+        address = await replica.server.listen("127.0.0.1")
+        self.directory.roles[role][replica.name] = {"address": address, "context": 64, "node": "here"}
+        await asyncio.sleep(0.7)  # until the gateway has found it
+        return replica
+
+    async def stream(self, **asked: Any) -> httpx.Response:
+        return await self.client.post("/v1/completions", json={"prompt": "x", "stream": True} | asked)
+
+
+def run(test: Callable[[Endpoint], Awaitable[None]]) -> None:
+    async def inside() -> None:
+        directory: Any = Directory()
+        decode, prefill, others = (Peers(directory, role, SECRET) for role in ("decode", "prefill", "gateway"))
+        app = App("g-1", "tiny", decode, prefill, others, Admission(lambda: 100), Telemetry("tiny", "g-1"))
+        listener = http.listen("127.0.0.1", 0)
+        server = http.server(app)
+        serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+        base = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        async with httpx.AsyncClient(base_url=base, timeout=30) as client:
+            await asyncio.wait_for(test(Endpoint(directory, client)), 30)
+        server.should_exit = True
+        await serving
+
+    asyncio.run(inside())
+
+
+def words(response: httpx.Response) -> str:
+    assert response.status_code == 200, response.text
+    return " ".join(line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: "))
+
+
+def test_a_prefill_replica_goes_on_with_the_streams_of_the_last_decode_replica() -> None:
+    async def test(endpoint: Endpoint) -> None:
+        await endpoint.add("decode", Replica("d", dies_after=4))
+        standby = await endpoint.add("prefill", Replica("p"))
+        assert words(await endpoint.stream()) == ALL
+        assert len(standby.asked[0]["resumed"]) in (3, 4)
+        response = await endpoint.client.post("/v1/completions", json={"prompt": "x"})  # a new one, not streamed
+        assert response.json()["text"] == " ".join(WORDS) and len(standby.asked) == 2
+        assert "x-strata-waited" not in response.headers
+
+    run(test)
+
+
+def test_with_a_decode_replica_prefill_replicas_decode_nothing() -> None:
+    async def test(endpoint: Endpoint) -> None:
+        standby = await endpoint.add("prefill", Replica("p"))
+        assert (await endpoint.client.get("/health")).status_code == 200
+        assert (await endpoint.client.get("/v1/models")).json()["data"][0]["max_model_len"] == 64
+        assert words(await endpoint.stream()) == ALL and len(standby.asked) == 1
+        decode = await endpoint.add("decode", Replica("d"))
+        assert words(await endpoint.stream()) == ALL
+        assert len(standby.asked) == 1 and len(decode.asked) == 1
+
+    run(test)
+
+
+def test_a_request_that_the_decode_replica_cannot_do_is_tried_on_the_other_pool() -> None:
+    async def test(endpoint: Endpoint) -> None:
+        replicas = [await endpoint.add(role, Replica(role)) for role in ("decode", "prefill")]
+        response = await endpoint.client.post("/v1/completions", json={"prompt": "fail"})
+        assert response.status_code >= 400 and all(replica.asked for replica in replicas)
+
+    run(test)
+
+
+def test_an_answer_says_how_long_it_waited() -> None:
+    async def test(endpoint: Endpoint) -> None:
+        asked = asyncio.ensure_future(endpoint.client.post("/v1/completions", json={"prompt": "x"}))
+        await asyncio.sleep(0.5)
+        await endpoint.add("prefill", Replica("p"))
+        seconds, _, why = (await asked).headers["x-strata-waited"].partition("; ")
+        assert 0.3 < float(seconds) < 5 and why == "reason=no-engine"
+
+    run(test)
+
+
+def test_a_stream_that_waits_begins_with_comments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "KEEP_ALIVE_S", 0.2)
+
+    async def test(endpoint: Endpoint) -> None:
+        body = {"prompt": "x", "stream": True}
+        async with endpoint.client.stream("POST", "/v1/completions", json=body) as response:
+            assert response.status_code == 200 and response.headers["content-type"] == "text/event-stream"
+            assert "reason=no-engine" in response.headers["x-strata-waited"] and response.headers["x-request-id"]
+            lines = response.aiter_lines()
+            assert (await anext(lines)).startswith(": waiting for a replica")
+            await endpoint.add("decode", Replica("d"))
+            rest = [line.removeprefix("data: ") async for line in lines if line.startswith("data: ")]
+        assert " ".join(rest) == ALL
+
+    run(test)
+
+
+def test_what_is_refused_after_a_stream_began_waiting_is_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "KEEP_ALIVE_S", 0.2)
+
+    async def test(endpoint: Endpoint) -> None:
+        asked = asyncio.ensure_future(endpoint.stream(prompt="refuse"))
+        await asyncio.sleep(0.6)
+        await endpoint.add("decode", Replica("d"))
+        assert '"code": 400' in words(await asked)
+
+    run(test)

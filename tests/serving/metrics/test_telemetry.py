@@ -1,0 +1,172 @@
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client.parser import text_string_to_metric_families
+
+from strata.platform import metrics
+from strata.serving.metrics import exposition
+from strata.serving.metrics.telemetry import Gateway, Replica
+
+Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def read(text: str) -> Series:
+    """Every sample, and the check that none is there twice and each family is written in one piece."""
+    families = list(text_string_to_metric_families(text))
+    assert len({family.name for family in families}) == len(families)
+    assert all(family.documentation and family.type != "untyped" for family in families)
+    samples = [sample for family in families for sample in family.samples]
+    series = {(sample.name, frozenset(sample.labels.items())): sample.value for sample in samples}
+    assert len(series) == len(samples)
+    return series
+
+
+def value(text: str, name: str, **labels: str) -> float:
+    found = [v for (n, pairs), v in read(text).items() if n == name and labels.items() <= dict(pairs).items()]
+    assert len(found) == 1, found
+    return found[0]
+
+
+def used_gateway(replica: str = "gateway-1") -> Gateway:
+    gateway = Gateway("tiny", replica)
+    gateway.request_ended("/v1/completions", 200, 0.25)
+    gateway.first_token(0.012)
+    gateway.tokens_came([0.002, 0.003, 0.002])
+    gateway.tokens(100, 4)
+    gateway.queued(0.001)
+    gateway.rejected("queue-full")
+    gateway.retried("replica-lost")
+    gateway.migrated("continued")
+    gateway.disconnected()
+    return gateway
+
+
+def used_replica(role: str, replica: str) -> Replica:
+    engine = Replica("tiny", role, replica)
+    engine.prefilled("remote", "cheaper-there")
+    engine.remote_prefill(0.05)
+    engine.remote_prefill_failed()
+    engine.load(3, 1, 0.25)
+    engine.prefix_looked_up(100, 48)
+    engine.kv_moved([4096, 8192], [0.001, 0.002])
+    engine.kv_lost(1, 2)
+    return engine
+
+
+def test_every_serving_metric_is_given_out_under_its_name_by_model() -> None:
+    text = exposition.merge([({}, used_gateway().text()), ({}, used_replica("decode", "decode-1").text())])
+    named = {family.name for family in text_string_to_metric_families(text)}
+    assert named == {metric.exported.removesuffix("_total") for metric in metrics.SERVING}
+    assert all(dict(pairs)["model"] == "tiny" for _, pairs in read(text))
+
+
+def test_a_gateways_numbers() -> None:
+    gateway = used_gateway()
+    text = gateway.text()
+    assert value(text, "strata_serve_requests_total", route="/v1/completions", status="200") == 1
+    assert value(text, "strata_serve_request_seconds_sum", route="/v1/completions") == 0.25
+    assert value(text, "strata_serve_first_token_seconds_bucket", le="0.015") == 1
+    assert value(text, "strata_serve_first_token_seconds_bucket", le="0.01") == 0
+    assert value(text, "strata_serve_inter_token_seconds_count") == 3
+    assert value(text, "strata_serve_inter_token_seconds_bucket", le="0.002") == 2, "a bound belongs to its own bucket"
+    assert value(text, "strata_serve_prompt_tokens_total") == 100
+    assert value(text, "strata_serve_generated_tokens_total") == 4
+    assert value(text, "strata_serve_migrations_total", outcome="continued") == 1
+    assert value(text, "strata_serve_migrations_total", outcome="refused") == 0
+    assert value(text, "strata_serve_client_disconnects_total") == 1
+
+
+def test_requests_are_in_flight_until_they_end_in_whatever_way() -> None:
+    gateway = Gateway("tiny", "gateway-1")
+    try:
+        with gateway.in_flight(), gateway.in_queue():
+            assert value(gateway.text(), "strata_serve_requests_in_flight") == 1
+            assert value(gateway.text(), "strata_serve_requests_queued") == 1
+            raise RuntimeError
+    except RuntimeError:
+        pass
+    assert value(gateway.text(), "strata_serve_requests_in_flight") == 0
+    assert value(gateway.text(), "strata_serve_requests_queued") == 0
+
+
+def test_a_replicas_numbers() -> None:
+    text = used_replica("decode", "decode-1").text()
+    assert value(text, "strata_serve_prefills_total", where="remote", reason="cheaper-there") == 1
+    assert value(text, "strata_serve_prefills_total", where="local", reason="short") == 0
+    assert value(text, "strata_serve_kv_cache_usage", role="decode", replica="decode-1") == 0.25
+    assert value(text, "strata_serve_sequences_running") == 3
+    assert value(text, "strata_serve_sequences_waiting") == 1
+    assert value(text, "strata_serve_prefix_cache_hit_tokens_total") == 48
+    assert value(text, "strata_serve_kv_transfer_bytes_total") == 12288
+    assert value(text, "strata_serve_kv_transfer_seconds_count") == 2
+    assert value(text, "strata_serve_kv_transfer_failures_total") == 1
+    assert value(text, "strata_serve_kv_expired_total") == 2
+
+
+def test_histograms_agree_with_prometheus_clients_own() -> None:
+    rng = random.Random(5)
+    gaps = [rng.choice((rng.expovariate(200), rng.choice(metrics.GAPS), 0.0, 100.0)) for _ in range(1000)]
+    registry = CollectorRegistry()
+    metric = metrics.SERVE_INTER_TOKEN
+    theirs = Histogram(metric.name, metric.help, registry=registry, buckets=metric.buckets)
+    gateway = Gateway("tiny", "gateway-1")
+    for gap in gaps:
+        theirs.observe(gap)
+    gateway.tokens_came(gaps[:600])
+    gateway.tokens_came(gaps[600:])
+    gateway.tokens_came([])
+    text = gateway.text()
+    for bound in metric.buckets:
+        expected = registry.get_sample_value(f"{metric.name}_bucket", {"le": str(bound)})
+        assert value(text, f"{metric.name}_bucket", le=str(bound)) == expected
+    assert value(text, f"{metric.name}_bucket", le="+Inf") == 1000
+    assert abs(value(text, f"{metric.name}_sum") - sum(gaps)) < 1e-6
+
+
+def test_clients_cannot_make_series() -> None:
+    gateway = Gateway("tiny", "gateway-1")
+    gateway.request_ended("/v1/completions", 200, 0.1)
+    before = len(read(gateway.text()))
+    for number in range(100):
+        gateway.request_ended(f"/{number}", 404, 0.001)
+    # One counter, and one histogram with its sum, its count and its last bucket.
+    assert len(read(gateway.text())) == before + 1 + len(metrics.WAITS) + 3
+
+
+def test_several_processes_become_one_valid_text() -> None:
+    gateways = [used_gateway(name).text() for name in ("gateway-1", "gateway-2")]
+    named = (("decode", "decode-1"), ("decode", "decode-2"), ("prefill", "prefill-1"))
+    engines = [used_replica(role, name).text() for role, name in named]
+    text = exposition.merge([({}, part) for part in (*gateways, *engines)])
+    series = read(text)
+    assert text.count("# TYPE strata_serve_kv_cache_usage gauge\n") == 1
+    replicas = [dict(pairs)["role"] for name, pairs in series if name == "strata_serve_replicas"]
+    assert sorted(replicas) == ["decode", "decode", "gateway", "gateway", "prefill"]
+    assert sum(v for (name, _), v in series.items() if name == "strata_serve_prompt_tokens_total") == 200
+
+
+def test_labels_are_added_to_every_sample_whatever_it_looks_like() -> None:
+    part = '# HELP a_total with {braces} and \\n\n# TYPE a_total counter\na_total 1.0\na_total{x="} \\" {"} 2.0\n'
+    other = "# HELP b B\n# TYPE b gauge\nb{} NaN\n"
+    text = exposition.merge([({"replica": 'q"\\\n'}, part), ({"replica": "p", "role": "r"}, other), ({"replica": "p"}, part)])
+    assert text.count("# HELP a_total ") == 1
+    series = read(text)
+    assert {dict(pairs).get("replica") for _, pairs in series} == {'q"\\\n', "p"}
+    assert series["a_total", frozenset({("replica", "p"), ("x", '} " {')})] == 2.0
+    assert ("b", frozenset({("replica", "p"), ("role", "r")})) in series
+
+
+def test_merging_nothing_is_an_empty_text() -> None:
+    assert exposition.merge([]) == ""
+    assert exposition.merge([({"a": "b"}, "")]) == ""
+
+
+def test_the_gateway_needs_neither_vllm_nor_torch_nor_ray() -> None:
+    probe = (
+        "import sys, strata.serving.metrics.telemetry, strata.serving.metrics.exposition, strata.serving.routing.prefix_index;"
+        "assert not {'vllm', 'torch', 'ray'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", probe], check=True, cwd=Path(__file__).parent)

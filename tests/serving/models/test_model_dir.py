@@ -1,0 +1,49 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from strata.platform.errors import UserError
+from strata.serving.models import model_dir
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save_file({"a": torch.zeros(10), "b": torch.ones(3, 3)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    return tmp_path
+
+
+def test_a_whole_folder_passes(folder: Path) -> None:
+    model_dir.check(folder)
+
+
+def test_what_vllm_could_not_load_is_named(folder: Path) -> None:
+    def refused(cause: str) -> None:
+        with pytest.raises(UserError, match=cause):
+            model_dir.check(folder)
+
+    weights = folder / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-7])
+    refused(r"damaged: it has \d+ bytes where its header says \d+")
+    weights.write_bytes(whole[:20])
+    refused("header is not readable")
+    weights.write_bytes(b"")
+    refused("header is not readable")
+    weights.unlink()
+    refused("holds no weights")
+    weights.write_bytes(whole)
+    (folder / "tokenizer.json").unlink()
+    refused("holds no tokenizer")
+    (folder / "config.json").write_text("{}")
+    refused("names no architecture")
+    (folder / "config.json").write_text("{")
+    refused("not valid JSON")
+    (folder / "config.json").unlink()
+    refused("no model folder")
+    with pytest.raises(UserError, match="There is no model folder"):
+        model_dir.check(folder / "nowhere")

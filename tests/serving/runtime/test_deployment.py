@@ -1,0 +1,57 @@
+"""Bringing the application up: the first failed start ends it, and a controller that dies meanwhile does not."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray import serve
+from ray.exceptions import ActorDiedError
+
+from strata.serving.runtime import deployment
+from strata.serving.runtime.app import NAME
+
+
+def application(status: str, **messages: str) -> Any:
+    deployments = {name: SimpleNamespace(message=message) for name, message in messages.items()}
+    return SimpleNamespace(applications={NAME: SimpleNamespace(status=status, message="", deployments=deployments)})
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What Serve answers, one look after the other."""
+    answers: list[Any] = []
+
+    def status() -> Any:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(deployment, "LOOK_S", 0.0)
+    monkeypatch.setattr(serve, "status", status)
+    monkeypatch.setattr(serve, "run_many", lambda targets, **_: None)
+    return answers
+
+
+def test_it_is_up_when_serve_says_so(looks: list[Any]) -> None:
+    looks += [application("DEPLOYING", decode=""), application("RUNNING", decode="")]
+    deployment.bring_up(None)
+    assert not looks
+
+
+def test_a_controller_that_dies_meanwhile_is_waited_for(looks: list[Any]) -> None:
+    looks += [ActorDiedError(), SimpleNamespace(applications={}), application("DEPLOYING", decode=""), application("RUNNING")]
+    deployment.bring_up(None)
+    assert not looks
+
+
+def test_the_first_failed_start_ends_it(looks: list[Any]) -> None:
+    looks += [application("DEPLOYING", gateway="", decode="A replica failed to start with exception. Error:\nValueError: no")]
+    with pytest.raises(RuntimeError, match="ValueError: no"):
+        deployment.bring_up(None)
+
+
+def test_an_application_that_is_taken_away_ends_it(looks: list[Any]) -> None:
+    looks += [application("DELETING")]
+    with pytest.raises(RuntimeError):
+        deployment.bring_up(None)

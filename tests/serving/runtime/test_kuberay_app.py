@@ -1,0 +1,74 @@
+"""The application that Ray Serve builds on a cluster, from a recipe and a model folder; no process starts here."""
+
+import json
+from pathlib import Path
+
+import pytest
+from ray.serve.schema import ServeDeploySchema
+
+from strata.deploy import names
+from strata.platform.errors import UserError
+from strata.serving.runtime import app, kuberay_app
+from strata.serving.runtime.kuberay_app import SECRET, Arguments
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "runs" / "mine" / "export"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
+    (folder / "tokenizer.json").write_text("{}")
+    header = b"{}"
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    return folder
+
+
+def test_every_engine_goes_to_its_own_nodes_and_gateways_to_all(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SECRET, "long and random")
+    built = kuberay_app.application(Arguments(recipe="h200", model=model))
+    gateway = built._bound_deployment
+    assert gateway.ray_actor_options["resources"] == {"strata-gateway": 0.25}, "four of them share what a node offers"
+    assert gateway._deployment_config.autoscaling_config.max_replicas == 8
+    spec, *engines = gateway.init_args
+    assert spec.model_id == "mine" and spec.network.host is None
+    found = {one._bound_deployment.name: one._bound_deployment.ray_actor_options for one in engines}
+    assert {name: (options["num_gpus"], options["resources"]) for name, options in found.items()} == {
+        "decode": (0.5, {"strata-decode": 1}),
+        "prefill": (0.5, {"strata-prefill": 1}),
+    }
+
+
+def test_replicas_ask_for_what_the_manifests_offer() -> None:
+    """The two rooms do not know each other."""
+    assert app.GATEWAY_RESOURCE == names.GATEWAY_RESOURCE
+    assert names.ENGINE_RESOURCE.format(group="decode") == "strata-decode"
+
+
+def test_an_update_builds_the_same_secret(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def secret() -> bytes:
+        built = kuberay_app.application(Arguments(recipe="laptop", model=model))._bound_deployment
+        return bytes(built.init_args[0].network.secret)
+
+    monkeypatch.setenv(SECRET, "one")
+    first = secret()
+    assert first == secret() and len(first) == 32
+    monkeypatch.setenv(SECRET, "another")
+    assert first != secret()
+    monkeypatch.delenv(SECRET)
+    with pytest.raises(UserError, match="STRATA_LINK_SECRET is not set"):
+        secret()
+
+
+def test_a_model_that_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="There is no model folder"):
+        kuberay_app.application(Arguments(recipe="laptop", model=tmp_path / "nowhere"))
+
+
+def test_the_manifests_configuration_is_one_that_serve_takes(root: Path) -> None:
+    import yaml
+
+    manifest = yaml.safe_load((root / "infra/base/serve/rayservice.yaml").read_text())
+    config = ServeDeploySchema.model_validate(yaml.safe_load(manifest["spec"]["serveConfigV2"]))
+    [application] = config.applications
+    assert application.import_path == f"{kuberay_app.__name__}:{kuberay_app.application.__name__}"
+    Arguments.model_validate(application.args)

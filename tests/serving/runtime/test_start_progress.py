@@ -1,0 +1,77 @@
+"""The waits of a start: they print, they end, and they hear Ctrl-C."""
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from strata.platform.errors import UserError
+from strata.serving.runtime import start_progress
+from strata.serving.runtime.start_progress import StartProgress, last_lines
+
+
+def progress(limit_s: float, said: list[str], logs: list[Path], describe: Callable[[], str] = lambda: "") -> StartProgress:
+    return StartProgress(limit_s, said.append, lambda: logs, describe)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    file = tmp_path / "worker-1.err"
+    file.write_text(":job_id:01000000\nloading the weights\n\nwaiting for a port\n")
+    return file
+
+
+def test_the_result_and_the_error_of_a_wait_are_its_own() -> None:
+    start = progress(60, [], [])
+    assert start.during("waiting", lambda: 7) == 7
+    with pytest.raises(ZeroDivisionError):
+        start.during("waiting", lambda: 1 // 0)
+    with pytest.raises(TimeoutError):  # the work's own, not taken for the loop's
+        start.during("waiting", _time_out)
+
+
+def _time_out() -> None:
+    raise TimeoutError
+
+
+def test_a_wait_that_hangs_ends_with_the_last_words_and_what_to_do(log: Path) -> None:
+    start = progress(0.3, [], [log], lambda: "0 of 1 prefill, 1 of 1 decode up")
+    began = time.monotonic()
+    with pytest.raises(UserError) as error:
+        start.during("waiting for the engines", threading.Event().wait)
+    assert time.monotonic() - began < 5
+    assert "still waiting for the engines: 0 of 1 prefill, 1 of 1 decode up." in error.value.cause
+    assert error.value.cause.endswith("  loading the weights\n  waiting for a port")
+    assert "serve.start_timeout_s" in error.value.fix
+
+
+@pytest.mark.parametrize("describe", [lambda: threading.Event().wait() and "", lambda: str(1 // 0)])
+def test_a_state_that_nobody_tells_is_left_out(monkeypatch: pytest.MonkeyPatch, describe: Callable[[], str]) -> None:
+    """Serve's controller may be what hangs."""
+    monkeypatch.setattr(start_progress, "DESCRIBE_S", 0.1)
+    with pytest.raises(UserError, match=r"still waiting\.$|still waiting\.\n"):
+        progress(0.1, [], [], describe).during("waiting", threading.Event().wait)
+
+
+def test_it_says_what_it_waits_for(monkeypatch: pytest.MonkeyPatch, log: Path) -> None:
+    monkeypatch.setattr(start_progress, "SAY_EVERY_S", 0.3)
+    said: list[str] = []
+    progress(60, said, [log]).during("waiting for the engines", lambda: time.sleep(1.5))
+    assert 2 <= len(said) <= 5
+    assert said[0].endswith(" s: waiting for the engines · waiting for a port")
+
+
+def test_ctrl_c_ends_a_wait_that_hangs() -> None:
+    threading.Timer(0.3, lambda: signal.raise_signal(signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        progress(60, [], []).during("waiting", threading.Event().wait)
+
+
+def test_the_newest_log_that_says_anything(tmp_path: Path, log: Path) -> None:
+    silent, gone = tmp_path / "worker-2.err", tmp_path / "worker-3.err"
+    silent.write_text(":actor_name:ServeReplica\n\n")
+    assert last_lines([log, silent, gone], 1) == ["waiting for a port"]
+    assert last_lines([], 3) == []

@@ -1,0 +1,218 @@
+"""Calls over one connection: pieces in order, cancelling, losing the other end, strangers kept out."""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from strata.serving.transport import link
+from strata.serving.transport.link import SECRET_BYTES, Call, Kind, Link, LinkLost, Overrun, Server, Stream
+
+SECRET = os.urandom(SECRET_BYTES)
+
+
+class Replica:
+    """Answers `count` with so many pieces, never answers `hang`, fails on `fail`."""
+
+    def __init__(self) -> None:
+        self.cancelled = 0
+        self.server = Server(self.handle, lambda: {"calls": self.server.calls}, SECRET)
+
+    async def handle(self, call: Call) -> None:
+        if call.method == "hang":
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                self.cancelled += 1
+                raise
+        if call.method == "fail":
+            raise ValueError("no such thing")
+        call.head({"asked": call.meta, "body": call.body.decode()})
+        for number in range(call.meta["pieces"]):
+            call.data(str(number).encode())
+            await asyncio.sleep(0)
+        call.end({"told": "all"})
+
+
+async def collect(stream: Stream) -> list[tuple[int, bytes]]:
+    pieces = [await stream.next()]
+    while pieces[-1][0] != Kind.END:
+        pieces.append(await stream.next())
+    return pieces
+
+
+def connected(test: Callable[[Replica, Link], Awaitable[None]]) -> None:
+    async def run() -> None:
+        replica = Replica()
+        address = await replica.server.listen("127.0.0.1")
+        link = await Link.connect(address, SECRET, lambda _: None)
+        await test(replica, link)
+        link.close()
+        replica.server.close()
+
+    asyncio.run(run())
+
+
+def test_many_calls_at_once_keep_their_pieces_apart() -> None:
+    async def test(replica: Replica, link: Link) -> None:
+        answers = await asyncio.gather(*(collect(link.call("count", {"pieces": n}, b"x" * n)) for n in range(50)))
+        for n, pieces in enumerate(answers):
+            assert pieces[0][0] == Kind.HEAD and str(n).encode() in pieces[0][1]
+            assert [payload for kind, payload in pieces if kind == Kind.DATA] == [str(i).encode() for i in range(n)]
+        assert link.calls == replica.server.calls == 0
+
+    connected(test)
+
+
+def test_a_large_body_arrives_whole() -> None:
+    async def test(replica: Replica, link: Link) -> None:
+        pieces = await collect(link.call("count", {"pieces": 0}, b"y" * 3_000_000))
+        assert b"y" * 3_000_000 in pieces[0][1]
+
+    connected(test)
+
+
+def test_a_cancelled_call_is_cancelled_there() -> None:
+    async def test(replica: Replica, link: Link) -> None:
+        stream = link.call("hang", {})
+        await asyncio.sleep(0.05)
+        stream.cancel()
+        await asyncio.sleep(0.05)
+        assert replica.cancelled == 1 and replica.server.calls == 0
+
+    connected(test)
+
+
+def test_a_call_that_failed_is_lost_and_the_link_lives() -> None:
+    async def test(replica: Replica, link: Link) -> None:
+        with pytest.raises(LinkLost, match="no such thing"):
+            await link.call("fail", {}).next()
+        assert len(await collect(link.call("count", {"pieces": 1}))) == 3
+
+    connected(test)
+
+
+def test_all_calls_are_lost_with_the_other_end() -> None:
+    async def test(replica: Replica, link: Link) -> None:
+        streams = [link.call("hang", {}) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        replica.server.close()
+        for stream in streams:
+            with pytest.raises(LinkLost):
+                await stream.next()
+        assert not link.alive
+        with pytest.raises(LinkLost):
+            await link.call("count", {"pieces": 1}).next()
+
+    connected(test)
+
+
+def test_the_callee_frees_what_a_lost_caller_held() -> None:
+    async def test(replica: Replica, link: Link) -> None:
+        link.call("hang", {})
+        await asyncio.sleep(0.05)
+        link.abandon()
+        await asyncio.sleep(0.05)
+        assert replica.cancelled == 1 and not replica.server.connections
+
+    connected(test)
+
+
+def test_pings_tell_the_load() -> None:
+    async def test(replica: Replica, link: Link) -> None:
+        link.call("hang", {})
+        await asyncio.sleep(0.05)
+        link._ping()
+        await asyncio.sleep(0.05)
+        assert link.load == {"calls": 1}
+
+    connected(test)
+
+
+def test_a_stranger_is_shown_the_door() -> None:
+    async def test(replica: Replica, link: Link) -> None:
+        stranger = await Link.connect(link.address, os.urandom(SECRET_BYTES), lambda _: None)
+        with pytest.raises(LinkLost):
+            await stranger.call("count", {"pieces": 1}).next()
+        assert link.alive
+
+    connected(test)
+
+
+def test_strangers_are_few_and_have_little_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "SECRET_S", 0.1)
+    monkeypatch.setattr(link, "PING_S", 0.05)
+
+    async def test(replica: Replica, known: Link) -> None:
+        host, _, port = known.address.rpartition(":")
+        strangers = [await asyncio.open_connection(host, int(port)) for _ in range(link.MAX_STRANGERS + 20)]
+        await asyncio.sleep(0.05)
+        assert len(replica.server.connections) <= link.MAX_STRANGERS + 1
+        await asyncio.sleep(0.4)
+        assert len(replica.server.connections) == 1
+        for _, writer in strangers:
+            writer.close()
+        assert len(await collect(known.call("count", {"pieces": 1}))) == 3
+
+    connected(test)
+
+
+def test_a_caller_that_stands_still_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "SILENCE_S", 0.2)
+    monkeypatch.setattr(link, "PING_S", 0.05)
+
+    async def test(replica: Replica, known: Link) -> None:
+        known.call("hang", {})
+        await asyncio.sleep(0.4)
+        assert replica.server.calls == 1, "it sends pings"
+        assert known._pinging is not None
+        known._pinging.cancel()
+        await asyncio.sleep(0.5)
+        assert replica.cancelled == 1 and not replica.server.connections
+
+    connected(test)
+
+
+def test_a_frame_of_absurd_size_ends_the_connection() -> None:
+    async def test(replica: Replica, known: Link) -> None:
+        assert known._transport is not None
+        known._transport.write(link.FRAME.pack(0xFFFFFFFF, 1, Kind.CALL))
+        await asyncio.sleep(0.1)
+        assert not known.alive and not replica.server.connections
+
+    connected(test)
+
+
+def test_a_stream_that_is_not_taken_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "UNREAD_BYTES", 1000)
+
+    async def test(replica: Replica, known: Link) -> None:
+        stream = known.call("count", {"pieces": 100_000})
+        other = known.call("count", {"pieces": 3})
+        assert len(await collect(other)) == 5
+        while replica.server.calls:
+            await asyncio.sleep(0.01)
+        with pytest.raises(Overrun):
+            await collect(stream)
+        assert known._unread == 0 and not known._lagging
+        assert len(await collect(known.call("count", {"pieces": 100}))) == 102, "one that is taken goes on"
+
+    connected(test)
+
+
+def test_of_many_streams_the_one_that_lags_most_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "UNREAD_OF_LINK_BYTES", 50_000)
+    monkeypatch.setattr(link, "LARGE_BYTES", 100)
+
+    async def test(replica: Replica, known: Link) -> None:
+        slow = [known.call("count", {"pieces": pieces}) for pieces in (1000, 100_000, 1000)]
+        await asyncio.sleep(0.1)
+        while replica.server.calls:
+            await asyncio.sleep(0.01)
+        assert len(await collect(slow[0])) == len(await collect(slow[2])) == 1002
+        with pytest.raises(Overrun):
+            await collect(slow[1])
+        assert known._unread == 0 and not known._lagging
+
+    connected(test)

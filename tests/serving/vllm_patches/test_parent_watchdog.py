@@ -1,0 +1,33 @@
+"""A stand-in for an engine: it ends with the process that started it, also if that one was gone before it could look."""
+
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+ENGINE = """
+import time
+time.sleep({late})
+from strata.serving.vllm_patches import parent_watchdog
+parent_watchdog.share()
+time.sleep(60)
+"""
+REPLICA = """
+import os, subprocess, sys, time
+os.environ["STRATA_REPLICA_PID"] = str(os.getpid())
+print(subprocess.Popen([sys.executable, "-c", sys.argv[1]]).pid, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(("late", "replica_lives_s"), [(0, 2), (2, 0)])
+def test_an_engine_ends_with_its_replica(late: int, replica_lives_s: int) -> None:
+    command = [sys.executable, "-c", REPLICA, ENGINE.format(late=late)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as replica:
+        assert replica.stdout
+        engine = psutil.Process(int(replica.stdout.readline()))
+        with pytest.raises(psutil.TimeoutExpired):
+            engine.wait(timeout=replica_lives_s)
+        replica.kill()
+    engine.wait(timeout=10)

@@ -1,0 +1,133 @@
+import threading
+import time
+
+import pytest
+
+from strata.platform import metrics
+from strata.training.metrics import telemetry as module
+from strata.training.metrics.records import Record
+from strata.training.metrics.telemetry import Telemetry, checkpoint_failures
+
+PLAIN = Record(step=3, loss=2.5, lr=0.1, grad_norm=None, tokens_per_s=10.0, time=0.0)
+FULL: Record = {
+    **PLAIN,
+    "grad_norm": 0.7,
+    "val_loss": 2.6,
+    "mfu": 0.4,
+    "peak_memory_bytes": 1000,
+    "seconds": {"forward": 0.2, "backward": 0.4},
+    "checkpoint_stall_s": 0.05,
+    "checkpoint_s": 1.5,
+}
+
+
+class Exported:
+    """In place of Ray's Gauge and Counter: the values of every series by name and labels, as Prometheus would show them."""
+
+    values: dict[tuple[str, ...], float]
+
+    def __init__(self, name: str, description: str, tag_keys: tuple[str, ...]) -> None:
+        self._name, self._keys, self._tags = name, tag_keys, dict[str, str]()
+
+    def set_default_tags(self, tags: dict[str, str]) -> "Exported":
+        self._tags = tags
+        return self
+
+    def _series(self, tags: dict[str, str] | None) -> tuple[str, ...]:
+        labels = self._tags | (tags or {})
+        assert set(labels) == set(self._keys), "Ray refuses a value whose labels are not all there"
+        return (self._name, *(labels[key] for key in self._keys))
+
+    def set(self, value: float, tags: dict[str, str] | None = None) -> None:
+        self.values[self._series(tags)] = value
+
+    def inc(self, value: float) -> None:
+        assert value > 0
+        self.values[self._series(None)] = self.values.get(self._series(None), 0) + value
+
+
+@pytest.fixture
+def exported(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, ...], float]:
+    Exported.values = {}
+    monkeypatch.setattr("ray.util.metrics.Gauge", Exported)
+    monkeypatch.setattr("ray.util.metrics.Counter", Exported)
+    return Exported.values
+
+
+def repeating() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "telemetry"]
+
+
+def test_every_training_metric_reaches_prometheus(exported: dict[tuple[str, ...], float]) -> None:
+    telemetry = Telemetry("mine", steps=100, tokens_per_step=512, restarts=2)
+    telemetry.record(FULL)
+    telemetry.record(FULL)
+    telemetry.saved(3, 4096, at=1e9)
+    telemetry.not_finite()
+    checkpoint_failures("mine")()
+    assert {series[0] for series in exported} == {metric.name for metric in metrics.TRAINING}
+    assert all(series[1] == "mine" for series in exported)
+    assert exported["strata_train_steps_planned", "mine"] == 100
+    assert exported["strata_train_tokens_total", "mine"] == 1024
+    assert exported["strata_train_restarts_total", "mine"] == 2
+    assert exported["strata_train_checkpoint_failures_total", "mine"] == 1
+    assert exported["strata_train_validation_loss", "mine"] == 2.6
+    assert exported["strata_train_step_seconds", "mine", "backward"] == 0.4
+    assert exported["strata_train_checkpoint_step", "mine"] == 3
+    assert exported["strata_train_checkpoint_timestamp_seconds", "mine"] == 1e9
+
+
+def test_what_is_not_known_is_not_exported(exported: dict[tuple[str, ...], float]) -> None:
+    Telemetry("mine", steps=100, tokens_per_step=512).record(PLAIN)
+    assert {series[0] for series in exported} == {
+        "strata_train_step",
+        "strata_train_steps_planned",
+        "strata_train_loss",
+        "strata_train_learning_rate",
+        "strata_train_tokens_per_second",
+        "strata_train_tokens_total",
+        "strata_train_checkpoint_timestamp_seconds",
+    }
+    assert exported["strata_train_checkpoint_timestamp_seconds", "mine"] == pytest.approx(time.time(), abs=5)
+
+
+def test_a_phase_that_a_step_did_not_have_took_no_time_in_it(exported: dict[tuple[str, ...], float]) -> None:
+    telemetry = Telemetry("mine", steps=100, tokens_per_step=512)
+    telemetry.record({**PLAIN, "seconds": {"forward": 0.2, "checkpoint": 3.0}})
+    assert exported["strata_train_step_seconds", "mine", "checkpoint"] == 3.0
+    telemetry.record({**PLAIN, "seconds": {"forward": 0.3}})
+    assert exported["strata_train_step_seconds", "mine", "checkpoint"] == 0.0
+    assert exported["strata_train_step_seconds", "mine", "forward"] == 0.3
+
+
+def test_a_run_that_hangs_is_still_seen_until_it_ends(
+    exported: dict[tuple[str, ...], float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "REPEAT_S", 0.01)
+    with Telemetry("mine", steps=100, tokens_per_step=512, restarts=1) as telemetry:
+        telemetry.record(FULL)
+        before = dict(exported)
+        exported.clear()  # as Ray forgets gauges that nobody sets
+        [repeats] = repeating()
+        assert repeats.daemon, "it must not keep a worker alive"
+        deadline = time.monotonic() + 5
+        while len(exported) < len(before) - 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        counted = {series for series in before if series[0].endswith("_total")}
+        assert exported == {series: value for series, value in before.items() if series not in counted}
+        telemetry.record({**FULL, "loss": 2.0})
+        time.sleep(0.05)
+        assert exported["strata_train_loss", "mine"] == 2.0, "and never an old value after a new one"
+    repeats.join(5)
+    assert not repeats.is_alive()
+
+
+def test_rays_own_metrics_take_it_without_a_cluster(capfd: pytest.CaptureFixture[str]) -> None:
+    import ray
+
+    assert not ray.is_initialized()
+    telemetry = Telemetry("mine", steps=100, tokens_per_step=512, restarts=1)
+    telemetry.record(FULL)
+    telemetry.saved(3, 4096, at=1e9)
+    checkpoint_failures("mine")()
+    assert capfd.readouterr() == ("", "")

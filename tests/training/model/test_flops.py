@@ -1,0 +1,85 @@
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from strata.platform.recipe import ModelSection, MoESection
+from strata.training.model.flops import flops_per_token, gpu_peak, matmul_parameters, mfu, peak_flops
+from strata.training.model.llama import Llama
+
+DENSE = ModelSection(layers=3, hidden=64, heads=4, kv_heads=2, ffn=96, vocab=512, context=32)
+MIXTURES = [MoESection(experts=4, top_k=2), MoESection(experts=3, top_k=1, shared_ffn=48)]
+SECTIONS = [DENSE, DENSE.model_copy(update={"tie_embeddings": False}), *(DENSE.model_copy(update={"moe": m}) for m in MIXTURES)]
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=["tied", "untied", "mixture", "shared expert"])
+def test_formula_counts_what_torch_computes(section: ModelSection) -> None:
+    """With attention as plain products: torch's counter does not know every fused kernel."""
+    tokens_bt = torch.randint(0, section.vocab, (2, section.context))
+    model = Llama(section, kernels="torch")
+    with FlopCounterMode(display=False) as forward, sdpa_kernel(SDPBackend.MATH):
+        logits_btv = model(tokens_bt)
+    assert forward.get_total_flops() * 3 == flops_per_token(section) * tokens_bt.numel()
+    with FlopCounterMode(display=False) as backward:
+        logits_btv.sum().backward()
+    assert backward.get_total_flops() == 2 * forward.get_total_flops()
+
+
+def test_of_a_mixture_only_what_a_token_passes_through_counts() -> None:
+    few, many = (DENSE.model_copy(update={"moe": MoESection(experts=n, top_k=2)}) for n in (2, 64))
+    assert matmul_parameters(many) - matmul_parameters(few) == DENSE.layers * DENSE.hidden * 62  # the router alone
+
+
+@pytest.mark.parametrize(
+    ("name", "bf16"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989.4),
+        ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA H100 NVL", 835.5),
+        ("NVIDIA H200", 989.4),
+        ("NVIDIA H200 NVL", 835.5),
+        ("NVIDIA H20", 148),
+        ("NVIDIA H800", 989.4),
+        ("NVIDIA A100-SXM4-80GB", 312),
+        ("NVIDIA A800-SXM4-80GB", 312),
+        ("NVIDIA A10", 125),
+        ("NVIDIA L4", 121),
+        ("NVIDIA L40S", 362),
+        ("NVIDIA B200", 2250),
+        ("NVIDIA GB200", 2500),
+        ("NVIDIA GeForce RTX 4090", 165.2),
+        ("AMD Instinct MI300X", 1307.4),
+    ],
+)
+def test_gpus_are_known_by_their_drivers_names(name: str, bf16: float) -> None:
+    assert gpu_peak(name, "bf16", tf32=False) == pytest.approx(bf16 * 1e12)
+
+
+@pytest.mark.parametrize("name", ["NVIDIA A10G", "NVIDIA L40", "NVIDIA GeForce RTX 4090 Laptop GPU", "Tesla T4"])
+def test_a_gpu_that_is_only_similar_has_no_peak(name: str) -> None:
+    peak = gpu_peak(name, "bf16", tf32=False)
+    assert peak is None
+    assert mfu(1000.0, 1e9, 1, peak) is None
+
+
+def test_v100_has_no_bf16() -> None:
+    assert gpu_peak("Tesla V100-SXM2-32GB", "bf16", tf32=False) is None
+    assert gpu_peak("Tesla V100-SXM2-32GB", "fp32", tf32=True) == 15.7e12
+    assert gpu_peak("Tesla V100-PCIE-16GB", "fp32", tf32=True) == 14e12
+
+
+def test_fp32_peak_depends_on_whether_tf32_is_allowed() -> None:
+    assert gpu_peak("NVIDIA H200", "fp32", tf32=False) == pytest.approx(66.9e12)
+    assert gpu_peak("NVIDIA H200", "fp32", tf32=True) == pytest.approx(494.7e12)
+
+
+def test_a_cpus_peak_is_measured_once_and_leaves_the_threads_alone() -> None:
+    before = torch.get_num_threads()
+    peak = peak_flops("cpu", "fp32", 1)
+    assert peak is not None and 1e9 < peak < 1e13
+    assert peak_flops("cpu", "fp32", 1) == peak
+    assert torch.get_num_threads() == before
+
+
+def test_mfu_is_over_all_workers() -> None:
+    assert mfu(tokens_per_s=1000, flops_per_token=2e9, workers=4, peak=1e12) == 0.5

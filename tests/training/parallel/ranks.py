@@ -1,0 +1,120 @@
+"""A job's ranks as plain processes, without Ray: forked from a server that has imported torch and DeepSpeed already, with what
+they import when an engine is built, so that eight of them start in a second."""
+
+import multiprocessing
+import os
+import tempfile
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch.distributed as dist
+
+from strata.training.checkpoint import format
+from strata.training.checkpoint.storage import folder
+from strata.training.loop import Job, Worker
+from strata.training.parallel import optimizer_state
+
+CONTEXT = multiprocessing.get_context("forkserver")
+LATE = [
+    "deepspeed.runtime.zero.muon.muon_optimizer",
+    "pyarrow.fs",
+    "strata.kernels.ops.linear_cross_entropy.linear_cross_entropy",
+]
+CONTEXT.set_forkserver_preload(["deepspeed", "strata.training.loop", __name__, *LATE])
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Losses of `steps` + `more` steps; of the last `more` again, from another's checkpoint and from its own."""
+
+    losses: list[float]
+    from_other: list[float]
+    from_own: list[float]
+    val_loss: float
+
+
+def train(job: Job, steps: int, more: int, other: Path, own: Path) -> Trained:
+    """`other` is resumed from first, by an engine that has not taken a step yet. Then the state it began with, which is left
+    in own/start, is loaded as well, and trained from; `own`/end is the checkpoint after `steps`."""
+    results: list[Trained] = on_ranks(job.parallel.workers, train_on_this_rank, job, steps, more, other, own)
+    assert len(set(map(str, results))) == 1, "all ranks report the same losses"
+    return results[0]
+
+
+def train_on_this_rank(job: Job, steps: int, more: int, other: Path, own: Path) -> Trained:
+    worker = Worker(job)
+
+    def save(to: Path, step: int) -> None:
+        parts = [replace(p, values=p.values.cpu()) for p in optimizer_state.fragments(worker.engine, job.model, job.parallel)]
+        format.write(folder(to), worker.rank, worker.world, step, job.origin, None, parts)
+        dist.barrier()
+
+    def load(source: Path) -> None:
+        found = format.examine(folder(source))
+        optimizer_state.load(worker.engine, job.model, job.parallel, format.Reader(found), found.step)
+
+    def take(first: int, count: int) -> list[float]:
+        return [worker.step(step)[0] for step in range(first, first + count)]
+
+    save(own / "start", 0)
+    load(other)
+    from_other = take(steps, more)
+    load(own / "start")
+    losses = take(0, steps)
+    save(own / "end", steps)
+    val_loss = worker.evaluate()
+    losses += take(steps, more)
+    load(own / "end")
+    return Trained(losses, from_other, take(steps, more), val_loss)
+
+
+def on_ranks(world: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    with mock.patch.dict(os.environ, OMP_NUM_THREADS="1"):  # as Ray sets it for a worker of one CPU; read when torch is loaded
+        forkserver.ensure_running()
+    with tempfile.TemporaryDirectory() as meeting:
+        pipes, processes = [], []
+        for rank in range(world):
+            ours, theirs = CONTEXT.Pipe(duplex=False)
+            process = CONTEXT.Process(target=_rank, args=(rank, world, f"{meeting}/store", theirs, function, arguments))
+            process.start()
+            theirs.close()
+            pipes.append(ours)
+            processes.append(process)
+        try:
+            answers = _answers(pipes)
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+    return answers
+
+
+def _answers(pipes: list[Connection]) -> list[Any]:
+    """Of all ranks. One that fails leaves others waiting for it: they get a moment to fail too."""
+    answers: dict[Connection, Any] = {}
+    errors: list[str] = []
+    while len(answers) < len(pipes):
+        ready = wait([pipe for pipe in pipes if pipe not in answers], 5 if errors else None)
+        for pipe in ready:
+            assert isinstance(pipe, Connection)
+            ok, answers[pipe] = pipe.recv()
+            errors += [] if ok else [answers[pipe]]
+        if errors and not ready:
+            break
+    assert not errors, "\n".join(sorted(errors, key=lambda error: "gloo" in error))  # the cause first
+    return [answers[pipe] for pipe in pipes]
+
+
+def _rank(rank: int, world: int, store: str, pipe: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "DS_ACCELERATOR": "cpu"}
+    try:
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+        pipe.send((True, function(*arguments)))
+    except BaseException:
+        pipe.send((False, traceback.format_exc()))

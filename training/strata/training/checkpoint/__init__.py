@@ -1,0 +1,1 @@
+"""Checkpoints: format, saving, storage, ownership, resuming, and export."""

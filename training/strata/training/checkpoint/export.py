@@ -1,0 +1,104 @@
+"""A checkpoint to a Hugging Face folder that `transformers` and vLLM load like any other."""
+
+import json
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from strata.platform import file_errors
+from strata.platform.errors import UserError
+from strata.platform.recipe import ModelSection
+from strata.platform.runs import Run
+from strata.training.checkpoint import format, ownership
+from strata.training.data import tokenizer
+from strata.training.model import huggingface
+
+TOKENIZER = "tokenizer"  # a run keeps its own copy: the cache may be emptied
+REPLACED = "replaced"  # in a folder that is about to take its place: the one before it
+
+
+def export_run(run: Run, to: Path | None, say: Callable[[str], None]) -> Path:
+    """From the newest good checkpoint. The folder appears whole: it is built beside its place and renamed."""
+    recipe = run.recipe()
+    checkpoints = format.location(run, recipe.train)
+    ownership.require_own(run, checkpoints)
+    found = format.newest(checkpoints, say)
+    if found is None:
+        cause = f"Run '{run.name}' has no checkpoint yet: there is nothing to export."
+        raise UserError(cause, f"Go on with it: strata train --resume {run.name}.")
+    if to is not None and to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise UserError(f"{to} exists and is not an empty folder.", "Choose another one with --to.")
+    words = _tokenizer_of(run)
+    target = (to or run.export).resolve()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    finish_or_remove_leftovers(target)
+    building = Path(tempfile.mkdtemp(dir=target.parent, prefix=_prefix(target, os.getpid())))
+    try:
+        dtype = torch.float32 if recipe.train.precision == "fp32" else torch.bfloat16
+        reader = format.Reader(found)
+        write_folder(building, {name: reader.whole(name) for name in reader.names()}, recipe.model, dtype)
+        tokenizer.save(words, building, recipe.model.context)
+        building.chmod(0o755)
+        if target.exists():
+            target.rename(building / REPLACED)
+        building.rename(target)
+        shutil.rmtree(target / REPLACED, ignore_errors=True)
+    except OSError:
+        raise
+    except Exception as error:  # libraries in Rust raise errors of their own for a full disk
+        number = file_errors.number_of(error)
+        if number is None:
+            raise
+        raise OSError(number, os.strerror(number), str(target)) from None
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return target
+
+
+def _tokenizer_of(run: Run) -> Tokenizer:
+    path = run.path / TOKENIZER / "tokenizer.json"
+    try:
+        return tokenizer.load(path.parent)
+    except Exception as error:  # the library has no error of its own
+        fix = f"Resume the run, which writes it again: strata train --resume {run.name}"
+        raise UserError(f"{path} cannot be read: {error}.", fix) from None
+
+
+def finish_or_remove_leftovers(target: Path) -> None:
+    """For exports to `target` that were killed on this machine. One that was whole, and killed between its two renames, is
+    put in its place; others are deleted."""
+    for leftover in target.parent.glob(_prefix(target, "*") + "*"):
+        pid = leftover.name.removeprefix(_prefix(target, "")).partition("-")[0]
+        if not pid.isdigit() or (psutil.pid_exists(int(pid)) and int(pid) != os.getpid()):
+            continue
+        if (leftover / REPLACED).is_dir() and not target.exists():
+            leftover.rename(target)
+            shutil.rmtree(target / REPLACED, ignore_errors=True)
+        else:
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _prefix(target: Path, pid: int | str) -> str:
+    """Of the folder in which an export is built: it says by whom."""
+    return f".{target.name}-{socket.gethostname()}-{pid}" + ("-" if pid else "")
+
+
+def write_folder(folder: Path, weights: dict[str, Tensor], model: ModelSection, dtype: torch.dtype) -> None:
+    shared = {"lm_head.weight"} if model.tie_embeddings else set()
+    named = {huggingface.export_name(model, name): weight for name, weight in weights.items() if name not in shared}
+    tensors = {name: weight.to(dtype).contiguous() for name, weight in (named | huggingface.biases(model)).items()}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    end = tokenizer.END_OF_TEXT_ID
+    special = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
+    config = huggingface.config(model) | special | {"dtype": str(dtype).removeprefix("torch.")}
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    (folder / "generation_config.json").write_text(json.dumps(special, indent=2))

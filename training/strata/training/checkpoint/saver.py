@@ -1,0 +1,151 @@
+"""Checkpoints of a running job, through Ray Train.
+
+The step loop stops only while the state is copied to the host; numbers are written, digested and uploaded by Ray's background
+thread while the next steps run. One snapshot is kept: the next save waits for the last one to be stored.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from strata.platform import file_errors
+from strata.platform.errors import UserError
+from strata.platform.recipe import ModelSection, ParallelSection, TrainSection
+from strata.training.checkpoint import format
+from strata.training.checkpoint.storage import Folder
+from strata.training.parallel import optimizer_state
+
+OTHERS_S = 30.0
+
+
+@dataclass(frozen=True)
+class Saved:
+    """The newest checkpoint that is whole in storage: since when (Unix seconds), and how long the last one took to get there,
+    None after a resume."""
+
+    step: int
+    size: int
+    at: float
+    seconds: float | None
+
+
+class Saver:
+    def __init__(
+        self,
+        checkpoints: Folder,
+        engine: Any,
+        model: ModelSection,
+        train: TrainSection,
+        parallel: ParallelSection,
+        origin: format.Origin,
+        failed: Callable[[], None],
+    ) -> None:
+        self._checkpoints, self._engine, self._origin, self._failed = checkpoints, engine, origin, failed
+        self._model, self._train, self._parallel = model, train, parallel
+        self._buffers: list[Tensor] = []
+        self._stored = threading.Event()
+        self._stored.set()
+        self.last: Saved | None = None
+        self.problem: OSError | None = None  # that the next save would meet too
+
+    def resume(self, verified: str = "", expected: Callable[[], int] = lambda: 0) -> int:
+        """From the newest good checkpoint, also when Ray has restarted the workers after a loss: the step it was saved at.
+        The digests are checked by all ranks, each its share, and all agree on the outcome; those of the checkpoint `verified`
+        the driver has just checked. A run that has had a checkpoint, of step `expected()`, does not begin again at step 0
+        because its storage went away."""
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+
+        def check(found: format.Checkpoint) -> None:
+            if found.identity == verified:
+                return
+            damage: str | None = None
+            try:
+                format.verify(found, found.manifests[rank::ranks])
+            except format.Damaged as error:
+                damage = str(error)
+            damages: list[str | None] = [None] * ranks
+            dist.all_gather_object(damages, damage)
+            if any(damages):
+                raise format.Damaged(next(filter(None, damages)))
+
+        found = format.newest(self._checkpoints, print if rank == 0 else lambda _: None, check)
+        step = found.step if found else 0
+        if found is None and (saved := expected()):
+            cause = f"The run has saved a checkpoint at step {saved}, and {self._checkpoints.path} holds none now."
+            raise UserError(cause, "Restore them, or mount the storage that holds them, and resume the run.")
+        dist.barrier()  # nobody tidies up while another still looks
+        if rank == 0:
+            format.set_aside_after(self._checkpoints, step)
+        if found:
+            optimizer_state.load(self._engine, self._model, self._parallel, format.Reader(found), step)
+        if found and rank == 0:
+            self.last = Saved(step, found.size, found.whole_at() or time.time(), None)
+        dist.barrier()
+        return step
+
+    def save(self, step: int, val_loss: float | None, mode: Literal["async", "sync"]) -> float:
+        """All ranks call this. Returns the seconds for which the step loop stood still."""
+        import ray.train
+
+        begin = time.perf_counter()
+        self._stored.wait()
+        self._stored.clear()
+        snapshot = self._snapshot()
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+
+        def upload(_: Any, name: str) -> Any:
+            folder = self._checkpoints / name
+            try:
+                storing = time.perf_counter()
+                format.write(folder, rank, ranks, step, self._origin, val_loss, snapshot)
+                if rank == 0:
+                    _wait_for_others(folder, ranks)
+                    seconds = time.perf_counter() - storing
+                    if newest := format.prune(self._checkpoints, self._train.keep, self._train.keep_best):
+                        self.last = Saved(newest.step, newest.size, newest.whole_at() or time.time(), seconds)
+            except Exception as error:
+                self._failed()
+                if not isinstance(error, OSError) or file_errors.number_of(error) not in file_errors.LASTING:
+                    raise  # Ray starts all workers again, from the newest checkpoint
+                self.problem = error  # the loop ends the run: a full disk would still be full after a restart
+            finally:
+                self._stored.set()
+            context = ray.train.get_context().get_storage()
+            return ray.train.Checkpoint(folder.path, filesystem=context.storage_filesystem)
+
+        upload_mode = ray.train.CheckpointUploadMode
+        ray.train.report(
+            {"step": step},
+            format=ray.train.Checkpoint(self._checkpoints.path, filesystem=self._checkpoints.filesystem),
+            checkpoint_dir_name=format.folder_name(step),
+            checkpoint_upload_mode=upload_mode.ASYNC if mode == "async" else upload_mode.SYNC,
+            checkpoint_upload_fn=upload,
+            delete_local_checkpoint_after_upload=False,
+        )
+        return time.perf_counter() - begin
+
+    def _snapshot(self) -> list[optimizer_state.Fragment]:
+        """Copies on the host, into memory that is kept from one save to the next: fresh pages cost more than the copy."""
+        parts = list(optimizer_state.fragments(self._engine, self._model, self._parallel))
+        if not self._buffers:
+            pin = parts[0].values.is_cuda if parts else False
+            self._buffers = [torch.empty(part.values.shape, pin_memory=pin) for part in parts]
+        for part, buffer in zip(parts, self._buffers, strict=True):
+            buffer.copy_(part.values, non_blocking=True)
+        if parts and parts[0].values.is_cuda:
+            torch.cuda.synchronize()
+        return [replace(part, values=buffer) for part, buffer in zip(parts, self._buffers, strict=True)]
+
+
+def _wait_for_others(folder: Folder, ranks: int) -> None:
+    """Else rank 0, when it is not the last, would hear of this checkpoint only at the next. No step waits longer for it than
+    it would for the slowest rank; and not for ever, for that rank may have died."""
+    deadline = time.monotonic() + OTHERS_S
+    while format.written(folder) < ranks and time.monotonic() < deadline:
+        time.sleep(0.1)

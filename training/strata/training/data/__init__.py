@@ -1,0 +1,1 @@
+"""From files to batches: readers, tokenizer, shards, windows, and the sampler."""

@@ -1,0 +1,136 @@
+"""Where the text comes from: the Python standard library on this machine, files of the user's, or a Hugging Face dataset.
+
+A corpus is re-iterable rather than a list, so that text larger than memory is streamed, and carries a digest of its content,
+so that tokens made from it can be found again.
+"""
+
+import os
+import stat
+import sysconfig
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from strata.platform.errors import UserError
+from strata.platform.recipe import DataSection
+from strata.training.data.digests import Files, unreadable
+from strata.training.data.left_out import LeftOut, shown
+from strata.training.data.readers import read_documents
+
+# Tests repeat themselves, and tables are data with a .py ending: a model of Python source learns nothing from either.
+STDLIB_LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data", "lib2to3"}
+
+
+def _nothing() -> None:
+    """For a source that cannot change while it is read."""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """`left_out` holds the counts of the last complete pass over `documents`; `require_unchanged` is called after it."""
+
+    name: str
+    digest: str
+    documents: Callable[[], Iterator[str]]
+    left_out: LeftOut = field(default_factory=LeftOut)
+    require_unchanged: Callable[[], None] = _nothing
+
+
+def open_corpus(data: DataSection) -> Corpus:
+    if data.path:
+        paths, others = _files_at(data.path)
+        return _of_files("data.path", paths, others, data.text_field)
+    if data.hf:
+        return _of_hub(data, data.hf)
+    return _of_files("the Python standard library", stdlib_files(), {}, data.text_field)
+
+
+def stdlib_files() -> list[Path]:
+    """Folders left out are not entered: installed packages lie in one of them, and may be a hundred thousand files."""
+    files = []
+    for folder, subfolders, names in os.walk(sysconfig.get_path("stdlib")):
+        subfolders[:] = (name for name in subfolders if name not in STDLIB_LEFT_OUT)
+        files += [Path(folder, name) for name in names if name.endswith(".py") and not name.startswith("_sysconfigdata")]
+    return sorted(files)
+
+
+def _files_at(root: Path) -> tuple[list[Path], dict[Path, str]]:
+    """The files in a folder and its subfolders but for hidden ones, and what else lies there with the reason to pass it over."""
+    fix = "Give a text, JSONL or Parquet file, or a folder of them."
+    try:
+        mode = root.stat().st_mode
+    except FileNotFoundError:
+        to = f" (it is a link to {shown(root.readlink())})" if root.is_symlink() else ""
+        raise UserError(f"data.path={shown(root)} does not exist{to}.", fix) from None
+    except OSError as error:
+        raise unreadable(root, error) from None
+    if stat.S_ISREG(mode):
+        return [root], {}
+    if not stat.S_ISDIR(mode):
+        raise UserError(f"data.path={shown(root)} is neither a file nor a folder.", fix)
+    files: list[Path] = []
+    others: dict[Path, str] = {}
+    _walk(root, (), files, others)
+    return sorted(files), others
+
+
+def _walk(folder: Path, above: tuple[tuple[int, int], ...], files: list[Path], others: dict[Path, str]) -> None:
+    """Follows links to folders, except back to one that it is in."""
+    try:
+        here = folder.stat()
+        entries = list(os.scandir(folder))
+    except OSError as error:
+        raise unreadable(folder, error) from None
+    within = (*above, (here.st_dev, here.st_ino))
+    for entry in entries:
+        path = folder / entry.name
+        if entry.name.startswith("."):
+            continue
+        if entry.is_file():
+            files.append(path)
+        elif not entry.is_dir():
+            others[path] = "a link to nothing" if entry.is_symlink() else "not a file"
+        elif (path.stat().st_dev, path.stat().st_ino) in within:
+            others[path] = "a link to a folder that it is in"
+        else:
+            _walk(path, within, files, others)
+
+
+def _of_files(name: str, paths: list[Path], others: dict[Path, str], text_field: str) -> Corpus:
+    files, left_out = Files(paths), LeftOut()
+
+    def documents() -> Iterator[str]:
+        left_out.clear()
+        left_out.files.update(others)
+        for path in paths:
+            yield from read_documents(path, text_field, alone=len(paths) == 1, left_out=left_out)
+
+    return Corpus(name, files.digest(text_field), documents, left_out, files.require_unchanged)
+
+
+def _of_hub(data: DataSection, dataset: str) -> Corpus:
+    import datasets
+
+    try:
+        rows = datasets.load_dataset(dataset, data.hf_config, split=data.hf_split)
+    except Exception as error:  # the hub client raises a dozen unrelated types for "not there" and "no network"
+        reason = " ".join(str(error).split())[:200]
+        fix = "Check the id, data.hf_config, data.hf_split and the network."
+        raise UserError(f"data.hf={dataset} cannot be loaded: {reason}", fix) from None
+    if data.text_field not in rows.column_names:
+        fields = ", ".join(rows.column_names)
+        raise UserError(f"{dataset} has no field '{data.text_field}'.", f"Set data.text_field to one of: {fields}.")
+    kind = rows.features[data.text_field]
+    if getattr(kind, "dtype", None) not in ("string", "large_string"):
+        texts = [name for name, feature in rows.features.items() if getattr(feature, "dtype", None) in ("string", "large_string")]
+        fix = f"Set data.text_field to one of: {', '.join(texts)}." if texts else "Choose a dataset with a field of text."
+        raise UserError(f"Field '{data.text_field}' of {dataset} is {kind}, not text.", fix)
+    left_out = LeftOut()
+
+    def documents() -> Iterator[str]:
+        left_out.clear()
+        for number, row in enumerate(rows.select_columns(data.text_field), 1):
+            if text := left_out.kept(row[data.text_field], "row", number, dataset):
+                yield text
+
+    return Corpus(dataset, f"{rows._fingerprint}-{data.text_field}", documents, left_out)

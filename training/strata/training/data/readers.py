@@ -1,0 +1,244 @@
+"""One file to its documents, by what the file is: JSONL, Parquet, or UTF-8 text.
+
+Text reaches training as it is in the file or not at all: what cannot be decoded is an error that names the place. Only a file
+in a folder that is not text, and rows that are null or blank, are passed over, and those are counted.
+"""
+
+import codecs
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from strata.platform.errors import UserError
+from strata.training.data.digests import unreadable
+from strata.training.data.left_out import LeftOut, shown
+
+# A long text is cut into documents of about this many characters, at a line's end where lines are not longer than that, so
+# that one big file can still be split into training and validation and never has to fit in memory.
+PIECE = 32_768
+HEAD = 8192
+BLOCK = 1 << 20
+
+BYTE_ORDER_MARK = codecs.BOM_UTF8
+OTHER_UNICODE = {  # UTF-32 first: its mark begins with that of UTF-16
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
+COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "Zstandard", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"PK\x03\x04": "zip"}
+PARQUET = b"PAR1"
+# Those that text does not have: all below the space but bell, backspace, tab, line ends, form feed and escape.
+CONTROL = bytes(set(range(32)) - {7, 8, 9, 10, 11, 12, 13, 27})
+
+Numbered = Iterator[tuple[int, str | None]]
+
+
+def read_documents(path: Path, text_field: str, alone: bool, left_out: LeftOut) -> Iterator[str]:
+    """`alone` marks a file the user named: one that is not text is then an error, where a folder's is passed over."""
+    try:
+        kind, unit = _kind(path)
+        if unit is None:
+            if alone:
+                raise UserError(f"{shown(path)} is not text, JSONL or Parquet: {kind}.", "Give a text, JSONL or Parquet file.")
+            left_out.files[path] = kind
+            return
+        left_out.read += 1
+        documents = {"line": _jsonl, "row": _parquet, "part": _text}[unit](path, text_field)
+        for number, document in documents:
+            if text := left_out.kept(document, unit, number, shown(path)):
+                yield text
+    except OSError as error:
+        raise unreadable(path, error) from None
+
+
+def _kind(path: Path) -> tuple[str, str | None]:
+    """What the file is, and the unit that its documents are counted in: None for one that is not text."""
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
+        return "Parquet", "row"
+    with path.open("rb") as file:
+        head = file.read(HEAD)
+    for mark, name in OTHER_UNICODE.items():
+        if head.startswith(mark):
+            raise UserError(f"{shown(path)} is {name}, not UTF-8.", _converted(name.lower(), path))
+    for mark, name in COMPRESSED.items():
+        if head.startswith(mark):
+            return f"compressed with {name}, decompress it first", None
+    if head.startswith(PARQUET):
+        return "Parquet without the ending .parquet", None
+    if suffix in (".jsonl", ".ndjson"):
+        return "JSONL", "line"
+    if head.translate(None, CONTROL) != head:
+        return "binary", None
+    return "text", "part"
+
+
+def _text(path: Path, _: str) -> Numbered:
+    number, pending = 0, ""
+    for text in _decoded(path):
+        pending += text
+        at = 0
+        while len(pending) - at >= 2 * PIECE:
+            end = _end_of_piece(pending, at)
+            number += 1
+            yield number, pending[at:end]
+            at = end
+        pending = pending[at:]
+    yield from enumerate(pieces(pending), number + 1)
+
+
+def pieces(text: str) -> Iterator[str]:
+    """A text in documents of about PIECE characters; joined, they are the text."""
+    at = 0
+    while at < len(text):
+        end = _end_of_piece(text, at)
+        yield text[at:end]
+        at = end
+
+
+def _end_of_piece(text: str, at: int) -> int:
+    """After a line's end; in a line that is too long after a space; in one without spaces anywhere."""
+    low, high = at + PIECE, at + 2 * PIECE
+    if end := text.find("\n", low, high) + 1:
+        return end
+    if len(text) < high:
+        return len(text)
+    space = max(text.rfind(character, low, high) for character in " \t\r")
+    return space + 1 if space >= 0 else high
+
+
+def _decoded(path: Path) -> Iterator[str]:
+    with path.open("rb") as file:
+        begin = len(BYTE_ORDER_MARK) if file.read(len(BYTE_ORDER_MARK)) == BYTE_ORDER_MARK else 0
+        file.seek(begin)
+        line, rest, block = 1, b"", b"."
+        while block:
+            block = file.read(BLOCK)
+            data = rest + block
+            try:
+                text, used = codecs.utf_8_decode(data, "strict", not block)
+            except UnicodeDecodeError as error:
+                raise _not_utf8(path, begin, line, data, error) from None
+            if (nul := data.find(0, 0, used)) >= 0:
+                at = f"byte {begin + nul:,} (line {line + data.count(10, 0, nul):,})"
+                raise UserError(f"{shown(path)} is not text: {at} is NUL.", "Mend the file, or take it out of data.path.")
+            yield text
+            begin, line, rest = begin + used, line + data.count(10, 0, used), data[used:]
+
+
+def _jsonl(path: Path, text_field: str) -> Numbered:
+    """Lines end with \\n alone: other line ends may stand inside a JSON text."""
+    begin = 0
+    with path.open("rb") as file:
+        for number, data in enumerate(file, 1):
+            try:
+                line = data.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise _not_utf8(path, begin, number, data, error) from None
+            begin += len(data)
+            if line.strip():
+                yield number, _field(line, text_field, f"Line {number:,} of {shown(path)}")
+
+
+def _field(line: str, text_field: str, place: str) -> str | None:
+    try:
+        row = json.loads(line)
+        if line.count(json.dumps(text_field)) > 1:
+            json.loads(line, object_pairs_hook=lambda pairs: _once(pairs, text_field, place))
+    except UserError:
+        raise
+    except (ValueError, RecursionError) as error:  # numbers of thousands of digits are ValueErrors too
+        raise UserError(f"{place} is not JSON: {error}.", "Mend or remove the line.") from None
+    if not isinstance(row, dict):
+        raise UserError(f"{place} is not an object but {_json_kind(row)}.", f'Write each line as {{"{text_field}": "..."}}.')
+    if text_field not in row:
+        has = ", ".join(row) or "none"
+        raise UserError(f"{place} has no text in '{text_field}' (it has: {has}).", "Set data.text_field, or mend the line.")
+    text = row[text_field]
+    if text is not None and not isinstance(text, str):
+        fix = "Set data.text_field to a field of text, or mend the line."
+        raise UserError(f"{place} has no text in '{text_field}': it is {_json_kind(text)}.", fix)
+    if text is not None and any("\ud800" <= character <= "\udfff" for character in text):
+        raise UserError(
+            f"{place} holds half a surrogate pair in '{text_field}', which is no character.", "Mend or remove the line."
+        )
+    return text
+
+
+def _once(pairs: list[tuple[str, Any]], text_field: str, place: str) -> dict[str, Any]:
+    if [key for key, _ in pairs].count(text_field) > 1:
+        raise UserError(f"{place} has '{text_field}' more than once.", "Mend the line: one of them would be lost.")
+    return dict(pairs)
+
+
+def _json_kind(value: object) -> str:
+    kinds = {bool: "a truth value", int: "a number", float: "a number", str: "a text", list: "a list", dict: "an object"}
+    return kinds.get(type(value), "null")
+
+
+def _parquet(path: Path, text_field: str) -> Numbered:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        file = pyarrow.parquet.ParquetFile(path, page_checksum_verification=True)
+    except (pyarrow.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise UserError(f"{shown(path)} is not Parquet: {_one_line(error)}.", "Mend or remove the file.") from None
+    with file:
+        _require_text_column(path, file.schema_arrow, text_field)
+        number = 0
+        try:
+            for batch in file.iter_batches(batch_size=1024, columns=[text_field]):
+                for value in batch.column(text_field):
+                    text = value.as_py()
+                    number += 1
+                    yield number, text
+        except UnicodeDecodeError as error:
+            cause = f"Row {number + 1:,} of {shown(path)} is not UTF-8 in '{text_field}': {_one_line(error)}."
+            raise UserError(cause, "Write the column again as UTF-8 strings, or take the file out of data.path.") from None
+        except (pyarrow.ArrowException, OSError) as error:
+            cause = f"{shown(path)} is damaged after row {number:,} of {file.metadata.num_rows:,}: {_one_line(error)}."
+            raise UserError(cause, "Restore the file or write it again, or take it out of data.path.") from None
+        if number != file.metadata.num_rows:
+            cause = f"{shown(path)} has {number:,} rows where its footer says {file.metadata.num_rows:,}."
+            raise UserError(cause, "Restore the file or write it again, or take it out of data.path.")
+
+
+def _require_text_column(path: Path, schema: Any, text_field: str) -> None:
+    texts = [field.name for field in schema if _is_text(field.type)]
+    fix = f"Set data.text_field to one of: {', '.join(texts)}." if texts else "It has no column of text: write one as strings."
+    if text_field not in schema.names:
+        raise UserError(f"{shown(path)} has no column '{text_field}' (it has: {', '.join(schema.names)}).", fix)
+    if schema.names.count(text_field) > 1:
+        cause = f"{shown(path)} has {schema.names.count(text_field)} columns called '{text_field}'."
+        raise UserError(cause, "Write it again with one: the others would be lost.")
+    kind = schema.field(text_field).type
+    if not _is_text(kind):
+        raise UserError(f"Column '{text_field}' of {shown(path)} is {kind}, not text.", fix)
+
+
+def _is_text(kind: Any) -> bool:
+    from pyarrow import types
+
+    if types.is_dictionary(kind):
+        return _is_text(kind.value_type)
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+
+
+def _not_utf8(path: Path, begin: int, line: int, data: bytes, error: UnicodeDecodeError) -> UserError:
+    at = begin + error.start
+    line += data.count(b"\n", 0, error.start)
+    cause = f"{shown(path)} is not UTF-8: byte {at:,} (line {line:,}) is 0x{data[error.start]:02x}, {error.reason}."
+    return UserError(cause, _converted("latin1", path))
+
+
+def _converted(encoding: str, path: Path) -> str:
+    return f"Convert it, such as with iconv -f {encoding} -t utf-8 {shown(path.name)}, or take it out of data.path."
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200].rstrip(".")

@@ -1,0 +1,216 @@
+"""Documents to tokens on disk, once: memory-mapped shards in a cache folder named after all that decides their content.
+
+The folder is built beside its final place and renamed, so a cache entry is whole or absent, also when two runs make the
+same one at once.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import psutil
+from tokenizers import Tokenizer
+
+from strata.platform.errors import UserError
+from strata.platform.files import cache_dir
+from strata.training.data import tokenizer as bpe
+from strata.training.data.corpus import Corpus
+from strata.training.data.digests import Files, writable
+from strata.training.data.readers import pieces
+
+Split = Literal["train", "validation"]
+SPLITS: tuple[Split, Split] = ("train", "validation")
+
+FORMAT = 2  # raised when the same corpus would give other files than before
+SHARD_TOKENS = 2**26
+ENCODE_AT_ONCE = 64  # documents; the encoder spreads a list over all cores
+TOKENIZER_DOCUMENTS = 200_000  # merges settle long before this
+_BUILDING = f".building-{socket.gethostname()}-"
+
+
+@dataclass(frozen=True)
+class Meta:
+    """What a reader of the shards needs to know; `shards` holds each split's token counts in file order, `digest` is that of
+    the shards' content, and `notes` are lines for the user, such as what of the corpus was left out."""
+
+    dtype: str
+    documents: dict[str, int]
+    shards: dict[str, list[int]]
+    digest: str
+    notes: list[str]
+
+    @property
+    def tokens(self) -> dict[str, int]:
+        return {split: sum(counts) for split, counts in self.shards.items()}
+
+
+def shard_path(folder: Path, split: str, number: int) -> Path:
+    return folder / f"{split}-{number:05}.bin"
+
+
+def read_meta(folder: Path) -> Meta:
+    return Meta(**json.loads((folder / "meta.json").read_text()))
+
+
+def prepare(corpus: Corpus, vocab: int, holdout: float, say: Callable[[str], None] = print) -> Path:
+    """The folder that holds tokenizer and shards of this corpus, made now if it is not there yet."""
+    key = json.dumps([FORMAT, corpus.digest, vocab, holdout])
+    folder = cache_dir() / "tokens" / hashlib.blake2b(key.encode(), digest_size=10).hexdigest()
+    if folder.is_dir():
+        if not (damage := _damage(folder)):
+            return folder
+        say(f"The tokens in {folder} are damaged ({damage}); they are made again.")
+        shutil.rmtree(folder)
+    with writable(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(folder.parent)
+        building = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f"{_BUILDING}{os.getpid()}-"))
+        try:
+            _build(corpus, vocab, holdout, building)
+            building.rename(folder)
+        except OSError:
+            if not (folder / "meta.json").is_file():  # else another run was faster, with the same content
+                raise
+        finally:
+            shutil.rmtree(building, ignore_errors=True)
+    meta = read_meta(folder)
+    Files(_files(folder, meta)).remember(meta.digest)
+    return folder
+
+
+def _remove_abandoned(tokens: Path) -> None:
+    """What builders on this machine left that were killed."""
+    for path in tokens.glob(f"{_BUILDING}*"):
+        pid = path.name.removeprefix(_BUILDING).split("-")[0]
+        if pid.isdigit() and not psutil.pid_exists(int(pid)):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _damage(folder: Path) -> str | None:
+    """What is wrong with a cache entry. Content is compared only where a file has changed since it was last compared."""
+    try:
+        meta = read_meta(folder)
+        found = Files(_files(folder, meta)).digest()
+    except (OSError, ValueError, TypeError, KeyError) as error:  # UserError is a ValueError
+        return " ".join(str(error).split())
+    return None if found == meta.digest else "a file differs from what was written"
+
+
+def _files(folder: Path, meta: Meta) -> list[Path]:
+    shards = [shard_path(folder, split, number) for split in SPLITS for number in range(len(meta.shards[split]))]
+    return [folder / "tokenizer.json", *shards]
+
+
+def _build(corpus: Corpus, vocab: int, holdout: float, folder: Path) -> None:
+    division = _divide(corpus, holdout)
+    learn_from = (text for text in division.documents() if division.trains(text))
+    tokenizer = bpe.train(islice(learn_from, TOKENIZER_DOCUMENTS), vocab)
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+    dtype = "uint16" if vocab <= 2**16 else "uint32"
+    writers = {split: _ShardWriter(folder, split, dtype) for split in SPLITS}
+    for text, ids in _encode(tokenizer, division.documents()):
+        writers["train" if division.trains(text) else "validation"].add([*ids, bpe.END_OF_TEXT_ID])
+    corpus.require_unchanged()
+    meta = Meta(
+        dtype=dtype,
+        documents={split: writer.documents for split, writer in writers.items()},
+        shards={split: writer.finish() for split, writer in writers.items()},
+        digest="",
+        notes=[*corpus.left_out.lines(), *division.notes],
+    )
+    meta = replace(meta, digest=Files(_files(folder, meta)).digest())
+    (folder / "meta.json").write_text(json.dumps(asdict(meta)))
+
+
+@dataclass(frozen=True)
+class _Division:
+    """Documents up to the place `limit` are held out."""
+
+    documents: Callable[[], Iterator[str]]
+    limit: float
+    notes: tuple[str, ...] = ()
+
+    def trains(self, text: str) -> bool:
+        return _place(text) > self.limit
+
+
+def _place(text: str) -> float:
+    """A document's place in [0, 1), by its content: copies of one document always end on the same side of the split."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") / 2**64
+
+
+def _divide(corpus: Corpus, holdout: float) -> _Division:
+    """By whole documents: the share asked for, and one in any case, however small the corpus. One huge document makes nearly
+    all or next to nothing of the text held out; then long documents are cut into parts, which are divided instead."""
+    least, most = holdout / 10, (1 + holdout) / 2
+    whole_limit, whole_share = _limit(corpus.documents(), corpus.name, holdout)
+    if least <= whole_share <= most:
+        return _Division(corpus.documents, whole_limit)
+
+    def parts() -> Iterator[str]:
+        for text in corpus.documents():
+            yield from pieces(text)
+
+    limit, share = _limit(parts(), corpus.name, holdout)
+    if share > most:
+        cause = f"The corpus ({corpus.name}) cannot be divided: {share:.0%} of it would be held out, for it is one document."
+        raise UserError(cause, "Give several different documents, or one of more than a few pages.")
+    if share == whole_share:
+        return _Division(corpus.documents, whole_limit)
+    return _Division(parts, limit, (f"Long documents are cut to hold {holdout:.0%} out: whole, {whole_share:.0%} would be.",))
+
+
+def _limit(documents: Iterator[str], name: str, holdout: float) -> tuple[float, float]:
+    """The place up to which documents are held out, and the share of all characters that they have."""
+    first, first_size, size, held_out = 1.0, 0, 0, 0
+    for text in documents:
+        place = _place(text)
+        if place < first:
+            first, first_size = place, 0
+        first_size += len(text) if place == first else 0
+        held_out += len(text) if place <= holdout else 0
+        size += len(text)
+    if size == 0:
+        fix = "Point data.path at a text, JSONL or Parquet file, or a folder of them."
+        raise UserError(f"The corpus ({name}) holds no text.", fix)
+    return (holdout, held_out / size) if first <= holdout else (first, first_size / size)
+
+
+def _encode(tokenizer: Tokenizer, documents: Iterator[str]) -> Iterator[tuple[str, list[int]]]:
+    tokenizer.encode_special_tokens = True  # "<|endoftext|>" in a document is text, and does not end it
+    while texts := list(islice(documents, ENCODE_AT_ONCE)):
+        for text, encoding in zip(texts, tokenizer.encode_batch_fast(texts, add_special_tokens=False), strict=True):
+            yield text, encoding.ids
+
+
+class _ShardWriter:
+    """Appends documents to numbered files and goes on to the next one when a file is full; remembers only counts."""
+
+    def __init__(self, folder: Path, split: Split, dtype: str) -> None:
+        self._folder, self._split, self._dtype = folder, split, dtype
+        self._counts: list[int] = [0]
+        self._file = shard_path(folder, split, 0).open("wb")
+        self.documents = 0
+
+    def add(self, ids: list[int]) -> None:
+        if self._counts[-1] >= SHARD_TOKENS:
+            self._file.close()
+            self._file = shard_path(self._folder, self._split, len(self._counts)).open("wb")
+            self._counts.append(0)
+        self._file.write(np.array(ids, self._dtype).tobytes())
+        self._counts[-1] += len(ids)
+        self.documents += 1
+
+    def finish(self) -> list[int]:
+        self._file.close()
+        return self._counts

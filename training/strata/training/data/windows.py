@@ -1,0 +1,39 @@
+"""Fixed-length windows over one split's shards, read straight from the page cache."""
+
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strata.training.data.shards import Split, read_meta, shard_path
+
+
+class Windows:
+    """Window i is `context` tokens and the one that follows, so that every token but a shard's first is predicted once."""
+
+    def __init__(self, folder: Path, split: Split, context: int) -> None:
+        meta = read_meta(folder)
+        counts = [max(0, (tokens - 1) // context) for tokens in meta.shards[split]]
+        self._starts = [0, *accumulate(counts)]
+        self._shards = [
+            np.memmap(shard_path(folder, split, number), meta.dtype, "r") if count else np.empty(0, meta.dtype)
+            for number, count in enumerate(counts)
+        ]
+        self._context = context
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def read(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """[windows, context + 1]"""
+        return np.stack([self._one(int(index)) for index in indices])
+
+    def _one(self, index: int) -> NDArray[np.int64]:
+        shard = int(np.searchsorted(self._starts, index, side="right")) - 1
+        begin = (index - self._starts[shard]) * self._context
+        return self._shards[shard][begin : begin + self._context + 1].astype(np.int64)
+
+    def evenly(self, count: int) -> NDArray[np.int64]:
+        """`count` windows spread over the whole split (all of them if there are fewer): the same ones at every evaluation."""
+        return np.unique(np.linspace(0, len(self) - 1, min(count, len(self)), dtype=np.int64))

@@ -1,0 +1,1 @@
+"""Records of a run, progress, and Prometheus series."""

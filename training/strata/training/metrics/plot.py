@@ -1,0 +1,20 @@
+"""`loss.png`: what training and validation did, against the bigram."""
+
+from pathlib import Path
+
+from strata.training.metrics.records import Record
+
+
+def plot_losses(records: list[Record], bigram: float, path: Path) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    axes.plot([r["step"] for r in records], [r["loss"] for r in records], linewidth=0.8, alpha=0.7, label="training")
+    evaluated = [r for r in records if "val_loss" in r]
+    axes.plot([r["step"] for r in evaluated], [r["val_loss"] for r in evaluated], marker="o", label="validation")
+    axes.axhline(bigram, color="gray", linestyle="--", label=f"bigram {bigram:.2f}")
+    axes.set(xlabel="step", ylabel="loss (nats per token)")
+    axes.legend()
+    FigureCanvasAgg(figure).print_png(str(path))

@@ -1,0 +1,69 @@
+"""The live bar in a terminal; in a log, a line at each evaluation and now and then between."""
+
+import time
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from strata.training.metrics.records import Record
+from strata.training.metrics.startup import Startup
+
+LINE_EVERY_S = 10.0
+
+
+class TrainingProgress:
+    def __init__(self, console: Console, steps: int, startup: Startup | None = None) -> None:
+        self._console = console
+        self._steps = steps
+        self._startup = startup
+        self._line_due = 0.0
+        self._bar = Progress(
+            TextColumn("training"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task("training", total=steps, note="starting the workers")
+
+    def __enter__(self) -> "TrainingProgress":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def show(self, record: Record) -> None:
+        if self._startup and record["time"] > self._startup.began:  # not a step from before a resume
+            self._startup.done("workers", record["time"])
+            self._console.print(self._startup.line())
+            self._startup = None
+        note = _note(record)
+        self._bar.update(self._task, completed=record["step"], note=note)
+        evaluated = "val_loss" in record
+        if evaluated or (not self._console.is_terminal and time.monotonic() >= self._line_due):
+            self._line_due = time.monotonic() + LINE_EVERY_S
+            self._console.print(f"step {record['step']}/{self._steps}  {note}{_details(record) if evaluated else ''}")
+
+
+def _note(record: Record) -> str:
+    parts = [f"loss {record['loss']:.3f}"]
+    if record["grad_norm"] is not None:
+        parts.append(f"gradient {record['grad_norm']:.2f}")
+    parts += [f"lr {record['lr']:.1e}", f"{record['tokens_per_s']:,.0f} tokens/s"]
+    if "mfu" in record:
+        parts.append(f"MFU {record['mfu']:.0%}")
+    return "  ".join(parts)
+
+
+def _details(record: Record) -> str:
+    """The validation loss, and where the time and memory went: too long for a bar."""
+    parts = [f"  validation {record['val_loss']:.3f}"]
+    seconds = record.get("seconds", {})
+    if total := sum(seconds.values()):
+        parts.append(", ".join(f"{phase} {spent / total:.0%}" for phase, spent in seconds.items()))
+    if "peak_memory_bytes" in record:
+        parts.append(f"{record['peak_memory_bytes'] / 2**30:.1f} GiB")
+    return "  ".join(parts)

@@ -1,0 +1,1 @@
+"""The model, its operations, and its Hugging Face names."""

@@ -1,0 +1,52 @@
+"""Rendezvous of a run's ranks through a file, for runs on one machine.
+
+Ray Train has rank 0 open a TCP store, which listens on every interface without authentication, on a port that was free a
+moment before. Ranks on one machine share a file system, so they need neither.
+"""
+
+import os
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.train.torch.config import (
+    TorchConfig,
+    _set_torch_distributed_env_vars,
+    _setup_torch_process_group,
+    _TorchBackend,
+)
+
+from strata.platform.ray_cluster import local_ray
+
+
+class FileBackend(_TorchBackend):  # type: ignore[misc]
+    def on_start(self, worker_group: Any, backend_config: TorchConfig) -> None:
+        gpu = worker_group.get_resources_per_worker().get("GPU", 0) > 0
+        file = local_ray.TEMP_DIR / f"rendezvous-{uuid.uuid4().hex}"
+        worker_group.execute(_set_torch_distributed_env_vars)
+        ranks = range(len(worker_group))
+        setups = [
+            worker_group.execute_single_async(
+                rank,
+                _setup_torch_process_group,
+                backend="nccl" if gpu else "gloo",
+                world_rank=rank,
+                world_size=len(ranks),
+                init_method=f"file://{file}",
+                timeout_s=backend_config.timeout_s,
+            )
+            for rank in ranks
+        ]
+        ray.get(setups)
+
+
+@dataclass
+class FileConfig(TorchConfig):  # type: ignore[misc]
+    @property
+    def backend_cls(self) -> type[FileBackend]:
+        return FileBackend
+
+
+def torch_config() -> TorchConfig:
+    return TorchConfig() if "RAY_ADDRESS" in os.environ else FileConfig()
