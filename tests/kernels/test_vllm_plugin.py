@@ -183,7 +183,7 @@ class Batch:
         return torch.cat([fresh, fresh.new_zeros(len(self.query) - len(fresh), *fresh.shape[1:])])
 
     def metadata(self, long_prompt: int | None) -> Any:
-        from strata.kernels.vllm_plugin.attention import metadata_of
+        from strata.kernels.vllm_plugin.metadata import metadata_of
 
         return metadata_of(self.common(), long_prompt)
 

@@ -9,9 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from strata.planner.catalogue.library import model
+from strata.planner.cli import check_regimes, comparison
 from strata.planner.layout import Layout
-from strata.planner.validation import check_regimes, check_training, validate
-from strata.planner.validation.trust import REGIMES, VALIDATED, regimes_of
+from strata.planner.validation import check_training
+from strata.planner.validation.trust import ERRORS, REGIMES, VALIDATED, regimes_of
 from strata.platform.cli import build
 
 ROOT = Path(__file__).parents[2]
@@ -49,6 +50,13 @@ def test_a_plan_outside_of_it_prints_one_line_with_the_error_to_expect(words: li
     assert line == trust["line"] and list(trust["regimes"]) == regimes and not trust["validated"]
     for name in regimes:
         assert f"{REGIMES[name]}: {trust['regimes'][name]['mean']:.0%} off on average".lower() in line.lower()
+
+
+def test_the_errors_are_those_of_this_planner() -> None:
+    written, planned = json.loads(ERRORS.read_text()), json.loads(check_regimes.as_json())
+    assert written.keys() == planned.keys(), "run python -m strata.planner.cli.check_regimes"
+    for name, errors in written.items():
+        assert errors == pytest.approx(planned[name], abs=2e-4), "run python -m strata.planner.cli.check_regimes"
 
 
 def test_what_was_never_checked_is_named() -> None:
@@ -114,5 +122,5 @@ def test_validate_marks_what_does_not_fit_by_plan() -> None:
     assert "does not fit by plan: 133 GiB of 79.2 GiB" in found.stdout
     for name in check_regimes.regime_names():
         assert REGIMES[name] in found.stdout
-    told = {check.name: check for check in validate.checks()}
+    told = {check.name: check for check in comparison.checks()}
     assert all(row.planned is not None for check in told.values() for rows in check.tables.values() for row in rows)

@@ -17,9 +17,10 @@ import typer
 from chaos_stand_in import StandIn, stand_in
 
 from strata.platform.errors import UserError
-from strata.serving.chaos import client, command, counters, kills, report, requests, run, session, victims
+from strata.serving.chaos import client, command, kills, report, requests, run, session, victims
 from strata.serving.chaos.endpoint import wait_until_ready
 from strata.serving.chaos.victims import Kind, Processes
+from strata.serving.metrics import counters
 
 SET = requests.make(24, 7, "stand-in", 64)
 

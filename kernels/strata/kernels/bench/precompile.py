@@ -18,7 +18,7 @@ LONGEST = 180.0  # seconds; the rest compiles when its turn comes
 
 
 def precompile(ops: Sequence[str], quick: bool) -> None:
-    from strata.kernels.bench.run import select
+    from strata.kernels.bench.selection import select
 
     cores, count = os.cpu_count() or 1, len(select(ops, quick))
     if cores < LEAST_CORES or count < 2:
@@ -39,7 +39,7 @@ def _run_once(ops: Sequence[str], quick: bool, number: int) -> None:
     import torch
 
     from strata.kernels.bench.case import Missing
-    from strata.kernels.bench.run import select
+    from strata.kernels.bench.selection import select
 
     with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere), suppress(Exception):
         torch._dynamo.reset()

@@ -16,6 +16,7 @@ from strata.kernels.bench import ceilings, plot, report
 from strata.kernels.bench.case import Case
 from strata.kernels.bench.cases import small
 from strata.kernels.bench.harness import Row, Settings, measure
+from strata.kernels.bench.selection import select
 from strata.platform.files import cache_dir, write_atomic
 
 # On CPUs, which have other things to do in between.
@@ -59,16 +60,6 @@ def bench(names: Sequence[str], quick: bool, json_path: Path | None, plot_path: 
     _sum_up(outcome, console)
     console.print(f"written to {target} and {plot_path}")
     return outcome
-
-
-def select(ops: Sequence[str], quick: bool) -> list[Case]:
-    """Of a quick run: the cases that have bars, or an operation's first where none has."""
-    found: list[Case] = []
-    for op in catalog.chosen(ops):
-        cases: list[Case] = op.benchmark().cases()
-        barred = [case for case in cases if case.bars]
-        found += (barred or cases[:1]) if quick else cases
-    return found
 
 
 def _measured(cases: Sequence[Case], device: torch.device, settings: Settings, console: Console) -> Iterator[Row]:

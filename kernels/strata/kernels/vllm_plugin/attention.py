@@ -13,10 +13,8 @@ kv_cache_write are called behind torch's dispatcher and their own checks, which 
 this are opaque to torch anyway, and what could be wrong is refused when the engine starts.
 """
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 from vllm.config import CUDAGraphMode
@@ -26,7 +24,6 @@ from vllm.v1.attention.backend import (
     AttentionCGSupport,
     AttentionImpl,
     AttentionLayer,
-    AttentionMetadata,
     AttentionMetadataBuilder,
     AttentionType,
     CommonAttentionMetadata,
@@ -42,11 +39,12 @@ from strata.kernels.ops.paged_attention.paged_attention import (
     paged_attention_cpu,
     paged_attention_triton,
 )
-from strata.kernels.vllm_plugin import switched_on
+from strata.kernels.vllm_plugin.metadata import INSTEAD, StrataAttentionMetadata, first_rows, metadata_of
+from strata.kernels.vllm_plugin.switch import switched_on
+from strata.kernels.vllm_plugin.warm_up import warm_up
 
 HEAD_SIZE_STEP = 8  # so that heads begin where 16 bytes can be read at once
 BLOCK_SIZES = (16, 32, 64, 128)
-INSTEAD = "set serve.kernels: vllm for this model"
 LONG = 65536  # tokens times head size from which on a whole prompt is quicker by flash_attention
 
 
@@ -100,31 +98,6 @@ class StrataAttentionBackend(AttentionBackend):  # type: ignore[misc]
         return [*reasons, INSTEAD] if reasons else []
 
 
-@dataclass
-class StrataAttentionMetadata(AttentionMetadata):  # type: ignore[misc]
-    """Under vLLM's names, for others than this backend read them too. All requests' tokens lie one after the other."""
-
-    num_actual_tokens: int
-    max_query_len: int
-    query_start_loc: Tensor  # int32 [requests + 1]
-    max_seq_len: int
-    seq_lens: Tensor  # int32 [requests], with what is cached
-    block_table: Tensor  # int32 [requests, blocks]
-    slot_mapping: Tensor  # int64 [tokens]
-    arrivals: Tensor | None  # paged_attention's counters, where they are kept from launch to launch
-    prompts: "WholePrompts | None" = None
-
-
-@dataclass(frozen=True)
-class WholePrompts:
-    """The requests at a batch's end of which nothing is cached yet."""
-
-    before: StrataAttentionMetadata | None  # the other requests
-    first_token: int
-    starts: Tensor  # int32 [prompts + 1], counted from `first_token`
-    longest: int
-
-
 class StrataAttentionMetadataBuilder(AttentionMetadataBuilder[StrataAttentionMetadata]):  # type: ignore[misc]
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.ALWAYS
 
@@ -137,8 +110,6 @@ class StrataAttentionMetadataBuilder(AttentionMetadataBuilder[StrataAttentionMet
         # half has a builder of its own.
         self.arrivals = no_arrivals(vllm_config.scheduler_config.max_num_seqs * kv_cache_spec.num_kv_heads, device)
         if device.type == "cuda":
-            from strata.kernels.vllm_plugin.warm_up import warm_up
-
             warm_up(self)
 
     def build(
@@ -152,53 +123,6 @@ class StrataAttentionMetadataBuilder(AttentionMetadataBuilder[StrataAttentionMet
         if self.vllm_config.compilation_config.cudagraph_mode.mixed_mode() == CUDAGraphMode.FULL:
             common_attn_metadata = common_attn_metadata.replace(max_query_len=common_attn_metadata.num_actual_tokens)
         return metadata_of(common_attn_metadata, None, self.arrivals)
-
-
-def metadata_of(
-    common: CommonAttentionMetadata, long_prompt: int | None, arrivals: Tensor | None = None
-) -> StrataAttentionMetadata:
-    """`long_prompt` is from how many tokens on flash_attention takes whole prompts; it takes none without."""
-    if common.causal is not True:
-        raise NotImplementedError(f"Strata's kernels serve causal attention only; {INSTEAD}")
-    batch = StrataAttentionMetadata(
-        num_actual_tokens=common.num_actual_tokens,
-        max_query_len=common.max_query_len,
-        query_start_loc=_first(common.query_start_loc, common.num_reqs + 1),
-        max_seq_len=common.max_seq_len,
-        seq_lens=_first(common.seq_lens, common.num_reqs),
-        block_table=_first(common.block_table_tensor, common.num_reqs),
-        slot_mapping=common.slot_mapping,
-        arrivals=arrivals,
-    )
-    if long_prompt is not None and common.max_query_len >= long_prompt and common.seq_lens_cpu_upper_bound is not None:
-        batch.prompts = _whole_prompts(common, batch, long_prompt)
-    return batch
-
-
-def _whole_prompts(common: CommonAttentionMetadata, batch: StrataAttentionMetadata, least: int) -> WholePrompts | None:
-    """Decided by what the CPU knows of the batch: asking the GPU would make it wait."""
-    requests = common.num_reqs
-    starts = common.query_start_loc_cpu[: requests + 1].numpy()
-    queries, keys = np.diff(starts), common.seq_lens_cpu_upper_bound[:requests].numpy()
-    (others,) = np.nonzero((queries != keys) | (queries < least))
-    first = int(others[-1]) + 1 if len(others) else 0
-    if first == requests:
-        return None
-    first_token = int(starts[first])
-    before = None
-    if first:
-        before = StrataAttentionMetadata(
-            num_actual_tokens=first_token,
-            max_query_len=int(queries[:first].max()),
-            query_start_loc=batch.query_start_loc[: first + 1],
-            max_seq_len=int(keys[:first].max()),
-            seq_lens=batch.seq_lens[:first],
-            block_table=batch.block_table[:first],
-            slot_mapping=batch.slot_mapping[:first_token],
-            arrivals=batch.arrivals,
-        )
-    prompts = batch.query_start_loc[first:]
-    return WholePrompts(before, first_token, prompts - first_token if first else prompts, int(queries[first:].max()))
 
 
 class StrataAttentionImpl(AttentionImpl[StrataAttentionMetadata]):  # type: ignore[misc]
@@ -234,7 +158,7 @@ class StrataAttentionImpl(AttentionImpl[StrataAttentionMetadata]):  # type: igno
     ) -> None:
         tokens = slot_mapping.shape[0]
         write = kv_cache_write_triton if key.is_cuda else kv_cache_write_cpu
-        write(_first(key, tokens), _first(value, tokens), *self._caches(kv_cache), slot_mapping)
+        write(first_rows(key, tokens), first_rows(value, tokens), *self._caches(kv_cache), slot_mapping)
 
     def forward(
         self,
@@ -256,12 +180,12 @@ class StrataAttentionImpl(AttentionImpl[StrataAttentionMetadata]):  # type: igno
         cached = attn_metadata if prompts is None else prompts.before
         if cached is not None:
             arguments = (
-                _first(query, cached.num_actual_tokens),
+                first_rows(query, cached.num_actual_tokens),
                 *self._caches(kv_cache),
                 cached.block_table,
                 cached.seq_lens,
                 cached.query_start_loc,
-                _first(output, cached.num_actual_tokens),
+                first_rows(output, cached.num_actual_tokens),
                 cached.max_query_len,
                 cached.max_seq_len,
                 self.scale,
@@ -289,8 +213,3 @@ class StrataAttentionImpl(AttentionImpl[StrataAttentionMetadata]):  # type: igno
         """As our kernels take them: each [blocks, block_size, kv_heads, head_size]."""
         key_cache, value_cache = kv_cache.transpose(1, 2).chunk(2, dim=-1)
         return key_cache, value_cache
-
-
-def _first(rows: Tensor, wanted: int) -> Tensor:
-    """Without the padding that vLLM may have behind them; a slice costs more than a look."""
-    return rows if rows.shape[0] == wanted else rows[:wanted]

@@ -17,7 +17,7 @@ from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 from strata.kernels.ops.rms_norm.rms_norm import add_rms_norm, rms_norm
 from strata.kernels.ops.rope import rope_
 from strata.kernels.ops.swiglu import swiglu
-from strata.kernels.vllm_plugin import PROVIDER
+from strata.kernels.vllm_plugin.switch import PROVIDER
 
 
 def register(parts: Collection[str]) -> None:

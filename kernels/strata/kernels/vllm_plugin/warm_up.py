@@ -14,11 +14,11 @@ import torch
 from vllm.config import get_layers_from_vllm_config
 from vllm.logger import init_logger
 from vllm.model_executor.layers.attention import Attention
-from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm.v1.attention.backend import AttentionImpl, AttentionMetadataBuilder, CommonAttentionMetadata
 
 from strata.kernels.compiler.ahead import compile_ahead
 from strata.kernels.compiler.warm_up import sizes
-from strata.kernels.vllm_plugin.attention import StrataAttentionImpl, StrataAttentionMetadataBuilder, metadata_of
+from strata.kernels.vllm_plugin.metadata import metadata_of
 
 Batch = list[tuple[int, int]]  # each request's tokens that are cached, and that are new
 
@@ -28,7 +28,8 @@ QUERIES = (1, 2, 4, 8, 16, 64, 2048)  # as decodes, then as chunks, of which few
 LONGEST = 16384  # prompts beyond it are done by the kernels for this length
 
 
-def warm_up(builder: StrataAttentionMetadataBuilder) -> None:
+def warm_up(builder: AttentionMetadataBuilder) -> None:
+    """`builder` is `attention.StrataAttentionMetadataBuilder`, which calls this."""
     began = time.monotonic()
     layers = get_layers_from_vllm_config(builder.vllm_config, Attention, builder.layer_names).values()
     distinct = {(layer.impl.num_heads, layer.impl.scale, layer.impl.window): layer.impl for layer in layers}
@@ -44,7 +45,7 @@ def warm_up(builder: StrataAttentionMetadataBuilder) -> None:
 
 
 def calls(
-    layer: StrataAttentionImpl,
+    layer: AttentionImpl,
     batches: Sequence[Batch],
     block_size: int,
     dtype: torch.dtype,

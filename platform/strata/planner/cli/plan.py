@@ -1,4 +1,4 @@
-"""`strata plan`, `plan validate` and `plan list`. `search.py` and `studies.py` have the other plan commands.
+"""`strata plan` and `plan list`. `search.py`, `validate.py` and `studies.py` have the other plan commands.
 
 Light imports only: the command line loads this module to print its help.
 """
@@ -229,16 +229,6 @@ def training_json(found: "TrainingPlan") -> dict[str, Any]:
         "failures": {**jsonable(found.failures), "best": found.failures.best.mode},
         "budget": found.budget,
     }
-
-
-def plan_validate(json: Json = None) -> None:
-    """The planner beside published measurements, row by row. Fails where it is further off than it may be."""
-    from strata.planner.validation import validate
-
-    found = validate.checks()
-    answer(lambda _: validate.tables(found), lambda: {"checks": [{**jsonable(one), "passed": one.passed} for one in found]}, json)
-    if not all(one.passed for one in found):
-        raise typer.Exit(1)
 
 
 def plan_list(

@@ -1,19 +1,21 @@
 """Regimes of plans: where the planner was held against published figures, and how far off it was there.
 
-The errors are not written down here: they come from planning the rows of `published/regimes.csv` anew.
+The errors are read from `published/errors.json`, which `cli/check_regimes.py` generates by planning the rows of
+`published/regimes.csv`; a test holds it fresh.
 """
 
+import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cache
+from pathlib import Path
 
 from strata.planner.catalogue.hardware import Gpu
 from strata.planner.catalogue.shape import Shape
 from strata.planner.catalogue.software import Software
 from strata.planner.layout import Layout
 
-if TYPE_CHECKING:
-    from strata.planner.validation.check_regimes import Errors
-
+PUBLISHED = Path(__file__).parent / "published"
+ERRORS = PUBLISHED / "errors.json"
 LONG = 32768  # tokens of a sequence
 CHECKED_GPUS = ("a100-40gb", "a100-80gb", "h100-sxm", "b200")  # with a published step time in the validated regime
 VALIDATED = "dense models trained by Megatron with ZeRO 0 or 1, sequences below 32k tokens, on A100, H100 or B200"
@@ -33,13 +35,24 @@ REGIMES = {
 
 
 @dataclass(frozen=True)
+class Errors:
+    """Errors of a regime's figures: the mean of their sizes, the mean with its sign, the lowest and the highest."""
+
+    figures: int
+    mean: float
+    signed: float
+    lowest: float
+    highest: float
+
+
+@dataclass(frozen=True)
 class Trust:
     """`regimes` has the errors of each regime that a plan is in, beside the validated one; `unchecked` what no published figure
     was found for. `line` is empty for a plan that is validated."""
 
     validated: bool
     line: str
-    regimes: "dict[str, Errors]"
+    regimes: dict[str, Errors]
     unchecked: tuple[str, ...] = ()
 
 
@@ -90,13 +103,16 @@ def _unchecked(layout: Layout, gpu: Gpu) -> tuple[str, ...]:
     return tuple(what for what, holds in found.items() if holds)
 
 
-def _errors(name: str) -> "Errors":
-    from strata.planner.validation import check_regimes  # which plans them, and so imports all of the planner
-
-    return check_regimes.errors(check_regimes.regime(name))
+def _errors(name: str) -> Errors:
+    return _all_errors()[name]
 
 
-def _said(found: "Errors", below: str, above: str) -> str:
+@cache
+def _all_errors() -> dict[str, Errors]:
+    return {name: Errors(**found) for name, found in json.loads(ERRORS.read_text()).items()}
+
+
+def _said(found: Errors, below: str, above: str) -> str:
     ends = f"{_side(found.lowest, below, above)} to {_side(found.highest, below, above)}, " if found.figures > 1 else ""
     return f"{found.mean:.0%} off on average ({ends}{found.figures} published figure{'s' * (found.figures > 1)})"
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 import httpx
 
 from strata.platform.metrics import SERVE_REPLICAS
-from strata.serving.chaos import counters
 from strata.serving.chaos.client import Attempt, send
 from strata.serving.chaos.requests import Request
 from strata.serving.chaos.victims import OF_RAY, ROLES, Kind, Population, Replica
+from strata.serving.metrics import counters
 
 BACK_LIMIT_S = 300.0
 PERIOD_S = 0.25  # between two looks at the processes

@@ -11,9 +11,9 @@ import psutil
 from rich.table import Table
 
 from strata.platform import metrics
-from strata.serving.chaos import counters
 from strata.serving.chaos.kills import Kill
 from strata.serving.chaos.run import Outcome, Pass, Verdict
+from strata.serving.metrics import counters
 
 PACKAGES = ("strata", "ray", "torch", "nixl")
 SHOWN_FAILURES = 5

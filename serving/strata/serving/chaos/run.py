@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from strata.platform.errors import UserError
-from strata.serving.chaos import counters, kills
+from strata.serving.chaos import kills
 from strata.serving.chaos.client import Answer, fresh_connections
 from strata.serving.chaos.load import Sent, drive
 from strata.serving.chaos.requests import TOKEN_IDS, Request
 from strata.serving.chaos.victims import ROLES, Kind, Population, Processes, Replica
+from strata.serving.metrics import counters
 
 
 class Verdict(StrEnum):

@@ -1,6 +1,7 @@
 """Remembers which requests were on engines that failed, and refuses those that kill engines, for a while.
 
-Requests are known by their content: one that is sent again, by whomever, is the same. The verdict is a replica's (`engine/suspect_requests.py`).
+Requests are known by their content: one that is sent again, by whomever, is the same. The verdict
+is a replica's (`engine/suspect_requests.py`).
 """
 
 import asyncio

@@ -2,8 +2,8 @@
 
 Serve binds it to every interface, and it unpickles what it receives. Nobody calls it here: requests do not pass through Serve.
 
-Written for Ray 2.60. No longer needed when `Replica._on_initialized` binds to the node's address; `tests/serving/runtime/test_reach.py`
-fails without it.
+Written for Ray 2.60. No longer needed when `Replica._on_initialized` binds to the node's address;
+`tests/serving/runtime/test_reach.py` fails without it.
 """
 
 from typing import Any

@@ -16,7 +16,7 @@ from strata.platform.errors import UserError
 from strata.platform.metrics import SERVE_REPLICAS
 from strata.platform.ray_cluster.watch import ClusterDied, dead_part
 from strata.platform.recipe import ServeSection
-from strata.serving.chaos import counters
+from strata.serving.metrics import counters
 
 logger = logging.getLogger(__name__)
 

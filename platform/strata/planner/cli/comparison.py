@@ -1,4 +1,4 @@
-"""`strata plan validate`: what was published, what the planner says, and how far off it may be."""
+"""Comparison of the planner with published measurements, row by row, with the error that each kind of row may have."""
 
 from dataclasses import dataclass
 from itertools import groupby
@@ -6,9 +6,10 @@ from itertools import groupby
 from rich.console import RenderableType
 from rich.text import Text
 
+from strata.planner.cli import check_regimes
 from strata.planner.cli.tables import grid
 from strata.planner.units import show
-from strata.planner.validation import check_collectives, check_memory, check_regimes, check_training
+from strata.planner.validation import check_collectives, check_memory, check_training
 from strata.planner.validation.trust import REGIMES
 
 UNSEEN = "not seen before, "

@@ -2,14 +2,17 @@
 
 Each row has the words of a `strata plan` command. They go through the command's own parser and checks, so that a row which a
 user could not ask for is refused here as well.
+
+`python -m strata.planner.cli.check_regimes` writes the errors of each regime to `published/errors.json`, from which plans state
+how far they can be trusted.
 """
 
 import csv
+import json
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from functools import cache
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
@@ -23,9 +26,9 @@ from strata.planner.cli.studies import place_of, plan_collectives, plan_serve, s
 from strata.planner.layout import Layout
 from strata.planner.memory.plan import misfit
 from strata.planner.plan import TrainingPlan
+from strata.planner.validation.trust import ERRORS, PUBLISHED, Errors
 from strata.platform.errors import UserError
 
-PUBLISHED = Path(__file__).parent / "published"
 CURVE_BYTES = 2.0**32  # at which the largest bus bandwidths were published
 
 
@@ -47,17 +50,6 @@ class Row:
         if self.planned is None:
             return None
         return (self.published / self.planned if self.unit in RATES else self.planned / self.published) - 1
-
-
-@dataclass(frozen=True)
-class Errors:
-    """Errors of a regime's figures: the mean of their sizes, the mean with its sign, the lowest and the highest."""
-
-    figures: int
-    mean: float
-    signed: float
-    lowest: float
-    highest: float
 
 
 RATES = ("tokens_s_gpu", "model_tflops", "mfu_pct", "tokens_s", "busbw_GB_s")
@@ -153,3 +145,14 @@ def _parser(command: Callable[..., None]) -> Any:
     app = typer.Typer(add_completion=False)
     app.command()(command)
     return get_command(app)
+
+
+def as_json() -> str:
+    """Errors of each regime, to four digits."""
+    found = {name: asdict(errors(regime(name))) for name in regime_names()}
+    rounded = {name: {key: round(value, 4) for key, value in each.items()} for name, each in found.items()}
+    return json.dumps(rounded, indent=2) + "\n"
+
+
+if __name__ == "__main__":
+    ERRORS.write_text(as_json())

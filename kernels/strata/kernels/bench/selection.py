@@ -1,0 +1,16 @@
+"""Selection of benchmark cases."""
+
+from collections.abc import Sequence
+
+from strata.kernels import catalog
+from strata.kernels.bench.case import Case
+
+
+def select(ops: Sequence[str], quick: bool) -> list[Case]:
+    """All cases of the operations; in a quick run those with bars, or an operation's first case where none has any."""
+    found: list[Case] = []
+    for op in catalog.chosen(ops):
+        cases: list[Case] = op.benchmark().cases()
+        barred = [case for case in cases if case.bars]
+        found += (barred or cases[:1]) if quick else cases
+    return found

@@ -1,0 +1,86 @@
+"""Metadata of an attention batch, and the whole prompts at its end, which flash_attention can take."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+from vllm.v1.attention.backend import AttentionMetadata, CommonAttentionMetadata
+
+INSTEAD = "set serve.kernels: vllm for this model"
+
+
+@dataclass
+class StrataAttentionMetadata(AttentionMetadata):  # type: ignore[misc]
+    """Under vLLM's names, for others than this backend read them too. All requests' tokens lie one after the other."""
+
+    num_actual_tokens: int
+    max_query_len: int
+    query_start_loc: Tensor  # int32 [requests + 1]
+    max_seq_len: int
+    seq_lens: Tensor  # int32 [requests], with what is cached
+    block_table: Tensor  # int32 [requests, blocks]
+    slot_mapping: Tensor  # int64 [tokens]
+    arrivals: Tensor | None  # paged_attention's counters, where they are kept from launch to launch
+    prompts: "WholePrompts | None" = None
+
+
+@dataclass(frozen=True)
+class WholePrompts:
+    """The requests at a batch's end of which nothing is cached yet."""
+
+    before: StrataAttentionMetadata | None  # the other requests
+    first_token: int
+    starts: Tensor  # int32 [prompts + 1], counted from `first_token`
+    longest: int
+
+
+def metadata_of(
+    common: CommonAttentionMetadata, long_prompt: int | None, arrivals: Tensor | None = None
+) -> StrataAttentionMetadata:
+    """`long_prompt` is from how many tokens on flash_attention takes whole prompts; it takes none without."""
+    if common.causal is not True:
+        raise NotImplementedError(f"Strata's kernels serve causal attention only; {INSTEAD}")
+    batch = StrataAttentionMetadata(
+        num_actual_tokens=common.num_actual_tokens,
+        max_query_len=common.max_query_len,
+        query_start_loc=first_rows(common.query_start_loc, common.num_reqs + 1),
+        max_seq_len=common.max_seq_len,
+        seq_lens=first_rows(common.seq_lens, common.num_reqs),
+        block_table=first_rows(common.block_table_tensor, common.num_reqs),
+        slot_mapping=common.slot_mapping,
+        arrivals=arrivals,
+    )
+    if long_prompt is not None and common.max_query_len >= long_prompt and common.seq_lens_cpu_upper_bound is not None:
+        batch.prompts = _whole_prompts(common, batch, long_prompt)
+    return batch
+
+
+def _whole_prompts(common: CommonAttentionMetadata, batch: StrataAttentionMetadata, least: int) -> WholePrompts | None:
+    """Decided by what the CPU knows of the batch: asking the GPU would make it wait."""
+    requests = common.num_reqs
+    starts = common.query_start_loc_cpu[: requests + 1].numpy()
+    queries, keys = np.diff(starts), common.seq_lens_cpu_upper_bound[:requests].numpy()
+    (others,) = np.nonzero((queries != keys) | (queries < least))
+    first = int(others[-1]) + 1 if len(others) else 0
+    if first == requests:
+        return None
+    first_token = int(starts[first])
+    before = None
+    if first:
+        before = StrataAttentionMetadata(
+            num_actual_tokens=first_token,
+            max_query_len=int(queries[:first].max()),
+            query_start_loc=batch.query_start_loc[: first + 1],
+            max_seq_len=int(keys[:first].max()),
+            seq_lens=batch.seq_lens[:first],
+            block_table=batch.block_table[:first],
+            slot_mapping=batch.slot_mapping[:first_token],
+            arrivals=batch.arrivals,
+        )
+    prompts = batch.query_start_loc[first:]
+    return WholePrompts(before, first_token, prompts - first_token if first else prompts, int(queries[first:].max()))
+
+
+def first_rows(rows: Tensor, wanted: int) -> Tensor:
+    """Without the padding that vLLM may have behind them; a slice costs more than a look."""
+    return rows if rows.shape[0] == wanted else rows[:wanted]

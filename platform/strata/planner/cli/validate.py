@@ -1,0 +1,18 @@
+"""`strata plan validate`. Light imports only: the command line loads this module to print its help."""
+
+import typer
+
+from strata.planner.cli.options import Json, answer
+from strata.planner.cli.output import jsonable
+
+
+def plan_validate(json: Json = None) -> None:
+    """The planner beside published measurements, row by row. Fails where it is further off than it may be."""
+    from strata.planner.cli import comparison
+
+    found = comparison.checks()
+    answer(
+        lambda _: comparison.tables(found), lambda: {"checks": [{**jsonable(one), "passed": one.passed} for one in found]}, json
+    )
+    if not all(one.passed for one in found):
+        raise typer.Exit(1)
