@@ -1,5 +1,6 @@
 """The `strata` command as a user types it."""
 
+import importlib.metadata
 import subprocess
 
 import pytest
@@ -16,6 +17,10 @@ def test_help_is_quick_and_lists_every_room() -> None:
     assert starts_at_once(STRATA, "--help")
     text = strata("--help").stdout
     assert all(command in text for command in ("train", "export", "serve", "chat", "runs", "doctor", "bench", "cluster"))
+
+
+def test_version() -> None:
+    assert strata("--version").stdout == f"strata {importlib.metadata.version('strata')}\n"
 
 
 def test_errors_name_cause_and_fix_and_exit_nonzero() -> None:

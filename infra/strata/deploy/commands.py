@@ -12,6 +12,7 @@ from rich.syntax import Syntax
 
 from strata.platform import recipe_file
 from strata.platform.errors import UserError
+from strata.platform.recipe_file import Overrides
 
 if TYPE_CHECKING:
     from strata.deploy.changes import Changes
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 CRDS = "STRATA_KUBERAY_CRDS"
 
-Overrides = Annotated[list[str] | None, typer.Argument(help="Changes to the recipe: section.key=value, such as deploy.gpu=h100.")]
 Target = Annotated[str, typer.Option(help="gke, ack or kind.")]
 RecipeName = Annotated[str, typer.Option("--recipe", help="A recipe's name, or a path to one.")]
 RunName = Annotated[str | None, typer.Option("--run", help="The run to train or serve; else named as the recipe.")]

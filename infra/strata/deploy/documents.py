@@ -6,23 +6,11 @@ from typing import Any
 import yaml
 
 from strata.deploy.names import PART_LABEL
+from strata.platform import yaml_text
 
 Document = dict[str, Any]
 
 RAY_KINDS = ("RayCluster", "RayJob", "RayService")
-
-
-class _Dumper(yaml.SafeDumper):
-    def ignore_aliases(self, data: Any) -> bool:
-        return True  # what two objects share is written twice: nobody reads manifests with anchors to elsewhere
-
-
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
-    """Several lines as a block, so that a recipe inside of a manifest can be read."""
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
-
-
-_Dumper.add_representer(str, _text)
 
 
 def read(text: str) -> list[Document]:
@@ -30,7 +18,7 @@ def read(text: str) -> list[Document]:
 
 
 def write(documents: list[Document]) -> str:
-    return yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=130)
+    return yaml_text.dump_all(documents, width=130)
 
 
 def title(document: Document) -> str:

@@ -12,7 +12,7 @@ import httpx
 import yaml
 
 from strata.monitoring.prometheus.server import last_words
-from strata.platform import children
+from strata.platform import processes
 from strata.platform.errors import UserError
 from strata.platform.files import write_atomic
 
@@ -86,7 +86,7 @@ def running(command: list[str], folder: Path, port: int, prometheus_url: str) ->
     }
     log = folder / "grafana.log"
     arguments = [*command, *(["--homepath", str(home)] if home else [])]
-    with children.started(arguments, log, env=os.environ | settings) as process:
+    with processes.started(arguments, log, env=os.environ | settings) as process:
         url = f"http://127.0.0.1:{port}"
         deadline = time.monotonic() + READY_S
         while not _is_ready(url):

@@ -5,8 +5,8 @@ A name with a dot nests (`bench.startup` is `strata bench startup`); a name that
 """
 
 import sys
-from importlib.metadata import entry_points
-from typing import Any, NoReturn
+from importlib.metadata import entry_points, version
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -21,6 +21,7 @@ GROUP = "strata.commands"
 
 def build() -> typer.Typer:
     app = _group("Plan, train, serve and watch a language model, from one recipe.")
+    app.callback()(_options)
     entries = sorted(entry_points(group=GROUP), key=lambda e: e.name)
     groups = {entry.name.split(".")[0]: _group(None) for entry in entries if "." in entry.name}
     for entry in entries:
@@ -39,6 +40,14 @@ def build() -> typer.Typer:
         else:
             app.add_typer(group, name=name, help=f"See 'strata {name} --help'.")
     return app
+
+
+def _options(
+    show_version: Annotated[bool, typer.Option("--version", is_eager=True, help="Print the version and exit.")] = False,
+) -> None:
+    if show_version:
+        print(f"strata {version('strata')}")
+        raise typer.Exit
 
 
 class CommandToo(TyperGroup):

@@ -3,8 +3,9 @@
 import difflib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 import yaml
 from pydantic import BaseModel, ValidationError
 
@@ -12,6 +13,11 @@ from strata.platform.errors import UserError
 from strata.platform.recipe import Recipe
 
 DEFAULT = "laptop"
+# The argument of every command that takes a recipe.
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[section.key=value]...", help="Changes to the recipe, such as train.steps=50."),
+]
 
 
 class RecipeError(UserError):

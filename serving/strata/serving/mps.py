@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from strata.platform import children
+from strata.platform import processes
 from strata.platform.errors import UserError
 from strata.platform.recipe import ServeSection
 
@@ -51,7 +51,7 @@ def running(section: ServeSection) -> Iterator[None]:
         raise UserError(f"sm_share needs {CONTROL}, which is not here.", "Install NVIDIA's MPS, or leave sm_share out.")
     pipes().mkdir(exist_ok=True)
     service = os.environ | {"CUDA_MPS_PIPE_DIRECTORY": str(pipes()), "CUDA_MPS_LOG_DIRECTORY": str(pipes())}
-    with children.started([control, "-f"], pipes() / "control.out", service):
+    with processes.started([control, "-f"], pipes() / "control.out", service):
         try:
             yield
         finally:

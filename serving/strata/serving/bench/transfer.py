@@ -13,8 +13,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
-from importlib.metadata import version
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from strata.platform import benchmark_record
 from strata.platform.errors import UserError
 from strata.platform.files import write_atomic
 from strata.platform.recipe import Device
@@ -74,8 +73,7 @@ def bench(device: Device, size: int, pieces: Sequence[int], repeats: int, path: 
             milliseconds = [1000 * seconds for seconds in (reading.first_s, reading.total_s, reading.post_s)]
             table.add_row(way, str(count), *(f"{value:.2f}" for value in milliseconds), f"{size / reading.total_s / 1e9:.1f}")
     console.print(table)
-    date = datetime.now(UTC).isoformat(timespec="seconds")
-    result = {"date": date, "device": device, "bytes": size, "nixl": version("nixl"), "readings": readings}
+    result = {**benchmark_record.header(), "device": device, "bytes": size, "readings": readings}
     write_atomic(path, json.dumps(result, indent=2))
     console.print(f"written to {path}")
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[section.key=value]...", help="Changes to the recipe.")]
+from strata.platform.recipe_file import Overrides
 
 
 def chaos(

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from strata.platform import children, ports
+from strata.platform import ports, processes
 from strata.platform.errors import UserError
 from strata.platform.files import cache_dir
 from strata.serving.models import choice
@@ -40,7 +40,7 @@ def _started(chosen: choice.Choice) -> Iterator[str]:
             stdout=output,
             stderr=output,
             start_new_session=True,
-            preexec_fn=children.ending_with_us(),
+            preexec_fn=processes.ending_with_us(),
         )
     try:
         wait_until_ready(process, log)
@@ -68,7 +68,7 @@ def wait_until_ready(process: subprocess.Popen[bytes], log: Path) -> None:
     while READY not in log.read_text(errors="replace"):
         if process.poll() is not None or time.monotonic() > deadline:
             raise UserError(
-                f"The endpoint did not start:\n{children.last_lines(log)}", f"See {log}, or start it alone: strata serve."
+                f"The endpoint did not start:\n{processes.last_lines(log)}", f"See {log}, or start it alone: strata serve."
             )
         time.sleep(0.2)
 

@@ -1,21 +1,15 @@
 """The outcome as tables, and as JSON with all that one needs to doubt it."""
 
-import os
-import platform
 from dataclasses import asdict
-from datetime import UTC, datetime
-from importlib.metadata import version
 from typing import Any
 
-import psutil
 from rich.table import Table
 
-from strata.platform import metrics
+from strata.platform import benchmark_record, metrics
 from strata.serving.chaos.kills import Kill
 from strata.serving.chaos.run import Outcome, Pass, Verdict
 from strata.serving.metrics import counters
 
-PACKAGES = ("strata", "ray", "torch", "nixl")
 SHOWN_FAILURES = 5
 
 
@@ -87,13 +81,7 @@ def failures(outcome: Outcome) -> list[str]:
 def as_json(outcome: Outcome) -> dict[str, Any]:
     began = outcome.storm.began
     return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": {
-            "architecture": platform.machine(),
-            "cores": os.cpu_count(),
-            "memory_gib": psutil.virtual_memory().total / 2**30,
-        },
-        "versions": {name: version(name) for name in PACKAGES},
+        **benchmark_record.header(),
         "holds": outcome.holds,
         "numbers": numbers(outcome),
         "passes": {

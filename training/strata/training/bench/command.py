@@ -6,9 +6,8 @@ from typing import Annotated
 import typer
 
 from strata.platform import recipe_file
+from strata.platform.recipe_file import Overrides
 from strata.training.bench.contest import Contender
-
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[section.key=value]...", help="Changes to the recipe.")]
 
 
 def bench_train(

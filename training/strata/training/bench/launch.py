@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from strata.platform import children, ports
+from strata.platform import ports, processes
 from strata.training.bench.contest import OURS, Job
 from strata.training.bench.ours import prepare_home, run_metrics
 from strata.training.memory import KEEP_FREED_MEMORY
@@ -43,11 +43,11 @@ def _run(job: Job, with_ray: bool, logs: Path, step: Callable[[int], None], port
         ours = KEEP_FREED_MEMORY if job.contender in OURS and job.recipe.parallel.device == "cpu" else {}
         commands = [(command, threads | ours | group) for group in _process_group(job.recipe.parallel.workers, port)]
     files = [logs / f"{job.contender}-{number}.log" for number in range(len(commands))]
-    with _started(commands, files) as processes:
+    with _started(commands, files) as workers:
         follower = Follower(metrics)
         running = True
         while running:
-            codes = [process.poll() for process in processes]
+            codes = [process.poll() for process in workers]
             running = None in codes
             for code, file in zip(codes, files, strict=True):
                 if code:  # the others would wait for it for ever
@@ -66,7 +66,7 @@ def _process_group(workers: int, port: int) -> list[dict[str, str]]:
 
 @contextmanager
 def _started(commands: list[tuple[list[str], dict[str, str]]], files: list[Path]) -> Iterator[list[Process]]:
-    processes = []
+    workers = []
     try:
         for (command, environment), file in zip(commands, files, strict=True):
             with file.open("wb") as output:
@@ -76,20 +76,12 @@ def _started(commands: list[tuple[list[str], dict[str, str]]], files: list[Path]
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
-                    preexec_fn=children.ending_with_us(),
+                    preexec_fn=processes.ending_with_us(),
                 )
-            processes.append(process)
-        yield processes
+            workers.append(process)
+        yield workers
     finally:
-        for process in processes:
-            if process.poll() is None:
-                process.terminate()
-        for process in processes:
-            try:
-                process.wait(timeout=60)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        processes.stop_family(workers)
 
 
 def _last_words(log: Path) -> str:

@@ -1,23 +1,17 @@
 """The outcome as a table, and as JSON with all that one needs to doubt it: machine, versions, date, recipe, every step."""
 
-import os
-import platform
 import statistics
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-import psutil
 from rich.table import Table
 from rich.text import Text
 
-from strata.platform.machine import processor
+from strata.platform import benchmark_record
 from strata.platform.recipe import Recipe
 from strata.training.bench.contest import LIGER, Contender, Round
 from strata.training.model.flops import flops_per_token, mfu
 
-PACKAGES = ("strata", "torch", "deepspeed", "ray", "transformers", "liger-kernel", "triton")
 NAMES: dict[Contender, str] = {
     "ours": "strata train",
     "ours_torch": "strata train, torch's kernels",
@@ -102,12 +96,7 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
 
 def circumstances(recipe: Recipe) -> dict[str, Any]:
     """When, where and with what something was measured."""
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": _machine(recipe),
-        "versions": _versions(),
-        "recipe": recipe.model_dump(mode="json"),
-    }
+    return {**benchmark_record.header(), "recipe": recipe.model_dump(mode="json")}
 
 
 def name_of(contender: Contender, with_ray: bool) -> str:
@@ -116,29 +105,3 @@ def name_of(contender: Contender, with_ray: bool) -> str:
 
 def _cell(value: float | None, form: str) -> str:
     return "-" if value is None else form.format(value)
-
-
-def _machine(recipe: Recipe) -> dict[str, Any]:
-    return {
-        "architecture": platform.machine(),
-        "processor": processor(),
-        "cores": os.cpu_count(),
-        "memory_gib": psutil.virtual_memory().total / 2**30,
-        "gpus": _gpus() if recipe.parallel.device == "gpu" else [],
-    }
-
-
-def _gpus() -> list[str]:
-    import torch
-
-    return [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
-
-
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found

