@@ -1,6 +1,13 @@
-"""Measurements beside a load: pauses of plain streams, and memory of an endpoint's processes."""
+"""Measurements beside a load: pauses of plain streams, and memory of an endpoint's processes.
+
+The streams are read in a process of their own (`python beside.py URL MODEL STREAMS`): in the one that sends the load they would
+wait for each other, and the endpoint would be blamed for it.
+"""
 
 import contextlib
+import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -37,25 +44,40 @@ class Measured:
 def measuring(served: Served, streams: int = 2) -> Iterator[Measured]:
     measured, stop = Measured(), threading.Event()
     _sample(served, measured)
-    threads = [threading.Thread(target=_stream_on, args=(served, measured, stop)) for _ in range(streams)]
-    threads.append(threading.Thread(target=_sample_on, args=(served, measured, stop)))
-    for thread in threads:
-        thread.start()
+    sampler = threading.Thread(target=_sample_on, args=(served, measured, stop))
+    sampler.start()
+    command = [sys.executable, __file__, served.url, served.model, str(streams)]
+    reader = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         yield measured
     finally:
         stop.set()
-        for thread in threads:
-            thread.join()
+        answer, _ = reader.communicate(timeout=120)  # closes its input, which ends it
+        for name, value in json.loads(answer).items():
+            setattr(measured, name, value)
+        sampler.join()
         _sample(served, measured)
 
 
-def _stream_on(served: Served, measured: Measured, stop: threading.Event) -> None:
-    asked = {"model": served.model, "prompt": "def f(self):\n", "max_tokens": 150, "ignore_eos": True, "stream": True}
+def read_streams(url: str, model: str, streams: int) -> Measured:
+    """Until this process's input is closed."""
+    measured, stop = Measured(), threading.Event()
+    threads = [threading.Thread(target=_stream_on, args=(url, model, measured, stop)) for _ in range(streams)]
+    for thread in threads:
+        thread.start()
+    sys.stdin.read()
+    stop.set()
+    for thread in threads:
+        thread.join()
+    return measured
+
+
+def _stream_on(url: str, model: str, measured: Measured, stop: threading.Event) -> None:
+    asked = {"model": model, "prompt": "def f(self):\n", "max_tokens": 150, "ignore_eos": True, "stream": True}
     with httpx.Client(timeout=60) as client:
         while not stop.is_set():
             try:
-                _one_stream(client, served.url, asked, measured)
+                _one_stream(client, url, asked, measured)
             except httpx.HTTPError as error:
                 measured.broken.append(repr(error))
                 time.sleep(0.5)
@@ -106,3 +128,8 @@ def _size_at_start(process: psutil.Process, title: str) -> int | None:
     if (parent.cmdline() or [""])[0].endswith(title):
         return int(parent.memory_info().rss)
     return int(process.memory_info().rss) if time.time() - process.create_time() > IMPORTED_S else None
+
+
+if __name__ == "__main__":
+    found = read_streams(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    print(json.dumps({name: getattr(found, name) for name in ("streams", "broken", "longest_pause_s", "longest_start_s")}))

@@ -20,8 +20,8 @@ GROUP = "strata.commands"
 
 
 def build() -> typer.Typer:
-    app = _group("Plan, train, serve and watch a language model, from one recipe.")
-    app.callback()(_options)
+    app = _group(None)
+    app.callback(help="Plan, train, serve and watch a language model, from one recipe.")(_options)
     entries = sorted(entry_points(group=GROUP), key=lambda e: e.name)
     groups = {entry.name.split(".")[0]: _group(None) for entry in entries if "." in entry.name}
     for entry in entries:
@@ -42,12 +42,18 @@ def build() -> typer.Typer:
     return app
 
 
-def _options(
-    show_version: Annotated[bool, typer.Option("--version", is_eager=True, help="Print the version and exit.")] = False,
-) -> None:
-    if show_version:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         print(f"strata {version('strata')}")
         raise typer.Exit
+
+
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Options of `strata` itself. The version is printed by its callback, before a command is looked for."""
 
 
 class CommandToo(TyperGroup):

@@ -122,7 +122,7 @@ class Saver:
         upload_mode = ray.train.CheckpointUploadMode
         ray.train.report(
             {"step": step},
-            format=ray.train.Checkpoint(self._checkpoints.path, filesystem=self._checkpoints.filesystem),
+            checkpoint=ray.train.Checkpoint(self._checkpoints.path, filesystem=self._checkpoints.filesystem),
             checkpoint_dir_name=format.folder_name(step),
             checkpoint_upload_mode=upload_mode.ASYNC if mode == "async" else upload_mode.SYNC,
             checkpoint_upload_fn=upload,
