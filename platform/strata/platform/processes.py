@@ -72,7 +72,8 @@ def started(command: Sequence[str], log: Path, env: Mapping[str, str] | None = N
 
 
 def stop_family(processes: Sequence[subprocess.Popen[bytes]], limit_s: float = 60.0) -> None:
-    """Ends them and all their descendants, which Ray and vLLM put into sessions of their own; also after a second Ctrl-C."""
+    """Ends them, their process groups where they have their own, and all their descendants, which Ray and vLLM put into sessions
+    of their own; also after a second Ctrl-C."""
     family: list[psutil.Process] = []
     for process in processes:
         with suppress(psutil.NoSuchProcess):
@@ -88,6 +89,8 @@ def stop_family(processes: Sequence[subprocess.Popen[bytes]], limit_s: float = 6
         for process in processes:
             process.kill()
             process.wait()
+            with suppress(ProcessLookupError):  # it leads no group, or nobody is left of it
+                os.killpg(process.pid, signal.SIGKILL)
         for straggler in family:
             with suppress(psutil.NoSuchProcess):
                 straggler.kill()
