@@ -191,9 +191,9 @@ def test_more_bytes_take_longer(kind: Kind, place: Place) -> None:
 @pytest.mark.parametrize("size", [3 * KIB, 5 * MIB, 7 * GIB])
 def test_explain_ends_with_the_cost(kind: Kind, place: Place, size: int) -> None:
     there = links(library.gpu("h100"), library.fabric("roce-400-3to1"))
-    sheet = explain(kind, size, place, there)
-    assert sheet.lines[-1].name == "seconds"
-    assert sheet["seconds"] == pytest.approx(cost(kind, size, place, there).seconds, rel=1e-12)
+    worksheet = explain(kind, size, place, there)
+    assert worksheet.lines[-1].name == "seconds"
+    assert worksheet["seconds"] == pytest.approx(cost(kind, size, place, there).seconds, rel=1e-12)
 
 
 def test_nothing_to_do_costs_nothing() -> None:

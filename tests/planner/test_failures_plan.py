@@ -26,7 +26,7 @@ from strata.planner.reliability.failures import (
     young,
 )
 from strata.planner.serving.queueing import erlang_b, erlang_c, poisson_at_most
-from strata.planner.worksheet import Sheet
+from strata.planner.worksheet import Worksheet
 from strata.platform.errors import UserError
 
 HOUR = 3600.0
@@ -34,12 +34,12 @@ HOUR = 3600.0
 
 def plan(gpus: int = 4096, **given: object) -> FailurePlan:
     """A 405B model's state, on a store slow enough for saves to matter."""
-    return plan_failures(gpus, 405e9 * 14, 10.0, 2e10, sheet=Sheet("test"), dollars_per_gpu_hour=2.0, **given)  # type: ignore[arg-type]
+    return plan_failures(gpus, 405e9 * 14, 10.0, 2e10, worksheet=Worksheet("test"), dollars_per_gpu_hour=2.0, **given)  # type: ignore[arg-type]
 
 
 def played(saving: Saving, intervals: int, seed: int) -> float:
     """Useful over wall time of a run that is followed interval by interval, with failures drawn at random."""
-    part = saving.sheet
+    part = saving.worksheet
     storage = part.parts[0] if part.parts else None
     rng = random.Random(seed)
     clock = work = kept = stored = 0.0  # `kept`, `stored`: work that the neighbour, or storage, would give back
@@ -98,7 +98,7 @@ def test_estimates_meet_where_saves_are_short() -> None:
 def test_llama3_run() -> None:
     """arXiv 2407.21783: 419 interruptions in 54 days, more than 90% of the time effective, though every save stalled training.
     Storage 2 TB/s sustained; 405B parameters with fp32 weights and Adam. Restarts are MegaScale's upper bound."""
-    llama = plan_failures(16384, 405e9 * 14, 16.0, 2e12, sheet=Sheet("test"))
+    llama = plan_failures(16384, 405e9 * 14, 16.0, 2e12, worksheet=Worksheet("test"))
     assert mtbf(16384) == pytest.approx(54 * 24 * HOUR / 419)
     assert llama.mtbf_s / HOUR == pytest.approx(3.1, abs=0.05)
     assert 0.90 < llama.savings["blocking"].goodput * llama.available < 0.95
@@ -130,7 +130,7 @@ def test_more_spares_never_lower_goodput() -> None:
 
 def test_spares_are_there_as_often_as_asked() -> None:
     found = plan(16384, recovery=Recovery(confidence=0.999))
-    out = found.sheet["nodes_in_repair"]
+    out = found.worksheet["nodes_in_repair"]
     assert poisson_at_most(found.spares - 1, out) >= 0.999 > poisson_at_most(found.spares - 2, out)
 
 
@@ -141,8 +141,8 @@ def test_better_ways_to_save_are_better() -> None:
 
 
 def test_asynchronous_saves_do_not_overlap() -> None:
-    slow = plan_failures(16384, 405e9 * 14, 10.0, 1e9, sheet=Sheet("test"))
-    assert slow.savings["asynchronous"].interval_s + slow.sheet["stall_share"] * slow.save_s >= slow.save_s
+    slow = plan_failures(16384, 405e9 * 14, 10.0, 1e9, worksheet=Worksheet("test"))
+    assert slow.savings["asynchronous"].interval_s + slow.worksheet["stall_share"] * slow.save_s >= slow.save_s
 
 
 def test_spot_pays_while_saves_fit_the_notice() -> None:
@@ -160,7 +160,7 @@ def test_spot_pays_while_saves_fit_the_notice() -> None:
 def test_spot_formula_equals_a_run_with_random_preemptions() -> None:
     """Saved at notice: each preemption costs its wait and no work; failures between are in `best_goodput`."""
     found = plan(1024, spot=Spot(preemptions_per_hour=2e-3, price_ratio=0.35, notice_s=400.0))
-    part = next(part for part in found.sheet.parts if part.title == "spot")
+    part = next(part for part in found.worksheet.parts if part.title == "spot")
     rng, running, wall = random.Random(5), 0.0, 0.0
     for _ in range(50_000):
         span = rng.expovariate(part["preemptions_per_s"] + part["hardware_share"] / part["mtbf_s"])
@@ -183,9 +183,9 @@ def test_curve_peaks_at_the_plan(tmp_path: Path) -> None:
 
 def test_hopeless_run_is_refused() -> None:
     with pytest.raises(UserError, match="never gets on"):
-        plan_failures(10**6, 1e15, 10.0, 1e9, sheet=Sheet("test"))
+        plan_failures(10**6, 1e15, 10.0, 1e9, worksheet=Worksheet("test"))
     with pytest.raises(UserError, match="--gpus 0 is out of range"):
-        plan_failures(0, 1e12, 10.0, 1e9, sheet=Sheet("test"))
+        plan_failures(0, 1e12, 10.0, 1e9, worksheet=Worksheet("test"))
 
 
 def test_erlang_formulas() -> None:

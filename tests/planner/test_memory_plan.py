@@ -17,7 +17,7 @@ from strata.planner.memory.activations import EAGER, FLASH, FSDP, OWN, OWN_ON_CP
 from strata.planner.memory.plan import IN_FLIGHT, MemoryPlan, peak_bytes, plan_memory
 from strata.planner.pipeline import schedules
 from strata.planner.validation import check_memory
-from strata.planner.worksheet import Sheet
+from strata.planner.worksheet import Worksheet
 from strata.platform.recipe import ModelSection, MoESection
 
 Kernels = Literal["strata", "torch"]
@@ -30,7 +30,7 @@ GPT = Shape("gpt", 4, 256, 8, 8, 32, 1024, 1000, 128, gated=False, biases=True, 
 
 
 def plan(shape: Shape, layout: Layout, keeping: Keeping = FLASH, sequence: int | None = None) -> MemoryPlan:
-    return plan_memory(shape, layout, H100, keeping, Sheet("memory"), sequence)
+    return plan_memory(shape, layout, H100, keeping, Worksheet("memory"), sequence)
 
 
 def layouts(shape: Shape, count: int, seed: int = 0) -> Iterator[Layout]:
@@ -176,10 +176,10 @@ def test_micro_batches_in_flight_are_the_schedules(schedule: Schedule) -> None:
 
 
 def _worked_out(formula: str, values: dict[str, int]) -> float:
-    sheet = Sheet("in flight")
+    worksheet = Worksheet("in flight")
     for name, value in values.items():
-        sheet.given(name, value)
-    return sheet.work_out("in_flight", formula)
+        worksheet.given(name, value)
+    return worksheet.work_out("in_flight", formula)
 
 
 def test_zero_table() -> None:
@@ -291,10 +291,10 @@ def test_where_and_whether_it_fits() -> None:
     assert large.where == "stage 0, optimizer"
 
 
-def test_the_sheet_explains_the_fullest_stage() -> None:
-    sheet = Sheet("memory")
-    found = plan_memory(library.model("deepseek-v3"), Layout(data=8, pipeline=8, batch=64), H100, FLASH, sheet, 4096)
-    part = next(part for part in sheet.parts if part.title == f"stage {found.fullest.stage}")
+def test_the_worksheet_explains_the_fullest_stage() -> None:
+    worksheet = Worksheet("memory")
+    found = plan_memory(library.model("deepseek-v3"), Layout(data=8, pipeline=8, batch=64), H100, FLASH, worksheet, 4096)
+    part = next(part for part in worksheet.parts if part.title == f"stage {found.fullest.stage}")
     assert part["total"] == pytest.approx(found.peak)
 
 

@@ -20,7 +20,7 @@ from strata.planner.plan import TrainingPlan, plan_training
 from strata.planner.step.step import plan_step
 from strata.planner.units import count, show, size
 from strata.planner.validation import check_collectives
-from strata.planner.worksheet import FUNCTIONS, Sheet
+from strata.planner.worksheet import FUNCTIONS, Worksheet
 from strata.platform.cli import build
 from strata.platform.errors import UserError
 
@@ -96,9 +96,9 @@ def test_json_goes_to_a_file_beside_the_tables(tmp_path: Path) -> None:
     assert "cannot be written" in refused("plan", *LLAMA, "--json", str(tmp_path / "no" / "plan.json")).cause
 
 
-def lines_of(sheet: dict[str, Any]) -> dict[str, float]:
-    found = {line["name"]: line["value"] for line in sheet["lines"]}
-    for part in sheet["parts"]:
+def lines_of(worksheet: dict[str, Any]) -> dict[str, float]:
+    found = {line["name"]: line["value"] for line in worksheet["lines"]}
+    for part in worksheet["parts"]:
         found |= lines_of(part)
     return found
 
@@ -115,34 +115,34 @@ def test_explanations_are_of_the_plans_own_figures() -> None:
     assert "= model_flops / (step * gpus * peak)" in text
 
 
-def sheets() -> list[Sheet]:
+def worksheets() -> list[Worksheet]:
     from strata.planner.collectives.cost import explain, links
     from strata.planner.collectives.patterns import Place
     from strata.planner.serving.capacity import Slo, plan_serving
     from strata.planner.serving.engine_step import Load
 
     card, net = gpu("h100"), fabric("ndr-400")
-    served, sparse = Sheet("serving"), Sheet("experts")
-    plan_serving(model("llama-3-70b"), card, net, Load(20, 2000, 300), Slo(1, 0.05), tensor=4, sheet=served)
+    served, sparse = Worksheet("serving"), Worksheet("experts")
+    plan_serving(model("llama-3-70b"), card, net, Load(20, 2000, 300), Slo(1, 0.05), tensor=4, worksheet=served)
     layout = Layout(data=16, pipeline=4, expert=8, batch=128, schedule="dualpipev", interleave=2)
     plan_step(model("deepseek-v3"), layout, card, net, program("megatron-core"), sparse, 4096)
-    return [llama(tokens=15e12).sheet, served, sparse, explain("all_reduce", 2.0**26, Place(8, 4), links(card, net))]
+    return [llama(tokens=15e12).worksheet, served, sparse, explain("all_reduce", 2.0**26, Place(8, 4), links(card, net))]
 
 
 def test_a_formula_with_its_values_put_in_gives_the_value() -> None:
-    def check(sheet: Sheet, outer: Sheet | None) -> int:
+    def check(worksheet: Worksheet, outer: Worksheet | None) -> int:
         checked = 0
-        for line, filled in put_in(sheet, outer):
+        for line, filled in put_in(worksheet, outer):
             if filled is not None:
                 assert eval(filled, dict(FUNCTIONS)) == pytest.approx(line.value, rel=1e-4, abs=1e-12), (
-                    sheet.title,
+                    worksheet.title,
                     line,
                     filled,
                 )
                 checked += 1
-        return checked + sum(check(part, sheet) for part in sheet.parts)
+        return checked + sum(check(part, worksheet) for part in worksheet.parts)
 
-    assert sum(check(sheet, None) for sheet in sheets()) > 250
+    assert sum(check(worksheet, None) for worksheet in worksheets()) > 250
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from strata.planner.search.search import SearchResult, search
 from strata.planner.search.space import ANYTHING, SLACK, STRATA, Batch, Limits, Line, layout_of, pipelines, share_out, slices
 from strata.planner.search.time_bounds import Desk
 from strata.planner.step.step import plan_step
-from strata.planner.worksheet import Sheet
+from strata.planner.worksheet import Worksheet
 from strata.platform import recipe_file
 from strata.platform.errors import UserError
 from strata.platform.recipe import ModelSection, ParallelSection, Recipe, TrainSection
@@ -59,7 +59,7 @@ def test_no_layout_is_quicker_or_leaner_than_its_bounds(name: str, gpus: int, se
         line = Line(cut, way, recompute, *shared)
         layout = layout_of(line, "bf16", zero)
         check(shape, layout, 4096, H100)
-        step = plan_step(shape, layout, H100, NDR, MEGATRON, Sheet(""), 4096, desk.layers)
+        step = plan_step(shape, layout, H100, NDR, MEGATRON, Worksheet(""), 4096, desk.layers)
         assert desk.least_step(line, zero) <= step.seconds * (1 + 1e-9), layout
         assert desk.least_pipeline(line) <= step.seconds * (1 + 1e-9), layout
         for covering in {way.schedule.startswith("dualpipe"), True}:
@@ -105,7 +105,7 @@ def test_it_finds_what_trying_everything_finds(shape: Shape, gigabytes: float, g
             continue
         tried += 1
         if peak_bytes(shape, layout, keeping, 4096) <= gigabytes * 1e9:
-            step = plan_step(shape, layout, gpu, fabric, MEGATRON, Sheet(""), 4096, desk.layers)
+            step = plan_step(shape, layout, gpu, fabric, MEGATRON, Worksheet(""), 4096, desk.layers)
             best = min(best, step.seconds)
     found = search(shape, gpu, fabric, 8, MEGATRON, batch=batch, sequence=4096, memory=gigabytes * 1e9)
     assert tried > 500

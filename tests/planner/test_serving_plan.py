@@ -13,7 +13,7 @@ from strata.planner.catalogue.hardware import Gpu
 from strata.planner.catalogue.shape import Shape
 from strata.planner.serving.capacity import REQUEST_S, Pool, ServingPlan, Slo, curve, draw, plan_serving, serve
 from strata.planner.serving.engine_step import Load, Precision, decode, describe, most, prefill
-from strata.planner.worksheet import Sheet
+from strata.planner.worksheet import Worksheet
 from strata.platform.errors import UserError
 
 A100, H100, H200 = library.gpu("a100-80gb"), library.gpu("h100-sxm"), library.gpu("h200")
@@ -22,15 +22,15 @@ LLAMA_7B, LLAMA_70B = library.model("llama-2-7b"), library.model("llama-3.1-70b"
 CHAT = Load(requests_per_s=20, prompt=2000, output=300)
 
 
-def engine(model: Shape, gpu: Gpu, tensor: int = 1, precision: Precision = "bf16", max_sequences: int = 1024) -> Sheet:
+def engine(model: Shape, gpu: Gpu, tensor: int = 1, precision: Precision = "bf16", max_sequences: int = 1024) -> Worksheet:
     """With the KV cache in the weights' precision, as NVIDIA publishes its FP8 models."""
-    sheet = Sheet("test")
-    describe(model, gpu, sheet, tensor, precision, precision, max_sequences)
-    return sheet
+    worksheet = Worksheet("test")
+    describe(model, gpu, worksheet, tensor, precision, precision, max_sequences)
+    return worksheet
 
 
 def chat(load: Load = CHAT, slo: Slo = Slo(ttft_s=1.0, itl_s=0.04), **given: object) -> ServingPlan:  # noqa: B008
-    options = {"tensor": 4, "precision": "fp8", "sheet": Sheet("test")} | given
+    options = {"tensor": 4, "precision": "fp8", "worksheet": Worksheet("test")} | given
     return plan_serving(LLAMA_70B, H100, FABRIC, load, slo, **options)  # type: ignore[arg-type]
 
 
@@ -87,9 +87,9 @@ def test_first_token_on_a100s(model: str, tensor: int, published: float) -> None
 def test_static_batches(gpu: Gpu, precision: Precision, batch: int, prompt: int, output: int, published: float) -> None:
     """TensorRT-LLM 0.6.1, Llama 2 7B on one GPU: output tokens/s of a batch that starts and ends together. (Its 70B rows with
     long outputs are left out: that version read grouped KV heads once for each query head.)"""
-    sheet = engine(LLAMA_7B, gpu, 1, precision)
-    prefill(prompt, 0.0, sheet)
-    seconds = batch * sheet["prefill_work_s"] + (output - 1) * decode(batch, prompt + output / 2, sheet)
+    worksheet = engine(LLAMA_7B, gpu, 1, precision)
+    prefill(prompt, 0.0, worksheet)
+    seconds = batch * worksheet["prefill_work_s"] + (output - 1) * decode(batch, prompt + output / 2, worksheet)
     assert batch * output / seconds == pytest.approx(published, rel=0.15)
 
 
@@ -115,9 +115,9 @@ def errors(rows: list[Row]) -> list[float]:
     for name, gpu, tensor, published in rows:
         for (prompt, output), tokens in zip(LENGTHS, published, strict=True):
             if tokens is not None:
-                sheet = engine(library.model(name), gpu, tensor, "fp8", max_sequences=2048)
-                prefill(prompt, 0.0, sheet)
-                found.append(most(Load(1, prompt, output), sheet)[1] / tokens - 1)
+                worksheet = engine(library.model(name), gpu, tensor, "fp8", max_sequences=2048)
+                prefill(prompt, 0.0, worksheet)
+                found.append(most(Load(1, prompt, output), worksheet)[1] / tokens - 1)
     return found
 
 
@@ -145,11 +145,11 @@ def test_bare_vllm_on_our_h200(streams: int, tokens_per_s: float, itl: float) ->
     is the measured mean, (streams x 128 / tokens_per_s - TTFT p50) / 127. The growth of host time with streams was read off
     these two rows, the rest was not."""
     model = Shape("1.2b", 16, 2048, 32, 8, 64, 8192, 128256, 131072, tied=True)
-    sheet = engine(model, H200)
-    prefill(512, 0.0, sheet)
-    step = decode(streams, 576, sheet)
+    worksheet = engine(model, H200)
+    prefill(512, 0.0, worksheet)
+    step = decode(streams, 576, worksheet)
     assert step == pytest.approx(itl, rel=0.15)
-    first = REQUEST_S + streams * sheet["prefill_work_s"]
+    first = REQUEST_S + streams * worksheet["prefill_work_s"]
     assert streams * 128 / (first + 127 * step) == pytest.approx(tokens_per_s, rel=0.20)
     if streams == 64:
         assert first == pytest.approx(0.101, rel=0.15)
@@ -158,7 +158,7 @@ def test_bare_vllm_on_our_h200(streams: int, tokens_per_s: float, itl: float) ->
 def test_disaggregated_first_token_on_our_h200() -> None:
     """The same model, both engines on one GPU: 17.1 ms to the first token of a lone request, 15.0 from one engine."""
     model = Shape("1.2b", 16, 2048, 32, 8, 64, 8192, 128256, 131072, tied=True)
-    plan = plan_serving(model, H200, FABRIC, Load(0.1, 512, 128), Slo(0.1, 0.01), sheet=Sheet("test"), link="nvlink")
+    plan = plan_serving(model, H200, FABRIC, Load(0.1, 512, 128), Slo(0.1, 0.01), worksheet=Worksheet("test"), link="nvlink")
     assert plan.disaggregated is not None
     assert plan.aggregated.ttft_p50_s == pytest.approx(15.0e-3, rel=0.10)
     assert plan.disaggregated.ttft_p50_s == pytest.approx(17.1e-3, rel=0.10)
@@ -175,20 +175,20 @@ def test_kv_bytes_per_token(model: str, published: int) -> None:
 
 def test_a_larger_batch_never_lowers_step_time() -> None:
     for name, tensor in (("llama-3.1-8b", 1), ("llama-3.1-70b", 4), ("qwen3-235b-a22b", 8), ("deepseek-v3", 8)):
-        sheet = engine(library.model(name), H200, tensor, "fp8")
+        worksheet = engine(library.model(name), H200, tensor, "fp8")
         batches = (1, 2, 3, 8, 30, 64, 100, 256, 1000)
-        steps = [decode(batch, 1000, sheet) for batch in batches]
+        steps = [decode(batch, 1000, worksheet) for batch in batches]
         assert all(more > fewer for fewer, more in pairwise(steps))
         throughput = [batch / step for batch, step in zip(batches, steps, strict=True)]
         assert all(more > fewer for fewer, more in pairwise(throughput))
 
 
 def test_few_tokens_meet_few_experts() -> None:
-    sheet = engine(library.model("deepseek-v3"), H200, 8, "fp8")
+    worksheet = engine(library.model("deepseek-v3"), H200, 8, "fp8")
     read = {}
     for batch in (1, 8, 4096):
-        decode(batch, 1000, sheet)
-        read[batch] = sheet["weights_read"]
+        decode(batch, 1000, worksheet)
+        read[batch] = worksheet["weights_read"]
     shape = library.model("deepseek-v3")
     tables = shape.embedding_parameters() + shape.head_parameters()
     assert read[1] == pytest.approx((shape.active_parameters() - tables + 2 * shape.vocab * shape.hidden) / 8, rel=1e-3)
@@ -199,7 +199,7 @@ def test_few_tokens_meet_few_experts() -> None:
 def test_kv_and_transfer_are_linear_in_tokens() -> None:
     short, long = chat(replace(CHAT, prompt=1000)), chat(replace(CHAT, prompt=3000), Slo(2.0, 0.04))
     assert short.kv_bytes_per_token == long.kv_bytes_per_token
-    hand_over = short.sheet["hand_over_s"]
+    hand_over = short.worksheet["hand_over_s"]
     assert long.transfer_s - hand_over == pytest.approx(3 * (short.transfer_s - hand_over))
 
 
@@ -214,11 +214,11 @@ def test_more_load_never_lowers_latency() -> None:
 
 
 def test_more_replicas_never_raise_latency() -> None:
-    top = chat().sheet
+    top = chat().worksheet
     kinds: tuple[tuple[Pool | None, ...], ...] = (
-        tuple(serve("aggregated", 0, count, CHAT, Sheet("tried", top)) for count in range(3, 12)),
-        tuple(serve("disaggregated", count, 2, CHAT, Sheet("tried", top)) for count in range(2, 12)),
-        tuple(serve("disaggregated", 3, count, CHAT, Sheet("tried", top)) for count in range(1, 12)),
+        tuple(serve("aggregated", 0, count, CHAT, Worksheet("tried", top)) for count in range(3, 12)),
+        tuple(serve("disaggregated", count, 2, CHAT, Worksheet("tried", top)) for count in range(2, 12)),
+        tuple(serve("disaggregated", 3, count, CHAT, Worksheet("tried", top)) for count in range(1, 12)),
     )
     for pools in kinds:
         for fewer, more in pairwise(pools):
@@ -232,7 +232,7 @@ def test_plan_holds_its_slo_with_the_fewest_replicas() -> None:
     plan = chat(load, slo)
     for pool in (plan.aggregated, plan.disaggregated):
         assert pool and pool.ttft_p99_s <= slo.ttft_s and pool.itl_s <= slo.itl_s and pool.batch <= plan.batch_that_fits
-    fewer = serve("aggregated", 0, plan.aggregated.decode_replicas - 1, load, Sheet("tried", plan.sheet))
+    fewer = serve("aggregated", 0, plan.aggregated.decode_replicas - 1, load, Worksheet("tried", plan.worksheet))
     assert fewer is None or fewer.ttft_p99_s > slo.ttft_s or fewer.itl_s > slo.itl_s
 
 
@@ -246,7 +246,7 @@ def test_one_engine_waits_as_pollaczek_and_khinchine_say() -> None:
     load = Load(requests_per_s=2, prompt=2000, output=10, variation=0.5)
     plan = chat(load)
     assert plan.disaggregated and plan.disaggregated.prefill_replicas == 1
-    part = next(part for part in plan.sheet.parts if part.title == "disaggregated")
+    part = next(part for part in plan.worksheet.parts if part.title == "disaggregated")
     busy = 2 * plan.prefill_s
     assert part["mean_wait_s"] == pytest.approx(busy * plan.prefill_s * (1 + 0.5**2) / (2 * (1 - busy)))
 
@@ -264,7 +264,7 @@ def test_prompts_from_which_remote_prefill_pays() -> None:
     assert 100 < lengths[0] < 5000
     cached = chat(replace(CHAT, cached=0.8)).remote_from
     assert cached and cached > lengths[2]
-    apart = chat().sheet
+    apart = chat().worksheet
     part = next(part for part in apart.parts if part.title.startswith("remote"))
     assert part["held_up_s"] == pytest.approx(part["delayed_s"], rel=1e-2)
 
@@ -279,7 +279,7 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(UserError, match="fast link"):
         chat(tensor=16)
     with pytest.raises(UserError, match="does not compute in fp8"):
-        describe(LLAMA_7B, A100, Sheet("test"), precision="fp8")
+        describe(LLAMA_7B, A100, Worksheet("test"), precision="fp8")
     with pytest.raises(UserError, match="no load"):
         chat(replace(CHAT, output=0))
     with pytest.raises(UserError, match="takes"):

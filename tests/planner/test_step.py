@@ -10,7 +10,7 @@ from strata.planner.layout import Layout
 from strata.planner.step.stages import layers_of, parts_of, stage_parameters
 from strata.planner.step.step import Step, plan_step
 from strata.planner.validation import check_training
-from strata.planner.worksheet import Sheet
+from strata.planner.worksheet import Worksheet
 
 LLAMA = library.model("llama-3.1-70b")
 LAYOUT = Layout(data=4, tensor=8, pipeline=4, zero=1, micro_batch=1, batch=256, sequence_parallel=True)
@@ -21,7 +21,7 @@ SHARDED = Layout(data=64, zero=3, micro_batch=1, batch=128, recompute="full")
 
 def plan(shape=LLAMA, layout=LAYOUT, gpu="h100", fabric="ndr-400", software="megatron-core", sequence=4096) -> Step:
     wires = library.fabric(fabric) if isinstance(fabric, str) else fabric
-    return plan_step(shape, layout, library.gpu(gpu), wires, program(software), Sheet("test"), sequence)
+    return plan_step(shape, layout, library.gpu(gpu), wires, program(software), Worksheet("test"), sequence)
 
 
 def test_published_steps_are_met() -> None:

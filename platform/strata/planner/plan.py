@@ -12,7 +12,7 @@ from strata.planner.memory.plan import MemoryPlan, plan_memory
 from strata.planner.reliability.budget import Budget, plan_budget
 from strata.planner.reliability.failures import FailurePlan, plan_failures
 from strata.planner.step.step import Step, plan_step
-from strata.planner.worksheet import Sheet
+from strata.planner.worksheet import Worksheet
 
 # Llama 3's store sustained 2 TB/s for 16,384 GPUs (arXiv 2407.21783, section 3.3.1).
 STORAGE_PER_GPU = 2e12 / 16384
@@ -30,7 +30,7 @@ class TrainingPlan:
     step: Step
     failures: FailurePlan
     budget: Budget | None
-    sheet: Sheet
+    worksheet: Worksheet
 
 
 def plan_training(
@@ -45,21 +45,21 @@ def plan_training(
 ) -> TrainingPlan:
     """`tokens`: a budget to work out days and money for. `storage`: bytes a second of the checkpoints' store."""
     check(shape, layout, sequence, gpu)
-    sheet = Sheet(f"{shape.name} on {layout.gpus} {gpu.name}")
-    memory = plan_memory(shape, layout, gpu.memory, keeping_of(software), sheet.part("memory of a GPU"), sequence)
-    step = plan_step(shape, layout, gpu, fabric, software, sheet, sequence)
+    worksheet = Worksheet(f"{shape.name} on {layout.gpus} {gpu.name}")
+    memory = plan_memory(shape, layout, gpu.memory, keeping_of(software), worksheet.part("memory of a GPU"), sequence)
+    step = plan_step(shape, layout, gpu, fabric, software, worksheet, sequence)
     found = plan_failures(
         layout.gpus,
         state_bytes(shape, layout.precision),
         step.seconds,
         usual_storage(layout.gpus) if storage is None else storage,
-        sheet=sheet,
+        worksheet=worksheet,
         dollars_per_gpu_hour=gpu.dollars_per_hour,
     )
     budget = None
     if tokens is not None:
-        budget = plan_budget(tokens, step.tokens_per_s, layout.gpus, gpu.dollars_per_hour, gpu.watts, found.goodput, sheet)
-    return TrainingPlan(shape, layout, sequence, gpu, fabric, software, memory, step, found, budget, sheet)
+        budget = plan_budget(tokens, step.tokens_per_s, layout.gpus, gpu.dollars_per_hour, gpu.watts, found.goodput, worksheet)
+    return TrainingPlan(shape, layout, sequence, gpu, fabric, software, memory, step, found, budget, worksheet)
 
 
 def state_bytes(shape: Shape, precision: str) -> float:

@@ -12,7 +12,7 @@ COUNTS = {"K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 
 
 def show(value: float, unit: str, digits: int = 3) -> str:
-    """Bytes in powers of two, as torch and drivers say a GPU's memory; rates in powers of ten, as data sheets do."""
+    """Bytes in powers of two, as torch and drivers say a GPU's memory; rates in powers of ten, as datasheets do."""
     match unit:
         case "":
             return f"{value:,.0f}" if value == int(value) and abs(value) < 1e15 else f"{value:.{digits}g}"

@@ -37,13 +37,13 @@ class Line:
     why: str
 
 
-class Sheet:
-    """Lines in the order in which they were written. A part sees the lines of the sheet it is a part of."""
+class Worksheet:
+    """Lines in the order in which they were written. A part sees the lines of the worksheet it is a part of."""
 
-    def __init__(self, title: str, outer: "Sheet | None" = None) -> None:
+    def __init__(self, title: str, outer: "Worksheet | None" = None) -> None:
         self.title = title
         self.lines: list[Line] = []
-        self.parts: list[Sheet] = []
+        self.parts: list[Worksheet] = []
         self._values: dict[str, float] = dict(outer._values) if outer else {}
 
     def __getitem__(self, name: str) -> float:
@@ -59,12 +59,12 @@ class Sheet:
         """`formula` is Python's arithmetic over the names of earlier lines, with the functions above."""
         return self._write(Line(name, float(eval(_compiled(formula), FUNCTIONS, self._values)), unit, formula, why))
 
-    def part(self, title: str) -> "Sheet":
-        inner = Sheet(title, self)
+    def part(self, title: str) -> "Worksheet":
+        inner = Worksheet(title, self)
         self.parts.append(inner)
         return inner
 
-    def walk(self, depth: int = 0) -> Iterator[tuple[int, "Sheet"]]:
+    def walk(self, depth: int = 0) -> Iterator[tuple[int, "Worksheet"]]:
         yield depth, self
         for part in self.parts:
             yield from part.walk(depth + 1)

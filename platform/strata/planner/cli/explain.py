@@ -10,17 +10,17 @@ from typing import Any
 from rich.text import Text
 
 from strata.planner.units import show
-from strata.planner.worksheet import FUNCTIONS, Line, Sheet
+from strata.planner.worksheet import FUNCTIONS, Line, Worksheet
 
 DIGITS = 5
 NAME = re.compile(r"\b[A-Za-z_]\w*")
 
 
-def put_in(sheet: Sheet, outer: Sheet | None = None) -> Iterator[tuple[Line, str | None]]:
+def put_in(worksheet: Worksheet, outer: Worksheet | None = None) -> Iterator[tuple[Line, str | None]]:
     """Each line with its formula's names replaced by what they stood for when it was worked out: a later line may have taken a
     name over."""
     written: dict[str, float] = {}
-    own = {line.name for line in sheet.lines}
+    own = {line.name for line in worksheet.lines}
 
     def value(match: re.Match[str]) -> str:
         name = match[0]
@@ -28,9 +28,9 @@ def put_in(sheet: Sheet, outer: Sheet | None = None) -> Iterator[tuple[Line, str
             return name
         if name in written:
             return plain(written[name])
-        return plain(outer[name] if outer and name in own else sheet[name])
+        return plain(outer[name] if outer and name in own else worksheet[name])
 
-    for line in sheet.lines:
+    for line in worksheet.lines:
         yield line, None if line.formula is None else NAME.sub(value, line.formula)
         written[line.name] = line.value
 
@@ -40,9 +40,9 @@ def plain(value: float) -> str:
     return f"{value:.0f}" if value == int(value) and abs(value) < 1e15 else f"{value:.7g}"
 
 
-def as_text(sheet: Sheet) -> Text:
+def as_text(worksheet: Worksheet) -> Text:
     text = Text()
-    for depth, part, outer in _walk(sheet):
+    for depth, part, outer in _walk(worksheet):
         if not part.lines and not part.parts:
             continue
         text.append(f"{'  ' * depth}{part.title}\n", "bold underline")
@@ -51,21 +51,23 @@ def as_text(sheet: Sheet) -> Text:
     return text
 
 
-def as_json(sheet: Sheet) -> dict[str, Any]:
+def as_json(worksheet: Worksheet) -> dict[str, Any]:
     return {
-        "title": sheet.title,
+        "title": worksheet.title,
         "lines": [
             {"name": line.name, "value": line.value, "unit": line.unit, "formula": line.formula, "why": line.why}
-            for line in sheet.lines
+            for line in worksheet.lines
         ],
-        "parts": [as_json(part) for part in sheet.parts],
+        "parts": [as_json(part) for part in worksheet.parts],
     }
 
 
-def _walk(sheet: Sheet, depth: int = 0, outer: Sheet | None = None) -> Iterator[tuple[int, Sheet, Sheet | None]]:
-    yield depth, sheet, outer
-    for part in sheet.parts:
-        yield from _walk(part, depth + 1, sheet)
+def _walk(
+    worksheet: Worksheet, depth: int = 0, outer: Worksheet | None = None
+) -> Iterator[tuple[int, Worksheet, Worksheet | None]]:
+    yield depth, worksheet, outer
+    for part in worksheet.parts:
+        yield from _walk(part, depth + 1, worksheet)
 
 
 def _write(text: Text, line: Line, filled: str | None, indent: str) -> None:

@@ -15,7 +15,7 @@ from strata.planner.catalogue.shape import Shape
 from strata.planner.cli.output import console, jsonable, picture_folder, write_json
 from strata.planner.layout import Schedule
 from strata.planner.pipeline.schedules import CHUNKS
-from strata.planner.worksheet import Sheet
+from strata.planner.worksheet import Worksheet
 from strata.platform.errors import UserError
 
 GPU = "h100"
@@ -82,17 +82,17 @@ def answer(
     data: Callable[[], dict[str, Any]],
     json: str | None,
     explain: bool = False,
-    sheet: Sheet | None = None,
+    worksheet: Worksheet | None = None,
     plot: Path | None = None,
     draw: Callable[[Path], list[Path]] | None = None,
     written: Sequence[Path] = (),
 ) -> None:
     """JSON on standard output stands alone; else tables, then the worksheet, then where files were written."""
-    from strata.planner.cli import explain as worksheet
+    from strata.planner.cli import explain as explanation
 
     told = jsonable(data())  # also where nobody reads it: it refuses an answer that is not finite
     if json is not None:
-        write_json(told | ({"explain": jsonable(worksheet.as_json(sheet))} if explain and sheet else {}), json)
+        write_json(told | ({"explain": jsonable(explanation.as_json(worksheet))} if explain and worksheet else {}), json)
     pictures = draw(picture_folder(plot)) if plot and draw else []
     if json == "-":
         return
@@ -100,7 +100,7 @@ def answer(
     for part in parts(out):
         out.print(part, soft_wrap=isinstance(part, str))
         out.print()
-    if explain and sheet:
-        out.print(worksheet.as_text(sheet), soft_wrap=True)
+    if explain and worksheet:
+        out.print(explanation.as_text(worksheet), soft_wrap=True)
     for path in (*written, *([Path(json)] if json else []), *pictures):
         out.print(f"written: {path}", soft_wrap=True)

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from strata.planner.ranges import shown
-from strata.planner.worksheet import Sheet
+from strata.planner.worksheet import Worksheet
 from strata.platform.errors import UserError
 
 WIDTH = 130  # of a table that goes to a file or a pipe
@@ -27,7 +27,7 @@ def jsonable(thing: Any) -> Any:
     is none, and is refused."""
     if is_dataclass(thing) and not isinstance(thing, type):
         values = {field.name: getattr(thing, field.name) for field in fields(thing)}
-        return {name: jsonable(value) for name, value in values.items() if not isinstance(value, Sheet)}
+        return {name: jsonable(value) for name, value in values.items() if not isinstance(value, Worksheet)}
     if isinstance(thing, dict):
         return {str(key): jsonable(value) for key, value in thing.items()}
     if isinstance(thing, list | tuple | set | frozenset):

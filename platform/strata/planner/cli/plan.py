@@ -127,7 +127,7 @@ def plan(
         lambda: training_json(found) | {"trust": trust},
         json,
         explain,
-        found.sheet,
+        found.worksheet,
         plot,
         lambda folder: plots.draw(found, folder),
     )

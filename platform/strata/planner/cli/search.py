@@ -104,11 +104,11 @@ def plan_search(
         precision=precision,
         top=top,
     )
-    sheet = None
+    worksheet = None
     if explain:
         from strata.planner.plan import plan_training
 
-        sheet = plan_training(shape, found.best[0].layout, length, card, net, software, tokens=budget).sheet
+        worksheet = plan_training(shape, found.best[0].layout, length, card, net, software, tokens=budget).worksheet
     from strata.planner.cli.report import doubt
     from strata.planner.validation import trust
 
@@ -136,7 +136,7 @@ def plan_search(
 
         recipe = as_recipe(shape, found.best[0].layout, length, None if tokens is None else budget)
         write_text(write, recipe_file.dump(recipe))
-    answer(parts, data, json, explain, sheet, plot, pictures, [write] if write else [])
+    answer(parts, data, json, explain, worksheet, plot, pictures, [write] if write else [])
 
 
 def best_table(found: "SearchResult") -> "Table":

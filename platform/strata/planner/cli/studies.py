@@ -34,7 +34,7 @@ from strata.planner.cli.output import jsonable
 from strata.planner.errors import choose
 from strata.planner.layout import Schedule
 from strata.planner.units import size
-from strata.planner.worksheet import Sheet
+from strata.planner.worksheet import Worksheet
 from strata.platform.errors import UserError
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def plan_serve(
     def parts(_: object) -> list[RenderableType]:
         return [tables.engine(found, card.name, tensor), tables.pools(found), trusted.line]
 
-    answer(parts, data, json, explain, found.sheet, plot, pictures)
+    answer(parts, data, json, explain, found.worksheet, plot, pictures)
 
 
 def served(
@@ -139,7 +139,7 @@ def served(
         Slo(ttft, itl),
         tensor,
         precision,
-        sheet=Sheet(f"serving {model}"),
+        worksheet=Worksheet(f"serving {model}"),
         kv_precision=kv_precision,
         max_sequences=max_sequences,
         link=link,
@@ -183,13 +183,13 @@ def plan_failures(
         detect_s=usual.detect_s if detect is None else detect,
         repair_s=usual.repair_s if repair is None else repair * failures.HOUR,
     )
-    sheet = Sheet(f"a run of {gpus} GPUs")
+    worksheet = Worksheet(f"a run of {gpus} GPUs")
     found = failures.plan_failures(
         gpus,
         state_bytes(open_model(model), "bf16") if state is None else size(state, "--state"),
         step,
         usual_storage(gpus) if storage is None else size(storage, "--storage"),
-        sheet=sheet,
+        worksheet=worksheet,
         rates=choose("fleet", fleet, FLEETS),
         recovery=recovery,
         spot=failures.Spot(preemptions, spot_price) if preemptions is not None else None,
@@ -206,7 +206,7 @@ def plan_failures(
     def data() -> dict[str, Any]:
         return {"gpus": gpus, **jsonable(found), "best": found.best.mode}
 
-    answer(parts, data, json, explain, sheet, plot, pictures)
+    answer(parts, data, json, explain, worksheet, plot, pictures)
 
 
 def plan_schedule(
@@ -335,8 +335,8 @@ def plan_collectives(
         lab.plot(kind, place, links, folder / "collectives.png")
         return [folder / "collectives.png"]
 
-    sheet = cost.explain(kind, size(buffer, "--size"), place, links)
-    answer(lambda _: [lab.costs(kind, place, links), trusted.line], data, json, explain, sheet, plot, pictures)
+    worksheet = cost.explain(kind, size(buffer, "--size"), place, links)
+    answer(lambda _: [lab.costs(kind, place, links), trusted.line], data, json, explain, worksheet, plot, pictures)
 
 
 def _show(name: str, ranks: int, inside: int | None, json: str | None) -> None:

@@ -66,12 +66,12 @@ def failures(plan: FailurePlan) -> Table:
         ["every", "steps", "Young", "Daly", "training waits", "back after", "useful time"],
     )
     for mode, saving in plan.savings.items():
-        sheet = saving.sheet
+        worksheet = saving.worksheet
         table.add_row(
             mode,
             show(saving.interval_s, "s"),
             f"{saving.interval_steps:,}",
-            *(show(sheet[name], "s") for name in ("young_s", "daly_s", "stall_s", "back_s")),
+            *(show(worksheet[name], "s") for name in ("young_s", "daly_s", "stall_s", "back_s")),
             share(saving.goodput),
             style="bold" if saving is plan.best else "",
         )
@@ -80,7 +80,7 @@ def failures(plan: FailurePlan) -> Table:
 
 def failures_money(plan: FailurePlan) -> str:
     lines = [
-        f"save of {show(plan.sheet['state_bytes'], 'B')}: {show(plan.save_s, 's')}; {plan.spares} spare nodes, enough"
+        f"save of {show(plan.worksheet['state_bytes'], 'B')}: {show(plan.save_s, 's')}; {plan.spares} spare nodes, enough"
         f" {share(plan.available)} of the time; useful time of paid GPUs {share(plan.goodput_per_paid_gpu)}"
     ]
     if plan.dollars_per_useful_hour:

@@ -15,7 +15,7 @@ from math import inf
 from strata.planner.catalogue.hardware import Fabric, Gpu
 from strata.planner.collectives import congestion, nccl
 from strata.planner.collectives.patterns import PATTERNS, TRAFFIC, Algorithm, Kind, Pattern, Place
-from strata.planner.worksheet import Sheet
+from strata.planner.worksheet import Worksheet
 
 
 @dataclass(frozen=True)
@@ -142,8 +142,8 @@ def plans(kind: Kind, place: Place, links: Links) -> tuple[Plan, ...]:
     found = []
     for pattern in PATTERNS[kind]:
         if _possible(pattern.algorithm, place, links):
-            sheet = _place_sheet(pattern, place)
-            found += [_plan(pattern, protocol, sheet, kind, place, links) for protocol in _protocols(pattern.algorithm)]
+            worksheet = _place_worksheet(pattern, place)
+            found += [_plan(pattern, protocol, worksheet, kind, place, links) for protocol in _protocols(pattern.algorithm)]
     return tuple(found)
 
 
@@ -171,20 +171,20 @@ def _protocols(algorithm: Algorithm) -> tuple[nccl.Protocol, ...]:
             return nccl.PROTOCOLS
 
 
-def _place_sheet(pattern: Pattern, place: Place) -> Sheet:
-    sheet = Sheet(f"{pattern.algorithm}: {pattern.why}")
-    sheet.given("inside", place.inside, "", "ranks in one NVLink domain")
-    sheet.given("domains", place.domains, "", "domains that the group spans")
-    sheet.work_out("ranks", "inside * domains")
-    sheet.given("leaving", float(place.domains > 1), "", "whether anything leaves a domain")
-    sheet.work_out("hops_inside", pattern.hops_inside, "", "hops over the link that follow one another")
-    sheet.work_out("hops_outside", pattern.hops_outside, "", "hops over the network that follow one another")
-    sheet.work_out("inside_wire", pattern.inside, "", "bytes the busiest rank sends over its link, per byte of the buffer")
-    sheet.work_out("outside_wire", pattern.outside, "", "bytes it sends over its network card, per byte of the buffer")
-    return sheet
+def _place_worksheet(pattern: Pattern, place: Place) -> Worksheet:
+    worksheet = Worksheet(f"{pattern.algorithm}: {pattern.why}")
+    worksheet.given("inside", place.inside, "", "ranks in one NVLink domain")
+    worksheet.given("domains", place.domains, "", "domains that the group spans")
+    worksheet.work_out("ranks", "inside * domains")
+    worksheet.given("leaving", float(place.domains > 1), "", "whether anything leaves a domain")
+    worksheet.work_out("hops_inside", pattern.hops_inside, "", "hops over the link that follow one another")
+    worksheet.work_out("hops_outside", pattern.hops_outside, "", "hops over the network that follow one another")
+    worksheet.work_out("inside_wire", pattern.inside, "", "bytes the busiest rank sends over its link, per byte of the buffer")
+    worksheet.work_out("outside_wire", pattern.outside, "", "bytes it sends over its network card, per byte of the buffer")
+    return worksheet
 
 
-def _plan(pattern: Pattern, protocol: nccl.Protocol, sheet: Sheet, kind: Kind, place: Place, links: Links) -> Plan:
+def _plan(pattern: Pattern, protocol: nccl.Protocol, worksheet: Worksheet, kind: Kind, place: Place, links: Links) -> Plan:
     base, hop_inside, hop_outside = _latencies(pattern, protocol, kind, place)
     link_share, card_share = _shares(pattern.algorithm, protocol, links)
     card = min(links.card, links.cards / (place.shared * place.inside))
@@ -194,7 +194,7 @@ def _plan(pattern: Pattern, protocol: nccl.Protocol, sheet: Sheet, kind: Kind, p
     slowed = _slowdown(kind, place, links)
     inside_rate, outside_rate = links.link * link_share, card * card_share / slowed
     least, most, rounds, handshake = _rounds(pattern.algorithm, protocol, place)
-    hops_inside, hops_outside = sheet["hops_inside"], sheet["hops_outside"]
+    hops_inside, hops_outside = worksheet["hops_inside"], worksheet["hops_outside"]
     pipelined = most < inf
     return Plan(
         pattern=pattern,
@@ -205,15 +205,15 @@ def _plan(pattern: Pattern, protocol: nccl.Protocol, sheet: Sheet, kind: Kind, p
         hops_inside=hops_inside,
         hops_outside=hops_outside,
         latency=base + hops_inside * hop_inside + hops_outside * hop_outside,
-        inside=sheet["inside_wire"],
-        outside=sheet["outside_wire"],
+        inside=worksheet["inside_wire"],
+        outside=worksheet["outside_wire"],
         link_share=link_share,
         card=card,
         card_share=card_share,
         slowdown=slowed,
         inside_rate=inside_rate,
         outside_rate=outside_rate,
-        pace=max(sheet["inside_wire"] / inside_rate, sheet["outside_wire"] / outside_rate),
+        pace=max(worksheet["inside_wire"] / inside_rate, worksheet["outside_wire"] / outside_rate),
         least=least,
         most=most,
         rounds=rounds,
@@ -276,47 +276,47 @@ def _slowdown(kind: Kind, place: Place, links: Links) -> float:
     return congestion.slowdown(traffic, links.kind, share, links.oversubscription)
 
 
-def explain(kind: Kind, size: float, place: Place, links: Links) -> Sheet:
+def explain(kind: Kind, size: float, place: Place, links: Links) -> Worksheet:
     """How the time of the chosen algorithm comes about; the last line is `cost`'s."""
     chosen = cost(kind, size, place, links)
     if chosen is NOTHING:
-        sheet = Sheet(f"{kind}: nothing to do")
-        sheet.given("seconds", 0.0, "s", "one rank, or no bytes")
-        return sheet
+        worksheet = Worksheet(f"{kind}: nothing to do")
+        worksheet.given("seconds", 0.0, "s", "one rank, or no bytes")
+        return worksheet
     plan = next(
         plan
         for plan in plans(kind, place, links)
         if (plan.pattern.algorithm, plan.protocol) == (chosen.algorithm, chosen.protocol)
     )
-    sheet = _place_sheet(plan.pattern, place)
-    sheet.title = f"{kind} by {sheet.title} ({plan.protocol})"
-    sheet.given("size", size, "B", "of a rank's whole buffer")
-    sheet.given("launch", links.launch, "s", "from the host's call to the kernel's start")
-    sheet.given("base", plan.base, "s", "NCCL's base latency")
-    sheet.given("hop_inside", plan.hop_inside, "s", f"NCCL's latency of a hop over NVLink in {plan.protocol}")
-    sheet.given("hop_outside", plan.hop_outside, "s", f"NCCL's latency of a hop over the network in {plan.protocol}")
-    sheet.work_out("latency", "base + hops_inside * hop_inside + hops_outside * hop_outside", "s")
-    sheet.given("link", links.link, "B/s", "the link's line rate")
-    sheet.given("link_share", plan.link_share, "", "of it that this algorithm and protocol reach")
-    sheet.work_out("inside_rate", "link * link_share", "B/s")
+    worksheet = _place_worksheet(plan.pattern, place)
+    worksheet.title = f"{kind} by {worksheet.title} ({plan.protocol})"
+    worksheet.given("size", size, "B", "of a rank's whole buffer")
+    worksheet.given("launch", links.launch, "s", "from the host's call to the kernel's start")
+    worksheet.given("base", plan.base, "s", "NCCL's base latency")
+    worksheet.given("hop_inside", plan.hop_inside, "s", f"NCCL's latency of a hop over NVLink in {plan.protocol}")
+    worksheet.given("hop_outside", plan.hop_outside, "s", f"NCCL's latency of a hop over the network in {plan.protocol}")
+    worksheet.work_out("latency", "base + hops_inside * hop_inside + hops_outside * hop_outside", "s")
+    worksheet.given("link", links.link, "B/s", "the link's line rate")
+    worksheet.given("link_share", plan.link_share, "", "of it that this algorithm and protocol reach")
+    worksheet.work_out("inside_rate", "link * link_share", "B/s")
     if plan.fill:
-        sheet.given("least", plan.least, "B", "of the buffer in a round")
-        sheet.given("most", plan.most, "B", "of the buffer in a round")
-        sheet.given("rounds", plan.rounds, "", "that it is cut into, if that stays between them")
-        sheet.work_out("piece", "min(size, max(least, min(most, size / rounds)))", "B", "of the buffer in a round")
-        sheet.given("handshake", plan.handshake, "s", "before each round")
-        sheet.work_out("inside_seconds", "size * inside_wire / inside_rate + handshake * size / piece", "s")
+        worksheet.given("least", plan.least, "B", "of the buffer in a round")
+        worksheet.given("most", plan.most, "B", "of the buffer in a round")
+        worksheet.given("rounds", plan.rounds, "", "that it is cut into, if that stays between them")
+        worksheet.work_out("piece", "min(size, max(least, min(most, size / rounds)))", "B", "of the buffer in a round")
+        worksheet.given("handshake", plan.handshake, "s", "before each round")
+        worksheet.work_out("inside_seconds", "size * inside_wire / inside_rate + handshake * size / piece", "s")
     else:
-        sheet.work_out("inside_seconds", "size * inside_wire / inside_rate", "s")
-    sheet.given("card", plan.card, "B/s", "a rank's share of the network cards, at line rate")
-    sheet.given("card_share", plan.card_share, "", "of it that this algorithm and protocol reach")
-    sheet.given("slowdown", plan.slowdown, "", "by oversubscription and colliding flows")
-    sheet.work_out("outside_rate", "card * card_share / slowdown", "B/s")
-    sheet.work_out("outside_seconds", "size * outside_wire / outside_rate", "s")
+        worksheet.work_out("inside_seconds", "size * inside_wire / inside_rate", "s")
+    worksheet.given("card", plan.card, "B/s", "a rank's share of the network cards, at line rate")
+    worksheet.given("card_share", plan.card_share, "", "of it that this algorithm and protocol reach")
+    worksheet.given("slowdown", plan.slowdown, "", "by oversubscription and colliding flows")
+    worksheet.work_out("outside_rate", "card * card_share / slowdown", "B/s")
+    worksheet.work_out("outside_seconds", "size * outside_wire / outside_rate", "s")
     if plan.fill:
         way = "hops_inside / inside_rate + hops_outside / (inside * outside_rate)"
-        sheet.work_out("fill", f"piece * ({way})", "s", "until the first round has come through all hops")
+        worksheet.work_out("fill", f"piece * ({way})", "s", "until the first round has come through all hops")
     else:
-        sheet.given("fill", 0.0, "s", "every link is busy from the first step")
-    sheet.work_out("seconds", "launch + latency + max(inside_seconds, outside_seconds) + fill", "s")
-    return sheet
+        worksheet.given("fill", 0.0, "s", "every link is busy from the first step")
+    worksheet.work_out("seconds", "launch + latency + max(inside_seconds, outside_seconds) + fill", "s")
+    return worksheet

@@ -12,7 +12,7 @@ from typing import Literal
 from strata.planner.catalogue.shape import Shape
 from strata.planner.catalogue.software import Software
 from strata.planner.layout import Layout, Recompute
-from strata.planner.worksheet import Sheet
+from strata.planner.worksheet import Worksheet
 
 PARTS = ("norms", "projections", "core", "feed_forward", "residual")
 # Tokens choose their experts, so the fullest GPU gets more than its share. 1.25 is the capacity that Switch Transformers
@@ -69,44 +69,46 @@ class Parts:
 
 def layer_parts(shape: Shape, layout: Layout, keeping: Keeping, sparse: bool = False, sequence: int | None = None) -> Parts:
     """Of one layer, dense or with experts, for one micro-batch on one GPU."""
-    sheet = Sheet("a layer's activations")
-    write_tokens(sheet, shape, layout, shape.context if sequence is None else sequence)
-    write_layer(sheet, shape, layout, keeping, sparse)
-    return Parts(*(sheet[_name(part, sparse)] for part in PARTS))
+    worksheet = Worksheet("a layer's activations")
+    write_tokens(worksheet, shape, layout, shape.context if sequence is None else sequence)
+    write_layer(worksheet, shape, layout, keeping, sparse)
+    return Parts(*(worksheet[_name(part, sparse)] for part in PARTS))
 
 
-def write_tokens(sheet: Sheet, shape: Shape, layout: Layout, sequence: int) -> None:
+def write_tokens(worksheet: Worksheet, shape: Shape, layout: Layout, sequence: int) -> None:
     """What all layers' lines build on."""
-    sheet.given("micro_batch", layout.micro_batch, "", "sequences in a micro-batch")
-    sheet.given("sequence_length", sequence)
-    sheet.given("ulysses", layout.sequence, "", "GPUs that share each sequence, by heads in attention")
-    sheet.given("ring", layout.context, "", "GPUs that share each sequence, in attention too")
-    sheet.given("tensor", layout.tensor, "", "GPUs that share each matrix")
-    sheet.given("hidden", shape.hidden)
-    sheet.given("width", 4 if layout.precision == "fp32" else 2, "B", "of a number in the residual stream")
-    sheet.given("input_width", {"fp32": 4, "fp8": 1}.get(layout.precision, 2), "B", "of a matrix product's kept input")
-    sheet.work_out("tokens", "micro_batch * sequence_length / (ulysses * ring)", "", "of a micro-batch, on one GPU")
+    worksheet.given("micro_batch", layout.micro_batch, "", "sequences in a micro-batch")
+    worksheet.given("sequence_length", sequence)
+    worksheet.given("ulysses", layout.sequence, "", "GPUs that share each sequence, by heads in attention")
+    worksheet.given("ring", layout.context, "", "GPUs that share each sequence, in attention too")
+    worksheet.given("tensor", layout.tensor, "", "GPUs that share each matrix")
+    worksheet.given("hidden", shape.hidden)
+    worksheet.given("width", 4 if layout.precision == "fp32" else 2, "B", "of a number in the residual stream")
+    worksheet.given("input_width", {"fp32": 4, "fp8": 1}.get(layout.precision, 2), "B", "of a matrix product's kept input")
+    worksheet.work_out("tokens", "micro_batch * sequence_length / (ulysses * ring)", "", "of a micro-batch, on one GPU")
     split = "tokens / tensor" if layout.sequence_parallel else "tokens"
-    sheet.work_out("between", split, "", "tokens that a GPU has between tensor-parallel matrices")
-    _write_attention_widths(sheet, shape)
+    worksheet.work_out("between", split, "", "tokens that a GPU has between tensor-parallel matrices")
+    _write_attention_widths(worksheet, shape)
 
 
-def write_layer(sheet: Sheet, shape: Shape, layout: Layout, keeping: Keeping, sparse: bool) -> None:
+def write_layer(worksheet: Worksheet, shape: Shape, layout: Layout, keeping: Keeping, sparse: bool) -> None:
     """A line for each part, their sum `dense_layer` or `sparse_layer`, and `..._whole`, which is all that a layer that is
     computed again holds for that time."""
     if sparse:
-        _write_experts(sheet, shape, layout)
+        _write_experts(worksheet, shape, layout)
     else:
-        sheet.given("ffn", shape.ffn, "", "width of a dense feed-forward block")
+        worksheet.given("ffn", shape.ffn, "", "width of a dense feed-forward block")
     kept = _formulas(shape, layout, keeping, sparse, layout.recompute)
     for part in PARTS:
-        sheet.work_out(_name(part, sparse), kept[part], "B", _WHY[part])
+        worksheet.work_out(_name(part, sparse), kept[part], "B", _WHY[part])
     kind = "sparse" if sparse else "dense"
-    sheet.work_out(f"{kind}_layer", " + ".join(_name(part, sparse) for part in PARTS), "B", "kept by a layer of one micro-batch")
+    worksheet.work_out(
+        f"{kind}_layer", " + ".join(_name(part, sparse) for part in PARTS), "B", "kept by a layer of one micro-batch"
+    )
     if layout.recompute != "none":
         whole = _formulas(shape, layout, keeping, sparse, "none")
         formula = " + ".join(formula for formula in whole.values() if formula != "0")
-        sheet.work_out(f"{kind}_whole", formula, "B", "of a layer while it is computed again")
+        worksheet.work_out(f"{kind}_whole", formula, "B", "of a layer while it is computed again")
 
 
 _WHY = {
@@ -123,38 +125,38 @@ def _name(part: str, sparse: bool) -> str:
     return "experts_feed_forward" if sparse and part == "feed_forward" else part
 
 
-def _write_attention_widths(sheet: Sheet, shape: Shape) -> None:
-    sheet.given("heads", shape.heads)
+def _write_attention_widths(worksheet: Worksheet, shape: Shape) -> None:
+    worksheet.given("heads", shape.heads)
     if shape.latent:
-        sheet.given("plain_dim", shape.latent.plain_dim)
-        sheet.given("rotary_dim", shape.latent.rotary_dim)
-        sheet.given("value_dim", shape.latent.value_dim)
-        sheet.given("query_rank", shape.latent.query_rank)
-        sheet.given("kv_rank", shape.latent.kv_rank)
-        sheet.work_out("queries", "heads * (plain_dim + rotary_dim) / tensor", "", "numbers a token has of them on one GPU")
-        sheet.work_out("keys_values", "heads * (plain_dim + rotary_dim + value_dim) / tensor")
-        sheet.work_out("attended", "heads * value_dim / tensor", "", "what attention makes of a token")
+        worksheet.given("plain_dim", shape.latent.plain_dim)
+        worksheet.given("rotary_dim", shape.latent.rotary_dim)
+        worksheet.given("value_dim", shape.latent.value_dim)
+        worksheet.given("query_rank", shape.latent.query_rank)
+        worksheet.given("kv_rank", shape.latent.kv_rank)
+        worksheet.work_out("queries", "heads * (plain_dim + rotary_dim) / tensor", "", "numbers a token has of them on one GPU")
+        worksheet.work_out("keys_values", "heads * (plain_dim + rotary_dim + value_dim) / tensor")
+        worksheet.work_out("attended", "heads * value_dim / tensor", "", "what attention makes of a token")
         why = "narrow projections, before and after their norms"
-        sheet.work_out("narrow", "2 * query_rank + 2 * kv_rank + rotary_dim", "", why)
+        worksheet.work_out("narrow", "2 * query_rank + 2 * kv_rank + rotary_dim", "", why)
     else:
-        sheet.given("kv_heads", shape.kv_heads)
-        sheet.given("head_dim", shape.head_dim)
-        sheet.work_out("queries", "heads * head_dim / tensor", "", "numbers a token has of them on one GPU")
+        worksheet.given("kv_heads", shape.kv_heads)
+        worksheet.given("head_dim", shape.head_dim)
+        worksheet.work_out("queries", "heads * head_dim / tensor", "", "numbers a token has of them on one GPU")
         why = "a key head that has too few to share goes to every GPU"
-        sheet.work_out("keys_values", "2 * max(kv_heads / tensor, ulysses) * head_dim", "", why)
-        sheet.work_out("attended", "queries", "", "what attention makes of a token")
+        worksheet.work_out("keys_values", "2 * max(kv_heads / tensor, ulysses) * head_dim", "", why)
+        worksheet.work_out("attended", "queries", "", "what attention makes of a token")
 
 
-def _write_experts(sheet: Sheet, shape: Shape, layout: Layout) -> None:
+def _write_experts(worksheet: Worksheet, shape: Shape, layout: Layout) -> None:
     assert shape.experts
-    sheet.given("experts", shape.experts.count)
-    sheet.given("top_k", shape.experts.top_k, "", "experts that a token passes through")
-    sheet.given("expert_ffn", shape.experts.ffn)
-    sheet.given("shared_ffn", shape.experts.shared_ffn)
+    worksheet.given("experts", shape.experts.count)
+    worksheet.given("top_k", shape.experts.top_k, "", "experts that a token passes through")
+    worksheet.given("expert_ffn", shape.experts.ffn)
+    worksheet.given("shared_ffn", shape.experts.shared_ffn)
     crowding = CROWDING if layout.expert > 1 else 1.0
-    sheet.given("crowding", crowding, "", "tokens that the fullest GPU's experts get, over the mean")
+    worksheet.given("crowding", crowding, "", "tokens that the fullest GPU's experts get, over the mean")
     # Every tensor-parallel GPU has the whole of a token that reaches its part of an expert.
-    sheet.work_out("dispatched", "tokens * top_k * crowding", "", "tokens' copies that a GPU's experts get")
+    worksheet.work_out("dispatched", "tokens * top_k * crowding", "", "tokens' copies that a GPU's experts get")
 
 
 def _formulas(shape: Shape, layout: Layout, keeping: Keeping, sparse: bool, recompute: Recompute) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from strata.planner.catalogue.shape import Shape
 from strata.planner.layout import Layout
 from strata.planner.memory.activations import Keeping
-from strata.planner.worksheet import Sheet
+from strata.planner.worksheet import Worksheet
 
 GIB = 2**30
 # A process that has loaded CUDA, its libraries' kernels and workspaces for matrix products: 0.5 to 0.8 GiB on A100 and H100.
@@ -22,14 +22,14 @@ DESK = 25 * 2**20  # bytes that each of our workers lays out at a time when grad
 Lines = list[tuple[str, str, str]]  # name, formula, reason
 
 
-def write_buffers(sheet: Sheet, shape: Shape, layout: Layout, keeping: Keeping, kinds: list[str], end: bool) -> None:
+def write_buffers(worksheet: Worksheet, shape: Shape, layout: Layout, keeping: Keeping, kinds: list[str], end: bool) -> None:
     """`kinds` of layers that the stage has, dense and sparse; `end`: whether it has the embedding or the head."""
     deepspeed = keeping.engine == "deepspeed"
-    lines = _deepspeed(sheet, shape, layout, keeping) if deepspeed else _by_layer(sheet, layout, kinds, end)
+    lines = _deepspeed(worksheet, shape, layout, keeping) if deepspeed else _by_layer(worksheet, layout, kinds, end)
     lines += _exchanged(layout)
     for name, formula, why in lines:
-        sheet.work_out(name, formula, "B", why)
-    sheet.work_out("buffers", " + ".join(name for name, _, _ in lines) or "0", "B", "for communication")
+        worksheet.work_out(name, formula, "B", why)
+    worksheet.work_out("buffers", " + ".join(name for name, _, _ in lines) or "0", "B", "for communication")
 
 
 def _exchanged(layout: Layout) -> Lines:
@@ -46,35 +46,35 @@ def _exchanged(layout: Layout) -> Lines:
     return lines
 
 
-def _by_layer(sheet: Sheet, layout: Layout, kinds: list[str], end: bool) -> Lines:
+def _by_layer(worksheet: Worksheet, layout: Layout, kinds: list[str], end: bool) -> Lines:
     """Megatron and FSDP reduce gradients where they lie, unless they are shared out; those go unit by unit: a layer, the
     embedding, the head."""
     if layout.zero < 2:
         return []
     sizes = {"dense": "dense_parameters", "sparse": "sparse_parameters + experts_here"}
     units = [sizes[kind] for kind in kinds] + ["head_parameters"] * end
-    sheet.work_out("unit", f"max({', '.join(units)}, 0)", "", "parameters of the largest layer, or of the head")
+    worksheet.work_out("unit", f"max({', '.join(units)}, 0)", "", "parameters of the largest layer, or of the head")
     lines = [("unreduced", "unit * gradients_bytes", "a unit's gradients before they are shared out")]
     if layout.zero == 3:
         lines.append(("gathered", "2 * unit * width", "the unit at work and the next one, whole"))
     return lines
 
 
-def _deepspeed(sheet: Sheet, shape: Shape, layout: Layout, keeping: Keeping) -> Lines:
+def _deepspeed(worksheet: Worksheet, shape: Shape, layout: Layout, keeping: Keeping) -> Lines:
     """On CPUs memory counts once it is touched, which a bucket larger than the model is not."""
-    sheet.given("number", 4 if layout.precision == "fp32" else 2, "B", "of a gradient as it is made")
-    sheet.work_out("all_own", "own + own_experts")
+    worksheet.given("number", 4 if layout.precision == "fp32" else 2, "B", "of a gradient as it is made")
+    worksheet.work_out("all_own", "own + own_experts")
     if layout.zero == 0:
-        return _unshared(sheet, shape, layout, keeping)
-    sheet.given("bucket_size", BUCKET, "", "gradients that DeepSpeed reduces at a time")
+        return _unshared(worksheet, shape, layout, keeping)
+    worksheet.given("bucket_size", BUCKET, "", "gradients that DeepSpeed reduces at a time")
     bucket = "min(bucket_size, all_own) * number" if keeping.cpu else "bucket_size * number"
     lines = [
         ("bucket", bucket, "gradients to be reduced"),
         ("flat_bucket", "min(bucket_size, all_own) * number", "a copy of them, on the way"),
     ]
     if layout.zero == 3:
-        sheet.given("live_size", LIVE, "", "parameters that DeepSpeed leaves gathered")
-        sheet.given("prefetch_size", PREFETCH, "", "parameters that it gathers at a time")
+        worksheet.given("live_size", LIVE, "", "parameters that DeepSpeed leaves gathered")
+        worksheet.given("prefetch_size", PREFETCH, "", "parameters that it gathers at a time")
         lines.append(("gathered", "min(live_size, all_own) * number", "whole parameters"))
         lines.append(("prefetched", "min(prefetch_size, all_own) * number", "on their way"))
         if keeping.cpu:
@@ -86,13 +86,13 @@ def _deepspeed(sheet: Sheet, shape: Shape, layout: Layout, keeping: Keeping) -> 
     return lines
 
 
-def _unshared(sheet: Sheet, shape: Shape, layout: Layout, keeping: Keeping) -> Lines:
+def _unshared(worksheet: Worksheet, shape: Shape, layout: Layout, keeping: Keeping) -> Lines:
     """Without ZeRO we sum gradients ourselves: on CPUs of one machine in memory that workers share, of which each touches its
     own desk, the sum and its part of the others'; on GPUs in buckets that are kept, into which all gradients are copied."""
     lines: Lines = []
     if layout.data * layout.sequence > 1 and layout.pipeline == 1 and keeping.cpu:
-        sheet.given("largest_gradient", max(shape.vocab, shape.ffn) * shape.hidden, "", "numbers; gradients are not cut")
-        sheet.given("desk", DESK, "B", "gradients that a worker lays out for the others at a time")
+        worksheet.given("largest_gradient", max(shape.vocab, shape.ffn) * shape.hidden, "", "numbers; gradients are not cut")
+        worksheet.given("desk", DESK, "B", "gradients that a worker lays out for the others at a time")
         formula = "max(min(desk, all_own * number), largest_gradient * number) * (2 + (sharers - 1) / sharers)"
         lines.append(("desks", formula, "gradients are summed in shared memory: own, sum, and a part of the others'"))
     elif layout.data * layout.sequence > 1 and layout.pipeline == 1:
@@ -103,17 +103,17 @@ def _unshared(sheet: Sheet, shape: Shape, layout: Layout, keeping: Keeping) -> L
     return lines
 
 
-def write_allowances(sheet: Sheet, layout: Layout, keeping: Keeping) -> None:
+def write_allowances(worksheet: Worksheet, layout: Layout, keeping: Keeping) -> None:
     if keeping.cpu:
         formula, why = _gaps_on_cpus(layout)
-        sheet.work_out("gaps", formula, "B", why)
-        sheet.given("runtime", 0.0, "B", "libraries are there before the model is")
+        worksheet.work_out("gaps", formula, "B", why)
+        worksheet.given("runtime", 0.0, "B", "libraries are there before the model is")
         return
-    sheet.given("gap_share", GAPS, "", "of what comes and goes, lost between tensors")
-    sheet.work_out("gaps", "gap_share * (activations + logits + working)", "B", "fragmentation")
-    sheet.given("cuda_context", CUDA_CONTEXT, "B", "of CUDA and its libraries")
-    sheet.given("communicators", COMMUNICATORS if layout.gpus > 1 else 0.0, "B", "NCCL's own buffers")
-    sheet.work_out("runtime", "cuda_context + communicators", "B", "not torch's")
+    worksheet.given("gap_share", GAPS, "", "of what comes and goes, lost between tensors")
+    worksheet.work_out("gaps", "gap_share * (activations + logits + working)", "B", "fragmentation")
+    worksheet.given("cuda_context", CUDA_CONTEXT, "B", "of CUDA and its libraries")
+    worksheet.given("communicators", COMMUNICATORS if layout.gpus > 1 else 0.0, "B", "NCCL's own buffers")
+    worksheet.work_out("runtime", "cuda_context + communicators", "B", "not torch's")
 
 
 def _gaps_on_cpus(layout: Layout) -> tuple[str, str]:

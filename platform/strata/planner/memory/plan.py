@@ -19,7 +19,7 @@ from strata.planner.memory.state import write_own, write_parameters, write_state
 from strata.planner.pipeline import schedules
 from strata.planner.step.stages import layers_of, parts_of
 from strata.planner.units import show
-from strata.planner.worksheet import FUNCTIONS, Sheet, _compiled
+from strata.planner.worksheet import FUNCTIONS, Worksheet, _compiled
 
 Precision = Literal["fp32", "fp16", "bf16", "fp8"]
 LOGITS_CHUNK = {"gpu": 1 << 29, "cpu": 1 << 24}  # linear_cross_entropy's
@@ -86,19 +86,19 @@ def misfit(held: MemoryPlan) -> str:
 
 
 def plan_memory(
-    shape: Shape, layout: Layout, gpu_memory: float, keeping: Keeping, sheet: Sheet, sequence: int | None = None
+    shape: Shape, layout: Layout, gpu_memory: float, keeping: Keeping, worksheet: Worksheet, sequence: int | None = None
 ) -> MemoryPlan:
-    """The sheet gets a part for each kind of stage; stages of one kind differ in micro-batches in flight alone."""
-    _write_model(sheet, shape, layout, keeping, shape.context if sequence is None else sequence)
+    """The worksheet gets a part for each kind of stage; stages of one kind differ in micro-batches in flight alone."""
+    _write_model(worksheet, shape, layout, keeping, shape.context if sequence is None else sequence)
     explained = {stage.number for stage in _fullest(*_cut(shape, layout))} | {layout.pipeline - 1}
     stages = []
     for stage in _stages(*_cut(shape, layout)):
-        part = sheet.part(f"stage {stage.number}") if stage.number in explained else _Quick(sheet)
+        part = worksheet.part(f"stage {stage.number}") if stage.number in explained else _Quick(worksheet)
         _write_stage(part, stage, shape, layout, keeping)
         stages.append(_read(part, stage))
-    sheet.given("capacity", gpu_memory, "B", "of one GPU")
+    worksheet.given("capacity", gpu_memory, "B", "of one GPU")
     plan = MemoryPlan(tuple(stages), gpu_memory)
-    sheet.given("peak", plan.peak, "B", plan.where)
+    worksheet.given("peak", plan.peak, "B", plan.where)
     return plan
 
 
@@ -125,10 +125,10 @@ def peak_bytes(shape: Shape, layout: Layout, keeping: Keeping, sequence: int | N
     return most
 
 
-class _Quick(Sheet):
-    """A sheet that keeps no lines, for a search."""
+class _Quick(Worksheet):
+    """A worksheet that keeps no lines, for a search."""
 
-    def __init__(self, outer: Sheet | None = None) -> None:
+    def __init__(self, outer: Worksheet | None = None) -> None:
         self._values = dict(outer._values) if outer else {}
 
     def given(self, name: str, value: float, unit: str = "", why: str = "") -> float:
@@ -154,7 +154,7 @@ def _model(
     recompute: Recompute,
     sequence_parallel: bool,
     precision: Precision,
-) -> Sheet:
+) -> Worksheet:
     """What does not depend on the rest of a layout is worked out once for all that share it."""
     layout = Layout(
         tensor=tensor,
@@ -217,19 +217,19 @@ def _cut(shape: Shape, layout: Layout) -> tuple[Shape, int, Schedule, int]:
     return shape, layout.pipeline, layout.schedule, layout.interleave
 
 
-def _write_model(sheet: Sheet, shape: Shape, layout: Layout, keeping: Keeping, sequence: int) -> None:
+def _write_model(worksheet: Worksheet, shape: Shape, layout: Layout, keeping: Keeping, sequence: int) -> None:
     """A layer's activations, and its parameters on one GPU."""
-    write_tokens(sheet, shape, layout, sequence)
+    write_tokens(worksheet, shape, layout, sequence)
     if shape.dense_layers:
-        write_layer(sheet, shape, layout, keeping, sparse=False)
+        write_layer(worksheet, shape, layout, keeping, sparse=False)
     if shape.experts:
-        write_layer(sheet, shape, layout, keeping, sparse=True)
-    _write_busy(sheet, shape, layout)
-    write_parameters(sheet, shape, layout, keeping)
-    sheet.given("vocab", shape.vocab)
+        write_layer(worksheet, shape, layout, keeping, sparse=True)
+    _write_busy(worksheet, shape, layout)
+    write_parameters(worksheet, shape, layout, keeping)
+    worksheet.given("vocab", shape.vocab)
 
 
-def _write_busy(sheet: Sheet, shape: Shape, layout: Layout) -> None:
+def _write_busy(worksheet: Worksheet, shape: Shape, layout: Layout) -> None:
     """What a layer's backward pass holds beside what was kept: gradients of the residual stream and, in a feed-forward block,
     of the product, the activated gate and the up projection at once (of a GeLU's output and input)."""
     wide = 3 if shape.gated else 2
@@ -238,17 +238,17 @@ def _write_busy(sheet: Sheet, shape: Shape, layout: Layout) -> None:
         kinds["sparse"] = f"dispatched * (hidden + {wide} * expert_ffn / tensor) * width"
     for kind, formula in kinds.items():
         again = f" + max(0, {kind}_whole - {kind}_layer)" if layout.recompute != "none" else ""
-        sheet.work_out(f"{kind}_busy", formula + again, "B", "beside what is kept, while a layer's gradients are computed")
+        worksheet.work_out(f"{kind}_busy", formula + again, "B", "beside what is kept, while a layer's gradients are computed")
 
 
-def _write_stage(sheet: Sheet, stage: Stage, shape: Shape, layout: Layout, keeping: Keeping) -> None:
-    write_own(sheet, shape, stage.dense, stage.sparse, stage.embedding, stage.head)
-    write_state(sheet, layout, keeping)
-    _write_in_flight(sheet, stage, layout)
-    _write_activations(sheet, stage, layout, keeping)
-    write_buffers(sheet, shape, layout, keeping, stage.kinds, stage.embedding or stage.head)
-    write_allowances(sheet, layout, keeping)
-    sheet.work_out("total", " + ".join(TERMS), "B", "at the fullest moment")
+def _write_stage(worksheet: Worksheet, stage: Stage, shape: Shape, layout: Layout, keeping: Keeping) -> None:
+    write_own(worksheet, shape, stage.dense, stage.sparse, stage.embedding, stage.head)
+    write_state(worksheet, layout, keeping)
+    _write_in_flight(worksheet, stage, layout)
+    _write_activations(worksheet, stage, layout, keeping)
+    write_buffers(worksheet, shape, layout, keeping, stage.kinds, stage.embedding or stage.head)
+    write_allowances(worksheet, layout, keeping)
+    worksheet.work_out("total", " + ".join(TERMS), "B", "at the fullest moment")
 
 
 IN_FLIGHT: dict[Schedule, str] = {
@@ -265,20 +265,20 @@ IN_FLIGHT: dict[Schedule, str] = {
 }
 
 
-def _write_in_flight(sheet: Sheet, stage: Stage, layout: Layout) -> None:
+def _write_in_flight(worksheet: Worksheet, stage: Stage, layout: Layout) -> None:
     if layout.pipeline == 1:
-        sheet.given("in_flight", 1, "", "micro-batches whose activations are held")
+        worksheet.given("in_flight", 1, "", "micro-batches whose activations are held")
         return
-    sheet.given("stage", stage.number)
-    sheet.given("pipeline", layout.pipeline, "", "stages")
-    sheet.given("interleave", layout.interleave, "", "pieces of the model that a stage holds")
-    sheet.given("micro_batches", max(1, layout.micro_batches))
-    sheet.work_out(
+    worksheet.given("stage", stage.number)
+    worksheet.given("pipeline", layout.pipeline, "", "stages")
+    worksheet.given("interleave", layout.interleave, "", "pieces of the model that a stage holds")
+    worksheet.given("micro_batches", max(1, layout.micro_batches))
+    worksheet.work_out(
         "in_flight", IN_FLIGHT[layout.schedule], "", f"micro-batches whose activations a stage holds: {layout.schedule}"
     )
 
 
-def _write_activations(sheet: Sheet, stage: Stage, layout: Layout, keeping: Keeping) -> None:
+def _write_activations(worksheet: Worksheet, stage: Stage, layout: Layout, keeping: Keeping) -> None:
     """The loss comes when all layers' activations are held, and so does the last layer's backward pass, after it."""
     held = [f"{kind}_layers * {kind}_layer" for kind in stage.kinds]
     if stage.embedding and keeping.style == "unfused":
@@ -287,37 +287,39 @@ def _write_activations(sheet: Sheet, stage: Stage, layout: Layout, keeping: Keep
         # Where the loss computes its gradients at once, that of the head's input is kept in its input's place.
         ends = {"eager": "between * (hidden * (4 + 2 * width) + 4)", "own": "between * (2 * hidden * width + 4)"}
         held.append(ends.get(keeping.style, "2 * between * hidden * width"))
-    sheet.work_out("once", " + ".join(held) or "0", "B", "kept of one micro-batch, with the last norm's and the head's inputs")
-    sheet.work_out("activations", "in_flight * once", "B", "of all micro-batches in flight")
-    _write_logits(sheet, stage, layout, keeping)
+    worksheet.work_out(
+        "once", " + ".join(held) or "0", "B", "kept of one micro-batch, with the last norm's and the head's inputs"
+    )
+    worksheet.work_out("activations", "in_flight * once", "B", "of all micro-batches in flight")
+    _write_logits(worksheet, stage, layout, keeping)
     busy = [f"{kind}_busy" for kind in stage.kinds]
-    sheet.work_out("busy", f"max({', '.join(busy)})" if len(busy) > 1 else busy[0] if busy else "0", "B")
-    sheet.work_out("working", "max(0, busy - logits)", "B", "the backward pass of a layer comes after that of the loss")
+    worksheet.work_out("busy", f"max({', '.join(busy)})" if len(busy) > 1 else busy[0] if busy else "0", "B")
+    worksheet.work_out("working", "max(0, busy - logits)", "B", "the backward pass of a layer comes after that of the loss")
 
 
-def _write_logits(sheet: Sheet, stage: Stage, layout: Layout, keeping: Keeping) -> None:
+def _write_logits(worksheet: Worksheet, stage: Stage, layout: Layout, keeping: Keeping) -> None:
     if not stage.head:
-        sheet.given("logits", 0.0, "B")
+        worksheet.given("logits", 0.0, "B")
         return
     columns = "vocab" if keeping.engine == "deepspeed" else "vocab / tensor"
     gpipe = f"(in_flight - 1) * 4 * tokens * {columns} + " if layout.schedule == "gpipe" else ""
     if keeping.engine == "megatron":
-        sheet.work_out("logits", f"{gpipe}tokens * {columns} * (4 + width)", "B", "as they come, and their softmax in fp32")
+        worksheet.work_out("logits", f"{gpipe}tokens * {columns} * (4 + width)", "B", "as they come, and their softmax in fp32")
         return
     if keeping.style == "own":
-        sheet.given("chunk", LOGITS_CHUNK["cpu" if keeping.cpu else "gpu"], "B", "of logits that are in memory at a time")
+        worksheet.given("chunk", LOGITS_CHUNK["cpu" if keeping.cpu else "gpu"], "B", "of logits that are in memory at a time")
         # Too many chunks' gradients are added up in fp32.
-        chunks = sheet["tokens"] * sheet["vocab"] * sheet["width"] / sheet["chunk"]
-        summed = " + 4 * head_parameters" if chunks > CHUNKS_ADDED_UP and sheet["width"] < 4 else ""
+        chunks = worksheet["tokens"] * worksheet["vocab"] * worksheet["width"] / worksheet["chunk"]
+        summed = " + 4 * head_parameters" if chunks > CHUNKS_ADDED_UP and worksheet["width"] < 4 else ""
         why = "some tokens' logits, and the head's own gradient"
-        sheet.work_out("logits", f"min(chunk, tokens * vocab * width) + head_parameters * width{summed}", "B", why)
+        worksheet.work_out("logits", f"min(chunk, tokens * vocab * width) + head_parameters * width{summed}", "B", why)
         return
     # Of torch's cross entropy in its backward pass: log-probabilities, their gradient and the logits' gradient, all in fp32. And
     # the gradient of the head's matrix, before it is added to what is there. DeepSpeed's pipeline keeps the logits, too.
     kept = " + tokens * vocab * width" if keeping.engine == "deepspeed" and layout.pipeline > 1 else ""
     why = "log-probabilities and two gradients in fp32, and the head's own gradient"
-    sheet.work_out("logits", f"{gpipe}3 * 4 * tokens * {columns} + head_parameters * width{kept}", "B", why)
+    worksheet.work_out("logits", f"{gpipe}3 * 4 * tokens * {columns} + head_parameters * width{kept}", "B", why)
 
 
-def _read(sheet: Sheet, stage: Stage) -> StageMemory:
-    return StageMemory(stage.number, stage.dense + stage.sparse, **{name: sheet[name] for name in (*TERMS, "host")})
+def _read(worksheet: Worksheet, stage: Stage) -> StageMemory:
+    return StageMemory(stage.number, stage.dense + stage.sparse, **{name: worksheet[name] for name in (*TERMS, "host")})

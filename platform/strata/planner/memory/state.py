@@ -3,10 +3,10 @@
 from strata.planner.catalogue.shape import Shape
 from strata.planner.layout import Layout
 from strata.planner.memory.activations import Keeping
-from strata.planner.worksheet import Sheet
+from strata.planner.worksheet import Worksheet
 
 
-def write_parameters(sheet: Sheet, shape: Shape, layout: Layout, keeping: Keeping) -> None:
+def write_parameters(worksheet: Worksheet, shape: Shape, layout: Layout, keeping: Keeping) -> None:
     """Of a layer and of the model's ends. Norms, routers and the narrow projections of latent attention are whole on every
     tensor-parallel GPU; with DeepSpeed, the embedding and the head too."""
     norms = 2 * shape.hidden * (2 if shape.biases else 1)
@@ -14,46 +14,46 @@ def write_parameters(sheet: Sheet, shape: Shape, layout: Layout, keeping: Keepin
     if shape.latent:
         narrow = shape.hidden * (shape.latent.query_rank + shape.latent.kv_rank + shape.latent.rotary_dim)
         norms += shape.latent.query_rank + shape.latent.kv_rank
-    sheet.given("attention_parameters", shape.attention_parameters(), "", "of one layer, with its norms")
-    sheet.given("unsplit_parameters", norms + narrow, "", "of those, whole on every tensor-parallel GPU")
-    sheet.work_out("attention_here", "(attention_parameters - unsplit_parameters) / tensor + unsplit_parameters")
+    worksheet.given("attention_parameters", shape.attention_parameters(), "", "of one layer, with its norms")
+    worksheet.given("unsplit_parameters", norms + narrow, "", "of those, whole on every tensor-parallel GPU")
+    worksheet.work_out("attention_here", "(attention_parameters - unsplit_parameters) / tensor + unsplit_parameters")
     if shape.dense_layers:
-        sheet.given("ffn_parameters", shape.dense_ffn_parameters())
-        sheet.work_out("dense_parameters", "attention_here + ffn_parameters / tensor", "", "of a dense layer, on one GPU")
+        worksheet.given("ffn_parameters", shape.dense_ffn_parameters())
+        worksheet.work_out("dense_parameters", "attention_here + ffn_parameters / tensor", "", "of a dense layer, on one GPU")
     if shape.experts:
-        sheet.given("expert_gpus", layout.expert, "", "that share a layer's experts")
-        sheet.given("router_parameters", shape.router_parameters())
-        sheet.given("shared_parameters", shape.shared_parameters())
+        worksheet.given("expert_gpus", layout.expert, "", "that share a layer's experts")
+        worksheet.given("router_parameters", shape.router_parameters())
+        worksheet.given("shared_parameters", shape.shared_parameters())
         why = "of a layer with experts, on one GPU, without them"
-        sheet.work_out("sparse_parameters", "attention_here + router_parameters + shared_parameters / tensor", "", why)
-        sheet.given("expert_parameters", shape.expert_parameters(), "", "of one")
-        sheet.work_out("experts_here", "experts / expert_gpus * expert_parameters / tensor", "", "of one layer, on one GPU")
+        worksheet.work_out("sparse_parameters", "attention_here + router_parameters + shared_parameters / tensor", "", why)
+        worksheet.given("expert_parameters", shape.expert_parameters(), "", "of one")
+        worksheet.work_out("experts_here", "experts / expert_gpus * expert_parameters / tensor", "", "of one layer, on one GPU")
     table = "vocab_parameters" if keeping.engine == "deepspeed" else "vocab_parameters / tensor"
-    sheet.given("vocab_parameters", shape.vocab * shape.hidden, "", "of the embedding, and of the head")
-    sheet.given("other_embeddings", shape.embedding_parameters() - shape.vocab * shape.hidden, "", "of positions")
-    sheet.work_out("embedding_parameters", f"{table} + other_embeddings", "", "on one GPU")
-    sheet.given("last_norm", shape.hidden * (2 if shape.biases else 1))
-    sheet.work_out("head_parameters", f"{table} + last_norm", "", "on one GPU")
+    worksheet.given("vocab_parameters", shape.vocab * shape.hidden, "", "of the embedding, and of the head")
+    worksheet.given("other_embeddings", shape.embedding_parameters() - shape.vocab * shape.hidden, "", "of positions")
+    worksheet.work_out("embedding_parameters", f"{table} + other_embeddings", "", "on one GPU")
+    worksheet.given("last_norm", shape.hidden * (2 if shape.biases else 1))
+    worksheet.work_out("head_parameters", f"{table} + last_norm", "", "on one GPU")
 
 
-def write_own(sheet: Sheet, shape: Shape, dense: int, sparse: int, embedding: bool, head: bool) -> None:
+def write_own(worksheet: Worksheet, shape: Shape, dense: int, sparse: int, embedding: bool, head: bool) -> None:
     """`own` parameters of a stage, and `own_experts`. A tied head that is not where the embedding is has a copy of it."""
-    sheet.given("dense_layers", dense)
-    sheet.given("sparse_layers", sparse)
+    worksheet.given("dense_layers", dense)
+    worksheet.given("sparse_layers", sparse)
     own = [f"{kind}_layers * {kind}_parameters" for kind, count in (("dense", dense), ("sparse", sparse)) if count]
     if embedding:
         own.append("embedding_parameters")
     if head:
         own.append("last_norm" if shape.tied and embedding else "head_parameters")
-    sheet.work_out("own", " + ".join(own) or "0", "", "the stage's parameters on one GPU, experts apart")
-    sheet.work_out("own_experts", "sparse_layers * experts_here" if sparse else "0")
+    worksheet.work_out("own", " + ".join(own) or "0", "", "the stage's parameters on one GPU, experts apart")
+    worksheet.work_out("own_experts", "sparse_layers * experts_here" if sparse else "0")
 
 
-def write_state(sheet: Sheet, layout: Layout, keeping: Keeping) -> None:
+def write_state(worksheet: Worksheet, layout: Layout, keeping: Keeping) -> None:
     """Of `own` and `own_experts`: bytes of parameters, gradients and optimizer on the GPU, and of what is on the host."""
     peers = layout.data * layout.sequence * layout.context
-    sheet.given("sharers", peers, "", "GPUs with the same layers: data x sequence x context")
-    sheet.given("expert_sharers", max(1, peers // layout.expert), "", "GPUs with the same experts")
+    worksheet.given("sharers", peers, "", "GPUs with the same layers: data x sequence x context")
+    worksheet.given("expert_sharers", max(1, peers // layout.expert), "", "GPUs with the same experts")
     for name, stage, size, why in (
         (
             "parameters",
@@ -64,26 +64,28 @@ def write_state(sheet: Sheet, layout: Layout, keeping: Keeping) -> None:
         ("gradients", 2, _gradient_bytes(layout, keeping), "of a gradient"),
         ("optimizer", 1, _optimizer_bytes(layout, keeping), "of Adam's two moments, and of a copy in fp32 of the parameter"),
     ):
-        sheet.given(f"{name}_bytes", size, "B", why)
+        worksheet.given(f"{name}_bytes", size, "B", why)
         shared = layout.zero >= stage
         share = "own / sharers + own_experts / expert_sharers" if shared else "own + own_experts"
-        sheet.work_out(name, f"({share}) * {name}_bytes", "B", f"shared out by ZeRO-{stage}" if shared else "")
-    _write_offload(sheet, layout, keeping)
+        worksheet.work_out(name, f"({share}) * {name}_bytes", "B", f"shared out by ZeRO-{stage}" if shared else "")
+    _write_offload(worksheet, layout, keeping)
 
 
-def _write_offload(sheet: Sheet, layout: Layout, keeping: Keeping) -> None:
+def _write_offload(worksheet: Worksheet, layout: Layout, keeping: Keeping) -> None:
     """ZeRO-2 and 3 send gradients to the host as soon as they are reduced; Adam runs there on an fp32 copy of them. Where the
     workers run on CPUs, all is on the host anyway."""
     if layout.offload == "none" or keeping.cpu:
-        sheet.given("host", 0.0, "B", "nothing is offloaded")
+        worksheet.given("host", 0.0, "B", "nothing is offloaded")
         return
     parameters = " + parameters" if layout.offload == "all" else ""
-    sheet.work_out("host", f"optimizer + gradients / gradients_bytes * 4{parameters}", "B", "in the host's memory, for this GPU")
-    sheet.given("optimizer", 0.0, "B", "on the host")
+    worksheet.work_out(
+        "host", f"optimizer + gradients / gradients_bytes * 4{parameters}", "B", "in the host's memory, for this GPU"
+    )
+    worksheet.given("optimizer", 0.0, "B", "on the host")
     if layout.zero >= 2:
-        sheet.given("gradients", 0.0, "B", "on the host")
+        worksheet.given("gradients", 0.0, "B", "on the host")
     if layout.offload == "all":
-        sheet.given("parameters", 0.0, "B", "on the host")
+        worksheet.given("parameters", 0.0, "B", "on the host")
 
 
 def _parameter_bytes(layout: Layout, keeping: Keeping) -> float:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from strata.planner.worksheet import Sheet
+from strata.planner.worksheet import Worksheet
 
 
 @dataclass(frozen=True)
@@ -18,16 +18,16 @@ class Budget:
 
 
 def plan_budget(
-    tokens: float, tokens_per_s: float, gpus: int, dollars_per_gpu_hour: float, watts: float, goodput: float, sheet: Sheet
+    tokens: float, tokens_per_s: float, gpus: int, dollars_per_gpu_hour: float, watts: float, goodput: float, worksheet: Worksheet
 ) -> Budget:
     """`goodput`: useful time over wall time. GPUs are paid for, and draw power, while they restart and repeat."""
-    part = sheet.part("the token budget")
+    part = worksheet.part("the token budget")
     part.given("tokens", tokens, "", "to train on")
     part.given("tokens_per_s", tokens_per_s, "/s", "of all GPUs")
     part.given("gpus", gpus)
     part.given("goodput", goodput, "", "useful time over wall time, with failures")
     part.given("dollars_per_gpu_hour", dollars_per_gpu_hour, "$")
-    part.given("watts", watts, "W", "of a GPU, by its data sheet; hosts, network and cooling come on top")
+    part.given("watts", watts, "W", "of a GPU, by its datasheet; hosts, network and cooling come on top")
     part.work_out("undisturbed_s", "tokens / tokens_per_s", "s")
     part.work_out("wall_s", "undisturbed_s / goodput", "s")
     part.work_out("undisturbed_days", "undisturbed_s / 86400")

@@ -16,7 +16,7 @@ from strata.planner import ranges
 from strata.planner.catalogue.fleets import FLEETS, Rates
 from strata.planner.serving.queueing import erlang_b, poisson_at_most, smallest
 from strata.planner.units import show
-from strata.planner.worksheet import Sheet
+from strata.planner.worksheet import Worksheet
 from strata.platform.errors import UserError
 
 Mode = Literal["blocking", "asynchronous", "peer-memory"]
@@ -71,7 +71,7 @@ class Saving:
     interval_s: float
     interval_steps: int
     goodput: float
-    sheet: Sheet
+    worksheet: Worksheet
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class FailurePlan:
     goodput_per_paid_gpu: float
     dollars_per_useful_hour: float
     spot_dollars_per_useful_hour: float | None
-    sheet: Sheet
+    worksheet: Worksheet
 
     @property
     def best(self) -> Saving:
@@ -128,14 +128,14 @@ def plan_failures(
     step_seconds: float,
     storage_bandwidth: float,
     *,
-    sheet: Sheet,
+    worksheet: Worksheet,
     rates: Rates = FLEETS["llama3"],
     recovery: Recovery = USUAL,
     spot: Spot | None = None,
     dollars_per_gpu_hour: float = 0.0,
 ) -> FailurePlan:
     """`storage_bandwidth` is of the whole store, as all GPUs together see it; they save and load at the same rate."""
-    top = _describe(gpus, state_bytes, step_seconds, storage_bandwidth, rates, recovery, sheet)
+    top = _describe(gpus, state_bytes, step_seconds, storage_bandwidth, rates, recovery, worksheet)
     savings = {mode: _save(mode, top.part(mode)) for mode in MODES}
     best = max(savings.values(), key=lambda saving: saving.goodput)
     top.given("best_goodput", best.goodput, "", f"of the ways to save, {best.mode} is the best")
@@ -155,13 +155,13 @@ def plan_failures(
         goodput_per_paid_gpu=top["goodput_per_paid_gpu"],
         dollars_per_useful_hour=dollars,
         spot_dollars_per_useful_hour=_write_spot(spot, top) if spot else None,
-        sheet=top,
+        worksheet=top,
     )
 
 
 def goodput_curve(plan: FailurePlan, intervals: Sequence[float]) -> dict[Mode, list[float]]:
     """Goodput (while there are nodes enough) against the interval between saves; peer memory's second level stays at its best."""
-    return {mode: [_goodput(interval, saving.sheet) for interval in intervals] for mode, saving in plan.savings.items()}
+    return {mode: [_goodput(interval, saving.worksheet) for interval in intervals] for mode, saving in plan.savings.items()}
 
 
 def draw(plan: FailurePlan, path: Path) -> None:
@@ -183,12 +183,14 @@ def draw(plan: FailurePlan, path: Path) -> None:
     plt.close(figure)
 
 
-def _describe(gpus: int, state: float, step_s: float, storage: float, rates: Rates, recovery: Recovery, sheet: Sheet) -> Sheet:
+def _describe(
+    gpus: int, state: float, step_s: float, storage: float, rates: Rates, recovery: Recovery, worksheet: Worksheet
+) -> Worksheet:
     ranges.GPUS.check("--gpus", gpus)
     ranges.BYTES.check("--state", state)
     ranges.STEP.check("--step", step_s)
     ranges.BYTES.check("--storage", storage)
-    top = sheet.part("failures")
+    top = worksheet.part("failures")
     top.given("gpus", gpus)
     top.given("gpus_per_node", recovery.gpus_per_node)
     top.work_out("nodes", "ceil(gpus / gpus_per_node)")
@@ -225,7 +227,7 @@ def _must_get_on(restart: float, every: float) -> None:
         )
 
 
-def _save(mode: Mode, part: Sheet) -> Saving:
+def _save(mode: Mode, part: Worksheet) -> Saving:
     """The lines that say what a save and a restart cost in this mode, and the best interval."""
     if mode == "blocking":
         part.work_out("every_s", "mtbf_s", "s", "time between failures")
@@ -257,7 +259,7 @@ def _save(mode: Mode, part: Sheet) -> Saving:
     return Saving(mode, interval, int(part["interval_steps"]), _write_goodput(part), part)
 
 
-def _write_second_level(part: Sheet) -> float:
+def _write_second_level(part: Worksheet) -> float:
     """Asynchronous saves to storage beneath those to memory, for the few failures that memory does not survive."""
     storage = part.part("from storage, when a node and its neighbour die together")
     storage.work_out("every_s", "mtbf_s / together", "s", "time between such failures")
@@ -269,12 +271,12 @@ def _write_second_level(part: Sheet) -> float:
     return _write_goodput(storage)
 
 
-def _write_goodput(part: Sheet) -> float:
+def _write_goodput(part: Worksheet) -> float:
     formula = f"storage_goodput * {GOODPUT}" if "storage_goodput" in part else GOODPUT
     return part.work_out("useful", formula, "", "useful time over wall time, while there are nodes enough")
 
 
-def _whole_steps(interval: float, part: Sheet) -> int:
+def _whole_steps(interval: float, part: Worksheet) -> int:
     """The better of the two whole numbers of steps around the best interval."""
     steps, least = interval / part["step_s"], math.ceil(part["least_interval_s"] / part["step_s"])
     return max(
@@ -282,16 +284,16 @@ def _whole_steps(interval: float, part: Sheet) -> int:
     )
 
 
-def _goodput(interval: float, part: Sheet) -> float:
+def _goodput(interval: float, part: Worksheet) -> float:
     """0 where a run that saves so seldom hardly ever gets to its next save."""
     if interval > 100 * part["every_s"]:
         return 0.0
-    tried = Sheet("tried", part)
+    tried = Worksheet("tried", part)
     tried.given("interval_s", interval, "s")
     return _write_goodput(tried)
 
 
-def _write_spares(recovery: Recovery, top: Sheet) -> int:
+def _write_spares(recovery: Recovery, top: Worksheet) -> int:
     """Nodes break while the run goes on and come back `repair_s` later; it stands still while more are out than there are
     spares, and then nothing breaks. That is Erlang's loss system with spares + 1 places, whatever repairs' distribution."""
     top.given("repair_s", recovery.repair_s, "s")
@@ -313,7 +315,7 @@ def _write_spares(recovery: Recovery, top: Sheet) -> int:
     return spares
 
 
-def _write_spot(spot: Spot, top: Sheet) -> float:
+def _write_spot(spot: Spot, top: Worksheet) -> float:
     """Preemptions come on top of failures, and the market takes the place of spares. A preemption that leaves time for a save
     loses no work; else it is one failure more."""
     part = top.part("spot")

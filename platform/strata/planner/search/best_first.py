@@ -18,7 +18,7 @@ from strata.planner.search.memory_bounds import Room
 from strata.planner.search.space import Batch, Limits, Line, Pipeline, Slice, layout_of, pipelines, share_out, slices
 from strata.planner.search.time_bounds import Desk
 from strata.planner.step.step import Step, plan_step
-from strata.planner.worksheet import Sheet
+from strata.planner.worksheet import Worksheet
 from strata.platform.errors import UserError
 
 # Of a search, in layouts whose memory is worked out; playing a pipeline takes as long as some hundred of them. A trillion
@@ -176,7 +176,7 @@ class Hunt:
     def _plan(self, layout: Layout, gpus: int) -> Candidate:
         self._spend(PLAYED_WORK)
         desk, tokens = self.desk, self.budget_tokens
-        step = plan_step(desk.shape, layout, desk.gpu, desk.fabric, desk.software, Sheet(""), desk.sequence, desk.layers)
+        step = plan_step(desk.shape, layout, desk.gpu, desk.fabric, desk.software, Worksheet(""), desk.sequence, desk.layers)
         cost = gpus * desk.gpu.dollars_per_hour / 3600 / step.tokens_per_s * 1e6
         days = tokens / step.tokens_per_s / 86400 if tokens else None
         return Candidate(layout, step, self.room.peak(layout), gpus, cost, days, cost * tokens / 1e6 if tokens else None)

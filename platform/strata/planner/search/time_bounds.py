@@ -29,7 +29,7 @@ from strata.planner.step.stages import (
     works_of,
 )
 from strata.planner.step.step import ADAM_BYTES
-from strata.planner.worksheet import Sheet
+from strata.planner.worksheet import Worksheet
 
 Triple = tuple[float, float, float]  # of a dense layer, of a sparse one, and of the head
 
@@ -70,7 +70,7 @@ class Desk:
 
     def layers(self, cut: Cut) -> Layers:
         if cut not in self._layers:
-            self._layers[cut] = layer_times(self.shape, self.gpu, self.software, cut, Sheet(""))
+            self._layers[cut] = layer_times(self.shape, self.gpu, self.software, cut, Worksheet(""))
         return self._layers[cut]
 
     def least_work(self, slice: Slice, recompute: Recompute, covering: bool) -> tuple[float, float]:

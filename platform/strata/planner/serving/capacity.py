@@ -14,7 +14,7 @@ from strata.planner.catalogue.hardware import Fabric, Gpu
 from strata.planner.catalogue.shape import Shape
 from strata.planner.serving.engine_step import Load, Precision, decode, describe, most, prefill
 from strata.planner.serving.queueing import erlang_c, settle, smallest
-from strata.planner.worksheet import Sheet
+from strata.planner.worksheet import Worksheet
 from strata.platform.errors import UserError
 
 Link = Literal["fabric", "nvlink", "pcie"]
@@ -69,7 +69,7 @@ class ServingPlan:
     aggregated: Pool
     disaggregated: Pool | None
     remote_from: int | None
-    sheet: Sheet
+    worksheet: Worksheet
 
 
 @dataclass(frozen=True)
@@ -90,14 +90,14 @@ def plan_serving(
     tensor: int = 1,
     precision: Precision = "bf16",
     *,
-    sheet: Sheet,
+    worksheet: Worksheet,
     kv_precision: Precision = "bf16",
     max_sequences: int = 1024,
     link: Link = "fabric",
 ) -> ServingPlan:
-    """The fewest replicas that hold the SLO. All figures are lines of a part of `sheet`."""
+    """The fewest replicas that hold the SLO. All figures are lines of a part of `worksheet`."""
     _check_load(shape, load)
-    top = sheet.part("serving")
+    top = worksheet.part("serving")
     describe(shape, gpu, top, tensor, precision, kv_precision, max_sequences)
     top.given("output", load.output, "", "tokens of an answer")
     top.given("variation", load.variation, "", "of prompt lengths: standard deviation over mean")
@@ -121,23 +121,25 @@ def plan_serving(
         aggregated=aggregated,
         disaggregated=disaggregated,
         remote_from=_remote_from(shape, load, disaggregated, top) if disaggregated else None,
-        sheet=top,
+        worksheet=top,
     )
 
 
-def transfer(gpu: Gpu, fabric: Fabric, link: Link, sheet: Sheet) -> float:
+def transfer(gpu: Gpu, fabric: Fabric, link: Link, worksheet: Worksheet) -> float:
     """Seconds for a prompt's KV cache to get from one engine to the next, every GPU sending its own part."""
     rates: dict[Link, float] = {
         "fabric": min(fabric.nic * fabric.nics / gpu.domain, gpu.pcie),
         "nvlink": gpu.link,
         "pcie": gpu.pcie,
     }
-    sheet.given("transfer_rate", rates[link] * TRANSFER_SHARE, "B/s", f"of one GPU over {link}, {TRANSFER_SHARE:.0%} in reach")
-    sheet.given("hand_over_s", HAND_OVER_S, "s", "metadata, notification, one more hop")
-    return sheet.work_out("transfer_s", "hand_over_s + prompt * kv_bytes_per_token / transfer_rate", "s", "of a KV cache")
+    worksheet.given(
+        "transfer_rate", rates[link] * TRANSFER_SHARE, "B/s", f"of one GPU over {link}, {TRANSFER_SHARE:.0%} in reach"
+    )
+    worksheet.given("hand_over_s", HAND_OVER_S, "s", "metadata, notification, one more hop")
+    return worksheet.work_out("transfer_s", "hand_over_s + prompt * kv_bytes_per_token / transfer_rate", "s", "of a KV cache")
 
 
-def serve(kind: Kind, prefills: int, decodes: int, load: Load, part: Sheet) -> Pool | None:
+def serve(kind: Kind, prefills: int, decodes: int, load: Load, part: Worksheet) -> Pool | None:
     """What these replicas give at this load, as lines of `part`. None: it is more than they can carry."""
     batch = _write_decode(kind, decodes, load, part)
     if batch is None or not _write_queue(kind, prefills or decodes, load, part):
@@ -167,7 +169,9 @@ def curve(plan: ServingPlan, rates: Sequence[float]) -> list[Point]:
     for pool in (plan.aggregated, plan.disaggregated):
         for rate in rates:
             load = replace(plan.load, requests_per_s=rate)
-            tried = pool and serve(pool.kind, pool.prefill_replicas, pool.decode_replicas, load, Sheet("tried", plan.sheet))
+            tried = pool and serve(
+                pool.kind, pool.prefill_replicas, pool.decode_replicas, load, Worksheet("tried", plan.worksheet)
+            )
             if tried:
                 points.append(Point(tried.kind, rate, tried.ttft_p50_s, tried.ttft_p99_s, tried.itl_s))
     return points
@@ -208,18 +212,18 @@ def _check_load(shape: Shape, load: Load) -> None:
         )
 
 
-def _check_slo(load: Load, slo: Slo, top: Sheet) -> None:
+def _check_slo(load: Load, slo: Slo, top: Worksheet) -> None:
     """What no number of replicas can mend."""
     fix = "raise tensor, use fp8 or a faster GPU, or allow more time"
     first = top["request_s"] + top["prefill_s"]
     if first >= slo.ttft_s:
         raise UserError(f"a prompt of {load.prompt} tokens takes {first:.3f} s even alone: over ttft_s={slo.ttft_s}", fix)
-    step = decode(1, load.context, Sheet("alone", top))
+    step = decode(1, load.context, Worksheet("alone", top))
     if step >= slo.itl_s:
         raise UserError(f"a token takes {step:.4f} s even for one sequence alone: over itl_s={slo.itl_s}", fix)
 
 
-def _write_decode(kind: Kind, decodes: int, load: Load, part: Sheet) -> float | None:
+def _write_decode(kind: Kind, decodes: int, load: Load, part: Worksheet) -> float | None:
     """The batch that comes about in each decoding engine, and its ITL."""
     part.given("requests_per_s", load.requests_per_s)
     part.given("decode_replicas", decodes)
@@ -229,7 +233,7 @@ def _write_decode(kind: Kind, decodes: int, load: Load, part: Sheet) -> float | 
         return None
     tokens = load.requests_per_s / decodes * load.output
     batch = settle(
-        lambda tried: tokens * decode(tried, load.context, Sheet("tried", part)) / (1 - share), part["batch_that_fits"]
+        lambda tried: tokens * decode(tried, load.context, Worksheet("tried", part)) / (1 - share), part["batch_that_fits"]
     )
     if batch is None:
         return None
@@ -240,7 +244,7 @@ def _write_decode(kind: Kind, decodes: int, load: Load, part: Sheet) -> float | 
     return batch
 
 
-def _write_queue(kind: Kind, engines: int, load: Load, part: Sheet) -> bool:
+def _write_queue(kind: Kind, engines: int, load: Load, part: Worksheet) -> bool:
     """The wait for an engine that reads prompts, and the TTFT; False past saturation. Reads the lines of `_write_decode`."""
     part.given("queue_engines", engines, "", "that read prompts")
     if kind == "aggregated":
@@ -264,9 +268,9 @@ def _write_queue(kind: Kind, engines: int, load: Load, part: Sheet) -> bool:
     return True
 
 
-def _size_aggregated(load: Load, slo: Slo, top: Sheet) -> Pool:
+def _size_aggregated(load: Load, slo: Slo, top: Worksheet) -> Pool:
     def enough(replicas: int) -> bool:
-        pool = serve("aggregated", 0, replicas, load, Sheet("tried", top))
+        pool = serve("aggregated", 0, replicas, load, Worksheet("tried", top))
         return pool is not None and pool.ttft_p99_s <= slo.ttft_s and pool.itl_s <= slo.itl_s
 
     replicas = smallest(enough, MOST_REPLICAS)
@@ -276,11 +280,11 @@ def _size_aggregated(load: Load, slo: Slo, top: Sheet) -> Pool:
     return pool
 
 
-def _size_disaggregated(load: Load, slo: Slo, top: Sheet) -> Pool | None:
+def _size_disaggregated(load: Load, slo: Slo, top: Worksheet) -> Pool | None:
     """The fewest decode replicas that hold the ITL, then the fewest prefill replicas that hold the TTFT with them."""
 
     def quick(decodes: int) -> bool:
-        tried = Sheet("tried", top)
+        tried = Worksheet("tried", top)
         return _write_decode("disaggregated", decodes, load, tried) is not None and tried["itl_s"] <= slo.itl_s
 
     decodes = smallest(quick, MOST_REPLICAS)
@@ -288,7 +292,7 @@ def _size_disaggregated(load: Load, slo: Slo, top: Sheet) -> Pool | None:
         return None
 
     def early(prefills: int) -> bool:
-        pool = serve("disaggregated", prefills, decodes, load, Sheet("tried", top))
+        pool = serve("disaggregated", prefills, decodes, load, Worksheet("tried", top))
         return pool is not None and pool.ttft_p99_s <= slo.ttft_s
 
     prefills = smallest(early, MOST_REPLICAS)
@@ -301,7 +305,7 @@ def _size_disaggregated(load: Load, slo: Slo, top: Sheet) -> Pool | None:
     return pool
 
 
-def _remote_from(shape: Shape, load: Load, pool: Pool, top: Sheet) -> int | None:
+def _remote_from(shape: Shape, load: Load, pool: Pool, top: Worksheet) -> int | None:
     """A prompt that a decoding engine reads itself makes every sequence that runs there wait for it; read elsewhere, it waits
     itself: for a prefill engine, which reads the weights for it alone, for its KV cache's way, and for its first decode step.
     Remote pays where the running sequences would wait for longer than the prompt does:
@@ -310,7 +314,7 @@ def _remote_from(shape: Shape, load: Load, pool: Pool, top: Sheet) -> int | None
     """
     apart = next(part for part in top.parts if part.title == "disaggregated")
 
-    def gain(prompt: int, part: Sheet) -> float:
+    def gain(prompt: int, part: Worksheet) -> float:
         prefill(prompt, load.cached, part)
         part.given("sometimes", min(1.0, pool.batch), "", "share of the time in which sequences run that could be held up")
         part.given("wait_there_s", apart["mean_wait_s"], "s", "for a prefill engine")
@@ -320,7 +324,7 @@ def _remote_from(shape: Shape, load: Load, pool: Pool, top: Sheet) -> int | None
         formula = f"wait_there_s + prefill_s - prefill_work_s + {transferred} + first_step_s"
         return held_up - part.work_out("delayed_s", formula, "s", "the prompt's first token, if read elsewhere")
 
-    prompt = smallest(lambda tried: gain(tried, Sheet("tried", top)) > 0, shape.context)
+    prompt = smallest(lambda tried: gain(tried, Worksheet("tried", top)) > 0, shape.context)
     if prompt is not None:
         gain(prompt, top.part("remote prefill pays from this prompt on: held_up_s > delayed_s"))
     return prompt

@@ -1,7 +1,7 @@
 """The time of an engine's steps and the memory it has for sequences, from FLOPs and bytes.
 
 A step is a row of kernels, each bound by matrix units or by memory: their times add up. An engine is `tensor` GPUs that share
-every matrix. `describe` writes its figures to a sheet; `prefill` and `decode` read them there and write their own.
+every matrix. `describe` writes its figures to a worksheet; `prefill` and `decode` read them there and write their own.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from typing import Literal
 
 from strata.planner.catalogue.hardware import FP8_SHARE, Gpu
 from strata.planner.catalogue.shape import Shape
-from strata.planner.worksheet import Sheet
+from strata.planner.worksheet import Worksheet
 from strata.platform.errors import UserError
 
 Precision = Literal["fp16", "bf16", "fp8"]
@@ -59,14 +59,14 @@ class Load:
 def describe(
     shape: Shape,
     gpu: Gpu,
-    sheet: Sheet,
+    worksheet: Worksheet,
     tensor: int = 1,
     precision: Precision = "bf16",
     kv_precision: Precision = "bf16",
     max_sequences: int = 1024,
 ) -> None:
     _check(shape, gpu, tensor, precision)
-    _write_shape(shape, tensor, sheet)
+    _write_shape(shape, tensor, worksheet)
     for name, value, unit, why in (
         ("bytes_per_weight", BYTES[precision], "B", precision),
         ("bytes_per_value", BYTES[kv_precision], "B", f"KV cache in {kv_precision}"),
@@ -80,69 +80,75 @@ def describe(
         ("chunk", CHUNK, "", "tokens of a step at most"),
         ("max_sequences", max_sequences, "", "that an engine runs at once"),
     ):
-        sheet.given(name, value, unit, why)
-    _write_attention(shape, tensor, sheet)
-    sheet.work_out("flops_per_token", "2 * (common_weights + routed_weights * top_k / experts) / tensor", "FLOP", "on one GPU")
+        worksheet.given(name, value, unit, why)
+    _write_attention(shape, tensor, worksheet)
+    worksheet.work_out(
+        "flops_per_token", "2 * (common_weights + routed_weights * top_k / experts) / tensor", "FLOP", "on one GPU"
+    )
     formula = "2 * (8 * layers * hidden + 2 * choices * hidden + (2 * layers * attention_widths + 3 * ffn_widths) / tensor)"
-    sheet.work_out("elementwise_bytes", formula, "B", "of a token: norms with residuals, experts' sum, rotary, activation")
+    worksheet.work_out("elementwise_bytes", formula, "B", "of a token: norms with residuals, experts' sum, rotary, activation")
     formula = "((common_weights + routed_weights) * bytes_per_weight + table_weights * 2) / tensor"
-    sheet.work_out("weights_bytes", formula, "B", "on one GPU; embedding and head stay in 16 bits")
+    worksheet.work_out("weights_bytes", formula, "B", "on one GPU; embedding and head stay in 16 bits")
     formula = (
         f"chunk * 2 * (4 * hidden + 3 * ffn_widths / layers / tensor) + max_sequences * vocab * 4 / tensor + {RUNTIME_BYTES:g}"
     )
-    sheet.work_out("activation_bytes", formula, "B", "a step's widest layer, logits, runtime")
-    sheet.work_out("kv_room", f"{MEMORY_SHARE} * memory - weights_bytes - activation_bytes", "B", "of one GPU, for the KV cache")
+    worksheet.work_out("activation_bytes", formula, "B", "a step's widest layer, logits, runtime")
+    worksheet.work_out(
+        "kv_room", f"{MEMORY_SHARE} * memory - weights_bytes - activation_bytes", "B", "of one GPU, for the KV cache"
+    )
 
 
-def prefill(prompt: float, cached: float, sheet: Sheet) -> float:
+def prefill(prompt: float, cached: float, worksheet: Worksheet) -> float:
     """Seconds that one engine takes for one prompt by itself. Of them `prefill_work_s` remain when it runs beside others."""
-    sheet.given("prompt", prompt, "", "tokens")
-    sheet.given("cached", cached, "", "share that is in the cache already")
-    sheet.work_out("new_tokens", "prompt * (1 - cached)")
-    sheet.work_out("prefill_matrix_s", "new_tokens * flops_per_token / matrix_rate", "s")
+    worksheet.given("prompt", prompt, "", "tokens")
+    worksheet.given("cached", cached, "", "share that is in the cache already")
+    worksheet.work_out("new_tokens", "prompt * (1 - cached)")
+    worksheet.work_out("prefill_matrix_s", "new_tokens * flops_per_token / matrix_rate", "s")
     formula = "new_tokens * (prompt - new_tokens / 2) * prefill_pair_flops / attention_rate"
-    sheet.work_out("prefill_attention_s", formula, "s", "each token looks at those before it")
-    sheet.work_out("prefill_elementwise_s", "new_tokens * elementwise_bytes / memory_rate", "s")
+    worksheet.work_out("prefill_attention_s", formula, "s", "each token looks at those before it")
+    worksheet.work_out("prefill_elementwise_s", "new_tokens * elementwise_bytes / memory_rate", "s")
     formula = f"new_tokens * 2 * layers * {_wire('1')} / ({LIBRARY_SHARE} * link)"
-    sheet.work_out("prefill_wire_s", formula, "s", "two sums over the GPUs a layer, by their bytes")
+    worksheet.work_out("prefill_wire_s", formula, "s", "two sums over the GPUs a layer, by their bytes")
     parts = "prefill_attention_s + prefill_elementwise_s"
     formula = f"prefill_matrix_s + {parts} + prefill_wire_s"
-    sheet.work_out("prefill_work_s", formula, "s", "what a prompt adds to steps that run anyway")
-    sheet.work_out("chunks", "ceil(new_tokens / chunk)", "", "steps that the prompt takes")
+    worksheet.work_out("prefill_work_s", formula, "s", "what a prompt adds to steps that run anyway")
+    worksheet.work_out("chunks", "ceil(new_tokens / chunk)", "", "steps that the prompt takes")
     formula = f"chunks * {_weights_read('min(new_tokens, chunk)')} / memory_rate"
-    sheet.work_out("prefill_weights_s", formula, "s", "reading the weights")
-    sheet.work_out("prefill_all_reduce_s", f"chunks * {_all_reduce('min(new_tokens, chunk)', sheet)}", "s", "with its latency")
+    worksheet.work_out("prefill_weights_s", formula, "s", "reading the weights")
+    worksheet.work_out(
+        "prefill_all_reduce_s", f"chunks * {_all_reduce('min(new_tokens, chunk)', worksheet)}", "s", "with its latency"
+    )
     formula = f"max(prefill_matrix_s, prefill_weights_s) + {parts} + prefill_all_reduce_s + chunks * (host_s + kernels_s)"
-    return sheet.work_out("prefill_s", formula, "s", "a prompt alone")
+    return worksheet.work_out("prefill_s", formula, "s", "a prompt alone")
 
 
-def decode(batch: float, context: float, sheet: Sheet) -> float:
+def decode(batch: float, context: float, worksheet: Worksheet) -> float:
     """Seconds of one step that gives each of `batch` sequences, `context` tokens long on average, its next token."""
-    sheet.given("batch", max(batch, 1.0), "", "sequences that decode together")
-    sheet.given("context", context, "", "tokens of a sequence, on average over its output")
-    sheet.work_out("weights_read", _weights_read("batch"), "B", "once for the batch; of the experts, those that it meets")
+    worksheet.given("batch", max(batch, 1.0), "", "sequences that decode together")
+    worksheet.given("context", context, "", "tokens of a sequence, on average over its output")
+    worksheet.work_out("weights_read", _weights_read("batch"), "B", "once for the batch; of the experts, those that it meets")
     formula = "max(weights_read / memory_rate, batch * (flops_per_token + 2 * vocab * hidden / tensor) / matrix_rate)"
-    sheet.work_out("decode_matrix_s", formula, "s", "the slower of reading weights and multiplying by them")
+    worksheet.work_out("decode_matrix_s", formula, "s", "the slower of reading weights and multiplying by them")
     formula = "batch * context * max(kv_bytes_per_token / memory_rate, decode_pair_flops / attention_rate)"
-    sheet.work_out("decode_attention_s", formula, "s", "the slower of reading the KV cache and computing on it")
-    sheet.work_out("decode_elementwise_s", "batch * elementwise_bytes / memory_rate", "s")
-    sheet.work_out("decode_all_reduce_s", _all_reduce("batch", sheet), "s")
-    sheet.work_out("decode_host_s", "host_s + batch * host_s_per_sequence", "s")
+    worksheet.work_out("decode_attention_s", formula, "s", "the slower of reading the KV cache and computing on it")
+    worksheet.work_out("decode_elementwise_s", "batch * elementwise_bytes / memory_rate", "s")
+    worksheet.work_out("decode_all_reduce_s", _all_reduce("batch", worksheet), "s")
+    worksheet.work_out("decode_host_s", "host_s + batch * host_s_per_sequence", "s")
     formula = "decode_matrix_s + decode_attention_s + decode_elementwise_s + decode_all_reduce_s + kernels_s + decode_host_s"
-    return sheet.work_out("step_s", formula, "s", "one token for every sequence")
+    return worksheet.work_out("step_s", formula, "s", "one token for every sequence")
 
 
-def most(load: Load, sheet: Sheet) -> tuple[int, float]:
+def most(load: Load, worksheet: Worksheet) -> tuple[int, float]:
     """The batch that fits and the output tokens a second that it gives, prompts of the same requests read in between."""
     longest = load.prompt + load.output
-    needed = sheet["weights_bytes"] + sheet["activation_bytes"] + sheet["kv_bytes_per_token"] * longest
-    usable = MEMORY_SHARE * sheet["memory"]
+    needed = worksheet["weights_bytes"] + worksheet["activation_bytes"] + worksheet["kv_bytes_per_token"] * longest
+    usable = MEMORY_SHARE * worksheet["memory"]
     if needed > usable:
         raise UserError(
             f"one sequence of {longest} tokens needs {needed / 1e9:.1f} GB on each GPU, of which {usable / 1e9:.1f} can be used",
-            f"raise tensor above {sheet['tensor']:.0f}, use fp8, or shorten prompts",
+            f"raise tensor above {worksheet['tensor']:.0f}, use fp8, or shorten prompts",
         )
-    part = sheet.part("the most one replica gives")
+    part = worksheet.part("the most one replica gives")
     part.given("output", load.output, "", "tokens of an answer")
     part.given("longest", longest, "", "tokens of a sequence at its end, so that none has to be evicted")
     batch = part.work_out("batch_that_fits", "floor(min(max_sequences, kv_room / (kv_bytes_per_token * longest)))")
@@ -163,7 +169,7 @@ def _check(shape: Shape, gpu: Gpu, tensor: int, precision: Precision) -> None:
         raise UserError(f"tensor={tensor} does not divide the {shape.heads} heads of {shape.name}", "use a divisor of heads")
 
 
-def _write_shape(shape: Shape, tensor: int, sheet: Sheet) -> None:
+def _write_shape(shape: Shape, tensor: int, worksheet: Worksheet) -> None:
     e = shape.experts
     widths = shape.dense_layers * shape.ffn + (shape.sparse_layers * (e.top_k * e.ffn + e.shared_ffn) if e else 0)
     routed = shape.sparse_layers * e.count * shape.expert_parameters() if e else 0
@@ -184,30 +190,32 @@ def _write_shape(shape: Shape, tensor: int, sheet: Sheet) -> None:
         ("table_weights", tables, "parameters of embedding and head"),
         ("ffn_widths", widths, "of the feed-forward blocks a token passes through, over all layers"),
     ):
-        sheet.given(name, value, "", why)
-    sheet.given("kernels_s", kernels * KERNEL_S, "s", f"{kernels} kernels, one after the other")
+        worksheet.given(name, value, "", why)
+    worksheet.given("kernels_s", kernels * KERNEL_S, "s", f"{kernels} kernels, one after the other")
 
 
-def _write_attention(shape: Shape, tensor: int, sheet: Sheet) -> None:
+def _write_attention(shape: Shape, tensor: int, worksheet: Worksheet) -> None:
     """What a token leaves in the KV cache, and the work of one token with one before it."""
     pair = "2 * layers * heads / tensor * head_widths"
     if latent := shape.latent:
-        sheet.given("latent", latent.kv_rank, "", "width of the compressed keys and values")
-        sheet.given("rotary", latent.rotary_dim, "", "width of the keys with position, shared by all heads")
-        sheet.given("head_widths", latent.plain_dim + latent.rotary_dim + latent.value_dim, "", "of a head's keys and values")
-        sheet.given("attention_widths", shape.heads * (latent.plain_dim + latent.rotary_dim), "", "of queries")
+        worksheet.given("latent", latent.kv_rank, "", "width of the compressed keys and values")
+        worksheet.given("rotary", latent.rotary_dim, "", "width of the keys with position, shared by all heads")
+        worksheet.given("head_widths", latent.plain_dim + latent.rotary_dim + latent.value_dim, "", "of a head's keys and values")
+        worksheet.given("attention_widths", shape.heads * (latent.plain_dim + latent.rotary_dim), "", "of queries")
         formula = "layers * (latent + rotary) * bytes_per_value"
-        sheet.work_out("kv_bytes_per_token", formula, "B", "latents serve all heads: every GPU holds them whole")
+        worksheet.work_out("kv_bytes_per_token", formula, "B", "latents serve all heads: every GPU holds them whole")
         formula = "2 * layers * heads / tensor * (2 * latent + rotary)"
-        sheet.work_out("decode_pair_flops", formula, "FLOP", "queries against latents, and latents summed")
+        worksheet.work_out("decode_pair_flops", formula, "FLOP", "queries against latents, and latents summed")
     else:
-        sheet.given("kv_heads_per_gpu", max(1, shape.kv_heads / tensor), "", "a head that has to serve several GPUs is copied")
-        sheet.given("head_widths", 2 * shape.head_dim, "", "of a head's keys and values")
-        sheet.given("attention_widths", (shape.heads + shape.kv_heads) * shape.head_dim, "", "of queries and keys")
+        worksheet.given(
+            "kv_heads_per_gpu", max(1, shape.kv_heads / tensor), "", "a head that has to serve several GPUs is copied"
+        )
+        worksheet.given("head_widths", 2 * shape.head_dim, "", "of a head's keys and values")
+        worksheet.given("attention_widths", (shape.heads + shape.kv_heads) * shape.head_dim, "", "of queries and keys")
         formula = "layers * kv_heads_per_gpu * head_widths * bytes_per_value"
-        sheet.work_out("kv_bytes_per_token", formula, "B", "keys and values, on one GPU")
-        sheet.work_out("decode_pair_flops", pair, "FLOP", "of one token with one before it")
-    sheet.work_out("prefill_pair_flops", pair, "FLOP", "of one token with one before it")
+        worksheet.work_out("kv_bytes_per_token", formula, "B", "keys and values, on one GPU")
+        worksheet.work_out("decode_pair_flops", pair, "FLOP", "of one token with one before it")
+    worksheet.work_out("prefill_pair_flops", pair, "FLOP", "of one token with one before it")
 
 
 def _weights_read(tokens: str) -> str:
@@ -221,9 +229,9 @@ def _wire(tokens: str) -> str:
     return f"(2 * (tensor - 1) / tensor * 2 * hidden * {tokens})"
 
 
-def _all_reduce(tokens: str, sheet: Sheet) -> str:
+def _all_reduce(tokens: str, worksheet: Worksheet) -> str:
     """Two a layer: each GPU has a part of every token's sum."""
-    if sheet["tensor"] == 1:
+    if worksheet["tensor"] == 1:
         return "0"
     wire = _wire(tokens)
     quick, library = f"{QUICK_S} + {wire} / ({QUICK_SHARE} * link)", f"{LIBRARY_S} + {wire} / ({LIBRARY_SHARE} * link)"

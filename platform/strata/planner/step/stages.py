@@ -13,7 +13,7 @@ from strata.planner.pipeline.schedules import parts_of as parts_of_stage
 from strata.planner.step import communication as talk
 from strata.planner.step.communication import Exchange, Ground
 from strata.planner.step.compute import STREAMED, Cut, LayerTime, attention, feed_forward, head, mixture, rates
-from strata.planner.worksheet import Sheet
+from strata.planner.worksheet import Worksheet
 
 # Communication beside a product takes some of its multiprocessors and of the memory's bandwidth, and its first and last chunk
 # have nothing to hide behind: the share of a tensor-parallel exchange that is seen, where a program overlaps it. An estimate,
@@ -96,12 +96,12 @@ def cut_of(layout: Layout, sequence: int) -> Cut:
     )
 
 
-def layer_times(shape: Shape, gpu: Gpu, software: Software, cut: Cut, sheet: Sheet) -> Layers:
-    rates(gpu, cut.precision, sheet)
-    around = attention(shape, cut, software, sheet.part("attention"))
-    dense = feed_forward(shape, cut, software, sheet.part("feed-forward")) if shape.dense_layers else LayerTime()
-    sparse = mixture(shape, cut, software, sheet.part("mixture of experts")) if shape.experts else LayerTime()
-    return Layers(around + dense, around + sparse, head(shape, cut, software, sheet.part("head")))
+def layer_times(shape: Shape, gpu: Gpu, software: Software, cut: Cut, worksheet: Worksheet) -> Layers:
+    rates(gpu, cut.precision, worksheet)
+    around = attention(shape, cut, software, worksheet.part("attention"))
+    dense = feed_forward(shape, cut, software, worksheet.part("feed-forward")) if shape.dense_layers else LayerTime()
+    sparse = mixture(shape, cut, software, worksheet.part("mixture of experts")) if shape.experts else LayerTime()
+    return Layers(around + dense, around + sparse, head(shape, cut, software, worksheet.part("head")))
 
 
 def parts_of(layout: Layout) -> int:

@@ -29,7 +29,7 @@ from strata.planner.step.stages import (
     stage_parameters,
     works_of,
 )
-from strata.planner.worksheet import Sheet
+from strata.planner.worksheet import Worksheet
 
 # Of what data-parallel peers say beside the backward pass, the last bucket is seen: Megatron-Core has about as many buckets.
 BUCKETS = 16
@@ -65,14 +65,14 @@ def plan_step(
     gpu: Gpu,
     fabric: Fabric,
     software: Software,
-    sheet: Sheet,
+    worksheet: Worksheet,
     sequence: int | None = None,
     layers: Callable[[Cut], Layers] | None = None,
 ) -> Step:
-    """`layers` gives layer times that were worked out before; without it they are written on the sheet."""
+    """`layers` gives layer times that were worked out before; without it they are written on the worksheet."""
     sequence = shape.context if sequence is None else sequence
     cut = cut_of(layout, sequence)
-    found = layers(cut) if layers else layer_times(shape, gpu, software, cut, sheet.part("one layer, one micro-batch"))
+    found = layers(cut) if layers else layer_times(shape, gpu, software, cut, worksheet.part("one layer, one micro-batch"))
     ground = Ground(gpu.domain, layout.gpus, links(gpu, fabric, launch=0.0))
     counts = layers_of(shape, parts_of(layout))
     own = stage_parameters(shape, layout, counts)
@@ -81,7 +81,7 @@ def plan_step(
     times = _times(works, layout, said.send)
     pipeline = _pipeline(times, layout)
 
-    once = sheet.part("once a step")
+    once = worksheet.part("once a step")
     data_s = _data_seen(said.reduction, works, layout, software, once)
     optimizer_s = _optimizer(own, layout, gpu, software, once)
     tied_s = _tied(shape, layout, software, ground)
@@ -89,7 +89,7 @@ def plan_step(
     spent["pipeline bubble"] = pipeline - sum(spent.values())
     spent |= {"data parallelism": data_s, "optimizer": optimizer_s, "tied embedding": tied_s}
 
-    result = sheet.part("the step")
+    result = worksheet.part("the step")
     why = f"{layout.micro_batches} micro-batches through {layout.pipeline} stages, {layout.schedule}, simulated"
     result.given("pipeline", pipeline, "s", why)
     result.given("data_exposed", data_s, "s", "data-parallel exchange that nothing covers")
@@ -140,18 +140,18 @@ def _pipeline(times: Times, layout: Layout) -> float:
     return quick_total(layout.schedule, layout.pipeline, layout.micro_batches, layout.interleave, times)
 
 
-def _data_seen(reduction: talk.Reduction, works: list[Work], layout: Layout, software: Software, sheet: Sheet) -> float:
+def _data_seen(reduction: talk.Reduction, works: list[Work], layout: Layout, software: Software, worksheet: Worksheet) -> float:
     """What is said once a step, beside the last micro-batch's backward pass and the next step's first forward pass."""
-    sheet.given("reduce", talk.total(reduction.reduce), "s", "gradients of data-parallel peers")
-    sheet.given("gather", talk.total(reduction.gather), "s", "parameters of data-parallel peers")
+    worksheet.given("reduce", talk.total(reduction.reduce), "s", "gradients of data-parallel peers")
+    worksheet.given("gather", talk.total(reduction.gather), "s", "parameters of data-parallel peers")
     if not software.overlaps_data:
-        return sheet.work_out("data_exposed", "reduce + gather", "s", "nothing goes on beside it")
+        return worksheet.work_out("data_exposed", "reduce + gather", "s", "nothing goes on beside it")
     work, chunks = works[len(works) // 2], len(works) // layout.pipeline
-    sheet.given("last_backward", (work.backward + work.weight) * chunks, "s", "one micro-batch's")
-    sheet.given("first_forward", work.forward * chunks, "s", "one micro-batch's")
-    sheet.given("buckets", BUCKETS, "", "the last has nothing to hide behind")
-    sheet.given("hidden_cost", HIDDEN_COST, "", "by which compute is slowed down beside it")
-    return sheet.work_out(
+    worksheet.given("last_backward", (work.backward + work.weight) * chunks, "s", "one micro-batch's")
+    worksheet.given("first_forward", work.forward * chunks, "s", "one micro-batch's")
+    worksheet.given("buckets", BUCKETS, "", "the last has nothing to hide behind")
+    worksheet.given("hidden_cost", HIDDEN_COST, "", "by which compute is slowed down beside it")
+    return worksheet.work_out(
         "data_exposed",
         "max(reduce / buckets, reduce - last_backward) + max(gather / buckets, gather - first_forward)"
         " + hidden_cost * (min(reduce, last_backward) + min(gather, first_forward))",
@@ -159,18 +159,18 @@ def _data_seen(reduction: talk.Reduction, works: list[Work], layout: Layout, sof
     )
 
 
-def _optimizer(own: tuple[float, float], layout: Layout, gpu: Gpu, software: Software, sheet: Sheet) -> float:
+def _optimizer(own: tuple[float, float], layout: Layout, gpu: Gpu, software: Software, worksheet: Worksheet) -> float:
     dense, experts = own
     peers = layout.data * layout.sequence * layout.context if layout.zero else 1
-    sheet.given("updated", dense / peers + experts / max(1.0, peers / layout.expert), "", "parameters that this GPU updates")
-    sheet.given("adam", ADAM_BYTES + 2 * software.gradient_bytes, "B", "moved for each")
+    worksheet.given("updated", dense / peers + experts / max(1.0, peers / layout.expert), "", "parameters that this GPU updates")
+    worksheet.given("adam", ADAM_BYTES + 2 * software.gradient_bytes, "B", "moved for each")
     if layout.offload == "none":
-        sheet.given("memory_rate", gpu.bandwidth * STREAMED, "B/s")
-        return sheet.work_out("optimizer", "updated * adam / memory_rate", "s")
-    sheet.given("host_rate", HOST_RATE, "B/s", "of the host's memory, for one GPU's part of it")
-    sheet.given("pcie", gpu.pcie, "B/s")
+        worksheet.given("memory_rate", gpu.bandwidth * STREAMED, "B/s")
+        return worksheet.work_out("optimizer", "updated * adam / memory_rate", "s")
+    worksheet.given("host_rate", HOST_RATE, "B/s", "of the host's memory, for one GPU's part of it")
+    worksheet.given("pcie", gpu.pcie, "B/s")
     why = "on the host; gradients go down in fp32 and weights up in 16 bits"
-    return sheet.work_out("optimizer", "updated * (adam / host_rate + 6 / pcie)", "s", why)
+    return worksheet.work_out("optimizer", "updated * (adam / host_rate + 6 / pcie)", "s", why)
 
 
 def _tied(shape: Shape, layout: Layout, software: Software, ground: Ground) -> float:

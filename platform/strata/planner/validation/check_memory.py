@@ -7,7 +7,7 @@ from pathlib import Path
 from strata.planner.layout import Layout
 from strata.planner.memory.activations import UNFUSED
 from strata.planner.memory.state import write_state
-from strata.planner.worksheet import Sheet
+from strata.planner.worksheet import Worksheet
 
 TABLE = Path(__file__).parent / "published" / "zero_memory_2020.csv"
 BAR = 0.01
@@ -56,8 +56,8 @@ def mean_error(rows: list[Row]) -> float:
 
 def _state(parameters: float, dp: int, zero: int) -> float:
     """Of a model with so many parameters, by the lines that every plan has."""
-    sheet = Sheet("state")
-    sheet.given("own", parameters)
-    sheet.given("own_experts", 0.0)
-    write_state(sheet, Layout(data=dp, zero=zero, batch=dp, precision="fp16"), UNFUSED)
-    return sheet["parameters"] + sheet["gradients"] + sheet["optimizer"]
+    worksheet = Worksheet("state")
+    worksheet.given("own", parameters)
+    worksheet.given("own_experts", 0.0)
+    write_state(worksheet, Layout(data=dp, zero=zero, batch=dp, precision="fp16"), UNFUSED)
+    return worksheet["parameters"] + worksheet["gradients"] + worksheet["optimizer"]
