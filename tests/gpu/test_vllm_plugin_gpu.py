@@ -21,7 +21,7 @@ SHAPE = ("model.layers=2", "model.hidden=512", "model.heads=8", "model.kv_heads=
 
 def test_answers_are_vllms(tmp_path: Path) -> None:
     from strata.kernels.bench.vllm_engine import start, write_model
-    from strata.kernels.bench.vllm_plugin import distances, partings
+    from strata.kernels.bench.vllm_plugin import distances, divergences
 
     if "strata_kernels" not in {point.name for point in entry_points(group="vllm.general_plugins")}:
         pytest.skip("needs Strata installed: vLLM finds the plugin by its entry point")
@@ -37,13 +37,13 @@ def test_answers_are_vllms(tmp_path: Path) -> None:
         stack.callback(ours.close)
         for engine in (plain, ours):
             engine.wait_until_up()
-        assert ours.said("Using AttentionBackendEnum.CUSTOM backend") and not plain.said("AttentionBackendEnum.CUSTOM")
-        assert ours.said("Graph capturing finished")
+        assert ours.log_lines("Using AttentionBackendEnum.CUSTOM backend") and not plain.log_lines("AttentionBackendEnum.CUSTOM")
+        assert ours.log_lines("Graph capturing finished")
         theirs = plain.answer(prompts, 16)
-        together, one_after_the_other = ours.answer(prompts, 16), ours.answer(prompts, 16, at_once=2)
-        late = ours.said("JIT compilation during inference")
+        together, one_after_the_other = ours.answer(prompts, 16), ours.answer(prompts, 16, concurrency=2)
+        late = ours.log_lines("JIT compilation during inference")
     for answers in (together, one_after_the_other):
-        found = partings(theirs, answers, LENGTHS)
-        assert all(parting.excused for parting in found), found
+        found = divergences(theirs, answers, LENGTHS)
+        assert all(divergence.within_tolerance for divergence in found), found
         assert max(distances(theirs, answers)) < 0.25
     assert not [line for line in late if any(kernel in line for kernel in KERNELS)], late

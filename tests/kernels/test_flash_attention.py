@@ -117,7 +117,7 @@ def test_triton_in_half_precision(shape: Shape) -> None:
 def test_triton_by_tma(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(portable, "architecture", lambda device: 90)
     q, k, v, dout = shape.inputs(torch.float16)
-    assert all(portable.tma_takes(x) for x in (q, k, v, dout))
+    assert all(portable.tma_supports(x) for x in (q, k, v, dout))
     assert_close(by_triton(shape, q, k, v, dout), truth(shape, q, k, v, dout), torch.float16)
 
 
@@ -125,12 +125,12 @@ def test_what_tma_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(portable, "architecture", lambda device: 90)
     x = torch.zeros(2, 8, 4, 64, dtype=torch.bfloat16)
     packed = torch.zeros(2, 8, 3, 4, 64, dtype=torch.bfloat16)
-    assert portable.tma_takes(x) and portable.tma_takes(packed[:, :, 1])
-    assert not portable.tma_takes(x.float())
-    assert not portable.tma_takes(x[..., :24])  # the next head would be in the tile
-    assert not portable.tma_takes(x.transpose(1, 2)) and not portable.tma_takes(x[:, 1:])  # not one matrix
-    assert not portable.tma_takes(torch.zeros(1, dtype=torch.bfloat16).expand(2, 8, 4, 64))
-    assert not portable.tma_takes(torch.zeros(1, 8, 257, dtype=torch.bfloat16)[..., :-1].view(1, 8, 4, 64))
+    assert portable.tma_supports(x) and portable.tma_supports(packed[:, :, 1])
+    assert not portable.tma_supports(x.float())
+    assert not portable.tma_supports(x[..., :24])  # the next head would be in the tile
+    assert not portable.tma_supports(x.transpose(1, 2)) and not portable.tma_supports(x[:, 1:])  # not one matrix
+    assert not portable.tma_supports(torch.zeros(1, dtype=torch.bfloat16).expand(2, 8, 4, 64))
+    assert not portable.tma_supports(torch.zeros(1, 8, 257, dtype=torch.bfloat16)[..., :-1].view(1, 8, 4, 64))
 
 
 @pytest.mark.parametrize("run", [by_op, pytest.param(by_triton, marks=interpreted)])

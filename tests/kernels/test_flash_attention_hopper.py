@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from strata.kernels.compiler.compilation import pretending
+from strata.kernels.compiler.compilation import assume_architecture
 from strata.kernels.ops.flash_attention import hopper
 
 COMPILE = """
@@ -67,7 +67,7 @@ def tensors(dim: int = 128, dtype: torch.dtype = torch.bfloat16, tokens: int = 1
 
 
 def supported(q: Tensor, k: Tensor, v: Tensor, causal: bool = True, window: int | None = None, arch: int = 90) -> bool:
-    with pretending(arch, {}):
+    with assume_architecture(arch, {}):
         return hopper.supports(q, k, v, causal, window, None)
 
 

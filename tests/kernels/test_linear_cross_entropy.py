@@ -9,7 +9,7 @@ from torch import Tensor
 from strata.kernels.ops.linear_cross_entropy.linear_cross_entropy import (
     LOGITS_BYTES,
     REDUCTIONS,
-    backward_of_each,
+    backward_per_token,
     chunk_size,
     forward,
     linear_cross_entropy,
@@ -50,7 +50,7 @@ def ours(rows: Rows, x: Tensor, weight: Tensor, targets: Tensor, reduction: str,
     x, weight = x.detach(), weight.detach()
     loss, dx, dweight, lacking, lse = forward(rows, x, weight, targets, *terms.values(), reduction, True, True)
     if reduction == "none":
-        dx, dweight = backward_of_each(rows, dloss, x, weight, targets, lse, *terms.values(), True, True)
+        dx, dweight = backward_per_token(rows, dloss, x, weight, targets, lse, *terms.values(), True, True)
         return [loss, dx, dweight]
     for held in (dx, dweight):
         multiply_triton(held, lacking * dloss) if rows is softmax_rows_triton else held.mul_(lacking * dloss)

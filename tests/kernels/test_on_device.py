@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import strata.kernels
-from strata.kernels.ops.on_device import on_its_device
+from strata.kernels.ops.on_device import on_tensor_device
 
 
 @pytest.mark.parametrize(("index", "switches"), [(0, []), (1, ["cuda:1"])])
@@ -25,12 +25,12 @@ def test_another_gpu_is_switched_to(index: int, switches: list[str], monkeypatch
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device", device)
     tensor = SimpleNamespace(device=torch.device("cuda", index), is_cuda=True)
-    assert on_its_device(lambda first, second, third=3: (first is tensor, second, third))(tensor, 2) == (True, 2, 3)
+    assert on_tensor_device(lambda first, second, third=3: (first is tensor, second, third))(tensor, 2) == (True, 2, 3)
     assert told == switches
 
 
 def test_a_tensor_without_storage_needs_no_gpu() -> None:
-    assert on_its_device(lambda first: first.shape)(torch.empty(3, device="meta")) == (3,)
+    assert on_tensor_device(lambda first: first.shape)(torch.empty(3, device="meta")) == (3,)
 
 
 def test_every_operation_does_so() -> None:
@@ -38,4 +38,4 @@ def test_every_operation_does_so() -> None:
     registered = [
         line for file in files for line in re.findall(r"^ *_?library\.impl\(.*\"CUDA\"\)$", file.read_text(), re.MULTILINE)
     ]
-    assert len(registered) == 12 and all("on_its_device(" in line for line in registered)
+    assert len(registered) == 12 and all("on_tensor_device(" in line for line in registered)

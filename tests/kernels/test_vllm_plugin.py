@@ -399,7 +399,7 @@ def test_ratios_are_those_of_rounds_with_an_error_that_one_round_does_not_have()
 def test_served_prompts_come_one_by_one() -> None:
     from strata.kernels.bench.vllm_plugin import Workload
 
-    prompts, lengths = Workload(64, 5, 100, at_once=8).drawn(1000, seed=1)
+    prompts, lengths = Workload(64, 5, 100, concurrency=8).drawn(1000, seed=1)
     assert {len(prompt) for prompt in prompts} == {5} and len(set(lengths)) > 20
     assert min(lengths) >= 50 and max(lengths) <= 150
     assert Workload(3, 5, 100).drawn(1000, seed=1)[1] == [100] * 3
@@ -431,5 +431,5 @@ def test_the_next_prompt_is_taken_on_when_an_answer_has_ended() -> None:
             return [SimpleNamespace(request_id=str(one), finished=True, outputs=[f"answer {one}"]) for one in ended]
 
     engine = Counting()
-    answers = generate(engine, [[1]] * 12, [3, 1, 2, 4, 1, 9, 1, 1, 1, 1, 2, 1], at_once=2, top=None)
+    answers = generate(engine, [[1]] * 12, [3, 1, 2, 4, 1, 9, 1, 1, 1, 1, 2, 1], concurrency=2, top=None)
     assert answers == [f"answer {number}" for number in range(12)] and engine.most == 2

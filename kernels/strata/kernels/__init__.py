@@ -1,1 +1,1 @@
-"""Triton kernels as torch operators: the same call trains on a laptop's CPU, under torch.compile and on Hopper."""
+"""Triton kernels as torch operators: the same call runs on a CPU, under torch.compile and on Hopper."""

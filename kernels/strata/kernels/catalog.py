@@ -1,6 +1,6 @@
-"""Which operations there are, and where to find what each of them offers: its shapes to tune, its benchmark.
+"""Catalog of operations: source files, tuning cases and benchmark of each.
 
-Modules are imported when asked for: `strata --help` reads this one.
+Operation modules are imported on first use because `strata --help` imports this module.
 """
 
 import inspect
@@ -18,14 +18,14 @@ FOLDER = Path(__file__).parent / "ops"
 
 @dataclass(frozen=True)
 class Op:
-    """Named as its module in `ops/`, or as the folder there whose module of the same name it is."""
+    """An operation, named after its module in `ops/` or after the folder that holds a module of the same name."""
 
     name: str
     use: str
     does: str
 
     def files(self) -> list[Path]:
-        """The one with the operation itself first."""
+        """Source files; the module that defines the operation comes first."""
         folder = FOLDER / self.name
         if not folder.is_dir():
             return [FOLDER / f"{self.name}.py"]
@@ -46,26 +46,26 @@ class Op:
 
 
 OPS = (
-    Op("rms_norm", "both", "normalise rows, with or without adding the residual first"),
-    Op("rope", "both", "rotate queries and keys by their positions, in place or not"),
-    Op("swiglu", "both", "silu(gate) * up, which the backward pass computes again"),
-    Op("linear_cross_entropy", "training", "the last projection and the loss, without the logits of all tokens in memory"),
-    Op("flash_attention", "training, prefill", "attention, forward and backward, also over packed documents"),
-    Op("paged_attention", "serving", "attention over a KV cache in blocks, decode and prefill mixed"),
-    Op("kv_cache_write", "serving", "scatter keys and values into the cache's blocks"),
+    Op("rms_norm", "both", "normalises rows, optionally after adding a residual"),
+    Op("rope", "both", "rotates queries and keys by position, in place or out of place"),
+    Op("swiglu", "both", "silu(gate) * up, recomputed in the backward pass"),
+    Op("linear_cross_entropy", "training", "output projection and loss, without the logits of all tokens in memory"),
+    Op("flash_attention", "training, prefill", "attention, forward and backward, with packed documents"),
+    Op("paged_attention", "serving", "attention over a paged KV cache, decode and prefill mixed"),
+    Op("kv_cache_write", "serving", "scatters keys and values into the blocks of a paged KV cache"),
 )
 
 
 def chosen(names: Iterable[str] | None) -> list[Op]:
-    """All of them when none is named."""
+    """The operations with these names; all operations if `names` is empty."""
     known = {op.name: op for op in OPS}
     for name in names or ():
         if name not in known:
-            raise UserError(f"There is no operation '{name}'.", f"There are {', '.join(known)}.")
+            raise UserError(f"There is no operation '{name}'.", f"Use one of {', '.join(known)}.")
     return [known[name] for name in names] if names else list(OPS)
 
 
 def offered(op: Op, name: str) -> list[Callable[..., Any]]:
-    """The functions called `name` in the operation's modules: such as its `tuning_cases`."""
+    """The functions called `name` (for example `tuning_cases`) in the modules of an operation."""
     found = [getattr(module, name) for module in op.modules() if hasattr(module, name)]
     return [function for function in found if inspect.isfunction(function)]

@@ -1,4 +1,7 @@
-"""`strata kernels ...` and `strata bench kernels`. Light imports only: the command line loads this module to print its help."""
+"""Commands `strata kernels ...` and `strata bench kernels`.
+
+Imports nothing heavy: the command line loads this module to print its help.
+"""
 
 import os
 from pathlib import Path
@@ -9,21 +12,21 @@ from rich.console import Console
 
 from strata.platform.errors import UserError
 
-Operations = Annotated[list[str] | None, typer.Argument(help="Operations; all without any.")]
+Operations = Annotated[list[str] | None, typer.Argument(help="Operations. Default: all.")]
 
 
 def kernels_stages(
-    op: Annotated[str, typer.Argument(help="An operation, such as flash_attention.")],
-    arch: Annotated[str, typer.Option(help="sm_80, sm_90 or sm_100.")] = "sm_90",
-    kernel: Annotated[str | None, typer.Option(help="One of its kernels; all without it.")] = None,
-    config: Annotated[str | None, typer.Option(help="Changes: BLOCK_N=64,num_warps=4.")] = None,
-    against: Annotated[str | None, typer.Option(help="Beside it: other changes, or another architecture, or both.")] = None,
-    stage: Annotated[str | None, typer.Option(help="Print all of ttir, ttgir, llir, ptx, sass, or of all of them.")] = None,
-    out: Annotated[Path | None, typer.Option(help="A folder for every stage, whole, and summary.json.")] = None,
+    op: Annotated[str, typer.Argument(help="Operation, for example flash_attention.")],
+    arch: Annotated[str, typer.Option(help="Target architecture: sm_80, sm_90 or sm_100.")] = "sm_90",
+    kernel: Annotated[str | None, typer.Option(help="A kernel of the operation. Default: all.")] = None,
+    config: Annotated[str | None, typer.Option(help="Settings to override: BLOCK_N=64,num_warps=4.")] = None,
+    against: Annotated[str | None, typer.Option(help="Second column: other settings, another architecture, or both.")] = None,
+    stage: Annotated[str | None, typer.Option(help="Print one stage in full: ttir, ttgir, llir, ptx, sass, or all.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the full text of every stage and summary.json.")] = None,
 ) -> None:
-    """Compile an operation's kernels without a GPU and show their way from Triton IR to machine code."""
+    """Compile an operation's kernels without a GPU and show each compiler stage, from Triton IR to machine code."""
     if os.environ.get("TRITON_INTERPRET") == "1":
-        raise UserError("TRITON_INTERPRET=1 makes Triton interpret kernels: there is nothing to compile.", "Unset it.")
+        raise UserError("TRITON_INTERPRET=1 makes Triton interpret kernels instead of compiling them.", "Unset it.")
     from strata.kernels.compiler.show import Variant, show
 
     variants = [Variant.parse(arch, config)]
@@ -34,31 +37,31 @@ def kernels_stages(
 
 def bench_kernels(
     ops: Operations = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Only the shapes with bars; on a CPU, one round.")] = False,
-    json: Annotated[Path | None, typer.Option(help="The file to write. Default: kernels.json among the benchmarks.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="The roofline, as PNG. Default: beside the JSON.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Only shapes with targets; on a CPU, one round.")] = False,
+    json: Annotated[Path | None, typer.Option(help="File to write. Default: kernels.json among the benchmark results.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Roofline plot, PNG. Default: next to the JSON file.")] = None,
 ) -> None:
-    """Every kernel against torch and its peers: right first, then how fast, and how far from what the device can do. Exits with 1
-    when one of ours is wrong."""
+    """Benchmark every kernel against torch and its peers: correctness first, then speed relative to the measured limits of the
+    device. Exits with 1 if a Strata kernel is wrong."""
     from strata.kernels.bench.run import bench
 
     outcome = bench(ops or [], quick, json, plot)
     if failed := outcome.failed():
-        raise UserError(f"Ours failed: {', '.join(failed)}.", "The table says how; the others' times stand.")
+        raise UserError(f"Strata's kernel failed: {', '.join(failed)}.", "See the table above; the other times are valid.")
 
 
 def kernels_tune(
     ops: Operations = None,
-    ship: Annotated[bool, typer.Option("--ship", help="Into the table that comes with Strata, not this machine's own.")] = False,
+    ship: Annotated[bool, typer.Option("--ship", help="Write the table shipped with Strata instead of this machine's.")] = False,
 ) -> None:
-    """Measure which launch configurations are quickest on this GPU, and keep them."""
+    """Measure the fastest launch configurations on this GPU and save them."""
     from strata.kernels.bench.tuner import tune
 
     tune(ops or [], ship)
 
 
 def kernels_list() -> None:
-    """What operations there are, where they are, and which launch configurations are known."""
+    """List operations, their source files and the number of tuned launch configurations."""
     from strata.kernels.bench.tuner import listing
 
     Console(highlight=False).print(listing())

@@ -1,1 +1,1 @@
-"""One benchmark a kernel, under the kernel's name; `strata bench kernels` runs them."""
+"""Kernel benchmarks, one per operation and named after it; `strata bench kernels` runs them."""

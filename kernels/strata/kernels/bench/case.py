@@ -1,4 +1,4 @@
-"""What a kernel's benchmark says of itself: inputs, contenders, the truth, and the least work the operation is."""
+"""Definition of a benchmark case: inputs, contenders, reference, and the minimum work of the operation."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,17 +12,18 @@ OURS = "strata"
 
 @dataclass(frozen=True)
 class Missing:
-    """A peer that cannot run here, and why: it keeps its row in the table."""
+    """A peer that cannot run here, and the reason. It is still listed in the table."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Contest:
-    """Inputs are drawn when it is built and shared by all contenders.
+    """Contenders with shared inputs, which are drawn when it is built.
 
-    Each contender runs the operation once and returns what the reference returns. `bytes` and `flops` are the fewest that the
-    operation needs, each input read and each output written once: everyone's bandwidth and TFLOP/s are counted with them.
+    Each contender runs the operation once and returns what the reference returns. `bytes` and `flops` are the minimum the
+    operation needs, with each input read and each output written once. The bandwidth and TFLOP/s of every contender are computed
+    from them.
     """
 
     contenders: Mapping[str, Callable[[], Any] | Missing]
@@ -34,7 +35,7 @@ class Contest:
 
 @dataclass(frozen=True)
 class Bar:
-    """What we hold ourselves to: at least so many times that peer's speed, that share of a ceiling, or that rate."""
+    """A performance target: a minimum ratio to a peer's speed, fraction of a ceiling, or rate."""
 
     least: float
     of: str  # a contender's name, "copy" (bandwidth measured in the run), "matmul" (TFLOP/s measured in the run) or "TFLOP/s"
@@ -42,7 +43,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Case:
-    """An operation at a shape: a line of the table. `memory_limit` bounds the bytes ours may take beyond inputs and outputs."""
+    """An operation at a shape. `memory_limit` bounds the bytes Strata's kernel may allocate beyond inputs and outputs."""
 
     op: str
     name: str

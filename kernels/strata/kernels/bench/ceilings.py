@@ -1,4 +1,4 @@
-"""What the device can do at most, measured in the same run: everything else is held against that."""
+"""Roofline ceilings of the device, copy bandwidth and matrix-product rate, measured in the same run as the kernels."""
 
 from dataclasses import dataclass
 
@@ -9,13 +9,13 @@ from strata.kernels.bench.clock import milliseconds
 
 @dataclass(frozen=True)
 class Ceilings:
-    """`copy` in bytes a second, read and written; `matmul` in FLOP/s, on random bf16 (fp32 on CPUs) data."""
+    """`copy` in bytes per second, read plus written; `matmul` in FLOP/s, on random bf16 (fp32 on CPUs) data."""
 
     copy: float
     matmul: float
 
     def share(self, bytes: int, flops: int, ms: float) -> float:
-        """Of the speed that the tighter of the two would allow."""
+        """Fraction of the speed that the tighter ceiling allows."""
         return max(bytes / self.copy, flops / self.matmul) / (ms / 1e3)
 
 

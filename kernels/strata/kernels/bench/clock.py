@@ -1,4 +1,4 @@
-"""How long something takes on a device, and how long the host is busy starting it."""
+"""Timers for device time and for the host time of a launch."""
 
 import statistics
 import time
@@ -13,7 +13,7 @@ CACHE_BYTES = 2**30  # far more than any L2: clearing it keeps the device busy f
 
 
 def milliseconds(run: Run, device: torch.device, budget: float) -> float:
-    """The median of as many runs as fit into `budget` milliseconds, or of three. On a GPU each finds the L2 cache empty."""
+    """Median of as many runs as fit into `budget` milliseconds, at least three. On a GPU, the L2 cache is cleared before each."""
     timed = _gpu_times if device.type == "cuda" else _cpu_times
     first = statistics.median(timed(run, FEWEST_RUNS))
     fitting = min(int(budget / max(first, 1e-6)), MOST_RUNS)
@@ -44,8 +44,8 @@ def _cpu_times(run: Run, count: int) -> list[float]:
 
 
 def host_microseconds(run: Run, calls: int = 100, batches: int = 7) -> float:
-    """What a call costs its caller while the device keeps up: the median over batches of calls that wait for nothing. The first
-    batch does not count."""
+    """Host time of a call while the device keeps up: the median over batches of calls without synchronization. The first batch
+    is a warm-up."""
     times = []
     for _ in range(1 + batches):
         torch.cuda.synchronize()

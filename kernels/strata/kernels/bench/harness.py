@@ -1,4 +1,4 @@
-"""One case at a time: everybody's result is compared with the reference first, and only who is right is timed, in turns."""
+"""Measures one case: checks every contender against the reference, then times the correct ones in alternating rounds."""
 
 import gc
 import math
@@ -18,13 +18,13 @@ from strata.kernels.bench.clock import milliseconds
 @dataclass(frozen=True)
 class Settings:
     rounds: int = 3
-    budget: float = 25.0  # milliseconds of a contender in a round
+    budget: float = 25.0  # milliseconds per contender and round
 
 
 @dataclass(frozen=True)
 class Result:
-    """`error` is the largest relative norm over outputs; `times` are medians in milliseconds, one a round; `extra` is bytes taken
-    beyond inputs and outputs. `trouble` says why there are no times."""
+    """`error` is the largest relative norm over outputs; `times` are medians in milliseconds, one per round; `extra` is bytes
+    allocated beyond inputs and outputs. `trouble` is the reason if there are no times."""
 
     error: float | None = None
     times: tuple[float, ...] = ()
@@ -44,7 +44,7 @@ class Row:
     bytes: int = 0
     flops: int = 0
     tolerance: float = 0.0
-    trouble: str | None = None  # with the inputs or the reference: then nobody ran
+    trouble: str | None = None  # error in the inputs or the reference: no contender ran
 
     @property
     def ours(self) -> Result:
@@ -52,21 +52,21 @@ class Row:
 
     @property
     def failed(self) -> bool:
-        """Ours did not run, gave something else than the reference, or took more memory than it may."""
+        """Strata's kernel did not run, differs from the reference, or exceeds its memory limit."""
         limit = self.case.memory_limit
         return self.ours.trouble is not None or (limit is not None and (self.ours.extra or 0) > limit)
 
     def peers(self) -> dict[str, float]:
-        """Milliseconds of those that ran."""
+        """Milliseconds of the peers that ran."""
         return {name: one.ms for name, one in self.results.items() if name != OURS and one.ms is not None}
 
     def ratio(self, *peers: str) -> float | None:
-        """Our speed over that of the quickest of them."""
+        """Strata's speed relative to the fastest of these peers."""
         times = [time for name, time in self.peers().items() if name in peers]
         return min(times) / self.ours.ms if times and self.ours.ms else None
 
     def reached(self, bar: Bar, ceilings: Ceilings) -> float | None:
-        """What the bar measures; None where ours or the peer did not run."""
+        """The measured value of a target; None if Strata's kernel or the peer did not run."""
         if self.ours.ms is None:
             return None
         seconds = self.ours.ms / 1e3
@@ -85,20 +85,20 @@ class _Standing:
     times: list[float] = field(default_factory=list)
 
 
-def measure(case: Case, device: torch.device, settings: Settings, say: Callable[[str], None]) -> Row:
-    """Who raises is out, with what it said; the others go on."""
-    say("inputs and reference")
-    torch._dynamo.reset()  # a case is compiled for its own shapes, not for all that came before it
+def measure(case: Case, device: torch.device, settings: Settings, show: Callable[[str], None]) -> Row:
+    """Measures a case. A contender that raises is excluded, with its error; the others continue."""
+    show("inputs and reference")
+    torch._dynamo.reset()  # compile each case for its own shapes, not for dynamic shapes after several cases
     try:
         contest = case.build(device)
         truth = _tensors(contest.reference())
     except Exception as error:
         _tidy(device)
-        return Row(case, {}, trouble=_told(error))
+        return Row(case, {}, trouble=_first_line(error))
     results: dict[str, Result] = {}
     standing: dict[str, _Standing] = {}
     for name, contender in contest.contenders.items():
-        say(f"checking {name}")
+        show(f"checking {name}")
         if isinstance(contender, Missing):
             results[name] = Result(trouble=contender.reason)
             continue
@@ -110,11 +110,11 @@ def measure(case: Case, device: torch.device, settings: Settings, say: Callable[
     del truth
     for number in range(settings.rounds):
         for name, one in list(standing.items()):
-            say(f"round {number + 1}: {name}")
+            show(f"round {number + 1}: {name}")
             try:
                 one.times.append(milliseconds(one.run, device, settings.budget))
             except Exception as error:
-                results[name] = Result(one.error, trouble=_told(error))
+                results[name] = Result(one.error, trouble=_first_line(error))
                 del standing[name]
     results |= {name: Result(one.error, tuple(one.times), one.extra) for name, one in standing.items()}
     row = Row(case, results, contest.bytes, contest.flops, contest.tolerance)
@@ -129,16 +129,16 @@ def _check(contender: Callable[[], Any], truth: tuple[Tensor, ...], contest: Con
         extra = _extra_memory(contender) if device.type == "cuda" else None
     except Exception as raised:
         _tidy(device)
-        return Result(trouble=_told(raised))
-    if not error <= contest.tolerance:  # so that not-a-number is wrong as well
-        return Result(error, trouble=f"wrong: off by {error:.1e} where {contest.tolerance:.0e} is allowed", wrong=True)
+        return Result(trouble=_first_line(raised))
+    if not error <= contest.tolerance:  # also true for NaN
+        return Result(error, trouble=f"wrong: error {error:.1e}, tolerance {contest.tolerance:.0e}", wrong=True)
     return Result(error, extra=extra)
 
 
 def relative_error(outputs: tuple[Tensor, ...], truth: tuple[Tensor, ...]) -> float:
-    """The norm of the difference over the norm of the truth, the largest of all outputs."""
+    """The norm of the difference over the norm of the reference; the largest over all outputs."""
     if [one.shape for one in outputs] != [one.shape for one in truth]:
-        raise ValueError(f"shapes are {[(*one.shape,) for one in outputs]}, not {[(*one.shape,) for one in truth]}")
+        raise ValueError(f"expected shapes {[(*one.shape,) for one in truth]}, got {[(*one.shape,) for one in outputs]}")
     return max(_relative(output, expected) for output, expected in zip(outputs, truth, strict=True))
 
 
@@ -153,7 +153,7 @@ def _relative(output: Tensor, expected: Tensor) -> float:
 
 
 def _extra_memory(run: Callable[[], Any]) -> int:
-    """At its peak, beyond what was there before and what it hands back. It has run before: workspaces that stay are not its."""
+    """Peak memory beyond what was allocated before and the outputs. The first run is not measured: it allocates workspaces."""
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
@@ -167,9 +167,9 @@ def _tensors(outputs: Any) -> tuple[Tensor, ...]:
     return (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
 
 
-def _told(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else 'without a word'}"
+    return f"{type(error).__name__}: {lines[0] if lines else '(no message)'}"
 
 
 def _tidy(device: torch.device) -> None:

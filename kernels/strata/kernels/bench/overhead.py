@@ -1,4 +1,4 @@
-"""What a call costs the host: Triton's bare launch and one of torch's own operations, then each of ours."""
+"""Host time of a call: an empty Triton kernel and torch.add as baselines, then each of Strata's operations."""
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -18,7 +18,7 @@ def nothing_kernel(pointer):
 
 
 def measure(ops: Iterable[str], device: torch.device) -> dict[str, float]:
-    """Only of operations that can be called; why one cannot is told in its own rows."""
+    """Host microseconds by operation. Operations that raise are left out here; their own rows report the reason."""
     x = torch.zeros(128, device=device)
     calls: dict[str, Callable[[], Any]] = {
         "(an empty Triton kernel)": lambda: nothing_kernel[(1,)](x),
@@ -26,7 +26,7 @@ def measure(ops: Iterable[str], device: torch.device) -> dict[str, float]:
     }
     calls |= {op: tiny_call(op, device) for op in ops}
     found = {}
-    with torch.inference_mode():  # as a server calls them; under no_grad() torch's bookkeeping of gradients is still asked
+    with torch.inference_mode():  # as in a server; under no_grad(), torch still does autograd bookkeeping
         compile_ahead(calls.values())
         for name, call in calls.items():
             with suppress(Exception):

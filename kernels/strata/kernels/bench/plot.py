@@ -1,4 +1,4 @@
-"""The roofline: how many operations a byte each case has, how fast everyone did it, and the two ceilings of that run."""
+"""Roofline plot: arithmetic intensity and speed of every case and contender, under the ceilings of the run."""
 
 from pathlib import Path
 
@@ -9,7 +9,8 @@ MARKERS = "ov^sDPX*<>"
 
 
 def draw(outcome: Outcome, path: Path) -> None:
-    """Operations that count bytes alone stand side by side on the left: there only the distance to the line tells something."""
+    """Draws the plot. Operations that count only bytes are placed side by side on the left, where only the distance to the line
+    is meaningful."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -45,7 +46,7 @@ def draw(outcome: Outcome, path: Path) -> None:
         axes.scatter([], [], color=colours[op], label=op)
     for name in contenders:
         axes.scatter([], [], color="grey", marker=markers[name], label=name)
-    axes.set(xscale="log", yscale="log", xlabel="operations a byte", ylabel="TFLOP/s")
+    axes.set(xscale="log", yscale="log", xlabel="operations per byte", ylabel="TFLOP/s")
     axes.set_title("Kernels under the ceilings measured in the same run")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8, ncols=2, loc="lower right")

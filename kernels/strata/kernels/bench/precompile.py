@@ -1,7 +1,7 @@
-"""Compiles what a benchmark will run, in many processes, before anything is timed.
+"""Compiles all kernels of a benchmark in parallel processes before anything is timed.
 
-Compiling is most of a benchmark's time and none of its result; Triton and Inductor both keep what they compiled on disk. Errors
-are left for the benchmark itself to meet and to report.
+Compilation takes most of a benchmark's time and does not affect its result. Triton and Inductor both cache compiled code on disk.
+Errors are ignored here; the benchmark itself reports them.
 """
 
 import os
@@ -13,8 +13,8 @@ from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
-LEAST_CORES = 4  # below, processes would only wait for each other
-LONGEST = 180.0  # seconds; the rest compiles when its turn comes
+LEAST_CORES = 4  # with fewer, processes would only wait for each other
+LONGEST = 180.0  # seconds; remaining kernels compile when they are first run
 
 
 def precompile(ops: Sequence[str], quick: bool) -> None:
@@ -29,13 +29,13 @@ def precompile(ops: Sequence[str], quick: bool) -> None:
             list(pool.map(partial(_run_once, ops, quick), range(count), timeout=LONGEST))
     finally:
         for process in list((pool._processes or {}).values()):
-            process.kill()  # rather than wait for what peers do when they end; and nobody is to share the GPU with what is timed
+            process.kill()  # peers may be slow to exit, and no other process may use the GPU during timing
         pool.shutdown(cancel_futures=True)
 
 
 def _run_once(ops: Sequence[str], quick: bool, number: int) -> None:
-    """Every contender of the case with that number."""
-    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # each process would start as many as there are cores
+    """Runs every contender of case `number` once."""
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # by default, each process would start one thread per core
     import torch
 
     from strata.kernels.bench.case import Missing

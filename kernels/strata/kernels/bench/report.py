@@ -1,4 +1,4 @@
-"""The outcome as tables, and as JSON with all that one needs to doubt it: machine, versions, date, every time."""
+"""Benchmark results as tables, and as JSON with machine, versions, date and the time of every round."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from strata.kernels.bench.ceilings import Ceilings
 from strata.kernels.bench.harness import Result, Row
 from strata.platform import benchmark_record
 
-WIDTHS = {"ms": 8, "GB/s": 6, "TFLOP/s": 7, "of ceiling": 10, "ours is": 12, "off by": 7, "memory": 7}  # of the columns
+WIDTHS = {"ms": 8, "GB/s": 6, "TFLOP/s": 7, "of ceiling": 10, "Strata vs": 12, "error": 7, "memory": 7}  # of the columns
 CONTENDER_WIDTH = 16
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """`overhead` is microseconds of the host by what was called; empty on a CPU, where there is no launch."""
+    """`overhead` is host microseconds per call, by name; empty on a CPU, where there is no launch."""
 
     device: torch.device
     rows: Sequence[Row]
@@ -28,7 +28,7 @@ class Outcome:
     overhead: Mapping[str, float]
 
     def missed(self) -> list[str]:
-        """Bars, in words."""
+        """Descriptions of the missed targets."""
         judged = [(row, text, met) for row in self.rows for text, met in bars(row, self.ceilings)]
         return [f"{row.case.op}, {row.case.name}: {text}" for row, text, met in judged if met is False]
 
@@ -41,7 +41,7 @@ def heading() -> Table:
 
 
 def paragraph(row: Row, ceilings: Ceilings) -> Group:
-    """A case: who was timed, in columns; who was not, and why; and the bars."""
+    """Report of a case: timed contenders in columns, failed or missing contenders with their reason, and targets."""
     timed = [name for name, one in row.results.items() if one.times]
     figures = [_figures(row, name, row.results[name], ceilings) for name in timed]
     title = Text(f"{row.case.op}, {row.case.name}", style="bold")
@@ -49,7 +49,7 @@ def paragraph(row: Row, ceilings: Ceilings) -> Group:
 
 
 def _columns(names: Sequence[str], lines: Sequence[Mapping[str, str]], style: str) -> Table:
-    """With widths given, so that one case's columns stand under another's."""
+    """Grid with fixed column widths, so that the columns of all cases are aligned."""
     result = Table.grid(padding=(0, 1))
     result.add_column(width=CONTENDER_WIDTH, no_wrap=True)
     for width in WIDTHS.values():
@@ -66,8 +66,8 @@ def _remarks(row: Row, ceilings: Ceilings) -> list[Text]:
         if one.trouble:
             remarks.append(Text(f"  {name}: {one.trouble}", style="red" if one.wrong or name == OURS else "dim"))
     colours = {True: "green", False: "red", None: "dim"}
-    words = {True: "met", False: "missed", None: "open"}
-    return remarks + [Text(f"  bar {words[met]}: {text}", style=colours[met]) for text, met in bars(row, ceilings)]
+    words = {True: "met", False: "missed", None: "not measured"}
+    return remarks + [Text(f"  target {words[met]}: {text}", style=colours[met]) for text, met in bars(row, ceilings)]
 
 
 def _figures(row: Row, name: str, one: Result, ceilings: Ceilings) -> dict[str, str]:
@@ -77,7 +77,7 @@ def _figures(row: Row, name: str, one: Result, ceilings: Ceilings) -> dict[str, 
     found = {
         "ms": f"{one.ms:.3f}",
         "of ceiling": f"{ceilings.share(row.bytes, row.flops, one.ms):.0%}",
-        "off by": f"{one.error:.1e}",
+        "error": f"{one.error:.1e}",
     }
     if row.bytes:
         rate = row.bytes / seconds / 1e9
@@ -88,17 +88,17 @@ def _figures(row: Row, name: str, one: Result, ceilings: Ceilings) -> dict[str, 
         found["memory"] = _size(one.extra)
     ratio = row.ratio(name) if name != OURS else row.ratio(*row.peers())
     if ratio is not None:
-        found["ours is"] = f"{ratio:.2f} x {'it' if name != OURS else 'best'}"
+        found["Strata vs"] = f"{ratio:.2f} x" if name != OURS else f"{ratio:.2f} x best"
     return found
 
 
 def bars(row: Row, ceilings: Ceilings) -> list[tuple[str, bool | None]]:
-    """Each in words, and whether it is met; None where what it needs did not run."""
+    """Description of each target, and whether it is met; None if a contender it needs did not run."""
     found: list[tuple[str, bool | None]] = []
     for bar in row.case.bars:
         reached = row.reached(bar, ceilings)
         text = f"{bar.of} not measured" if reached is None else f"{bar.of} {_amount(reached, bar.of)}"
-        found.append((f"{text}, asked {_amount(bar.least, bar.of)}", None if reached is None else reached >= bar.least))
+        found.append((f"{text}, target {_amount(bar.least, bar.of)}", None if reached is None else reached >= bar.least))
     if row.case.memory_limit is not None and row.ours.extra is not None:
         text = f"{_size(row.ours.extra)} extra memory, allowed {_size(row.case.memory_limit)}"
         found.append((text, row.ours.extra <= row.case.memory_limit))
@@ -112,8 +112,8 @@ def _amount(value: float, of: str) -> str:
 
 
 def overhead_table(outcome: Outcome) -> Table:
-    result = Table("a call on tiny tensors", box=None, header_style="bold", pad_edge=False)
-    result.add_column("µs of the host", justify="right")
+    result = Table("call on tiny tensors", box=None, header_style="bold", pad_edge=False)
+    result.add_column("host µs", justify="right")
     for name, microseconds in outcome.overhead.items():
         result.add_row(name, f"{microseconds:.1f}")
     return result

@@ -1,4 +1,4 @@
-"""`strata bench kernels`: chooses the cases, has them measured, and hands out table, JSON and roofline."""
+"""`strata bench kernels`: selects cases, measures them and writes table, JSON and roofline plot."""
 
 import json
 import os
@@ -19,13 +19,13 @@ from strata.kernels.bench.harness import Row, Settings, measure
 from strata.kernels.bench.selection import select
 from strata.platform.files import cache_dir, write_atomic
 
-# On CPUs, which have other things to do in between.
+# For CPUs, which also run other processes.
 SHARED = Settings(rounds=5, budget=50.0)
 QUICK = Settings(rounds=1, budget=10.0)
 
 
 def bench(names: Sequence[str], quick: bool, json_path: Path | None, plot_path: Path | None) -> report.Outcome:
-    """Paths None: beside the other benchmarks' results, in the cache."""
+    """Runs the benchmark. Default paths are among the other benchmark results, in the cache folder."""
     ops = [op.name for op in catalog.chosen(names)]
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -37,13 +37,13 @@ def bench(names: Sequence[str], quick: bool, json_path: Path | None, plot_path: 
 
         with console.status("compiling"):
             precompile(ops, quick)
-        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # for what is on disk by now, no workers need to start
+        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # code is on disk by now, so no compile workers are needed
         cases = select(ops, quick)
         overhead = measure_overhead(ops, device)
     else:
         console.print(
-            "No GPU here, so no kernel runs: these are the operations' CPU implementations on small shapes beside eager torch, in"
-            " fp32.\nTriton's code can be looked at with 'strata kernels stages'; its speed needs a GPU.\n"
+            "No GPU found: measuring the operations' CPU implementations on small shapes against eager torch, in fp32."
+            "\n'strata kernels stages' shows the compiled Triton kernels; their speed needs a GPU.\n"
         )
         cases = [case for case in small.cases() if case.op in ops]
     with console.status("measuring the ceilings"):
@@ -54,7 +54,7 @@ def bench(names: Sequence[str], quick: bool, json_path: Path | None, plot_path: 
     for row in _measured(cases, device, settings, console):
         outcome = replace(outcome, rows=[*outcome.rows, row])
         console.print(report.paragraph(row, top))
-        write_atomic(target, json.dumps(report.as_json(outcome), indent=2))  # a run that is cut short keeps what it has
+        write_atomic(target, json.dumps(report.as_json(outcome), indent=2))  # an interrupted run keeps its results so far
     plot_path = plot_path or target.with_suffix(".png")
     plot.draw(outcome, plot_path)
     _sum_up(outcome, console)
@@ -68,8 +68,8 @@ def _measured(cases: Sequence[Case], device: torch.device, settings: Settings, c
         task = progress.add_task("", total=len(cases))
         for case in cases:
             title = f"{case.op}, {case.name}"
-            say = lambda doing, title=title: progress.update(task, description=f"{title}: {doing}")  # noqa: E731
-            yield measure(case, device, settings, say)
+            show = lambda doing, title=title: progress.update(task, description=f"{title}: {doing}")  # noqa: E731
+            yield measure(case, device, settings, show)
             progress.advance(task)
 
 
@@ -80,6 +80,6 @@ def _sum_up(outcome: report.Outcome, console: Console) -> None:
     console.print(f"\nceilings of this run: copy {top.copy / 1e9:,.0f} GB/s, matmul {top.matmul / 1e12:.3g} TFLOP/s")
     verdicts = [met for row in outcome.rows for _, met in report.bars(row, top)]
     if verdicts:
-        console.print(f"bars: {verdicts.count(True)} met, {verdicts.count(False)} missed, {verdicts.count(None)} not measured")
+        console.print(f"targets: {verdicts.count(True)} met, {verdicts.count(False)} missed, {verdicts.count(None)} not measured")
     for text in outcome.missed():
-        console.print(f"  missed by {text}", markup=False)
+        console.print(f"  missed: {text}", markup=False)

@@ -7,7 +7,7 @@ from strata.kernels.bench.case import Case
 
 
 def select(ops: Sequence[str], quick: bool) -> list[Case]:
-    """All cases of the operations; in a quick run those with bars, or an operation's first case where none has any."""
+    """All cases of the operations. With `quick`, only cases with targets, or the first case of an operation without any."""
     found: list[Case] = []
     for op in catalog.chosen(ops):
         cases: list[Case] = op.benchmark().cases()

@@ -1,4 +1,4 @@
-"""`strata kernels tune`: measures every candidate on the shapes that operations name, and keeps the quickest of each."""
+"""`strata kernels tune`: measures all candidates on each operation's tuning shapes and saves the fastest."""
 
 import gc
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ from strata.kernels.compiler.ahead import compile_ahead
 from strata.kernels.tuning import tunable
 from strata.platform.errors import UserError
 
-BUDGET = 20.0  # milliseconds of a candidate
+BUDGET = 20.0  # milliseconds per candidate
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """`default` is the time of the candidate that is taken unmeasured, None when the device has no room for it."""
+    """`default` is the time of the untuned default; None if it does not fit the device."""
 
     line: str
     best: tunable.Config
@@ -33,7 +33,8 @@ def tune(names: Sequence[str], ship: bool) -> None:
     ops = catalog.chosen(names)
     if not torch.cuda.is_available():
         raise UserError(
-            "There is no GPU to measure on.", "Run this where the kernels will run; Hopper's configurations are shipped."
+            "There is no GPU to measure on.",
+            "Run this on the GPU that will run the kernels; Hopper's configurations are shipped.",
         )
     device, console = torch.device("cuda"), Console(highlight=False)
     arch = tunable.architecture(device)
@@ -43,7 +44,7 @@ def tune(names: Sequence[str], ship: bool) -> None:
     with Progress(*columns, console=console, transient=True) as progress:
         for op in ops:
             tuned = _tuned(op, device, arch, progress)
-            tunable.write(path, {one.line: one.best for one in tuned})  # at once: who interrupts the rest keeps this
+            tunable.write(path, {one.line: one.best for one in tuned})  # per operation, so that an interrupt loses little
             found += tuned
     console.print(_table(found))
     console.print(f"written to {path}")
@@ -83,7 +84,7 @@ def _table(found: Sequence[Tuned]) -> Table:
 
 
 def listing() -> Table:
-    """Operations, their files, and how many shapes each has configurations for, shipped and measured, by architecture."""
+    """Table of operations, source files, and the number of tuned shapes, shipped and measured, per architecture."""
     result = Table(box=None, header_style="bold", pad_edge=False)
     for column in ("operation", "for", "does", "files", "shipped", "measured here"):
         result.add_column(column)

@@ -1,4 +1,4 @@
-"""vLLM's offline engine in a process of its own, on a model of random weights: several can be up at once and be asked in turn."""
+"""vLLM's offline engine in a subprocess, on a model with random weights. Several engines can run side by side."""
 
 import json
 import os
@@ -26,11 +26,11 @@ PATIENCE_S = 170.0  # for a start, or an answer
 @dataclass(frozen=True)
 class Answer:
     tokens: list[int]
-    rated: list[dict[int, float]]  # for each token, the log-probabilities of those that came first
+    rated: list[dict[int, float]]  # for each token, the log-probabilities of the top tokens
 
 
 class Engine:
-    """The other process reads requests from its input and answers on a pipe."""
+    """Client of the subprocess, which reads requests from its standard input and replies on a pipe."""
 
     def __init__(self, name: str, arguments: dict[str, Any], environment: dict[str, str], log: Path) -> None:
         self.name = name
@@ -55,17 +55,17 @@ class Engine:
     def wait_until_up(self) -> float:
         return float(self._answer()["seconds"])
 
-    def answer(self, prompts: Sequence[list[int]], tokens: int, at_once: int | None = None) -> list[Answer]:
-        told = self._ask(prompts, [tokens] * len(prompts), at_once, TOP)
-        rated = [[{int(token): rate for token, rate in place.items()} for place in answer] for answer in told["rated"]]
-        return [Answer(tokens, rates) for tokens, rates in zip(told["tokens"], rated, strict=True)]
+    def answer(self, prompts: Sequence[list[int]], tokens: int, concurrency: int | None = None) -> list[Answer]:
+        reply = self._request(prompts, [tokens] * len(prompts), concurrency, TOP)
+        rated = [[{int(token): rate for token, rate in place.items()} for place in answer] for answer in reply["rated"]]
+        return [Answer(tokens, rates) for tokens, rates in zip(reply["tokens"], rated, strict=True)]
 
-    def seconds(self, prompts: Sequence[list[int]], tokens: Sequence[int], at_once: int | None = None) -> float:
-        """For answers of so many tokens. The next prompt is taken on when an answer has ended, or all are at once."""
-        return float(self._ask(prompts, tokens, at_once, None)["seconds"])
+    def seconds(self, prompts: Sequence[list[int]], tokens: Sequence[int], concurrency: int | None = None) -> float:
+        """Time to generate answers of these lengths. Prompts start together, or with a limit as earlier answers finish."""
+        return float(self._request(prompts, tokens, concurrency, None)["seconds"])
 
-    def said(self, *words: str) -> list[str]:
-        """Lines of its log that hold one of the words."""
+    def log_lines(self, *words: str) -> list[str]:
+        """Lines of the log that contain one of the words."""
         return [line for line in self._log.read_text(errors="replace").splitlines() if any(word in line for word in words)]
 
     def close(self) -> None:
@@ -78,10 +78,12 @@ class Engine:
         self._process.wait()
         self._answers.close()
 
-    def _ask(self, prompts: Sequence[list[int]], tokens: Sequence[int], at_once: int | None, top: int | None) -> dict[str, Any]:
+    def _request(
+        self, prompts: Sequence[list[int]], tokens: Sequence[int], concurrency: int | None, top: int | None
+    ) -> dict[str, Any]:
         assert self._process.stdin is not None
-        request = {"prompts": prompts, "tokens": tokens, "at_once": at_once or len(prompts), "top": top}
-        with suppress(BrokenPipeError):  # it ended: its log says why
+        request = {"prompts": prompts, "tokens": tokens, "concurrency": concurrency or len(prompts), "top": top}
+        with suppress(BrokenPipeError):  # the process exited: its log has the reason
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
         return self._answer()
@@ -92,20 +94,20 @@ class Engine:
         if not line:
             tail = "\n".join(self._log.read_text(errors="replace").splitlines()[-60:])
             how = "ended" if answers else f"did not answer within {PATIENCE_S:.0f} s"
-            raise UserError(f"{tail}\nThe engine '{self.name}' {how}.", "Its log above says why.")
+            raise UserError(f"{tail}\nThe engine '{self.name}' {how}.", "See its log above.")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
 
 def start(name: str, folder: Path, parts: Sequence[str], arguments: dict[str, Any] | None = None) -> Engine:
-    """On the model in `folder`, with these parts of the plugin; without any as vLLM comes. A cache of its own: engines that start
-    at once would write the same files."""
+    """Starts an engine on the model in `folder` with these parts of the plugin; without parts, stock vLLM. Each engine has its
+    own cache folder, because engines that start concurrently would write the same files."""
     wanted: dict[str, Any] = {
         "model": str(folder / "model"),
         "skip_tokenizer_init": True,
         "dtype": "bfloat16",
         "enable_prefix_caching": False,
-        # Said outright, for engines that measure what is free while others start would see each other's.
+        # Set explicitly: engines that profile free memory while others start would measure each other.
         "kv_cache_memory_bytes": KV_CACHE_GIB * 2**30,
         "gpu_memory_utilization": 0.1,
         **(arguments or {}),
@@ -119,7 +121,7 @@ def start(name: str, folder: Path, parts: Sequence[str], arguments: dict[str, An
 
 
 def serve(arguments: dict[str, Any], reply_to: int) -> None:
-    """The other process. vLLM writes to both of the usual outputs."""
+    """Main function of the subprocess. vLLM writes to both stdout and stderr, so replies use a pipe of their own."""
     began = time.perf_counter()
     from vllm import LLM
 
@@ -128,20 +130,20 @@ def serve(arguments: dict[str, Any], reply_to: int) -> None:
         print(json.dumps({"seconds": time.perf_counter() - began}), file=replies)
         for line in sys.stdin:
             request = json.loads(line)
-            asked = time.perf_counter()
+            began = time.perf_counter()
             answers = generate(llm, **request)
-            told: dict[str, Any] = {"seconds": time.perf_counter() - asked}
+            reply: dict[str, Any] = {"seconds": time.perf_counter() - began}
             if request["top"] is not None:
-                told["tokens"] = [list(answer.token_ids) for answer in answers]
-                told["rated"] = [
+                reply["tokens"] = [list(answer.token_ids) for answer in answers]
+                reply["rated"] = [
                     [{token: rating.logprob for token, rating in place.items()} for place in answer.logprobs]
                     for answer in answers
                 ]
-            print(json.dumps(told), file=replies)
+            print(json.dumps(reply), file=replies)
 
 
-def generate(llm: Any, prompts: list[list[int]], tokens: list[int], at_once: int, top: int | None) -> list[Any]:
-    """As LLM.generate does it, but for taking prompts on as others end."""
+def generate(llm: Any, prompts: list[list[int]], tokens: list[int], concurrency: int, top: int | None) -> list[Any]:
+    """Like LLM.generate, but starts prompts as earlier answers finish."""
     from vllm import SamplingParams
 
     requests = [
@@ -155,15 +157,15 @@ def generate(llm: Any, prompts: list[list[int]], tokens: list[int], at_once: int
     ended: list[Any] = []
     while len(ended) < len(requests):
         under_way = llm.llm_engine.get_num_unfinished_requests()
-        for prompt, sampling in islice(waiting, at_once - under_way):
+        for prompt, sampling in islice(waiting, concurrency - under_way):
             llm.enqueue(prompt, sampling, use_tqdm=False)
         ended += [output for output in llm.llm_engine.step() if output.finished]
     return [output.outputs[0] for output in sorted(ended, key=lambda output: int(output.request_id))]
 
 
 def write_model(folder: Path, model: ModelSection, seed: int = 0) -> None:
-    """Random weights, with queries so large that attention picks a few keys: with smaller ones it is a mean over all of them, and
-    hardly tells one prompt from another."""
+    """Random weights, with queries large enough that attention selects a few keys. With smaller queries, attention averages over
+    all keys and hardly distinguishes prompts."""
     import torch
     from safetensors.torch import save_file
 

@@ -1,11 +1,12 @@
-"""vLLM with our kernels beside vLLM as it comes: the same greedy tokens, and how many of them a second.
+"""Benchmark of vLLM with Strata's kernels against stock vLLM: equal greedy tokens, and tokens per second.
 
     python -m strata.kernels.bench.vllm_plugin --json plugin.json
 
-All engines are up at the same time, on one GPU, and are driven in turn, so that its clocks and temperature meet all alike. The
-model has the shape of the h200 recipe and random weights, with which logits lie close together: in bf16 sums in another order
-often choose another token, and all that follows differs. So a difference counts by how far apart vLLM itself saw the two tokens
-where the answers part, and vLLM that has the prompts one by one instead of all at once is compared in the same way.
+All engines run on one GPU for the whole benchmark and are measured in alternation, so that clocks and temperature affect all of
+them equally. The model has the shape of the h200 recipe and random weights, whose logits lie close together: in bf16, a different
+summation order often selects a different token, after which the answers diverge. A divergence is therefore judged by the
+difference of the two tokens' log-probabilities in vLLM's own answer. As a baseline, vLLM with one prompt at a time is compared
+with itself in the same way.
 """
 
 import argparse
@@ -32,9 +33,9 @@ CONTEXT = 16384
 PROMPT_LENGTHS = (3, 5, 9, 16, 17, 31, 64, 100, 129, 256, 400, 513, 1000, 1024, 2047, 3000)
 NEW_TOKENS = 32
 FEW = 4
-# Where answers part, vLLM may rate the other token at most this much lower: logits of this model lie around 4, where bf16 steps
-# by 1/32.
-GAP = 0.25
+# Accepted difference of log-probabilities where answers diverge. Logits of this model are around 4, where bf16 has a resolution
+# of 1/32.
+MAX_GAP = 0.25
 
 PLAIN = "vllm"
 OURS = "strata"
@@ -45,55 +46,55 @@ T = TypeVar("T")
 class Workload:
     prompts: int
     tokens_in: int
-    tokens_out: int  # with `at_once` in the mean: half as many to half as many again, so that answers end one by one
-    at_once: int | None = None
+    tokens_out: int  # with `concurrency` the mean: lengths vary by half, so that answers end at different times
+    concurrency: int | None = None
 
     def drawn(self, vocabulary: int, seed: int) -> tuple[list[list[int]], list[int]]:
-        """Prompts, and how long their answers shall be."""
+        """Random prompts, and the lengths of their answers."""
         draw = random.Random(seed)
         prompts = [draw.choices(range(vocabulary), k=self.tokens_in) for _ in range(self.prompts)]
-        vary = self.tokens_out // 2 if self.at_once else 0
+        vary = self.tokens_out // 2 if self.concurrency else 0
         return prompts, [self.tokens_out + draw.randint(-vary, vary) for _ in range(self.prompts)]
 
     def __str__(self) -> str:
-        waiting = f", {self.at_once} at once" if self.at_once else ""
+        waiting = f", {self.concurrency} concurrent" if self.concurrency else ""
         return f"{self.prompts} x ({self.tokens_in} in, {self.tokens_out} out){waiting}"
 
 
 WORKLOADS = {
-    "served": Workload(512, 200, 128, at_once=64),  # a prompt comes in beside streams: what a server's steps are like
+    "served": Workload(512, 200, 128, concurrency=64),  # prompts arrive while others decode, as in a server
     "chat": Workload(256, 512, 128),
     "decode": Workload(64, 64, 512),
-    "long": Workload(64, 8192, 256),  # a step reads 17 GB of cache: here the GPU, not the host, sets the pace
+    "long": Workload(64, 8192, 256),  # a step reads 17 GB of cache: bound by the GPU, not the host
 }
 
 
 @dataclass(frozen=True)
-class Parting:
-    """Where an answer is no longer vLLM's; the gap is None if the other token was not among vLLM's first."""
+class Divergence:
+    """First position where an answer differs from vLLM's; the gap is None if the token is not among vLLM's top tokens."""
 
     prompt_length: int
     position: int
     gap: float | None
 
     @property
-    def excused(self) -> bool:
-        return self.gap is not None and self.gap <= GAP
+    def within_tolerance(self) -> bool:
+        return self.gap is not None and self.gap <= MAX_GAP
 
 
-def partings(theirs: Sequence[Answer], others: Sequence[Answer], lengths: Sequence[int]) -> list[Parting]:
+def divergences(theirs: Sequence[Answer], others: Sequence[Answer], lengths: Sequence[int]) -> list[Divergence]:
     found = []
     for expected, answer, length in zip(theirs, others, lengths, strict=True):
         for position, (token, other) in enumerate(zip(expected.tokens, answer.tokens, strict=True)):
             if token != other:
                 rates = expected.rated[position]
-                found.append(Parting(length, position, rates[token] - rates[other] if other in rates else None))
+                found.append(Divergence(length, position, rates[token] - rates[other] if other in rates else None))
                 break
     return found
 
 
 def distances(theirs: Sequence[Answer], others: Sequence[Answer]) -> list[float]:
-    """Between log-probabilities of the same token after the same tokens: up to where answers part, and there."""
+    """Differences of log-probabilities of the same token after the same prefix, up to and including a divergence."""
     found: list[float] = []
     for expected, answer in zip(theirs, others, strict=True):
         for position, rates in enumerate(expected.rated):
@@ -105,7 +106,7 @@ def distances(theirs: Sequence[Answer], others: Sequence[Answer]) -> list[float]
 
 
 def bench(contenders: dict[str, Sequence[str]], rounds: int, limit_s: float, path: Path | None) -> bool:
-    """Whether every answer of ours is vLLM's, or parts from it where vLLM was undecided, and nobody failed."""
+    """Returns whether no engine failed and every answer equals vLLM's or diverges only within the tolerance."""
     model = recipe_file.load("h200", [f"model.context={CONTEXT}"]).model
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="strata-vllm-")))
@@ -117,27 +118,27 @@ def bench(contenders: dict[str, Sequence[str]], rounds: int, limit_s: float, pat
         result["contenders"] = {name: {"parts": list(parts)} for name, parts in contenders.items()}
         for name, seconds in _each(engines, list(engines), Engine.wait_until_up, result):
             result["contenders"][name]["up_after_s"] = seconds
-            print(f"{name}: up after {seconds:.0f} s", flush=True)
-            for line in engines[name].said("backend", "raph captur", "Strata"):
+            print(f"{name}: started in {seconds:.0f} s", flush=True)
+            for line in engines[name].log_lines("backend", "raph captur", "Strata"):
                 print(f"  {line[:220]}", flush=True)
         right = _compare_answers(engines, model.vocab, result)
         _compare_speed(engines, model.vocab, rounds, time.monotonic() + limit_s, result)
         for name, engine in engines.items():
-            late = [line for line in engine.said("JIT compilation") if "activated" not in line]
+            late = [line for line in engine.log_lines("JIT compilation") if "activated" not in line]
             result["contenders"][name]["compiled_while_serving"] = late
-            print("\n".join([f"{name}: {len(late)} kernels compiled while it served", *(f"  {line[:260]}" for line in late)]))
+            print("\n".join([f"{name}: {len(late)} kernels compiled while serving", *(f"  {line[:260]}" for line in late)]))
     if path is not None:
         write_atomic(path, json.dumps(result, indent=2))
     return right and len(engines) == len(contenders)
 
 
 def _each(
-    engines: dict[str, Engine], names: Iterable[str], ask: Callable[[Engine], T], result: dict[str, Any]
+    engines: dict[str, Engine], names: Iterable[str], call: Callable[[Engine], T], result: dict[str, Any]
 ) -> Iterator[tuple[str, T]]:
-    """Who fails is left out from there on, and the others go on; without vLLM itself there is nothing to compare with."""
+    """Calls `call` for each engine. A failed engine is dropped and the others continue; a failure of stock vLLM is raised."""
     for name in names:
         try:
-            answer = ask(engines[name])
+            answer = call(engines[name])
         except UserError as error:
             if name == PLAIN:
                 raise
@@ -153,14 +154,14 @@ def _compare_answers(engines: dict[str, Engine], vocabulary: int, result: dict[s
     prompts = [draw.choices(range(vocabulary), k=length) for length in PROMPT_LENGTHS]
     theirs = engines[PLAIN].answer(prompts, NEW_TOKENS)
     others = {f"{PLAIN}, one by one": [engines[PLAIN].answer([prompt], NEW_TOKENS)[0] for prompt in prompts]}
-    for at_once, words in ((None, ""), (FEW, f", {FEW} at once")):  # prompts alone in a step, and prompts among streams
-        further = [name for name in engines if name != PLAIN or at_once]
-        ask = partial(Engine.answer, prompts=prompts, tokens=NEW_TOKENS, at_once=at_once)
-        others |= {name + words: answers for name, answers in _each(engines, further, ask, result)}
+    for concurrency, words in ((None, ""), (FEW, f", {FEW} at once")):  # prompts only, and prompts mixed with decodes
+        further = [name for name in engines if name != PLAIN or concurrency]
+        call = partial(Engine.answer, prompts=prompts, tokens=NEW_TOKENS, concurrency=concurrency)
+        others |= {name + words: answers for name, answers in _each(engines, further, call, result)}
     result["answers"] = {}
     right = True
     for name, answers in others.items():
-        found = partings(theirs, answers, PROMPT_LENGTHS)
+        found = divergences(theirs, answers, PROMPT_LENGTHS)
         apart = distances(theirs, answers)
         result["answers"][name] = {
             "equal": len(prompts) - len(found),
@@ -168,11 +169,11 @@ def _compare_answers(engines: dict[str, Engine], vocabulary: int, result: dict[s
             "parted": list(map(asdict, found)),
             "log_probabilities_apart": {"mean": statistics.mean(apart), "most": max(apart)},
         }
-        right = right and all(parting.excused for parting in found)
+        right = right and all(divergence.within_tolerance for divergence in found)
         where = ", ".join(f"{one.prompt_length}+{one.position} (gap {one.gap})" for one in found) or "none"
         print(
-            f"{name}: {len(prompts) - len(found)} of {len(prompts)} answers are {PLAIN}'s; log-probabilities apart by "
-            f"{statistics.mean(apart):.4f} in the mean, {max(apart):.4f} at most; parted: {where}",
+            f"{name}: {len(prompts) - len(found)} of {len(prompts)} answers equal {PLAIN}'s; log-probabilities differ by "
+            f"{statistics.mean(apart):.4f} on average, {max(apart):.4f} at most; diverged: {where}",
             flush=True,
         )
     return right
@@ -180,22 +181,22 @@ def _compare_answers(engines: dict[str, Engine], vocabulary: int, result: dict[s
 
 def _compare_speed(engines: dict[str, Engine], vocabulary: int, rounds: int, deadline: float, result: dict[str, Any]) -> None:
     speeds: dict[str, dict[str, list[float]]] = {workload: {name: [] for name in engines} for workload in WORKLOADS}
-    for number in range(rounds + 1):  # the first warms up
+    for number in range(rounds + 1):  # round 0 is a warm-up
         if number > 1 and time.monotonic() > deadline:
-            print(f"stopped after {number - 1} rounds, for the time is up")
+            print(f"stopped after {number - 1} rounds: time limit reached")
             break
         order = list(engines) if number % 2 else list(reversed(engines))
         for name, workload in WORKLOADS.items():
             prompts, lengths = workload.drawn(vocabulary, seed=number)
-            ask = partial(Engine.seconds, prompts=prompts, tokens=lengths, at_once=workload.at_once)
-            asked = [contender for contender in order if contender in engines]
-            for contender, seconds in _each(engines, asked, ask, result):
+            call = partial(Engine.seconds, prompts=prompts, tokens=lengths, concurrency=workload.concurrency)
+            remaining = [contender for contender in order if contender in engines]
+            for contender, seconds in _each(engines, remaining, call, result):
                 if number:
                     speeds[name][contender].append(sum(lengths) / seconds)
     result["output_tokens_per_s"] = speeds
     result["ratio_to_vllm"] = {}
     for name, workload in WORKLOADS.items():
-        print(f"\n{name}: {workload}: tokens/s, ratio with its standard error")
+        print(f"\n{name}: {workload}: tokens/s, ratio and standard error")
         ratios = result["ratio_to_vllm"][name] = {}
         for contender, rates in ((contender, rates) for contender, rates in speeds[name].items() if rates):
             ratio, error = paired_ratio(rates, speeds[name][PLAIN])
@@ -206,25 +207,25 @@ def _compare_speed(engines: dict[str, Engine], vocabulary: int, rounds: int, dea
 
 
 def paired_ratio(rates: Sequence[float], others: Sequence[float]) -> tuple[float, float | None]:
-    """The geometric mean of the rounds' ratios, and its standard error, which one round does not have. A step of a small model is
-    mostly Python, and rounds of one engine differ by a quarter as the host is quick or slow: a ratio within that error of 1 is
-    no difference."""
-    logs = [math.log(rate / other) for rate, other in zip(rates, others, strict=False)]  # who failed has fewer
+    """Geometric mean of the rounds' ratios, and its standard error (None for one round). A step of a small model is mostly
+    Python, and rounds of one engine vary by a quarter with the speed of the host: a ratio within its error of 1 is no
+    difference."""
+    logs = [math.log(rate / other) for rate, other in zip(rates, others, strict=False)]  # a failed engine has fewer rounds
     ratio = math.exp(statistics.mean(logs))
     return ratio, ratio * statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else None
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m strata.kernels.bench.vllm_plugin", description=__doc__)
-    parser.add_argument("--json", type=Path, help="the file to write")
+    parser.add_argument("--json", type=Path, help="file to write")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--limit", type=float, default=240.0, help="seconds of measuring after which no further round begins")
+    parser.add_argument("--limit", type=float, default=240.0, help="seconds after which no further round starts")
     parser.add_argument(
         "--also",
         action="append",
         default=[],
         metavar="PARTS",
-        help=f"another engine, with these of {','.join(vllm_plugin.PARTS)}",
+        help=f"another engine, with these parts of {','.join(vllm_plugin.PARTS)}",
     )
     given = parser.parse_args()
     contenders: dict[str, Sequence[str]] = {PLAIN: (), OURS: vllm_plugin.SERVED}
@@ -234,7 +235,7 @@ def main() -> None:
     except UserError as error:
         raise SystemExit(str(error)) from None
     if not right:
-        raise SystemExit(f"Answers differ from {PLAIN}'s where it was not undecided.")
+        raise SystemExit(f"Answers differ from {PLAIN}'s by more than the tolerance.")
 
 
 if __name__ == "__main__":

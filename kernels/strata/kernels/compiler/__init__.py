@@ -1,1 +1,1 @@
-"""A kernel's way from Triton to the machine's instructions, without the machine."""
+"""Compilation of Triton kernels to machine code without a GPU."""

@@ -1,4 +1,4 @@
-"""Compiles what calls would launch, many at a time, before anybody waits for them."""
+"""Compiles kernels in parallel, ahead of their first launch."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -10,9 +10,9 @@ from strata.kernels.compiler.compilation import recording
 
 
 def compile_ahead(runs: Iterable[Callable[[], Any]]) -> int:
-    """Every kernel that `runs` would launch is compiled and loaded, and none launched: what they compute is left undefined.
-    Returns how many there were that this process did not have yet. What does not compile, or asks for more than the device has,
-    is left to its first launch to report. Not beside other threads that launch kernels: theirs would be lost."""
+    """Compiles and loads every kernel that `runs` would launch, and launches none, so their outputs are undefined. Returns the
+    number of kernels that this process had not loaded. Kernels that fail to compile, or that exceed the device's resources, raise
+    at their first launch instead. No other thread may launch kernels meanwhile: its launches would be lost."""
     from triton import AsyncCompileMode
 
     with ThreadPoolExecutor(os.cpu_count()) as pool, AsyncCompileMode(pool, ignore_errors=True) as compiling:

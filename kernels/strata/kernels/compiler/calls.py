@@ -1,4 +1,4 @@
-"""Calls of each operation, at a size that matters, whose kernels `strata kernels stages` compiles: tensors without storage."""
+"""Calls of each operation on meta tensors of realistic sizes, whose kernels `strata kernels stages` compiles."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ SEQS, CONTEXT, BLOCK = 32, 8192, 16
 
 
 def calls(op: str) -> dict[str, Call]:
-    """By a label that tells one kernel's variants apart; the plain one has none."""
+    """Calls by a label that distinguishes variants of one kernel; the default variant has no label."""
     return CALLS[op]()
 
 
@@ -62,7 +62,7 @@ def _swiglu() -> dict[str, Call]:
 def _linear_cross_entropy() -> dict[str, Call]:
     from strata.kernels.ops.linear_cross_entropy.linear_cross_entropy import linear_cross_entropy
 
-    # Its products are torch's, and done; kernels see rows of logits, which are as long as the vocabulary whatever the width.
+    # The matrix products run for real. The kernels see only rows of logits, whose length does not depend on the width.
     x, weight = (torch.zeros(rows, 16, dtype=torch.bfloat16, requires_grad=True) for rows in (16, VOCABULARY))
     return {"": _with_backward(lambda: linear_cross_entropy(x, weight, torch.zeros(16, dtype=torch.int64)))}
 

@@ -1,7 +1,7 @@
-"""A kernel and what it would be launched with: all that the compiler needs, for any architecture, without a GPU.
+"""A kernel and its launch arguments: all that the compiler needs, for any architecture, without a GPU.
 
-Rather than writing signatures down a second time, `launched` calls operations with tensors that have no storage and notes what a
-GPU would have been given. So what is compiled here is what runs there, alignment and constants included.
+Instead of repeating signatures, `launched` calls operations with meta tensors and records the launches. The compiled kernels are
+therefore those that run on a GPU, including alignment and constants.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -19,8 +19,8 @@ Launch = tuple[Any, tuple[Any, ...], dict[str, Any]]  # the kernel, positional a
 
 @dataclass(frozen=True)
 class Compilation:
-    """`arguments` are stand-ins by the kernel's parameter names: tensors (`device="meta"` will do), numbers, tensor descriptors,
-    constants. `options` are the compiler's: num_warps, num_stages, maxnreg. The kernel may be Triton's or Gluon's."""
+    """`arguments` are placeholders by parameter name: tensors (`device="meta"` is enough), numbers, tensor descriptors,
+    constants. `options` are compiler options: num_warps, num_stages, maxnreg. The kernel may be Triton's or Gluon's."""
 
     name: str
     kernel: Any
@@ -33,9 +33,9 @@ class Compilation:
 
 
 def launched(run: Callable[[], Any], label: str = "") -> list[Compilation]:
-    """What `run` would launch, each kernel once; `label` tells variants of one kernel apart, as in `causal: forward_kernel`.
-    `run` calls operations, or their launch functions, with tensors that are `device="meta"`."""
-    with recording() as launches, AsOnGpu():
+    """Kernels that `run` would launch, each once. `label` distinguishes variants of one kernel, as in `causal: forward_kernel`.
+    `run` calls operations, or their launch functions, with tensors on `device="meta"`."""
+    with recording() as launches, DispatchToCuda():
         run()
     found: dict[str, Compilation] = {}
     for kernel, args, kwargs in launches:
@@ -47,19 +47,19 @@ def launched(run: Callable[[], Any], label: str = "") -> list[Compilation]:
     return list(found.values())
 
 
-class AsOnGpu(TorchDispatchMode):
-    """Our operations take the way they take on a GPU, whatever tensors they are given: their launch functions are called."""
+class DispatchToCuda(TorchDispatchMode):
+    """Dispatches Strata's operations to their CUDA implementation for any tensors, so that their launch functions are called."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         if func.namespace != "strata":
             return func(*args, **(kwargs or {}))
-        with self:  # for operations that call others
+        with self:  # operations may call other operations
             return func.redispatch(torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA), *args, **(kwargs or {}))
 
 
 @contextmanager
 def recording() -> Iterator[list[Launch]]:
-    """Inside, launches are noted and not done, in every thread."""
+    """Records launches, in every thread, instead of running them."""
     from triton.runtime.jit import JITFunction
 
     launches: list[Launch] = []
@@ -76,9 +76,9 @@ def recording() -> Iterator[list[Launch]]:
 
 
 @contextmanager
-def pretending(arch: int, changes: Mapping[str, int]) -> Iterator[set[str]]:
-    """Inside, meta and CPU tensors count as an `arch` GPU's, and every tunable's configuration has `changes` made to it, where it
-    has such a setting. Yields the names of the settings that were there to be changed."""
+def assume_architecture(arch: int, changes: Mapping[str, int]) -> Iterator[set[str]]:
+    """Treats meta and CPU tensors as tensors of an `arch` GPU, and overrides the settings in `changes` of every tunable that has
+    them. Yields the names of all settings of the tunables that were looked up."""
     settings: set[str] = set()
 
     def arguments(self: Tunable, key: Key, device: torch.device) -> dict[str, int]:

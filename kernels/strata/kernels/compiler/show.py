@@ -1,4 +1,4 @@
-"""`strata kernels stages`: which kernels of an operation, compiled in which variants, and what is printed of them."""
+"""`strata kernels stages`: selects kernels and variants, compiles them and prints their stages."""
 
 import json
 import re
@@ -12,18 +12,18 @@ from rich.console import Console
 from strata.kernels import catalog
 from strata.kernels.compiler import view
 from strata.kernels.compiler.calls import calls
-from strata.kernels.compiler.compilation import Compilation, launched, pretending
+from strata.kernels.compiler.compilation import Compilation, assume_architecture, launched
 from strata.kernels.compiler.stages import STAGES, Compiled, compile_stages
 from strata.platform.errors import UserError
 from strata.platform.files import write_atomic
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
-OPTIONS = ("num_warps", "num_stages", "maxnreg")  # the compiler's, which every kernel has
+OPTIONS = ("num_warps", "num_stages", "maxnreg")  # compiler options of every kernel
 
 
 @dataclass(frozen=True)
 class Variant:
-    """An architecture, and what is changed in the configuration that a launch on it would choose."""
+    """An architecture, and overrides of the configuration that a launch on it would select."""
 
     arch: int
     changes: Mapping[str, int] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class Variant:
         return cls(int(arch.removeprefix("sm_")), dict(_setting(part) for part in (config or "").split(",") if part))
 
     def against(self, text: str) -> "Variant":
-        """`text` has settings like --config, and may name another architecture among them."""
+        """The variant of `--against`: settings like --config, optionally with another architecture."""
         parts = [part.strip() for part in text.split(",")]
         named = [part for part in parts if part.startswith("sm_")]
         arch = named[-1] if named else f"sm_{self.arch}"
@@ -69,7 +69,7 @@ def show(op: str, kernel: str | None, variants: Sequence[Variant], stage: str | 
             console.print(view.summary(one), "")
         for part in view.shortened(list(columns[0].values())):
             console.print(part)
-        console.print(f"\nAll of a stage: --kernel '{names[0]}' --stage ptx. All of them into a folder: --out DIR.")
+        console.print(f"\nFull text of a stage: --kernel '{names[0]}' --stage ptx. All stages as files: --out DIR.")
     else:
         _print_whole(columns, STAGES if stage == "all" else (stage,), console)
     if out is not None:
@@ -77,29 +77,31 @@ def show(op: str, kernel: str | None, variants: Sequence[Variant], stage: str | 
 
 
 def compilations(op: catalog.Op, variant: Variant) -> dict[str, Compilation]:
-    """By name, as a launch on the variant's architecture would have them, the variant's changes made."""
-    with pretending(variant.arch, variant.changes) as settings:
+    """Compilations by name, as launched on the variant's architecture with its overrides."""
+    with assume_architecture(variant.arch, variant.changes) as settings:
         try:
             found = [one for label, run in calls(op.name).items() for one in launched(run, label)]
         except Exception as error:
             if not variant.changes:
                 raise
-            raise UserError(f"{op.name} cannot be launched with {variant.heading()}: {error}", "Change less.") from error
+            raise UserError(
+                f"{op.name} cannot be launched with {variant.heading()}: {error}", "Override fewer settings."
+            ) from error
     known = settings | set(OPTIONS) | {name for one in found for name in one.constants()}
     if unknown := sorted(set(variant.changes) - known):
-        raise UserError(f"No kernel of {op.name} has a setting {', '.join(unknown)}.", f"There are {', '.join(sorted(known))}.")
+        raise UserError(f"No kernel of {op.name} has a setting {', '.join(unknown)}.", f"Use {', '.join(sorted(known))}.")
     return {one.name: _changed(one, variant.changes, settings) for one in found}
 
 
 def _kernels(
     op: catalog.Op, kernel: str | None, variants: Sequence[Variant]
 ) -> tuple[list[str], dict[str, dict[str, Compilation]]]:
-    """The names asked for, and by each variant's heading its kernels. Architectures may have kernels of their own."""
+    """The selected names, and the kernels of each variant by its heading. Architectures may have different kernels."""
     kernels = {variant.heading(): compilations(op, variant) for variant in variants}
     names = list(dict.fromkeys(name for found in kernels.values() for name in found))
     chosen = [name for name in names if kernel in (None, name, name.rpartition(": ")[2])]
     if not chosen:
-        raise UserError(f"{op.name} has no kernel '{kernel}' here.", f"There are {', '.join(names)}.")
+        raise UserError(f"{op.name} has no kernel '{kernel}' here.", f"Use {', '.join(names)}.")
     return chosen, kernels
 
 
@@ -108,12 +110,12 @@ def _compiled(one: Compilation, variant: Variant) -> Compiled:
         return compile_stages(one, variant.arch)
     except Exception as error:
         if not variant.changes:
-            raise  # a kernel of ours that does not compile as it is launched: a bug
-        raise UserError(f"{one.name} does not compile with {variant.heading()}: {error}", "Change less.") from error
+            raise  # a kernel that does not compile with its own settings is a bug
+        raise UserError(f"{one.name} does not compile with {variant.heading()}: {error}", "Override fewer settings.") from error
 
 
 def _changed(one: Compilation, changes: Mapping[str, int], settings: set[str]) -> Compilation:
-    """What a tunable decides was changed at the launch; what it does not, is changed here."""
+    """Overrides constants and options that no tunable controls; a tunable's settings were overridden at the launch."""
     rest = {name: value for name, value in changes.items() if name not in settings}
     constants = {name: value for name, value in rest.items() if name in one.constants()}
     options = {name: value for name, value in rest.items() if name in OPTIONS}
@@ -123,7 +125,7 @@ def _changed(one: Compilation, changes: Mapping[str, int], settings: set[str]) -
 def _setting(text: str) -> tuple[str, int]:
     name, equals, value = text.partition("=")
     if not equals or not re.fullmatch(r"-?\d+|[Tt]rue|[Ff]alse", value.strip()):
-        raise UserError(f"'{text}' is no setting.", "Write NAME=NUMBER, such as BLOCK_N=64,num_warps=4.")
+        raise UserError(f"'{text}' is not a setting.", "Write NAME=NUMBER, such as BLOCK_N=64,num_warps=4.")
     word = value.strip().lower()
     return name.strip(), word == "true" if word in ("true", "false") else int(word)
 
@@ -135,7 +137,7 @@ def _print_whole(columns: Sequence[Mapping[str, Compiled]], stages: Sequence[str
             for stage in stages:
                 if several:
                     console.print(f"[bold]// {one.compilation.name}, {heading}, {stage}[/]")
-                text = one.texts.get(stage, "// this kernel is written in Gluon, which starts at GPU IR")
+                text = one.texts.get(stage, "// Gluon kernels start at GPU IR and have no Triton IR")
                 if console.is_terminal:
                     console.print(view.coloured(stage, text), soft_wrap=True)
                 else:

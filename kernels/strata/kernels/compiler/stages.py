@@ -1,4 +1,4 @@
-"""Compiles a kernel for an architecture and keeps every form it had on the way, with what one asks of the last ones."""
+"""Compiles a kernel for an architecture and records every compiler stage, resource usage and instruction counts."""
 
 import re
 import subprocess
@@ -14,7 +14,7 @@ from strata.kernels.compiler.compilation import Compilation
 STAGES = ("ttir", "ttgir", "llir", "ptx", "sass")
 TITLES = {"ttir": "Triton IR", "ttgir": "GPU IR", "llir": "LLVM IR", "ptx": "PTX", "sass": "SASS"}
 
-# What a SASS instruction begins with, by what it tells of a kernel. Spills are loads and stores of local memory.
+# Prefixes of SASS instructions, by the feature they show. Spills are loads and stores of local memory.
 TENSOR_CORES = {"mma.sync": "HMMA", "wgmma": "HGMMA", "tcgen05": "UTC.*MMA"}
 TMA = {"loads": "UTMALDG", "stores": "UTMASTG", "reductions": "UTMAREDG"}
 WIDE = r"(LD|ST|LDG|STG)\.[\w.]*128"
@@ -23,8 +23,8 @@ INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+\s+)?([A-Z][\w.]*)"
 
 @dataclass(frozen=True)
 class Compiled:
-    """`texts` has the stages a kernel went through (Gluon's start at GPU IR). `stack` is bytes a thread, `shared` bytes a block;
-    `spilled` counts instructions that move registers to or from local memory."""
+    """A compiled kernel. `texts` holds the stages it went through (Gluon starts at GPU IR). `stack` is bytes per thread, `shared`
+    bytes per block; `spilled` counts instructions that move registers to or from local memory."""
 
     compilation: Compilation
     arch: int
@@ -43,7 +43,7 @@ class Compiled:
 
 
 def compile_stages(compilation: Compilation, arch: int) -> Compiled:
-    """Without looking into Triton's cache, so that `seconds` is what a first launch would wait."""
+    """Compiles without Triton's cache, so that `seconds` is the compile time of a first launch."""
     from triton import knobs
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile, make_backend
@@ -65,8 +65,8 @@ def compile_stages(compilation: Compilation, arch: int) -> Compiled:
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder) / "kernel.cubin"
         cubin.write_bytes(compiled.asm["cubin"])
-        usage = _ask(knobs.nvidia.cuobjdump.path, "--dump-resource-usage", cubin)
-        sass = _readable(_ask(knobs.nvidia.nvdisasm.path, "--print-code", cubin))
+        usage = _run_tool(knobs.nvidia.cuobjdump.path, "--dump-resource-usage", cubin)
+        sass = _readable(_run_tool(knobs.nvidia.nvdisasm.path, "--print-code", cubin))
     texts = {stage: compiled.asm[stage] for stage in STAGES if stage in compiled.asm and stage != "sass"} | {"sass": sass}
     mnemonics = opcodes(sass)
     return Compiled(
@@ -88,7 +88,7 @@ def compile_stages(compilation: Compilation, arch: int) -> Compiled:
 
 
 def opcodes(sass: str) -> Counter[str]:
-    """How often each instruction occurs, with its modifiers, as in `LDG.E.128`."""
+    """Number of occurrences of each instruction, with its modifiers (`LDG.E.128`)."""
     return Counter(found[1] for line in sass.splitlines() if (found := INSTRUCTION.match(line)))
 
 
@@ -97,15 +97,15 @@ def matching(pattern: str, mnemonics: Counter[str]) -> int:
 
 
 def _readable(sass: str) -> str:
-    """Without the assembler's directives and the numbers of source lines."""
+    """SASS without assembler directives and source line numbers."""
     return "\n".join(line.rstrip() for line in sass.splitlines() if re.match(r"\s*/\*[0-9a-f]{4,}\*/|\.L_|\s*\.text\.", line))
 
 
 def _number(name: str, usage: str) -> int:
     found = re.search(rf"\b{name}:(\d+)", usage)
-    assert found, f"cuobjdump did not say {name}: {usage}"
+    assert found, f"cuobjdump printed no {name}: {usage}"
     return int(found[1])
 
 
-def _ask(tool: str, *arguments: Any) -> str:
+def _run_tool(tool: str, *arguments: Any) -> str:
     return subprocess.run([tool, *map(str, arguments)], check=True, capture_output=True, text=True).stdout

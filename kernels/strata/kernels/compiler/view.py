@@ -1,4 +1,4 @@
-"""What is printed of compiled kernels: a summary, two of them side by side, and of each stage the part that tells most."""
+"""Tables and excerpts of compiled kernels: a summary, two variants side by side, and the inner loop of each stage."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,22 +11,22 @@ from rich.text import Text
 
 from strata.kernels.compiler.stages import TITLES, Compiled
 
-SHARED_MEMORY = {80: 166_912, 90: 232_448, 100: 232_448}  # bytes that a block can have
-LINES = 14  # of a shortened stage
-LEXERS = {"ttir": "llvm", "ttgir": "llvm", "llir": "llvm", "ptx": "ptx", "sass": "sass"}  # MLIR's looks enough like LLVM's
+SHARED_MEMORY = {80: 166_912, 90: 232_448, 100: 232_448}  # maximum bytes per block
+LINES = 14  # of an excerpt
+LEXERS = {"ttir": "llvm", "ttgir": "llvm", "llir": "llvm", "ptx": "ptx", "sass": "sass"}  # MLIR is close enough to LLVM IR
 
-# Where a kernel works rather than prepares: matrix products above all, then loads and stores, then waiting for either.
-TELLING = {
+# Weights of lines by their role in the inner loop: matrix products, then loads and stores, then barriers and waits.
+LINE_WEIGHTS = {
     4: re.compile(r"tt\.dot|warp_group_dot |tc_gen5_mma|mma\.sync|wgmma\.mma|tcgen05\.mma|\b(HMMA|HGMMA|UTC\w*MMA)\b"),
     2: re.compile(r"tt\.(load|store|desc|reduce)|async_(copy|tma)|\b(ld|st)\.global|cp\.async\.|\b(LDG|STG|LDGSTS|UTMA\w+)\b"),
     1: re.compile(r"ttng\.|ttg\.local_(load|store)|mbarrier|ex2|\b(LDSM|STSM|SYNCS|MUFU)\b"),
 }
-# What only a debugger reads: source lines in MLIR and PTX, metadata in LLVM IR.
+# Debug information: source lines in MLIR and PTX, metadata in LLVM IR.
 NOISE = re.compile(r"^\s*(#loc|\.loc\b|\.file\b|\$L__tmp|//|\.section|\.b8|\.b32|![\w.]* =|source_|target |declare |;)|^\s*$")
 
 
 def summary(columns: Mapping[str, Compiled]) -> Table:
-    """By a heading each, mostly the configuration."""
+    """Table with one column per variant."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column(next(iter(columns.values())).compilation.name)
     for heading in columns:
@@ -84,11 +84,11 @@ def as_json(one: Compiled) -> dict[str, Any]:
 
 
 def shortened(columns: Sequence[Compiled]) -> Iterable[RenderableType]:
-    """Each stage's telling part, of two kernels next to each other."""
+    """An excerpt of each stage, with the variants side by side."""
     for stage in TITLES:
         texts = [one.texts.get(stage) for one in columns]
         if not any(texts):
-            continue  # Gluon's kernels have no Triton IR
+            continue  # Gluon kernels have no Triton IR
         sizes = " and ".join(f"{len(text.splitlines()):,} lines" for text in texts if text)
         grid = Table.grid(expand=True, padding=(0, 2))
         for _ in columns:
@@ -98,11 +98,11 @@ def shortened(columns: Sequence[Compiled]) -> Iterable[RenderableType]:
 
 
 def excerpt(text: str, lines: int = LINES) -> str:
-    """The stretch with the most loads, stores and matrix products in it, which is the kernel's inner loop if it has one."""
-    kept = [_short(line) for line in text.splitlines() if not NOISE.search(line)]
-    weights = [next((weight for weight, telling in TELLING.items() if telling.search(line)), 0) for line in kept]
-    start = max(range(max(len(kept) - lines, 0) + 1), key=lambda first: sum(weights[first : first + lines]))
-    return "\n".join(kept[start : start + lines])
+    """The window of lines with the most loads, stores and matrix products: the inner loop, if the kernel has one."""
+    shown = [_short(line) for line in text.splitlines() if not NOISE.search(line)]
+    weights = [next((weight for weight, pattern in LINE_WEIGHTS.items() if pattern.search(line)), 0) for line in shown]
+    start = max(range(max(len(shown) - lines, 0) + 1), key=lambda first: sum(weights[first : first + lines]))
+    return "\n".join(shown[start : start + lines])
 
 
 def coloured(stage: str, text: str) -> Syntax:

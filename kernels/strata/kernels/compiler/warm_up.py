@@ -1,8 +1,8 @@
-"""Compiles all that a server will launch, before the first request: Triton compiles at a first launch, and that takes seconds.
+"""Compiles every kernel variant a server can launch before the first request: a first launch compiles, which takes seconds.
 
-A kernel is compiled anew when an integer argument becomes 1, or changes between multiples of 16 and others, and when a tunable
-gives another configuration, which it does by sizes rounded to powers of two. So two sizes for each power of two, one on either
-side of that line, and 1 stand for every batch that can come.
+Triton recompiles a kernel if an integer argument becomes 1 or changes between multiples of 16 and others, and if a tunable
+selects another configuration, which depends on sizes rounded to powers of two. Two sizes per power of two, one divisible by 16
+and one not, plus size 1, therefore cover every batch.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ from strata.kernels.compiler.ahead import compile_ahead
 
 @dataclass(frozen=True)
 class ServedModel:
-    """What of a model and its cache the serving operations see; `max_tokens` and `max_seqs` are of one step."""
+    """Properties of a model and its cache that serving operations depend on; `max_tokens` and `max_seqs` are per step."""
 
     heads: int
     kv_heads: int
@@ -33,14 +33,14 @@ class ServedModel:
 
 
 def warm_up(model: ServedModel, device: torch.device) -> int:
-    """Nothing runs on the device; the host compiles on all its cores, or finds what an earlier start left on disk. Returns how
-    many kernels were not ready before."""
+    """Compiles on all host cores, or loads from Triton's disk cache, and launches nothing. Returns the number of kernels that
+    were not loaded before."""
     with torch.no_grad():
         return compile_ahead([*_layers(model, device), *_attention(model, device)])
 
 
 def sizes(largest: int) -> list[int]:
-    """1, and of each power of two up to the one that holds `largest` a size that 16 divides and one that it does not."""
+    """1, and for each power of two up to the next above `largest`, a size divisible by 16 and one that is not."""
     powers = [2**power for power in range(1, max(largest - 1, 0).bit_length() + 1)]
     return sorted({1, largest, *(size for power in powers for size in (power, power - 1) if size <= largest)})
 
@@ -62,14 +62,14 @@ def _layers(model: ServedModel, device: torch.device) -> Iterator[Callable[[], A
         x, packed, q, k, places = (one[:tokens] for one in (all_x, all_packed, all_q, all_k, all_places))
         yield partial(rms_norm, x, weight, model.eps)
         yield partial(add_rms_norm, x, x, weight, model.eps)
-        yield partial(rms_norm, q, head_weight, model.eps)  # of models that normalise queries and keys
+        yield partial(rms_norm, q, head_weight, model.eps)  # for models with query and key norms
         yield partial(swiglu, packed[:, : model.ffn], packed[:, model.ffn :])
         yield partial(rope_, q, k, cos, sin, positions=places)
         yield partial(kv_cache_write, k, k, key_cache, value_cache, places)
 
 
 def _attention(model: ServedModel, device: torch.device) -> Iterator[Callable[[], Any]]:
-    """Batches of one query a sequence, and batches in which one sequence has more, over contexts of every size."""
+    """Batches of one query per sequence, and batches in which one sequence has more, over contexts of every size."""
     from strata.kernels.ops.paged_attention.paged_attention import paged_attention
 
     all_q = torch.empty(model.max_tokens, model.heads, model.head_dim, dtype=model.dtype, device=device)

@@ -1,1 +1,1 @@
-"""Operations: a module each, or a folder where one has several files."""
+"""Operations: one module each, or one folder for an operation with several files."""

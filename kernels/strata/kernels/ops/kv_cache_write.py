@@ -1,8 +1,8 @@
-"""Scatters keys and values into a paged KV cache, in place: token i goes to slots[i] = block * block size + place in the block.
+"""Scatters keys and values into a paged KV cache, in place: token i goes to slots[i] = block * block size + offset in the block.
 
-A negative slot is skipped: a batch may be padded to the size that a CUDA graph was captured for. A slot beyond the cache is an
-error on a CPU; a GPU, which would have to be waited for, skips it as well. Of tokens with the same slot any may be the one that
-stays.
+Negative slots are skipped, so that a batch can be padded to the size a CUDA graph was captured for. A slot beyond the cache is an
+error on a CPU. On a GPU it is skipped, because an error would need a synchronization. If tokens share a slot, any of them may
+be the final value.
 """
 
 import torch
@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from strata.kernels.ops.on_device import on_its_device
+from strata.kernels.ops.on_device import on_tensor_device
 from strata.kernels.tuning.tunable import Config, Key, Tunable, bucket, config
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -48,9 +48,9 @@ def kv_cache_write_kernel(
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     token, head = row // HEADS, (row % HEADS).to(tl.int64)
     slot = tl.load(slots_ptr + token, mask=row < rows, other=-1)
-    kept = (slot >= 0) & (slot < capacity)
+    valid = (slot >= 0) & (slot < capacity)
     dim = tl.program_id(1) * DIMS + tl.arange(0, DIMS)
-    mask = kept[:, None] & (dim < HEAD_DIM)[None, :]
+    mask = valid[:, None] & (dim < HEAD_DIM)[None, :]
     source = (token.to(tl.int64) * token_stride + head * head_stride)[:, None] + dim[None, :]
     cached = slot // BLOCK_SIZE * block_stride + slot % BLOCK_SIZE * slot_stride + head * cache_head_stride
     cached = cached[:, None] + dim[None, :]
@@ -62,8 +62,8 @@ def kv_cache_write_kernel(
 
 
 def _candidates(arch: int, key: Key) -> list[Config]:
-    """`key` is the head dimension, rounded. From 512 to 4096 elements and from 2 to 8 warps a program are equally quick on an
-    H200, for one token as for 16k."""
+    """`key` is the head dimension, rounded up. On an H200, 512 to 4096 elements and 2 to 8 warps per program are equally fast,
+    for 1 token and for 16k tokens."""
     dims = min(int(key[0]), 1024)
     return [config(num_warps=4, ROWS=1024 // dims, DIMS=dims)]
 
@@ -85,7 +85,7 @@ def kv_cache_write_triton(key: Tensor, value: Tensor, key_cache: Tensor, value_c
 def _launch(
     key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor, both: bool, chosen: dict[str, int]
 ) -> None:
-    """One set of strides serves key and value: numbers are most of what a launch costs the host."""
+    """Passes one set of strides for key and value: integer arguments are most of the host cost of a launch."""
     _, heads, head_dim = key.shape
     blocks, block_size, _, _ = key_cache.shape
     rows = slots.shape[0] * heads
@@ -114,16 +114,16 @@ def kv_cache_write_cpu(key: Tensor, value: Tensor, key_cache: Tensor, value_cach
     blocks, block_size = key_cache.shape[:2]
     if slots.numel() and slots.max() >= blocks * block_size:
         raise ValueError(f"kv_cache_write: slot {slots.max().item()} is beyond the cache of {blocks} blocks of {block_size}")
-    kept = (slots >= 0).nonzero().squeeze(1)
-    block, place = slots[kept] // block_size, slots[kept] % block_size
-    key_cache[block, place] = key[kept]
-    value_cache[block, place] = value[kept]
+    valid = (slots >= 0).nonzero().squeeze(1)
+    block, place = slots[valid] // block_size, slots[valid] % block_size
+    key_cache[block, place] = key[valid]
+    value_cache[block, place] = value[valid]
 
 
 library = torch.library.Library("strata", "FRAGMENT")
 library.define("kv_cache_write(Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, Tensor slots) -> ()")
 library.impl("kv_cache_write", kv_cache_write_cpu, "CPU")
-library.impl("kv_cache_write", on_its_device(kv_cache_write_triton), "CUDA")
+library.impl("kv_cache_write", on_tensor_device(kv_cache_write_triton), "CUDA")
 
 
 @torch.library.register_fake("strata::kv_cache_write", lib=library)
@@ -132,25 +132,25 @@ def _(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots:
 
 
 def kv_cache_write(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor) -> None:
-    """key and value [tokens, heads, dim] into caches [blocks, block size, heads, dim] at slots [tokens], int64. All may have any
-    strides but that of the last dimension, which is 1."""
+    """Writes key and value [tokens, heads, dim] into caches [blocks, block size, heads, dim] at slots [tokens], int64. The last
+    dimension of keys, values and caches must be contiguous; other strides are free."""
     if key.dim() != 3 or key.shape != value.shape or slots.shape != key.shape[:1]:
         raise ValueError(
-            "kv_cache_write takes key and value [tokens, heads, dim] and slots [tokens], "
-            f"not {list(key.shape)}, {list(value.shape)} and {list(slots.shape)}"
+            "kv_cache_write expects key and value [tokens, heads, dim] and slots [tokens], "
+            f"got {list(key.shape)}, {list(value.shape)} and {list(slots.shape)}"
         )
     if key_cache.dim() != 4 or key_cache.shape != value_cache.shape or key_cache.shape[2:] != key.shape[1:]:
         raise ValueError(
-            f"kv_cache_write takes caches [blocks, block size, heads, dim] with heads and dim of the key {list(key.shape)}, "
-            f"not {list(key_cache.shape)} and {list(value_cache.shape)}"
+            f"kv_cache_write expects caches [blocks, block size, heads, dim] with heads and dim of the key {list(key.shape)}, "
+            f"got {list(key_cache.shape)} and {list(value_cache.shape)}"
         )
     if key.dtype not in DTYPES or not key.dtype == value.dtype == key_cache.dtype == value_cache.dtype:
         raise ValueError(
-            "kv_cache_write takes keys, values and caches of one dtype, float32, float16 or bfloat16, "
-            f"not {key.dtype}, {value.dtype}, {key_cache.dtype} and {value_cache.dtype}"
+            "kv_cache_write expects keys, values and caches of one dtype, float32, float16 or bfloat16, "
+            f"got {key.dtype}, {value.dtype}, {key_cache.dtype} and {value_cache.dtype}"
         )
     if slots.dtype != torch.int64 or not slots.is_contiguous():
-        raise ValueError(f"kv_cache_write takes contiguous int64 slots, not {slots.dtype} with stride {slots.stride()}")
+        raise ValueError(f"kv_cache_write expects contiguous int64 slots, got {slots.dtype} with stride {slots.stride()}")
     if key.shape[2] > 1 and not key.stride(2) == value.stride(2) == key_cache.stride(3) == value_cache.stride(3) == 1:
-        raise ValueError("kv_cache_write takes tensors whose last dimension is contiguous")
+        raise ValueError("kv_cache_write expects tensors whose last dimension is contiguous")
     torch.ops.strata.kv_cache_write(key, value, key_cache, value_cache, slots)

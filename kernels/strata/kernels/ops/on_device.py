@@ -1,5 +1,8 @@
-"""Triton launches on the process's current GPU, wherever its tensors are: a kernel of tensors on another one would read memory
-that is not there. torch's own operators switch over; ours do so here."""
+"""Switches to the GPU of the input tensors before a Triton launch.
+
+Triton launches on the current device of the process. A kernel on tensors of another GPU would read invalid memory. torch's own
+operators switch devices; this module does the same for Strata's.
+"""
 
 from collections.abc import Callable
 from functools import wraps
@@ -8,13 +11,13 @@ from typing import Any
 import torch
 
 
-def on_its_device(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """`kernel`, whose first argument is a tensor, run on that tensor's GPU."""
+def on_tensor_device(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Runs `kernel`, whose first argument is a tensor, on the GPU of that tensor."""
 
     @wraps(kernel)
     def switched(first: torch.Tensor, *more: Any, **named: Any) -> Any:
-        # A switch costs some microseconds, a look a fraction of one. Tensors without storage, which kernels are compiled with
-        # where there is no GPU, are nowhere.
+        # The check takes a fraction of a microsecond, a switch takes several. Meta tensors, used to compile without a GPU, are on
+        # no device.
         if not first.is_cuda or first.device.index == torch.cuda.current_device():
             return kernel(first, *more, **named)
         with torch.cuda.device(first.device):

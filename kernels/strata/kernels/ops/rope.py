@@ -1,8 +1,8 @@
-"""Rotary position embedding of queries and keys, in one launch, into new tensors or in place.
+"""Rotary position embedding of queries and keys in one launch, in place or out of place.
 
-A rotation is undone by the opposite angle, so the gradient is the same kernel with the sine's sign turned. Only the first
-`2 * cos.shape[-1]` values of a head turn (partial rope); the rest pass through. Pairs are half a rotated part apart, as in
-Hugging Face's models, or neighbours (`interleaved`), as in the original and in GPT-J's.
+The inverse rotation uses the opposite angle, so the gradient is the same kernel with a negated sine. Only the first
+`2 * cos.shape[-1]` values of a head are rotated (partial rope). A pair is two values half the rotated size apart, as in Hugging
+Face's models, or two neighbours (`interleaved`), as in the original and in GPT-J.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from strata.kernels.ops.on_device import on_its_device
+from strata.kernels.ops.on_device import on_tensor_device
 from strata.kernels.tuning.tunable import Config, Key, Tunable, TuningCase, bucket, config
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -21,10 +21,10 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 def reference(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> tuple[Tensor, Tensor]:
     """q [batch, tokens, heads, dim], k [batch, tokens, kv_heads, dim]; cos, sin [tokens, half] or [batch, tokens, half]"""
-    return _turned(q, cos, sin, interleaved), _turned(k, cos, sin, interleaved)
+    return _rotated(q, cos, sin, interleaved), _rotated(k, cos, sin, interleaved)
 
 
-def _turned(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     half = cos.shape[-1]
     cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)  # the same for every head
     if interleaved:
@@ -49,9 +49,9 @@ def _rotate_heads(
         first, second = tl.split(tl.reshape(pairs, [BLOCK_HEADS, BLOCK_HALF, 2]))
         first = first.to(tl.float32)
         second = second.to(tl.float32)
-        turned = tl.join(first * cos - second * sin, second * cos + first * sin)
-        turned = tl.reshape(turned, [BLOCK_HEADS, 2 * BLOCK_HALF])
-        tl.store(out_ptr + head * out_head_stride + column, turned, mask=inside)
+        rotated = tl.join(first * cos - second * sin, second * cos + first * sin)
+        rotated = tl.reshape(rotated, [BLOCK_HEADS, 2 * BLOCK_HALF])
+        tl.store(out_ptr + head * out_head_stride + column, rotated, mask=inside)
     else:
         column = tl.arange(0, BLOCK_HALF)[None, :]
         inside = (head < HEADS) & (column < HALF)
@@ -156,24 +156,24 @@ def _tuning_case(heads: int, kv_heads: int, dim: int, device: torch.device) -> T
 
 
 def _heads(x: Tensor) -> Tensor:
-    """In any layout in which the values of a head lie next to each other; the result has the same."""
+    """x, copied only if the values of a head are not contiguous. Other strides are preserved in the result."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def rope_cpu(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, inverse: bool) -> tuple[Tensor, Tensor]:
     sin = -sin if inverse else sin
-    return _turned_cpu(q, cos, sin, interleaved), _turned_cpu(k, cos, sin, interleaved)
+    return _rotated_cpu(q, cos, sin, interleaved), _rotated_cpu(k, cos, sin, interleaved)
 
 
 def rope_in_place_cpu(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, interleaved: bool) -> None:
     if positions is not None:
         cos, sin = cos[positions], sin[positions]
     for x in (q, k):
-        x.copy_(_turned_cpu(x, cos, sin, interleaved))
+        x.copy_(_rotated_cpu(x, cos, sin, interleaved))
 
 
-def _turned_cpu(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """One product over everything that turns and two additions to halves of it: no copy with the halves exchanged."""
+def _rotated_cpu(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """One product over all rotated values and one addition to each half, without a copy with swapped halves."""
     half = cos.shape[-1]
     wide = _heads(x if x.dtype in (torch.float32, torch.float64) else x.float())
     cos, sin = cos.to(wide.dtype).unsqueeze(-2), sin.to(wide.dtype).unsqueeze(-2)
@@ -194,9 +194,9 @@ library = torch.library.Library("strata", "FRAGMENT")
 library.define("rope(Tensor q, Tensor k, Tensor cos, Tensor sin, bool interleaved, bool inverse) -> (Tensor, Tensor)")
 library.define("rope_(Tensor(a!) q, Tensor(b!) k, Tensor cos, Tensor sin, Tensor? positions, bool interleaved) -> ()")
 library.impl("rope", rope_cpu, "CPU")
-library.impl("rope", on_its_device(rope_triton), "CUDA")
+library.impl("rope", on_tensor_device(rope_triton), "CUDA")
 library.impl("rope_", rope_in_place_cpu, "CPU")
-library.impl("rope_", on_its_device(rope_in_place_triton), "CUDA")
+library.impl("rope_", on_tensor_device(rope_in_place_triton), "CUDA")
 
 
 @torch.library.register_fake("strata::rope", lib=library)
@@ -224,33 +224,33 @@ torch.library.register_autograd("strata::rope", _gradients, setup_context=_keep,
 
 
 def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> tuple[Tensor, Tensor]:
-    """q [batch, tokens, heads, dim] and k [batch, tokens, kv_heads, dim] turned by the angles whose cosines and sines are given,
-    [tokens, half] or [batch, tokens, half]. The angles get no gradient."""
+    """Rotates q [batch, tokens, heads, dim] and k [batch, tokens, kv_heads, dim] by the angles with these cosines and sines,
+    [tokens, half] or [batch, tokens, half]. cos and sin get no gradient."""
     _check(q, k, cos, sin)
     if q.dim() != 4 or cos.shape[:-1] not in (q.shape[:2], q.shape[1:2]):
         raise ValueError(
-            f"rope takes q [batch, tokens, heads, dim] and cos [tokens, half] or [batch, tokens, half], "
-            f"not {list(q.shape)} and {list(cos.shape)}"
+            f"rope expects q [batch, tokens, heads, dim] and cos [tokens, half] or [batch, tokens, half], "
+            f"got {list(q.shape)} and {list(cos.shape)}"
         )
     return torch.ops.strata.rope(q, k, cos, sin, interleaved, False)  # type: ignore[no-any-return]
 
 
 def rope_(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, positions: Tensor | None = None, interleaved: bool = False) -> None:
-    """As `rope`, in place and without gradients. With positions [tokens], cos and sin are tables [max_position, half] that they
-    index, and q is [tokens, heads, dim]: the tokens of a batch of sequences one after the other, as in serving."""
+    """In-place `rope` without gradients. With positions [tokens], cos and sin are tables [max_position, half] indexed by
+    position, and q is [tokens, heads, dim]: the concatenated tokens of a batch of sequences, as in serving."""
     _check(q, k, cos, sin)
     if positions is None and (q.dim() != 4 or cos.shape[:-1] not in (q.shape[:2], q.shape[1:2])):
         raise ValueError(
-            f"rope_ without positions takes q [batch, tokens, heads, dim] and cos [tokens, half] or [batch, tokens, half], "
-            f"not {list(q.shape)} and {list(cos.shape)}"
+            f"rope_ without positions expects q [batch, tokens, heads, dim] and cos [tokens, half] or [batch, tokens, half], "
+            f"got {list(q.shape)} and {list(cos.shape)}"
         )
     if positions is not None and (q.dim() != 3 or cos.dim() != 2 or positions.shape != q.shape[:1]):
         raise ValueError(
-            f"rope_ with positions [tokens] takes q [tokens, heads, dim] and cos [max_position, half], "
-            f"not {list(positions.shape)}, {list(q.shape)} and {list(cos.shape)}"
+            f"rope_ with positions [tokens] expects q [tokens, heads, dim] and cos [max_position, half], "
+            f"got {list(positions.shape)}, {list(q.shape)} and {list(cos.shape)}"
         )
     if q.stride(-1) != 1 or k.stride(-1) != 1:
-        raise ValueError("rope_ takes heads whose values lie next to each other (a stride of 1 in the last dimension)")
+        raise ValueError("rope_ expects q and k with contiguous heads (a stride of 1 in the last dimension)")
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad):
         raise ValueError("rope_ has no gradient: call rope, or rope_ under torch.no_grad()")
     torch.ops.strata.rope_(q, k, cos, sin, positions, interleaved)
@@ -258,14 +258,14 @@ def rope_(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, positions: Tensor |
 
 def _check(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
     if q.dtype not in DTYPES and not (q.dtype == torch.float64 and q.device.type == "cpu"):
-        raise ValueError(f"rope takes float32, float16 and bfloat16 (float64 on a CPU), not {q.dtype}")
+        raise ValueError(f"rope expects float32, float16 or bfloat16 (float64 on a CPU), got {q.dtype}")
     if q.dtype != k.dtype or q.dim() != k.dim() or q.shape[:-2] != k.shape[:-2] or q.shape[-1] != k.shape[-1]:
         raise ValueError(
-            f"rope takes q and k that differ in their number of heads alone, not {list(q.shape)} {q.dtype} and "
+            f"rope expects q and k that differ only in the number of heads, got {list(q.shape)} {q.dtype} and "
             f"{list(k.shape)} {k.dtype}"
         )
     if cos.shape != sin.shape or 2 * cos.shape[-1] > q.shape[-1]:
         raise ValueError(
-            f"rope takes cos and sin of one shape, of up to {q.shape[-1] // 2} angles (half of q's last dimension), "
-            f"not {list(cos.shape)} and {list(sin.shape)}"
+            f"rope expects cos and sin of one shape, with up to {q.shape[-1] // 2} angles (half of q's last dimension), "
+            f"got {list(cos.shape)} and {list(sin.shape)}"
         )

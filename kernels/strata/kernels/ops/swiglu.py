@@ -1,4 +1,4 @@
-"""silu(gate) * up, and its gradients from gate and up alone: neither product nor sigmoid is kept for the backward pass."""
+"""silu(gate) * up, forward and backward. The backward pass saves only gate and up and recomputes the rest."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from strata.kernels.ops.on_device import on_its_device
+from strata.kernels.ops.on_device import on_tensor_device
 from strata.kernels.tuning.tunable import Config, Key, Tunable, TuningCase, config
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -20,8 +20,8 @@ def reference(gate: Tensor, up: Tensor) -> Tensor:
 
 @triton.jit
 def _place(width, BLOCK: tl.constexpr):
-    """A program's row, its first column, and which of its columns there are. Columns are counted from there, in 32 bits; from the
-    beginning of a row, which is a whole tensor at times, they would take 64."""
+    """The program's row, its first column, column offsets and their mask. Offsets are relative to the first column to stay in 32
+    bits; a row can be a whole tensor, where absolute offsets need 64."""
     blocks = tl.cdiv(width, BLOCK)
     row = (tl.program_id(0) // blocks).to(tl.int64)
     first = (tl.program_id(0) % blocks).to(tl.int64) * BLOCK
@@ -34,7 +34,7 @@ def swiglu_kernel(gate_ptr, up_ptr, out_ptr, width, gate_stride, up_stride, BLOC
     row, first, column, inside = _place(width, BLOCK)
     gate = tl.load(gate_ptr + (row * gate_stride + first) + column, mask=inside).to(tl.float32)
     up = tl.load(up_ptr + (row * up_stride + first) + column, mask=inside).to(tl.float32)
-    # Past the cache: at the sizes of training it has left it before anybody reads it.
+    # Bypass the cache: at training sizes the output is evicted before the next kernel reads it.
     tl.store(out_ptr + (row * width + first) + column, gate * tl.sigmoid(gate) * up, mask=inside, cache_modifier=".cs")
 
 
@@ -80,8 +80,8 @@ def swiglu_backward_triton(dout: Tensor, gate: Tensor, up: Tensor, chosen: dict[
 
 
 def _rows(*tensors: Tensor) -> tuple[Sequence[Tensor], list[int], int, int]:
-    """Views with contiguous rows, the distance of rows in each, how many there are and how wide: one long row where all is
-    contiguous, and a copy only where no view has such rows."""
+    """Views with contiguous rows, their row strides, the number of rows and the width. Contiguous tensors become one long row;
+    a tensor is copied only if no view of it has contiguous rows."""
     if all(tensor.is_contiguous() for tensor in tensors):
         return tensors, [0] * len(tensors), 1, tensors[0].numel()
     width = tensors[0].shape[-1]
@@ -91,7 +91,7 @@ def _rows(*tensors: Tensor) -> tuple[Sequence[Tensor], list[int], int, int]:
 
 
 def _grid(rows: int, width: int, chosen: dict[str, int]) -> tuple[int]:
-    """`triton.cdiv` works in kernels too, and takes microseconds of a launch."""
+    """Grid size. `triton.cdiv` also works inside kernels, and costs microseconds per launch."""
     return (-(-width // chosen["BLOCK"]) * rows,)
 
 
@@ -121,7 +121,7 @@ def swiglu_backward_cpu(dout: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor,
 
 
 def _wide(x: Tensor) -> Tensor:
-    """Contiguous, so that results are, and with more bits than a half has."""
+    """Contiguous (so that results are), in fp32 or wider."""
     return (x if x.dtype in (torch.float32, torch.float64) else x.float()).contiguous()
 
 
@@ -129,9 +129,9 @@ library = torch.library.Library("strata", "FRAGMENT")
 library.define("swiglu(Tensor gate, Tensor up) -> Tensor")
 library.define("swiglu_backward(Tensor dout, Tensor gate, Tensor up) -> (Tensor, Tensor)")
 library.impl("swiglu", swiglu_cpu, "CPU")
-library.impl("swiglu", on_its_device(swiglu_triton), "CUDA")
+library.impl("swiglu", on_tensor_device(swiglu_triton), "CUDA")
 library.impl("swiglu_backward", swiglu_backward_cpu, "CPU")
-library.impl("swiglu_backward", on_its_device(swiglu_backward_triton), "CUDA")
+library.impl("swiglu_backward", on_tensor_device(swiglu_backward_triton), "CUDA")
 
 
 @torch.library.register_fake("strata::swiglu", lib=library)
@@ -157,12 +157,12 @@ torch.library.register_autograd("strata::swiglu", _gradients, setup_context=_kee
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """gate and up [..., width] may be the two halves of one packed tensor: rows need not lie next to each other."""
+    """silu(gate) * up for gate and up [..., width], which may be the two halves of one packed tensor."""
     if gate.shape != up.shape or gate.dtype != up.dtype:
         raise ValueError(
-            f"swiglu takes gate and up of one shape and dtype, not {list(gate.shape)} {gate.dtype} and "
+            f"swiglu expects gate and up of one shape and dtype, got {list(gate.shape)} {gate.dtype} and "
             f"{list(up.shape)} {up.dtype}"
         )
     if gate.dtype not in DTYPES and not (gate.dtype == torch.float64 and gate.device.type == "cpu"):
-        raise ValueError(f"swiglu takes float32, float16 and bfloat16 (float64 on a CPU), not {gate.dtype}")
+        raise ValueError(f"swiglu expects float32, float16 or bfloat16 (float64 on a CPU), got {gate.dtype}")
     return torch.ops.strata.swiglu(gate, up)  # type: ignore[no-any-return]

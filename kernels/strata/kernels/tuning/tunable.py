@@ -1,8 +1,8 @@
-"""Which tile sizes, warps and stages a kernel is launched with, for a shape and an architecture.
+"""Launch configurations (tile sizes, warps, stages) by shape and architecture.
 
-Nothing is measured while a caller waits, unlike under `triton.autotune`: a launch looks its configuration up, first among what
-`strata kernels tune` measured on this machine, then in the table shipped for the architecture, and takes the kernel's own first
-candidate when neither knows the shape. So a new shape may be slower than it could be, and never waits for a search.
+Unlike `triton.autotune`, nothing is measured at run time. A launch looks its configuration up: first in the table that
+`strata kernels tune` measured on this machine, then in the table shipped for the architecture. If neither has the shape, it uses
+the kernel's first candidate. A new shape may be slower than possible, but never waits for a search.
 """
 
 import json
@@ -18,13 +18,13 @@ import torch
 Key = tuple[int | str | bool, ...]
 Table = dict[str, "Config"]
 
-# What tensors that are on no GPU stand for: 0 is the interpreter. `strata kernels stages` compiles for a GPU that is not there.
+# Architecture assumed for tensors that are not on a GPU; 0 is the interpreter. `strata kernels stages` sets it.
 compiling_for: ContextVar[int] = ContextVar("compiling_for", default=0)
 
 
 @dataclass(frozen=True)
 class Config:
-    """`constants` are the kernel's own constexpr arguments, by name."""
+    """A launch configuration. `constants` are the kernel's own constexpr arguments, by name."""
 
     constants: Mapping[str, int]
     num_warps: int = 4
@@ -39,9 +39,9 @@ def config(num_warps: int = 4, num_stages: int = 2, **constants: int) -> Config:
 
 
 class Tunable:
-    """One kernel's choice. `candidates(arch, key)` gives what is worth measuring, pruned by architecture (80, 90, 100; 0 for a
-    CPU, in the interpreter) and shape; the first is the one to take unmeasured. Keys are the few properties of a call that move
-    the best choice, sizes rounded by `bucket`, so that a table of some lines covers every shape."""
+    """The tunable configuration of one kernel. `candidates(arch, key)` returns the configurations to measure, pruned by
+    architecture (80, 90, 100; 0 for the interpreter on a CPU) and shape; the first is the default. A key holds the few properties
+    of a call that affect the best choice, with sizes rounded by `bucket`, so that a short table covers every shape."""
 
     def __init__(self, name: str, candidates: Callable[[int, Key], Sequence[Config]]) -> None:
         self.name = name
@@ -49,7 +49,7 @@ class Tunable:
         self._known: dict[tuple[int, Key], dict[str, int]] = {}
 
     def arguments(self, key: Key, device: torch.device) -> dict[str, int]:
-        """What to launch with, as keyword arguments; after the first time a lookup in a dictionary."""
+        """Launch keyword arguments. Cached: after the first call, a dictionary lookup."""
         arch = architecture(device)
         known = self._known.get((arch, key))
         if known is None:
@@ -60,14 +60,14 @@ class Tunable:
         line, default = _line(self.name, key), self.candidates(arch, key)[0]
         for table in (measured(arch), shipped(arch)):
             known = table.get(line)
-            if known is not None and known.constants.keys() == default.constants.keys():  # else it is an older kernel's
+            if known is not None and known.constants.keys() == default.constants.keys():  # otherwise written for an older kernel
                 return known
         return default
 
 
 @dataclass(frozen=True)
 class TuningCase:
-    """A shape worth tuning: `run` does the kernel's work once with the configuration it is given."""
+    """A shape to tune: `run` launches the kernel once with a configuration."""
 
     tunable: Tunable
     key: Key
@@ -111,8 +111,8 @@ def measured_path(arch: int) -> Path:
 def tune(
     cases: Iterable[TuningCase], arch: int, milliseconds: Callable[[Callable[[], None]], float]
 ) -> dict[str, list[tuple[Config, float]]]:
-    """Every candidate's time, quickest first, by the line its kernel and key have in a table. A candidate that does not fit the
-    device (too much shared memory, say) is left out."""
+    """Time of every candidate, fastest first, by the table line of its kernel and key. Candidates that exceed the device's
+    resources (for example shared memory) are left out."""
     from triton.runtime.errors import OutOfResources, PTXASError
 
     times: dict[str, list[tuple[Config, float]]] = {}
@@ -128,7 +128,7 @@ def tune(
 
 
 def write(path: Path, best: Mapping[str, Config]) -> None:
-    """Merged into what the file holds; replaced in one step, so that nobody reads half of it."""
+    """Merges `best` into the file. The file is replaced atomically."""
     lines = {**read(path), **best}
     text = json.dumps({line: lines[line].arguments() for line in sorted(lines)}, indent=1)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
-"""Our kernels in vLLM's engines: a plugin that vLLM loads into each of their processes.
+"""vLLM plugin that runs Strata's kernels, loaded by vLLM into each process of an engine.
 
-Without the switch (`switch.py`) nothing is registered and nothing is imported, for every vLLM on the machine finds this entry
-point. With it vLLM knows an attention backend named CUSTOM and other implementations of some layers; that an engine uses them
-is said with vLLM's own arguments.
+Every vLLM on the machine finds this entry point. Unless the environment variable in `switch.py` is set, the plugin registers and
+imports nothing. If it is set, the plugin registers an attention backend named CUSTOM and implementations of some layers; an
+engine selects them with vLLM's own arguments.
 """
 
 import logging
@@ -13,7 +13,7 @@ __all__ = ["PARTS", "PROVIDER", "SERVED", "SWITCH", "engine_arguments", "environ
 
 
 def register() -> None:
-    """The entry point. vLLM may call it several times in a process."""
+    """Plugin entry point. vLLM may call it several times in a process."""
     parts = switched_on()
     if not parts:
         return
@@ -21,7 +21,7 @@ def register() -> None:
 
     if not current_platform.is_cuda():
         logging.getLogger("vllm.strata").warning(
-            "Strata's kernels stay off: they are for NVIDIA GPUs, and vLLM runs on %s. Unset %s, or set serve.kernels: vllm.",
+            "Strata's kernels are disabled: they need NVIDIA GPUs, and vLLM runs on %s. Unset %s, or set serve.kernels: vllm.",
             current_platform.device_name,
             SWITCH,
         )

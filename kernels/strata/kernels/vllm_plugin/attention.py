@@ -1,16 +1,16 @@
-"""An attention backend for vLLM on our paged_attention, flash_attention and kv_cache_write.
+"""vLLM attention backend on paged_attention, flash_attention and kv_cache_write.
 
-It reads and writes vLLM's cache as vLLM lays it out, [blocks, kv_heads, block_size, 2 * head_size] in whatever order of memory
-the engine settled on, so an engine's blocks mean the same to NIXL as under vLLM's own backends. Steps are captured in full CUDA
-graphs, also those that mix prompts and streams: all that changes between two replays lies in tensors that vLLM keeps in place,
-and which request is done by which kernel is found out on the GPU.
+It uses vLLM's cache layout, [blocks, kv_heads, block_size, 2 * head_size] in the memory order chosen by the engine, so NIXL
+transfers the same blocks as under vLLM's own backends. Steps are captured in full CUDA graphs, including steps that mix prompts
+and decodes: everything that changes between replays is in tensors that vLLM updates in place, and each kernel selects its
+requests on the GPU.
 
-Long requests that are whole prompts have their keys at hand, in a row, and need not look into the cache. A batch that ends with
-such requests (vLLM sorts a batch by how much of each request it holds) may have them done by flash_attention.
+The keys of a long, uncached prompt are contiguous in the step's inputs, so attention need not read the cache. If a batch ends
+with such requests (vLLM orders a batch by the tokens each request has in it), flash_attention processes them.
 
-Without a graph the host launches layer by layer, and of a small batch that is what takes the time. So paged_attention and
-kv_cache_write are called behind torch's dispatcher and their own checks, which cost half as much again: vLLM's operators around
-this are opaque to torch anyway, and what could be wrong is refused when the engine starts.
+Without a graph, the host launches layer by layer, and for a small batch the launches dominate. paged_attention and kv_cache_write
+are therefore called without torch's dispatcher and their argument checks, which would add half as much again. vLLM's surrounding
+operators are opaque to torch anyway, and unsupported arguments are rejected when the engine starts.
 """
 
 from typing import Any, ClassVar
@@ -32,20 +32,20 @@ from vllm.v1.attention.backend import (
 
 from strata.kernels.ops.flash_attention.flash_attention import flash_attention
 from strata.kernels.ops.kv_cache_write import kv_cache_write_cpu, kv_cache_write_triton
-from strata.kernels.ops.paged_attention.decode import no_arrivals
+from strata.kernels.ops.paged_attention.decode import zeroed_arrivals
 from strata.kernels.ops.paged_attention.paged_attention import (
     MOST_GROUP,
     MOST_HEAD_DIM,
     paged_attention_cpu,
     paged_attention_triton,
 )
-from strata.kernels.vllm_plugin.metadata import INSTEAD, StrataAttentionMetadata, first_rows, metadata_of
+from strata.kernels.vllm_plugin.metadata import USE_VLLM_KERNELS, StrataAttentionMetadata, first_rows, metadata_of
 from strata.kernels.vllm_plugin.switch import switched_on
 from strata.kernels.vllm_plugin.warm_up import warm_up
 
-HEAD_SIZE_STEP = 8  # so that heads begin where 16 bytes can be read at once
+HEAD_SIZE_STEP = 8  # so that heads are aligned for 16-byte loads
 BLOCK_SIZES = (16, 32, 64, 128)
-LONG = 65536  # tokens times head size from which on a whole prompt is quicker by flash_attention
+LONG = 65536  # tokens times head size above which flash_attention is faster for an uncached prompt
 
 
 class StrataAttentionBackend(AttentionBackend):  # type: ignore[misc]
@@ -55,7 +55,7 @@ class StrataAttentionBackend(AttentionBackend):  # type: ignore[misc]
 
     @staticmethod
     def get_name() -> str:
-        return "CUSTOM"  # vLLM looks the name up in its list of backends, where this place is kept for others'
+        return "CUSTOM"  # the name vLLM's list of backends reserves for plugins
 
     @staticmethod
     def get_impl_cls() -> type["StrataAttentionImpl"]:
@@ -85,17 +85,17 @@ class StrataAttentionBackend(AttentionBackend):  # type: ignore[misc]
     def supports_combination(
         cls, head_size: int, dtype: torch.dtype, kv_cache_dtype: str | None, *_: Any, **__: Any
     ) -> str | None:
-        """vLLM's own reasons say what is not supported; this one also says what is."""
+        """Reason why a combination is unsupported, including what is supported; vLLM's own reasons omit that."""
         if not cls.supports_head_size(head_size):
-            return f"head_size={head_size}: Strata's kernels take multiples of {HEAD_SIZE_STEP} up to {MOST_HEAD_DIM}"
+            return f"head_size={head_size}: Strata's kernels support multiples of {HEAD_SIZE_STEP} up to {MOST_HEAD_DIM}"
         if kv_cache_dtype not in (None, "auto", str(dtype).removeprefix("torch.")):
-            return f"kv_cache_dtype={kv_cache_dtype}: Strata's kernels keep the cache in the model's dtype, {dtype}"
+            return f"kv_cache_dtype={kv_cache_dtype}: Strata's kernels need a cache in the model's dtype, {dtype}"
         return None
 
     @classmethod
     def validate_configuration(cls, *arguments: Any, **named: Any) -> list[str]:
         reasons = super().validate_configuration(*arguments, **named)
-        return [*reasons, INSTEAD] if reasons else []
+        return [*reasons, USE_VLLM_KERNELS] if reasons else []
 
 
 class StrataAttentionMetadataBuilder(AttentionMetadataBuilder[StrataAttentionMetadata]):  # type: ignore[misc]
@@ -104,11 +104,11 @@ class StrataAttentionMetadataBuilder(AttentionMetadataBuilder[StrataAttentionMet
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         if vllm_config.model_config.rswa_window is not None:
-            raise NotImplementedError(f"Strata's kernels do not know reference sliding windows; {INSTEAD}")
+            raise NotImplementedError(f"Strata's kernels do not support reference sliding windows; {USE_VLLM_KERNELS}")
         self.long_prompt = LONG // kv_cache_spec.head_size if "flash_prefill" in switched_on() else None
-        # A builder's launches come one after the other, in graphs and between them: where vLLM overlaps halves of a batch, each
-        # half has a builder of its own.
-        self.arrivals = no_arrivals(vllm_config.scheduler_config.max_num_seqs * kv_cache_spec.num_kv_heads, device)
+        # Launches of one builder run in order, inside and outside graphs: if vLLM overlaps halves of a batch, each half has its
+        # own builder.
+        self.arrivals = zeroed_arrivals(vllm_config.scheduler_config.max_num_seqs * kv_cache_spec.num_kv_heads, device)
         if device.type == "cuda":
             warm_up(self)
 
@@ -118,8 +118,8 @@ class StrataAttentionMetadataBuilder(AttentionMetadataBuilder[StrataAttentionMet
         return metadata_of(common_attn_metadata, self.long_prompt, self.arrivals)
 
     def build_for_cudagraph_capture(self, common_attn_metadata: CommonAttentionMetadata) -> StrataAttentionMetadata:
-        """Its requests look like whole prompts, with as many keys as queries, and stand for others that are not. Where graphs are
-        not for decodes alone they also stand for one request that has all the tokens: paged_attention goes by the longest."""
+        """The requests vLLM captures with look like uncached prompts, with as many keys as queries, but stand for any request. If
+        graphs are not only for decodes, one request may have all the tokens, and paged_attention is sized by the longest."""
         if self.vllm_config.compilation_config.cudagraph_mode.mixed_mode() == CUDAGraphMode.FULL:
             common_attn_metadata = common_attn_metadata.replace(max_query_len=common_attn_metadata.num_actual_tokens)
         return metadata_of(common_attn_metadata, None, self.arrivals)
@@ -139,11 +139,11 @@ class StrataAttentionImpl(AttentionImpl[StrataAttentionMetadata]):  # type: igno
         attn_type: str = AttentionType.DECODER,
         kv_sharing_target_layer_name: str | None = None,
     ) -> None:
-        for asked, name in ((alibi_slopes, "ALiBi"), (logits_soft_cap, "a soft cap of logits")):
-            if asked:
-                raise NotImplementedError(f"Strata's kernels do not know {name}; {INSTEAD}")
+        for unsupported, name in ((alibi_slopes, "ALiBi"), (logits_soft_cap, "a soft cap of logits")):
+            if unsupported:
+                raise NotImplementedError(f"Strata's kernels do not support {name}; {USE_VLLM_KERNELS}")
         if num_heads // (num_kv_heads or num_heads) > MOST_GROUP:
-            raise NotImplementedError(f"Strata's kernels take up to {MOST_GROUP} heads for each KV head; {INSTEAD}")
+            raise NotImplementedError(f"Strata's kernels support up to {MOST_GROUP} heads per KV head; {USE_VLLM_KERNELS}")
         self.num_heads = num_heads
         self.head_size = head_size
         self.scale = float(scale)
@@ -163,7 +163,7 @@ class StrataAttentionImpl(AttentionImpl[StrataAttentionMetadata]):  # type: igno
     def forward(
         self,
         layer: AttentionLayer,
-        query: Tensor,  # [tokens, heads, head_size], padded beyond the batch's
+        query: Tensor,  # [tokens, heads, head_size], padded
         key: Tensor,  # [tokens, kv_heads, head_size]
         value: Tensor,
         kv_cache: Tensor,
@@ -173,10 +173,10 @@ class StrataAttentionImpl(AttentionImpl[StrataAttentionMetadata]):  # type: igno
         output_block_scale: Tensor | None = None,
     ) -> Tensor:
         if output_scale is not None or output_block_scale is not None:
-            raise NotImplementedError(f"Strata's kernels do not quantise attention's output; {INSTEAD}")
-        if attn_metadata is None:  # vLLM measures memory
+            raise NotImplementedError(f"Strata's kernels do not quantise the output of attention; {USE_VLLM_KERNELS}")
+        if attn_metadata is None:  # vLLM's memory profiling run
             return output.fill_(0)
-        prompts = None if self.shares_cache else attn_metadata.prompts  # the keys at hand are not those it attends to
+        prompts = None if self.shares_cache else attn_metadata.prompts  # a layer that shares a cache attends to other keys
         cached = attn_metadata if prompts is None else prompts.before
         if cached is not None:
             arguments = (
@@ -210,6 +210,6 @@ class StrataAttentionImpl(AttentionImpl[StrataAttentionMetadata]):  # type: igno
         return output
 
     def _caches(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
-        """As our kernels take them: each [blocks, block_size, kv_heads, head_size]."""
+        """Key and value caches as our kernels expect them: [blocks, block_size, kv_heads, head_size]."""
         key_cache, value_cache = kv_cache.transpose(1, 2).chunk(2, dim=-1)
         return key_cache, value_cache

@@ -1,8 +1,8 @@
-"""Our kernels behind vLLM's RMSNorm, SiluAndMul and RotaryEmbedding.
+"""Strata kernels behind vLLM's RMSNorm, SiluAndMul and RotaryEmbedding.
 
-vLLM has a seam for each: RMSNorm is an operator of its intermediate representation, which compilation lowers to the
-implementation that the engine prefers; the other two are layers whose class a plugin may replace. Whether a layer runs its
-kernel or its plain torch code, for Inductor to fuse, remains vLLM's decision (`custom_ops`).
+RMSNorm is an operator of vLLM's intermediate representation, lowered at compilation to the implementation the engine prefers. The
+other two are layers whose class a plugin may replace. vLLM still decides (`custom_ops`) whether a layer runs its kernel or its
+plain torch code, which Inductor can fuse.
 """
 
 from collections.abc import Collection
@@ -33,10 +33,10 @@ def register(parts: Collection[str]) -> None:
 def _replace(theirs: type[CustomOp], ours: type[CustomOp]) -> None:
     if theirs.__name__ not in op_registry_oot:
         CustomOp.register_oot(ours, name=theirs.__name__)
-        ours.name = theirs.name  # what `custom_ops` calls it
+        ours.name = theirs.name  # the name used in `custom_ops`
 
 
-# vLLM compares these signatures with its own, names and all.
+# vLLM requires the same signatures as its own, including parameter names.
 def _norms(x: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None) -> bool:
     return weight is not None and weight.dtype == x.dtype and variance_size is None
 
@@ -66,7 +66,7 @@ class StrataSiluAndMul(SiluAndMul):  # type: ignore[misc]
 
 
 class StrataRotaryEmbedding(RotaryEmbedding):  # type: ignore[misc]
-    """Its tables hold what vLLM rounded to the model's dtype, so that positions turn as they do under vLLM's kernel."""
+    """Builds its tables from vLLM's cache, rounded to the model's dtype, so that rotations equal those of vLLM's kernel."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -76,7 +76,7 @@ class StrataRotaryEmbedding(RotaryEmbedding):  # type: ignore[misc]
             self.register_buffer("sin", sin.contiguous(), persistent=False)
 
     def forward_cuda(self, positions: Tensor, query: Tensor, key: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        if key is None:  # a layer that shares another's keys
+        if key is None:  # the layer shares the keys of another layer
             rotated: tuple[Tensor, Tensor | None] = super().forward_cuda(positions, query, key)
             return rotated
         positions = positions.flatten()

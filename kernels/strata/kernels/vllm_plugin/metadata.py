@@ -1,4 +1,4 @@
-"""Metadata of an attention batch, and the whole prompts at its end, which flash_attention can take."""
+"""Metadata of an attention batch, and of the uncached prompts at its end, which flash_attention can process."""
 
 from dataclasses import dataclass
 
@@ -6,40 +6,40 @@ import numpy as np
 from torch import Tensor
 from vllm.v1.attention.backend import AttentionMetadata, CommonAttentionMetadata
 
-INSTEAD = "set serve.kernels: vllm for this model"
+USE_VLLM_KERNELS = "set serve.kernels: vllm for this model"
 
 
 @dataclass
 class StrataAttentionMetadata(AttentionMetadata):  # type: ignore[misc]
-    """Under vLLM's names, for others than this backend read them too. All requests' tokens lie one after the other."""
+    """Uses vLLM's field names, because vLLM reads them too. The tokens of all requests are concatenated."""
 
     num_actual_tokens: int
     max_query_len: int
     query_start_loc: Tensor  # int32 [requests + 1]
     max_seq_len: int
-    seq_lens: Tensor  # int32 [requests], with what is cached
+    seq_lens: Tensor  # int32 [requests], cached tokens included
     block_table: Tensor  # int32 [requests, blocks]
     slot_mapping: Tensor  # int64 [tokens]
-    arrivals: Tensor | None  # paged_attention's counters, where they are kept from launch to launch
+    arrivals: Tensor | None  # paged_attention's counters, reused from launch to launch
     prompts: "WholePrompts | None" = None
 
 
 @dataclass(frozen=True)
 class WholePrompts:
-    """The requests at a batch's end of which nothing is cached yet."""
+    """Requests at the end of a batch with no cached tokens."""
 
     before: StrataAttentionMetadata | None  # the other requests
     first_token: int
-    starts: Tensor  # int32 [prompts + 1], counted from `first_token`
+    starts: Tensor  # int32 [prompts + 1], relative to `first_token`
     longest: int
 
 
 def metadata_of(
     common: CommonAttentionMetadata, long_prompt: int | None, arrivals: Tensor | None = None
 ) -> StrataAttentionMetadata:
-    """`long_prompt` is from how many tokens on flash_attention takes whole prompts; it takes none without."""
+    """`long_prompt` is the prompt length from which flash_attention processes uncached prompts; None disables it."""
     if common.causal is not True:
-        raise NotImplementedError(f"Strata's kernels serve causal attention only; {INSTEAD}")
+        raise NotImplementedError(f"Strata's kernels serve causal attention only; {USE_VLLM_KERNELS}")
     batch = StrataAttentionMetadata(
         num_actual_tokens=common.num_actual_tokens,
         max_query_len=common.max_query_len,
@@ -56,7 +56,7 @@ def metadata_of(
 
 
 def _whole_prompts(common: CommonAttentionMetadata, batch: StrataAttentionMetadata, least: int) -> WholePrompts | None:
-    """Decided by what the CPU knows of the batch: asking the GPU would make it wait."""
+    """Decided from host-side metadata: reading the GPU would synchronize."""
     requests = common.num_reqs
     starts = common.query_start_loc_cpu[: requests + 1].numpy()
     queries, keys = np.diff(starts), common.seq_lens_cpu_upper_bound[:requests].numpy()
@@ -82,5 +82,5 @@ def _whole_prompts(common: CommonAttentionMetadata, batch: StrataAttentionMetada
 
 
 def first_rows(rows: Tensor, wanted: int) -> Tensor:
-    """Without the padding that vLLM may have behind them; a slice costs more than a look."""
+    """`rows` without vLLM's padding. Compares first, because a slice costs more than a comparison."""
     return rows if rows.shape[0] == wanted else rows[:wanted]

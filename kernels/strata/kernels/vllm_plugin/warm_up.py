@@ -1,7 +1,7 @@
-"""Compiles what attention will launch while the engine starts, so that no request waits for Triton.
+"""Compiles the attention kernels while the engine starts, so that no request waits for Triton.
 
-Some batches stand for all: kernels are made for how many requests there are and how many queries each has, rounded up; how much
-of each request is cached they learn when they run.
+A few batches cover all variants: kernels are specialised on the number of requests and on the queries per request, both rounded
+up. The number of cached tokens is a runtime value.
 """
 
 import time
@@ -20,16 +20,16 @@ from strata.kernels.compiler.ahead import compile_ahead
 from strata.kernels.compiler.warm_up import sizes
 from strata.kernels.vllm_plugin.metadata import metadata_of
 
-Batch = list[tuple[int, int]]  # each request's tokens that are cached, and that are new
+Batch = list[tuple[int, int]]  # (cached tokens, new tokens) of each request
 
-CACHED = 300  # tokens of a request that is not new; any number
-REQUESTS = (1, 33, 257, 513, 1025)  # from each of them on there is room for more
-QUERIES = (1, 2, 4, 8, 16, 64, 2048)  # as decodes, then as chunks, of which few tokens are done in smaller tiles
-LONGEST = 16384  # prompts beyond it are done by the kernels for this length
+CACHED = 300  # cached tokens of a running request; any number
+REQUESTS = (1, 33, 257, 513, 1025)  # each is the first request count of a larger kernel variant
+QUERIES = (1, 2, 4, 8, 16, 64, 2048)  # decodes, then prompt chunks; chunks of few tokens use smaller tiles
+LONGEST = 16384  # longer prompts use the kernels for this length
 
 
 def warm_up(builder: AttentionMetadataBuilder) -> None:
-    """`builder` is `attention.StrataAttentionMetadataBuilder`, which calls this."""
+    """Warms up `builder`, an `attention.StrataAttentionMetadataBuilder`, which calls this function."""
     began = time.monotonic()
     layers = get_layers_from_vllm_config(builder.vllm_config, Attention, builder.layer_names).values()
     distinct = {(layer.impl.num_heads, layer.impl.scale, layer.impl.window): layer.impl for layer in layers}
@@ -41,7 +41,7 @@ def warm_up(builder: AttentionMetadataBuilder) -> None:
             for layer in distinct.values()
             for call in calls(layer, batches, spec.block_size, spec.dtype, builder.long_prompt, builder.device)
         )
-    init_logger("vllm.strata").info("Strata's attention: %d kernels are ready after %.1f s", kernels, time.monotonic() - began)
+    init_logger("vllm.strata").info("Strata attention: compiled %d kernels in %.1f s", kernels, time.monotonic() - began)
 
 
 def calls(

@@ -1,1 +1,1 @@
-"""Benchmark cases, one module per operation, named as the operation."""
+"""Benchmark cases, one module per operation and named after it."""

@@ -1,7 +1,7 @@
-"""Attention forward and backward, against what torch has (FA2, cuDNN, FlexAttention) and, forward, vLLM's FA3.
+"""Attention forward and backward against torch (FA2, cuDNN, FlexAttention) and, forward only, vLLM's FA3.
 
-FLOPs are counted as everybody counts them: 4 * head_dim for every pair of a query and a key, half of the pairs when causal, and
-two and a half times that backward, whatever a kernel computes twice.
+FLOPs follow the usual convention: 4 * head_dim for every pair of a query and a key, half of the pairs if causal, and 2.5 times
+that for the backward pass, regardless of recomputation.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from strata.kernels.ops.flash_attention.flash_attention import flash_attention, 
 FORWARD_BARS = (Bar(500, "TFLOP/s"), Bar(1.0, "SDPA cuDNN"))
 BACKWARD_BARS = (Bar(1.2, "SDPA FA2"),)
 EAGER_LIMIT = 4 << 30  # bytes of scores
-DOCUMENTS = (6000, 200, 3000, 17, 1000, 64, 4000, 1, 1500, 602)  # 16k tokens, as texts are: a few long ones and many short
+DOCUMENTS = (6000, 200, 3000, 17, 1000, 64, 4000, 1, 1500, 602)  # 16k tokens, as in text corpora: few long, many short
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Shape:
     documents: tuple[int, ...] | None = None
 
     def pairs(self) -> int:
-        """Of a query and a key, in a head."""
+        """Pairs of a query and a key it attends to, per head."""
         if self.window is not None:
             return self.batch * (self.window * self.tokens - self.window * (self.window - 1) // 2)
         whole = sum(length**2 for length in self.lengths())
@@ -76,7 +76,7 @@ NEIGHBOURS = (
     Shape(2, 8192, 16, 16, causal=False),
     Shape(1, 16384, 16, 16, window=1024),
     Shape(1, sum(DOCUMENTS), 16, 16, documents=DOCUMENTS),
-    Shape(4, 1024, 16, 16),  # small enough for scores to be in memory
+    Shape(4, 1024, 16, 16),  # small enough for eager attention's scores
 )
 
 
@@ -129,7 +129,7 @@ def _inputs(shape: Shape, device: torch.device) -> Inputs:
 
 
 class _Backward:
-    """The gradients alone: the forward pass is done once, when first asked."""
+    """The gradients alone; the forward pass runs once, at the first call."""
 
     def __init__(self, attention: Attention, inputs: Inputs) -> None:
         self.attention, self.inputs = attention, inputs
@@ -139,7 +139,7 @@ class _Backward:
     def __call__(self) -> tuple[Tensor, ...]:
         if self.out is None:
             q, k, v = self.learned = [x.detach().requires_grad_() for x in self.inputs.qkv]
-            with torch._functorch.config.patch(donated_buffer=False):  # what a graph saved must outlive a first backward pass
+            with torch._functorch.config.patch(donated_buffer=False):  # saved tensors must outlive the first backward pass
                 self.out = self.attention(replace(self.inputs, q=q, k=k, v=v))
         return torch.autograd.grad(self.out, self.learned, self.inputs.dout, retain_graph=True)
 
@@ -158,7 +158,7 @@ def _reference(inputs: Inputs) -> Tensor:
 
 def _eager(shape: Shape, attention: Attention) -> Attention | Missing:
     scores = 2 * shape.batch * shape.heads * shape.tokens**2
-    return attention if scores <= EAGER_LIMIT else Missing(f"its scores take {scores >> 30} GB")
+    return attention if scores <= EAGER_LIMIT else Missing(f"its scores need {scores >> 30} GB")
 
 
 def _fa2(shape: Shape) -> Attention:
@@ -181,7 +181,7 @@ def _sdpa(backend: SDPBackend, inputs: Inputs) -> Tensor:
 
 
 def _fa2_varlen(inputs: Inputs) -> Tensor:
-    """The kernel that SDPA calls has windows and documents, though SDPA does not give them to it."""
+    """FA2's variable-length kernel, which supports windows and documents although SDPA does not expose them."""
     shape, longest = inputs.shape, max(inputs.shape.lengths())
     window = {} if shape.window is None else {"window_size_left": shape.window - 1, "window_size_right": 0}
     out, *_ = torch.ops.aten._flash_attention_forward(
@@ -246,7 +246,7 @@ def _vllm_fa3(device: torch.device) -> Attention | Missing:
 
 
 def _exact(inputs: Inputs, backward: bool) -> tuple[Tensor, ...]:
-    """In fp32, a KV head of a sequence at a time: all scores at once would not fit."""
+    """Exact result in fp32, one head of a sequence at a time: all scores would not fit in memory."""
     shape = inputs.shape
     group = shape.heads // shape.kv_heads
     cu_seqlens = inputs.cu_seqlens if shape.documents else None

@@ -1,4 +1,4 @@
-"""kv_cache_write: a decode step's tokens, and prompts up to 16k, into blocks scattered over a cache; against vLLM's kernel."""
+"""kv_cache_write of a decode step and of prompts up to 16k tokens, into scattered blocks, against vLLM's kernel."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,4 +1,4 @@
-"""linear_cross_entropy: the mean loss and the gradients of input and weight, in one go, as a training step has them."""
+"""linear_cross_entropy: mean loss and gradients of input and weight together, as in a training step."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,4 +1,4 @@
-"""Paged attention: decoding against the memory's speed and vLLM's kernels; prompts and mixed batches against vLLM's."""
+"""Paged attention: decode against memory bandwidth and vLLM's kernels, prompts and mixed batches against vLLM's."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Lengths:
         return len(set(self.contexts)) == 1 and len(set(self.queries)) == 1
 
     def pairs(self) -> int:
-        """Of a query and a key it sees."""
+        """Pairs of a query and a key it attends to."""
         return sum(
             queries * (context - queries) + queries * (queries + 1) // 2
             for context, queries in zip(self.contexts, self.queries, strict=True)
@@ -36,7 +36,7 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Batch:
-    """Keys and values of a head side by side and blocks anywhere in the cache, as vLLM has them."""
+    """Keys and values of a head are adjacent and blocks are scattered over the cache, as in vLLM."""
 
     lengths: Lengths
     q: Tensor
@@ -64,14 +64,14 @@ def cases() -> list[Case]:
     ]
     far_apart = Lengths(tuple(64 + 2 * i * i for i in range(128)), (1,) * 128)
     prompts = Lengths((4096,) * 4, (4096,) * 4)
-    pieces = Lengths((16384,) * 2, (1024,) * 2)
+    chunks = Lengths((16384,) * 2, (1024,) * 2)
     mixed = Lengths((4096,) * 32 + (2048, 8192), (1,) * 32 + (2048, 512))
     return [
         *decodes,
         *neighbours,
         Case("paged_attention", "decode batch 128, 64 to 32k", partial(_build, far_apart)),
         Case("paged_attention", "prompts 4 x 4k", partial(_build, prompts)),
-        Case("paged_attention", "pieces 2 x 1k after 15k", partial(_build, pieces)),
+        Case("paged_attention", "chunks 2 x 1k after 15k", partial(_build, chunks)),
         Case("paged_attention", "32 decodes at 4k, 2 prompts", partial(_build, mixed)),
     ]
 
@@ -83,7 +83,7 @@ def _decode(name: str, batch: int, context: int, block_size: int, bars: tuple[Ba
 def _build(lengths: Lengths, device: torch.device) -> Contest:
     batch = _inputs(lengths, device)
     compiled = torch.compile(_gathered)
-    uneven = Missing("torch has no attention over blocks; gathering them needs sequences of one length")
+    uneven = Missing("torch has no paged attention; gathering the blocks needs sequences of one length")
     contenders: dict[str, Callable[[], Any] | Missing] = {
         OURS: partial(_ours, batch),
         "torch eager": partial(_gathered, batch) if lengths.one_length() else uneven,
@@ -135,7 +135,7 @@ def _ours(batch: Batch) -> Tensor:
 
 
 def _gathered(batch: Batch) -> Tensor:
-    """All keys and values copied out of their blocks first."""
+    """Copies all keys and values out of their blocks first."""
     seqs, queries, context = len(batch.lengths.contexts), batch.max_query_len, batch.max_context_len
     k, v = (
         cache[batch.block_tables].flatten(1, 2)[:, :context].transpose(1, 2) for cache in (batch.key_cache, batch.value_cache)
@@ -146,7 +146,7 @@ def _gathered(batch: Batch) -> Tensor:
 
 
 def _exact(batch: Batch) -> Tensor:
-    """In fp32, a KV head of a sequence at a time: scores of a whole prompt would not fit."""
+    """Exact result in fp32, one KV head of a sequence at a time: the scores of a whole prompt would not fit in memory."""
     out = torch.empty(batch.q.shape, device=batch.q.device)
     group, size, first = HEADS // KV_HEADS, batch.lengths.block_size, 0
     for seq, (context, queries) in enumerate(zip(batch.lengths.contexts, batch.lengths.queries, strict=True)):
@@ -175,7 +175,7 @@ def _vllm_fa3(batch: Batch) -> Callable[[], Tensor] | Missing:
     if batch.q.device.type != "cuda" or not is_fa_version_supported(3):
         return Missing("FA3 needs Hopper")
     out = torch.empty_like(batch.q)
-    schedule = get_scheduler_metadata(  # vLLM does this once for all layers of a step, so it is not timed
+    schedule = get_scheduler_metadata(  # vLLM computes this once per step for all layers, so it is not timed
         batch_size=len(batch.lengths.contexts),
         max_seqlen_q=batch.max_query_len,
         max_seqlen_k=batch.max_context_len,
@@ -210,7 +210,7 @@ def _vllm_fa3(batch: Batch) -> Callable[[], Tensor] | Missing:
 
 
 def _vllm_triton(batch: Batch) -> Callable[[], Tensor] | Missing:
-    """With the settings and the buffers its backend gives it."""
+    """Uses the settings and buffers of vLLM's backend."""
     try:
         from vllm.v1.attention.backends.triton_attn import MIN_LAUNCH_GRID_SIZE_2D, NUM_PAR_SOFTMAX_SEGMENTS
         from vllm.v1.attention.ops.triton_unified_attention import unified_attention

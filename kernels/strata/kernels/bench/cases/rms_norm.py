@@ -1,4 +1,4 @@
-"""rms_norm, alone and after a residual addition, and its backward pass: each reads and writes memory once and computes little."""
+"""rms_norm forward, with a residual, and backward. All are memory-bound: one read and one write."""
 
 from collections.abc import Callable
 from functools import partial
@@ -65,7 +65,7 @@ def _with_residual(rows: int, width: int, device: torch.device) -> Contest:
 
 
 def _backward(rows: int, width: int, device: torch.device) -> Contest:
-    """The operators that autograd would call, without autograd: its bookkeeping would be a good part of the time."""
+    """Calls the backward operators directly: autograd's bookkeeping would be a good part of the time."""
     x, weight = _inputs(rows, width, device)
     dy = torch.randn_like(x)
     _, rstd = torch.ops.strata.rms_norm(x, weight, EPS)
@@ -121,7 +121,7 @@ def _liger_with_residual(x: Tensor, residual: Tensor, weight: Tensor) -> Callabl
 
 
 def _liger_backward(dy: Tensor, x: Tensor, weight: Tensor) -> Callable[[], Any] | Missing:
-    """As it runs by default: dx over dy, so that only the first call, which is the one compared, has the dy of the others."""
+    """Liger's default writes dx over dy; only the first call, which is compared, sees the original dy."""
     try:
         from liger_kernel.ops.rms_norm import rms_norm_backward, rms_norm_forward
     except ImportError:

@@ -1,4 +1,4 @@
-"""rope of queries and keys, into new tensors and in place, tokens before heads and heads before tokens."""
+"""rope of queries and keys, in place and out of place, with token-major and head-major layouts."""
 
 from collections.abc import Callable
 from functools import partial
@@ -14,7 +14,7 @@ BARS = (Bar(0.9, "copy"), Bar(1.0, "Liger"), Bar(1.0, "torch.compile"))
 
 
 def cases() -> list[Case]:
-    """16384 tokens, as wide as the models that have so many heads."""
+    """16384 tokens, with the head counts of common models."""
     llama_8b, llama_70b, qwen_30b = (32, 8, 128), (64, 8, 128), (32, 4, 128)
     return [
         _case("32/8 heads", llama_8b, BARS),
@@ -71,18 +71,18 @@ def _eager(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) ->
 
 
 def _in_place(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Callable[[], tuple[Tensor, Tensor]]:
-    """Every call turns its own tensors further: the first, which is the one compared, finds those of the others."""
+    """Rotates its own copies further on every call; only the first call is compared with the reference."""
     q, k = q.clone(), k.clone()
 
-    def turn() -> tuple[Tensor, Tensor]:
+    def rotate() -> tuple[Tensor, Tensor]:
         rope_(q, k, cos, sin, interleaved=interleaved)
         return q, k
 
-    return turn
+    return rotate
 
 
 def _liger(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Callable[[], tuple[Tensor, Tensor]] | Missing:
-    """It works in place, on tensors of which it expects heads before tokens in shape and after them in memory."""
+    """Works in place, on tensors with shape [batch, heads, tokens, dim] and memory order [batch, tokens, heads, dim]."""
     try:
         from liger_kernel.ops.rope import rope_forward
     except ImportError:
@@ -90,8 +90,8 @@ def _liger(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Callable[[], tuple
     q, k = q.clone().transpose(1, 2), k.clone().transpose(1, 2)
     cos, sin = (torch.cat((half, half), dim=-1)[None] for half in (cos, sin))
 
-    def turn() -> tuple[Tensor, Tensor]:
-        turned_q, turned_k, _, _ = rope_forward(q, k, cos, sin)
-        return turned_q.transpose(1, 2), turned_k.transpose(1, 2)
+    def rotate() -> tuple[Tensor, Tensor]:
+        rotated_q, rotated_k, _, _ = rope_forward(q, k, cos, sin)
+        return rotated_q.transpose(1, 2), rotated_k.transpose(1, 2)
 
-    return turn
+    return rotate

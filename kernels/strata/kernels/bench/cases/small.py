@@ -1,4 +1,4 @@
-"""Every operation on inputs small enough for a laptop, beside torch's own; and smaller still, to time a launch alone."""
+"""Small samples of every operation: laptop-sized for CPUs, against torch, and tiny to time a launch alone."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,14 +14,14 @@ from strata.kernels import catalog
 from strata.kernels.bench.case import OURS, Case, Contest
 
 TOLERANCE = 1e-5  # fp32
-LAPTOP = 4  # scales of samples: milliseconds on a few cores, and no work to speak of on a GPU
+LAPTOP = 4  # scale of a sample: milliseconds on a few cores, negligible work on a GPU
 TINY = 1
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A call of an operation: `learned` says which of `arguments` have a gradient worth taking,
-    `written` which are the result of an operation that works in place."""
+    """A call of an operation. `learned` are the indices of `arguments` that need a gradient, `written` those that an in-place
+    operation writes."""
 
     op: str
     arguments: tuple[Any, ...]
@@ -38,7 +38,7 @@ class Sample:
 
 
 def cases() -> list[Case]:
-    """For a CPU: ours against eager torch, forward, and forward with backward where the operation trains."""
+    """CPU cases: Strata against eager torch, forward, and forward with backward for differentiable operations."""
     return [
         Case(name, "forward and backward" if backward else "forward", partial(_contest, name, backward))
         for name, make in SAMPLES.items()
@@ -47,7 +47,7 @@ def cases() -> list[Case]:
 
 
 def tiny_call(op: str, device: torch.device) -> Callable[[], Any]:
-    """Ours, on tensors so small that only the launch takes time."""
+    """A call of Strata's operation on tensors so small that only the launch takes time."""
     return SAMPLES[op](device, torch.bfloat16, TINY).call(public(op))
 
 
@@ -88,7 +88,7 @@ def _outputs(sample: Sample, function: Callable[..., Any]) -> tuple[Tensor, ...]
 
 
 def _gradients(sample: Sample, function: Callable[..., Any]) -> tuple[Tensor, ...]:
-    """Of the outputs' sum of squares: a gradient that no output's sign or order can hide in."""
+    """Gradients of the sum of squares of the outputs, which depends on the sign and order of every output."""
     arguments = list(sample.arguments)
     for index in sample.learned:
         arguments[index] = arguments[index].detach().requires_grad_()
@@ -128,7 +128,7 @@ def _flash_attention(device: torch.device, dtype: torch.dtype, scale: int) -> Sa
 
 
 def _paged_attention(device: torch.device, dtype: torch.dtype, scale: int) -> Sample:
-    """As many sequences as `scale`, one query each, over contexts of 64 times it in blocks of 16."""
+    """`scale` sequences with one query each, over contexts of 64 * scale tokens in blocks of 16."""
     seqs, context, block = scale, 64 * scale, 16
     blocks = context // block
     caches = (torch.randn(seqs * blocks, block, 2, 64, device=device, dtype=dtype) for _ in range(2))

@@ -1,4 +1,4 @@
-"""swiglu and its backward pass, on separate gate and up and on the two halves of one packed projection."""
+"""swiglu forward and backward, on separate gate and up tensors and on the halves of a packed projection."""
 
 from collections.abc import Callable
 from functools import partial
@@ -45,7 +45,7 @@ def _forward(rows: int, width: int, device: torch.device, packed: bool = False) 
 
 
 def _backward(rows: int, width: int, device: torch.device) -> Contest:
-    """The operators that autograd would call, without autograd."""
+    """Calls the backward operators directly, without autograd."""
     gate, up = _inputs(rows, width, device, packed=False)
     dout = torch.randn_like(gate)
     return Contest(
@@ -88,7 +88,7 @@ def _liger(gate: Tensor, up: Tensor) -> Callable[[], Any] | Missing:
 
 
 def _liger_backward(dout: Tensor, gate: Tensor, up: Tensor) -> Callable[[], Any] | Missing:
-    """It writes over gate and up, so that only the first call, which is the one compared, has those of the others."""
+    """Liger overwrites gate and up; only the first call, which is compared, sees the original inputs."""
     try:
         from liger_kernel.ops.swiglu import swiglu_backward
     except ImportError:

@@ -1,16 +1,17 @@
-"""Attention whose scores are never in memory: `torch.ops.strata.flash_attention` and its gradients, for training and prefill.
+"""Flash attention for training and prefill: `torch.ops.strata.flash_attention` and its gradients.
 
-Query i of t stands at key position i + s - t, so that the last query is at the last key. It sees no key after itself if `causal`,
-and of those before it the last `window`, itself included; without causality the window counts to both sides. A query that sees no
-key gives zero and gets no gradient. Query heads share key heads in groups (GQA) when they are more.
+Query i of t is at key position i + s - t, so the last query is aligned with the last key. With `causal`, a query attends to no
+later key. With `window`, it attends to the last `window` keys, its own included; without `causal`, to the window on both sides. A
+query that attends to no key has output zero and no gradient. With more query heads than key heads, groups of query heads share a
+key head (GQA).
 
-Documents packed one after the other into one sequence see only themselves: `cu_seqlens` has where each begins, and the end.
+Packed documents attend only to themselves. `cu_seqlens` holds the start of each document, and the end of the last.
 
-On a GPU the kernels are plain Triton's (`flash_attention_portable`), or Hopper's own (`flash_attention_hopper`) for shapes that
-those take; on a CPU torch's own flash attention, document by document, so that training there goes through the same op.
+On a GPU, the kernels are plain Triton (`portable`), or Gluon (`hopper`) for the shapes that it supports. On a CPU, torch's own
+flash attention runs once per document, so that CPU training uses the same operator.
 
-Besides the output the op returns each query's `lse`, the logarithm of the sum of its exponentiated scores, from which the
-backward pass has the probabilities again; in fp32 [b, h, t], -inf where a query sees nothing.
+The operator also returns `lse`, the log-sum-exp of each query's scores, from which the backward pass recomputes the
+probabilities: fp32 [b, h, t], -inf for a query that attends to no key.
 """
 
 import math
@@ -21,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from strata.kernels.ops.on_device import on_its_device
+from strata.kernels.ops.on_device import on_tensor_device
 from strata.kernels.tuning.tunable import architecture
 
 MAX_HEAD_DIM = 256
@@ -68,8 +69,8 @@ def flash_attention(
     cu_seqlens: Tensor | None = None,
     max_seqlen: int | None = None,
 ) -> Tensor:
-    """q [b, t, h, e], k and v [b, s, kv, e] -> [b, t, h, e]. `scale` is 1/sqrt(e) by default; `cu_seqlens` int32 [documents + 1]
-    with b = 1; `max_seqlen`, at least the longest document's length, saves the GPU looking for what is not there."""
+    """q [b, t, h, e], k and v [b, s, kv, e] -> [b, t, h, e]. `scale` defaults to 1/sqrt(e). `cu_seqlens` is int32 [documents + 1]
+    and requires b = 1. `max_seqlen`, an upper bound on the document lengths, reduces the launch grid."""
     _check(q, k, v, window, scale, cu_seqlens)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     out, _ = torch.ops.strata.flash_attention.default(q, k, v, causal, window, scale, cu_seqlens, max_seqlen)
@@ -78,29 +79,29 @@ def flash_attention(
 
 def _check(q: Tensor, k: Tensor, v: Tensor, window: int | None, scale: float | None, cu_seqlens: Tensor | None) -> None:
     if q.dim() != 4 or k.dim() != 4 or k.shape != v.shape or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
-        raise ValueError(f"flash_attention takes q [b, t, h, e] with k and v [b, s, kv, e], {_given(q, k, v)}")
+        raise ValueError(f"flash_attention expects q [b, t, h, e] with k and v [b, s, kv, e], {_given(q, k, v)}")
     if k.shape[2] == 0 or q.shape[2] % k.shape[2]:
-        raise ValueError(f"flash_attention takes heads of q in groups as large for each head of k and v, {_given(q, k, v)}")
+        raise ValueError(f"flash_attention expects q heads to be a multiple of k and v heads, {_given(q, k, v)}")
     dtypes = DTYPES if q.is_cuda else CPU_DTYPES
     if q.dtype not in dtypes or k.dtype != q.dtype or v.dtype != q.dtype:
         raise ValueError(
-            f"flash_attention takes q, k and v in one of {', '.join(map(str, dtypes))} on {q.device.type}, "
+            f"flash_attention expects q, k and v in one of {', '.join(map(str, dtypes))} on {q.device.type}, "
             f"got {q.dtype}, {k.dtype}, {v.dtype}"
         )
     if q.is_cuda and q.shape[3] > MAX_HEAD_DIM:
-        raise ValueError(f"flash_attention on a GPU takes head dimensions up to {MAX_HEAD_DIM}, {_given(q, k, v)}")
+        raise ValueError(f"flash_attention on a GPU supports head dimensions up to {MAX_HEAD_DIM}, {_given(q, k, v)}")
     if window is not None and window < 1:
-        raise ValueError(f"flash_attention takes a window of at least 1, the query itself, got {window}")
+        raise ValueError(f"flash_attention expects a window of at least 1, the query itself, got {window}")
     if scale is not None and not scale > 0:
-        raise ValueError(f"flash_attention takes a scale above 0, got {scale}")
+        raise ValueError(f"flash_attention expects a scale above 0, got {scale}")
     if cu_seqlens is not None:
         if q.shape[0] != 1 or q.shape[1] != k.shape[1]:
             raise ValueError(
-                f"flash_attention takes packed documents (cu_seqlens) in one row, b = 1 and t = s, {_given(q, k, v)}"
+                f"flash_attention expects packed documents (cu_seqlens) in one row, b = 1 and t = s, {_given(q, k, v)}"
             )
         if cu_seqlens.dim() != 1 or cu_seqlens.dtype != torch.int32 or cu_seqlens.shape[0] < 2:
             raise ValueError(
-                f"flash_attention takes cu_seqlens as int32 [documents + 1], got {cu_seqlens.dtype} {list(cu_seqlens.shape)}"
+                f"flash_attention expects cu_seqlens as int32 [documents + 1], got {cu_seqlens.dtype} {list(cu_seqlens.shape)}"
             )
 
 
@@ -121,8 +122,8 @@ def _gpu_forward(
     from strata.kernels.ops.flash_attention import portable
 
     if q.numel() == 0 or k.numel() == 0:
-        return _nothing_seen(q)
-    q, k, v = (_with_whole_heads(x) for x in (q, k, v))
+        return _no_keys(q)
+    q, k, v = (_with_contiguous_heads(x) for x in (q, k, v))
     arguments = (causal, window, scale, cu_seqlens, max_seqlen or q.shape[1])
     if architecture(q.device) == 90:
         from strata.kernels.ops.flash_attention import hopper
@@ -149,7 +150,7 @@ def _gpu_backward(
 
     if q.numel() == 0 or k.numel() == 0:
         return _contiguous_zeros(q), _contiguous_zeros(k), _contiguous_zeros(v)
-    dout, q, k, v = (_with_whole_heads(x) for x in (dout, q, k, v))
+    dout, q, k, v = (_with_contiguous_heads(x) for x in (dout, q, k, v))
     arguments = (causal, window, scale, cu_seqlens, max_seqlen or q.shape[1])
     if architecture(q.device) == 90:
         from strata.kernels.ops.flash_attention import hopper_backward
@@ -159,11 +160,11 @@ def _gpu_backward(
     return portable_backward.backward(dout, q, k, v, out, lse, *arguments)
 
 
-def _with_whole_heads(x: Tensor) -> Tensor:
+def _with_contiguous_heads(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def _nothing_seen(q: Tensor) -> tuple[Tensor, Tensor]:
+def _no_keys(q: Tensor) -> tuple[Tensor, Tensor]:
     b, t, h, _ = q.shape
     return _contiguous_zeros(q), q.new_full((b, h, t), -math.inf, dtype=_lse_dtype(q))
 
@@ -187,10 +188,10 @@ def _cpu_forward(
     max_seqlen: int | None,
 ) -> tuple[Tensor, Tensor]:
     if q.numel() == 0 or k.numel() == 0:
-        return _nothing_seen(q)
+        return _no_keys(q)
     outs, lses = [], []
     for queries, keys in _documents(q, k, cu_seqlens):
-        blind, is_causal, mask = _how_torch_masks(queries, keys, causal, window, q)
+        blind, is_causal, mask = _torch_mask_arguments(queries, keys, causal, window, q)
         heads_first = (x.transpose(1, 2) for x in (q[:, queries][:, blind:], k[:, keys], v[:, keys]))
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             *heads_first, 0.0, is_causal, attn_mask=mask, scale=scale
@@ -217,7 +218,7 @@ def _cpu_backward(
         return _contiguous_zeros(q), _contiguous_zeros(k), _contiguous_zeros(v)
     dqs, dks, dvs = [], [], []
     for queries, keys in _documents(q, k, cu_seqlens):
-        blind, is_causal, mask = _how_torch_masks(queries, keys, causal, window, q)
+        blind, is_causal, mask = _torch_mask_arguments(queries, keys, causal, window, q)
         seeing = slice(queries.start + blind, queries.stop)
         dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             *(x.transpose(1, 2) for x in (dout[:, seeing], q[:, seeing], k[:, keys], v[:, keys], out[:, seeing])),
@@ -230,7 +231,7 @@ def _cpu_backward(
 
 
 def _documents(q: Tensor, k: Tensor, cu_seqlens: Tensor | None) -> list[tuple[slice, slice]]:
-    """Tokens of q and of k that see each other; documents without tokens are left out."""
+    """Ranges of q and k that attend to each other, one pair per non-empty document."""
     if cu_seqlens is None:
         return [(slice(0, q.shape[1]), slice(0, k.shape[1]))]
     bounds = cu_seqlens.tolist()
@@ -238,9 +239,11 @@ def _documents(q: Tensor, k: Tensor, cu_seqlens: Tensor | None) -> list[tuple[sl
     return [(document, document) for document in documents]
 
 
-def _how_torch_masks(queries: slice, keys: slice, causal: bool, window: int | None, q: Tensor) -> tuple[int, bool, Tensor | None]:
-    """(how many of the first queries see nothing, `is_causal`, `attn_mask` of the others): torch's causality lets the first query
-    see the first key, which is ours only with as many queries as keys, and it has no windows."""
+def _torch_mask_arguments(
+    queries: slice, keys: slice, causal: bool, window: int | None, q: Tensor
+) -> tuple[int, bool, Tensor | None]:
+    """(number of leading queries that attend to no key, `is_causal`, `attn_mask` for the others). torch aligns the first query
+    with the first key, which equals our alignment only for t == s, and has no windows."""
     t, s = queries.stop - queries.start, keys.stop - keys.start
     if window is None and (t == s or not causal):
         return 0, causal, None
@@ -262,9 +265,9 @@ _library.define(
     "flash_attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, bool causal, int? window,"
     " float scale, Tensor? cu_seqlens, SymInt? max_seqlen) -> (Tensor dq, Tensor dk, Tensor dv)"
 )
-_library.impl("flash_attention", on_its_device(_gpu_forward), "CUDA")
+_library.impl("flash_attention", on_tensor_device(_gpu_forward), "CUDA")
 _library.impl("flash_attention", _cpu_forward, "CPU")
-_library.impl("flash_attention_backward", on_its_device(_gpu_backward), "CUDA")
+_library.impl("flash_attention_backward", on_tensor_device(_gpu_backward), "CUDA")
 _library.impl("flash_attention_backward", _cpu_backward, "CPU")
 
 

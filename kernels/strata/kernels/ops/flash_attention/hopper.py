@@ -1,5 +1,4 @@
-"""Flash attention's forward pass on Hopper: whether it can do a call, with which tiles, and its launch. The kernel is in
-flash_attention_hopper_kernel.py."""
+"""Flash attention forward on Hopper: supported shapes, tile sizes and launch. The kernel is in hopper_kernel.py."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -13,21 +12,21 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from strata.kernels.ops.flash_attention.hopper_kernel import forward_kernel
 from strata.kernels.tuning.tunable import architecture
 
-ROWS = 64  # of a warpgroup: what one wgmma takes
-L2_BUDGET = 32 << 20  # bytes of keys and values worked on at a time, of Hopper's 50 MB
+ROWS = 64  # queries per warpgroup: the M of one wgmma
+L2_BUDGET = 32 << 20  # bytes of keys and values in use concurrently, of Hopper's 50 MB of L2
 
 
 @dataclass(frozen=True)
 class Tiling:
     consumers: int  # computing warpgroups
-    block: int  # of keys
-    stages: int  # of the ring
-    threads_registers: int  # a thread's share of a program's 65536, before the loading warps hand most of theirs on
-    registers: int  # of a computing thread
+    block: int  # keys per block
+    stages: int  # stages of the shared-memory ring
+    threads_registers: int  # registers per thread at launch, of 65536 per program, before the loading warps release theirs
+    registers: int  # registers per computing thread
     loader_registers: int
 
 
-# By head dimension. Three warpgroups where the softmax costs as much as the products, two where accumulators are large.
+# By head dimension. Three warpgroups if the softmax costs as much as the products, two if the accumulators are large.
 TILINGS = {
     64: Tiling(3, block=128, stages=2, threads_registers=128, registers=160, loader_registers=32),
     128: Tiling(2, block=128, stages=2, threads_registers=168, registers=240, loader_registers=24),
@@ -40,7 +39,7 @@ _compiled: dict[tuple[Any, ...], Any] = {}
 
 
 def supports(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int | None, cu_seqlens: Tensor | None) -> bool:
-    """Whether `forward` takes these: Hopper, half precision, a head dimension with a tiling, and what TMA asks of addresses."""
+    """Whether `forward` supports the call: Hopper, half precision, a head dimension with a tiling, and TMA-compatible strides."""
     return (
         architecture(q.device) == 90
         and q.dtype in (torch.bfloat16, torch.float16)
@@ -73,8 +72,8 @@ def forward(
     cu_seqlens: Tensor | None,
     max_seqlen: int | None,
 ) -> tuple[Tensor, Tensor]:
-    """For what `supports` says yes to, and a positive scale: the result [batch, tokens, heads, dim] and the logarithm of each
-    row's sum of exponentials [batch, heads, tokens]."""
+    """The output [batch, tokens, heads, dim] and the log-sum-exp [batch, heads, tokens]. Requires `supports` and a positive
+    scale."""
     batch, tokens, heads, dim = q.shape
     keys, kv_heads = k.shape[1], k.shape[2]
     tiling = TILINGS[dim]
@@ -90,7 +89,7 @@ def forward(
     heads_together = min(max(1, L2_BUDGET // (longest_keys * dim * 4)) * group, sequences * heads)
     programs = _processors(q.device)
     persistent = total > programs
-    # Only a program that takes several tiles needs a counter.
+    # Only a persistent program, which processes several tiles, needs a counter.
     counter = torch.zeros(1, dtype=torch.int32, device=q.device) if persistent else lse
     values = (
         _descriptor(q, ROWS), _descriptor(k, tiling.block), _descriptor(v, tiling.block),
@@ -113,11 +112,11 @@ def forward(
 
 class _Descriptor(TensorDescriptor):  # type: ignore[misc]
     def __post_init__(self) -> None:
-        """Nothing: `supports` has seen to what is checked here, and the checks take longer than the rest of a launch."""
+        """Skips the parent's checks, which take longer than the rest of a launch. `supports` has checked the same."""
 
 
 def _descriptor(x: Tensor, rows: int) -> TensorDescriptor:
-    """Of blocks of one head's rows: dimensions [batch, heads, tokens, dim], so that TMA gives zeros after the last token."""
+    """Descriptor of blocks of one head: dimensions [batch, heads, tokens, dim], so that TMA fills with zeros past the end."""
     batch, tokens, heads, dim = x.shape
     strides = x.stride()
     return _Descriptor(x, [batch, heads, tokens, dim], [strides[0], strides[2], strides[1], 1], [1, 1, rows, dim], _LAYOUT)

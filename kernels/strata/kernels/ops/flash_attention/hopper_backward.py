@@ -1,14 +1,14 @@
-"""flash_attention's backward for Hopper, in Gluon: the five products with wgmma, tiles fed by TMA, one warp to load them.
+"""Flash attention backward for Hopper in Gluon: five wgmma products, tiles loaded by TMA from a dedicated warp.
 
-A program owns 128 keys of a key/value head and walks over the query tiles that see them, for every query head of the group. It
-keeps dk and dv in registers, and works on transposed scores S' = K Q', so that P' and dS' come out of one product in just the
-registers in which the next one reads them. Only dS passes through shared memory, for dq. Five products are the fewest; they mean
-that many programs add to one dq tile, so dq is summed in fp32 in global memory, in whatever order the programs come by: **two
-runs differ in dq's last bits**. (A deterministic backward needs seven products, or an order that programs wait for.)
+A program owns 128 keys of a key/value head and loops over the query tiles that attend to them, for every query head of the group.
+It keeps dk and dv in registers and works on transposed scores S' = K Q', so that the registers of P' and dS' are already in the
+operand layout of the next product. Only dS passes through shared memory, for dq. Five products are the minimum. They require many
+programs to add to one dq tile, so dq is accumulated in fp32 in global memory, in the order in which programs arrive: **two runs
+differ in the last bits of dq**. (A deterministic backward needs seven products, or programs that wait for each other.)
 
-Three things keep the tensor cores busy: the scores of the next tile are started before dq of this one is written; exp runs under
-dP' = V dO'; dS under dv's product. They all fit into 240 registers, barely: read the comments in `differentiate` before moving
-a line, and check that ptxas neither spills nor says that it serialises wgmma.
+Three overlaps keep the tensor cores busy: the scores of the next tile start before dq of this tile is written; exp overlaps with
+dP' = V dO'; dS overlaps with the product for dv. Everything barely fits into 240 registers. Before moving a line, read the
+comments in `differentiate`, and check that ptxas reports neither spills nor serialised wgmma.
 """
 
 from functools import cache
@@ -31,18 +31,18 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from strata.kernels.tuning.tunable import architecture
 
-KEYS = 128  # of a program
-QUERIES = {64: 128, 128: 64}  # of a step, by head dim: what 240 registers a thread can hold
-STAGES = 3  # query tiles in shared memory: one in use, one whose scores are under way, one loading
-HEADS_TOGETHER = gl.constexpr(2)  # measured: of 1, 2, 4, 8 and 32 the quickest or close to it, with and without groups
+KEYS = 128  # keys per program
+QUERIES = {64: 128, 128: 64}  # queries per step by head dim: the most that 240 registers per thread hold
+STAGES = 3  # query tiles in shared memory: one in use, one whose scores are in flight, one loading
+HEADS_TOGETHER = gl.constexpr(2)  # measured: among 1, 2, 4, 8 and 32 the fastest or close to it, with and without GQA
 WARPS = 8
-REGISTERS = 168  # 65536 over the 12 warps of a program; its loading warps hand theirs on, up to 240 for the 8 that compute
+REGISTERS = 168  # 65536 over the 12 warps of a program; the loading warps release theirs, up to 240 for the 8 that compute
 GLUON_TYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
 
 @triton.jit
 def document(cu_seqlens, sequence, rows, PACKED: tl.constexpr):
-    """Where a sequence's rows start in its batch entry, and how many there are."""
+    """First row of a sequence in its batch entry, and its number of rows."""
     start = 0
     if PACKED:
         start = tl.load(cu_seqlens + sequence)
@@ -52,8 +52,8 @@ def document(cu_seqlens, sequence, rows, PACKED: tl.constexpr):
 
 @triton.jit
 def first_slot(start, sequence, heads, tiles, QUERIES: tl.constexpr, PACKED: tl.constexpr):
-    """A query tile's statistics and dq have a slot of their own, so that a document's last tile does not reach into the next
-    document. A head has `tiles` slots for each of its sequences, or for all of its documents together."""
+    """First slot of a sequence. Each query tile has its own slot for statistics and dq, so that the last tile of a document does
+    not overlap the next document. A head has `tiles` slots per sequence, or for all packed documents together."""
     slot = sequence * heads * tiles
     if PACKED:
         slot = start // QUERIES + sequence
@@ -65,8 +65,8 @@ def prepare_kernel(
     dout, out, lse, statistics, dq_sums, cu_seqlens, tokens, heads, tiles,
     dout_b, dout_t, dout_h, out_b, out_t, out_h, lse_b, lse_h, D: tl.constexpr, QUERIES: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """lse in base 2 and -delta = -sum(dout * out) of a query tile, one after the other, and zeros to add dq to. Rows past the
-    end, and rows that see no key, get an lse of infinity: their probabilities come out as 0."""
+    """Writes lse in base 2, then -delta = -sum(dout * out), for each query tile, and zeroes the dq accumulators. Rows past the
+    end, and rows that attend to no key, get an infinite lse: their probabilities are 0."""
     sequence = tl.program_id(0) // heads
     head = tl.program_id(0) % heads
     tile = tl.program_id(1)
@@ -102,7 +102,7 @@ def finish_kernel(
     QUERIES: tl.constexpr,
     PACKED: tl.constexpr,
 ):
-    """dq from its fp32 sums, which lie in the order in which `add_to_dq` has them in its registers."""
+    """Converts the fp32 dq sums, stored in the register order of `add_to_dq`, to dq."""
     sequence = tl.program_id(0) // heads
     head = tl.program_id(0) % heads
     tile = tl.program_id(1)
@@ -122,8 +122,8 @@ def finish_kernel(
 
 @gluon.jit
 def add_to_dq(at, dq):
-    """The 32 sums of a thread go out as 8 additions of 4 neighbours: so the slot keeps, for each 16 rows x 8 columns that a warp
-    has in 4 registers a thread, thread after thread, in the order of those registers."""
+    """Adds the 32 sums of a thread with 8 vector reductions of 4 values. The slot is therefore stored in register order: for each
+    16 x 8 block, which a warp holds in 4 registers per thread, thread after thread."""
     QUERIES: gl.constexpr = dq.shape[0]
     D: gl.constexpr = dq.shape[1]
     COLUMNS: gl.constexpr = 128 // QUERIES  # warpgroups side by side
@@ -151,7 +151,7 @@ def add_to_dq(at, dq):
 
 @gluon.jit
 def load_tiles(descriptors, tiles, barriers, sequence, position, steps, STAGES: gl.constexpr):
-    """What the loading warp does: the program's keys and values, then query tile after query tile into the stage that is free."""
+    """Body of the loading warp: the keys and values of the program, then each query tile into the next free stage."""
     q_desc, k_desc, v_desc, dout_desc, statistics_desc = descriptors
     q_tiles, k_tile, v_tile, dout_tiles, statistics = tiles
     keys_ready, ready, free = barriers
@@ -184,7 +184,7 @@ def differentiate(
     tiles, ds_tile, columns, barriers, sequence, position, steps, gradients, tokens, keys, window,
     scale: gl.constexpr, CAUSAL: gl.constexpr, WINDOWED: gl.constexpr, PACKED: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """What the eight computing warps do."""
+    """Body of the eight computing warps."""
     q_tiles, k_tile, v_tile, dout_tiles, statistics = tiles
     keys_ready, ready, free = barriers
     batch, start, slot, slots_of_head = sequence
@@ -207,17 +207,17 @@ def differentiate(
 
     key = key_start + gl.arange(0, KEYS, gl.SliceLayout(1, s_layout))
     columns.store(gl.arange(0, QUERIES, by_query))
-    offset = keys - tokens  # the last query sees the last key
+    offset = keys - tokens  # the last query is aligned with the last key
     tile = first
     head = kv_head * group
     mbarrier.wait(keys_ready, 0)
     mbarrier.wait(ready.index(0), 0, pred=steps > 0)
     q_next = q_tiles.index(0).reshape([QUERIES, D])
     s_next = warpgroup_mma(k_tile.index(0).reshape([KEYS, D]), q_next.permute((1, 0)), s_zero, use_acc=False, is_async=True)
-    # Waited for at once: ptxas serialises all products if accumulators (dk, dv) are set to zero while one is under way.
+    # Waits immediately: ptxas serialises all products if accumulators (dk, dv) are zeroed while a product is in flight.
     s_next = warpgroup_mma_init(warpgroup_mma_wait(0, deps=(s_next,)))
     for step in range(steps):
-        # 0, but the compiler cannot know: else it keeps every operand's descriptors in registers all through the loop.
+        # Always 0, but unknown to the compiler, which would otherwise keep all operand descriptors in registers across the loop.
         nil = step >> 24
         k = k_tile.index(nil).reshape([KEYS, D])
         v = v_tile.index(nil).reshape([KEYS, D])
@@ -227,7 +227,7 @@ def differentiate(
         dout = dout_tiles.index(stage).reshape([QUERIES, D])
         s, dk_sum = warpgroup_mma_wait(0, deps=(s_next, dk_sum))
 
-        diagonal = tile * QUERIES + offset  # the last key that the tile's first query sees
+        diagonal = tile * QUERIES + offset  # the last key that the first query of the tile attends to
         masked = key_start + KEYS > keys
         if CAUSAL:
             masked = masked | (diagonal < key_start + KEYS - 1)
@@ -236,14 +236,14 @@ def differentiate(
         if masked:
             visible = (key < keys)[:, None]
             if CAUSAL:
-                # From shared memory, for the same reason: the compiler would keep these numbers, 16 or 32 registers of them.
+                # Loaded from shared memory for the same reason: the compiler would keep these 16 or 32 values in registers.
                 last_seen = (diagonal + columns.load(by_query))[None, :]
                 visible = visible & (key[:, None] <= last_seen)
                 if WINDOWED:
                     visible = visible & (key[:, None] > last_seen - window)
             s = gl.where(visible, s, float("-inf"))
 
-        # dP' - delta is one product: -delta is what it starts from.
+        # dP' - delta is one product with -delta as its initial accumulator.
         minus_delta = statistics.index(stage).slice(QUERIES, QUERIES).load(by_query)
         dp_from, _ = gl.broadcast(minus_delta[None, :], s)
         dp = warpgroup_mma(v, dout.permute((1, 0)), dp_from, is_async=True)
@@ -254,12 +254,12 @@ def differentiate(
         ds = (p * dp).to(dtype)
         ds_shared.store(ds)
         fence_async_shared()
-        # All warps are past the last step here (the barrier in arrive sees to that), and its stage may be loaded anew.
+        # All warps have finished the previous step here (by the barrier in arrive), so its stage can be loaded again.
         mbarrier.arrive(free.index((step + STAGES - 1) % STAGES), count=1, pred=step > 0)
         dq = warpgroup_mma(ds_shared.permute((1, 0)), k, dq_zero, use_acc=False, is_async=True)
         dv_sum = warpgroup_mma_wait(1, deps=(dv_next,))  # frees the registers of P' before more are needed
         dk_sum = warpgroup_mma(gl.convert_layout(ds, operand, assert_trivial=True), q, dk_sum, is_async=True)
-        # The next tile's scores. After the last tile these are of nothing, and nobody reads them.
+        # Scores of the next tile. After the last tile they are undefined and unused.
         ahead = step + 1
         mbarrier.wait(ready.index(ahead % STAGES), ahead // STAGES & 1, pred=ahead < steps)
         q_next = q_tiles.index(ahead % STAGES).reshape([QUERIES, D])
@@ -274,7 +274,7 @@ def differentiate(
 
     dk_tile = (dk_sum * scale).to(dtype)
     dv_tile = dv_sum.to(dtype)
-    if PACKED and key_start + KEYS > keys:  # TMA would write over the next document's
+    if PACKED and key_start + KEYS > keys:  # a TMA store would overwrite the next document
         kv_heads = dk_desc.shape[2]
         row = start + key_start + gl.arange(0, KEYS, gl.SliceLayout(1, dkv_layout))
         column = kv_head * D + gl.arange(0, D, gl.SliceLayout(0, dkv_layout))
@@ -298,8 +298,8 @@ def backward_kernel(
     tokens, keys, heads, kv_heads, key_tiles, slots_of_head, window,
     scale: gl.constexpr, CAUSAL: gl.constexpr, WINDOWED: gl.constexpr, PACKED: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Programs of some heads together, those that the most queries see first, so that the last to run are short ones; not of all
-    heads, so that what runs at a time reads the same queries."""
+    """Programs are scheduled in groups of heads. Within a group, keys that the most queries attend to come first, so that the
+    last programs are short. Groups are small, so that concurrent programs read the same queries."""
     dtype: gl.constexpr = q_desc.dtype
     QUERIES: gl.constexpr = q_desc.block_shape[1]
     KEYS: gl.constexpr = k_desc.block_shape[1]
@@ -402,10 +402,10 @@ def backward(
     cu_seqlens: Tensor | None,
     max_seqlen: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """For what `supports` says yes to, and a positive scale. lse [b, h, t] is the natural logarithm of the sum of exp."""
+    """dq, dk and dv. Requires `supports` and a positive scale. lse [b, h, t] is the natural log-sum-exp."""
     b, t, h, e = q.shape
     s, kv = k.shape[1:3]
-    if not _tma_can_read(dout):  # the gradient of a sum, say, is one number expanded
+    if not _tma_can_read(dout):  # for example the gradient of a sum, a single value expanded
         dout = dout.contiguous()
     packed = cu_seqlens is not None
     sequences = len(cu_seqlens) - 1 if cu_seqlens is not None else b
@@ -415,7 +415,7 @@ def backward(
     slots = h * slots_of_head * (1 if packed else b)
     key_tiles = triton.cdiv(longest if packed else s, KEYS)
 
-    new = q.new_zeros if packed else q.new_empty  # tokens after the last document get a gradient of 0
+    new = q.new_zeros if packed else q.new_empty  # tokens after the last document have a gradient of 0
     dq, dk, dv = new(b, t, h, e), new(b, s, kv, e), new(b, s, kv, e)
     statistics = q.new_empty(slots * 2 * QUERIES[e], dtype=torch.float32)
     dq_sums = q.new_empty(slots * QUERIES[e] * e, dtype=torch.float32)
@@ -423,7 +423,7 @@ def backward(
     q_desc, dout_desc = (TensorDescriptor.from_tensor(x, [1, QUERIES[e], 1, e], tile_layout) for x in (q, dout))
     k_desc, v_desc, dk_desc, dv_desc = (TensorDescriptor.from_tensor(x, [1, KEYS, 1, e], tile_layout) for x in (k, v, dk, dv))
     statistics_desc = TensorDescriptor.from_tensor(statistics, [2 * QUERIES[e]], statistics_layout)
-    cu = cu_seqlens if packed else dq_sums  # not read then
+    cu = cu_seqlens if packed else dq_sums  # unused placeholder if not packed
     prepare_kernel[(sequences * h, tiles)](
         dout, out, lse, statistics, dq_sums, cu, t, h, slots_of_head,
         *dout.stride()[:3], *out.stride()[:3], *lse.stride()[:2], D=e, QUERIES=QUERIES[e], PACKED=packed,

@@ -1,12 +1,12 @@
-"""Flash attention's forward kernel for Hopper, in Gluon: one warp that only loads, warpgroups that only compute.
+"""Flash attention forward kernel for Hopper in Gluon, warp-specialised: one warp loads, the other warpgroups compute.
 
-A program takes tiles of queries, 64 for each computing warpgroup. The loading warp brings blocks of keys and values through a
-ring in shared memory with TMA, from the diagonal back to the first key. A warpgroup issues the scores of a block, and the product
-of the block before with its values, before it turns to the softmax; and the warpgroups take turns at the tensor cores, so that
-one multiplies while another exponentiates.
+A program processes tiles of queries, 64 per computing warpgroup. The loading warp copies blocks of keys and values with TMA into
+a ring in shared memory, from the diagonal back to the first key. A warpgroup issues the scores of a block, and the product of
+the previous block's weights and values, before it starts the softmax. The warpgroups alternate on the tensor cores (ping-pong
+scheduling): one multiplies while another computes exponentials.
 
-Packed documents are cut at their ends by masks, not by TMA: a block may hold values of the next document, which are multiplied by
-zero. So an infinity in one document's values can reach the document before it.
+Packed documents are separated by masks, not by TMA bounds. A block may hold values of the next document, which are multiplied by
+zero. An infinity in the values of one document can therefore reach the previous document.
 """
 
 from triton.experimental import gluon
@@ -19,14 +19,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-# One kernel for all sizes and alignments of these arguments.
+# Not specialised: one kernel for all sizes and alignments of these arguments.
 UNSPECIALIZED = ["cu_seqlens", "tokens", "keys", "heads", "group", "total", "sequences", "heads_together", "tiles", "window"]
 
 
 @gluon.jit
 def _tile(index, sizes, cu_seqlens, PACKED: gl.constexpr, CONSUMERS: gl.constexpr):
-    """Where the index-th tile begins and how long its sequences are. Heads go in groups whose keys and values fit the L2 cache,
-    and within a group the last queries, which see most keys, go first, so that short tiles fill the gaps at the end."""
+    """Position and sequence lengths of tile `index`. Heads are grouped so that their keys and values fit the L2 cache. Within a
+    group, the last queries, which attend to the most keys, are scheduled first, so that short tiles balance the end."""
     tokens, keys, heads, _, _, sequences, heads_together, tiles = sizes
     group = index // (heads_together * tiles)
     first = group * heads_together
@@ -46,12 +46,12 @@ def _tile(index, sizes, cu_seqlens, PACKED: gl.constexpr, CONSUMERS: gl.constexp
 
 
 @gluon.jit
-def _take_next(counter, schedule, turn, total, PERSISTENT: gl.constexpr):
-    """The loading warp takes the next tile that nobody has, and tells the warpgroups."""
+def _publish_next_tile(counter, schedule, step, total, PERSISTENT: gl.constexpr):
+    """Loading warp: reserves the next tile and publishes it to the computing warpgroups."""
     if PERSISTENT:
         next_tile, full, empty = schedule
         index = gl.num_programs(0) + gl.atomic_add(counter, 1)
-        mbarrier.wait(empty, (turn & 1) ^ 1)
+        mbarrier.wait(empty, (step & 1) ^ 1)
         next_tile.store(gl.full([1], index, gl.int32, layout=gl.BlockedLayout([1], [32], [1], [0])))
         mbarrier.arrive(full, count=1)
         return index
@@ -60,10 +60,10 @@ def _take_next(counter, schedule, turn, total, PERSISTENT: gl.constexpr):
 
 
 @gluon.jit
-def _hear_next(schedule, turn, total, PERSISTENT: gl.constexpr):
+def _wait_for_next_tile(schedule, step, total, PERSISTENT: gl.constexpr):
     if PERSISTENT:
         next_tile, full, empty = schedule
-        mbarrier.wait(full, turn & 1)
+        mbarrier.wait(full, step & 1)
         index = gl.max(next_tile.load(gl.BlockedLayout([1], [32], [4], [0])), axis=0)
         mbarrier.arrive(empty, count=1)
         return index
@@ -73,7 +73,7 @@ def _hear_next(schedule, turn, total, PERSISTENT: gl.constexpr):
 
 @gluon.jit
 def _blocks(row, tokens, keys, window, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, CONSUMERS: gl.constexpr, BLOCK: gl.constexpr):
-    """The blocks of keys that a tile sees, from `low` to before `high`: the same for all its warpgroups, which share them."""
+    """Range of key blocks [low, high) of a tile. All its warpgroups use the same range, because they share the blocks."""
     end = keys
     low = 0
     if CAUSAL:
@@ -88,7 +88,7 @@ def _load(
     descriptors, counter, memory, work,
     CAUSAL: gl.constexpr, WINDOW: gl.constexpr, PACKED: gl.constexpr, PERSISTENT: gl.constexpr,
 ):  # fmt: skip
-    """The loading warp."""
+    """Body of the loading warp."""
     buffers, barriers, schedule = memory
     sizes, window, cu_seqlens = work
     q_desc, k_desc, v_desc = descriptors
@@ -99,7 +99,7 @@ def _load(
     q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers
     loaded = 0
     tile = 0
-    turn = 0
+    step = 0
     index = gl.program_id(0)
     while index < sizes[4]:
         sequence, head, row, start, tokens, keys = _tile(index, sizes, cu_seqlens, PACKED, CONSUMERS)
@@ -124,30 +124,30 @@ def _load(
                 tma.async_copy_global_to_shared(v_desc, [sequence, kv_head, key, 0], v_full.index(stage), v_ring.index(stage))
                 loaded += 1
             tile += 1
-        index = _take_next(counter, schedule, turn, sizes[4], PERSISTENT)
-        turn += 1
+        index = _publish_next_tile(counter, schedule, step, sizes[4], PERSISTENT)
+        step += 1
 
 
 @gluon.jit
-def _await_turn(consumer: gl.constexpr):
-    """Named barriers 12 and up: the compiler's own count from 0."""
+def _acquire_tensor_cores(consumer: gl.constexpr):
+    """Waits for this warpgroup's slot on the tensor cores. Uses named barriers 12 and up: the compiler's own count from 0."""
     barrier = gl.full([128], 12 + consumer, gl.int32, layout=gl.BlockedLayout([1], [32], [4], [0]))
     gl.inline_asm_elementwise("bar.sync $1, 256; mov.b32 $0, 0;", "=r,r", [barrier], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
-def _give_turn(consumer: gl.constexpr):
+def _release_tensor_cores(consumer: gl.constexpr):
     barrier = gl.full([128], 12 + consumer, gl.int32, layout=gl.BlockedLayout([1], [32], [4], [0]))
     gl.inline_asm_elementwise("bar.arrive $1, 256; mov.b32 $0, 0;", "=r,r", [barrier], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
 def _mask(scores, key, row, tokens, keys, window, CAUSAL: gl.constexpr, WINDOW: gl.constexpr):
-    """Minus infinity where a query does not see a key. The comparisons are assembly because LLVM would pack them into bit masks,
-    with many more instructions and registers."""
+    """Sets masked scores to minus infinity. The comparisons are inline assembly because LLVM would pack them into bit masks, with
+    many more instructions and registers."""
     layout: gl.constexpr = scores.type.layout
     columns = (key + gl.arange(0, scores.shape[1], layout=gl.SliceLayout(0, layout)))[None, :]
-    own = row + keys - tokens + gl.arange(0, 64, layout=gl.SliceLayout(1, layout))  # the key at a query's own place
+    own = row + keys - tokens + gl.arange(0, 64, layout=gl.SliceLayout(1, layout))  # the key aligned with each query
     last = gl.minimum(own, keys - 1) if CAUSAL else own * 0 + (keys - 1)
     if WINDOW:
         first = own - window + 1
@@ -175,16 +175,16 @@ def _softmax(
     scores, top, total, row, key, tokens, keys, window,
     SCALE: gl.constexpr, MASKED: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr,
 ):  # fmt: skip
-    """Exponentials of a block's scores, how the sums so far shrink, and the new row maxima and sums."""
+    """Exponentials of a block's scores, the rescaling factor of earlier sums, and the new row maxima and sums."""
     if MASKED:
         scores = _mask(scores, key, row, tokens, keys, window, CAUSAL, WINDOW)
     new_top = gl.maximum(top, gl.max(scores, axis=1))
     offset = new_top * SCALE
     if MASKED:
-        offset = gl.where(new_top == float("-inf"), 0.0, offset)  # nothing seen yet
+        offset = gl.where(new_top == float("-inf"), 0.0, offset)  # no key attended to yet
     shrink = gl.exp2(top * SCALE - offset)
     weights = gl.exp2(scores * SCALE - offset[:, None])
-    # Each thread sums the columns that it has, 2 of every 8; four threads have a row, and add up at the end.
+    # Each thread sums its own columns, 2 of every 8. A row spans four threads, which are reduced at the end.
     part = gl.sum(gl.sum(weights.reshape([64, weights.shape[1] // 8, 4, 2]), axis=3), axis=1)
     total = total * gl.convert_layout(shrink, gl.SliceLayout(1, part.type.layout), assert_trivial=True)[:, None] + part
     return weights, shrink, new_top, total
@@ -200,8 +200,8 @@ def _scores(q, k_ring, stage, layout: gl.constexpr):
 
 @gluon.jit
 def _pack(weights, dtype: gl.constexpr):
-    """Two neighbours in an integer, in which form they go from one block to the next: as half-precision values each would take a
-    register of its own."""
+    """Packs two neighbouring weights into one integer to carry them to the next block: as half-precision values each would use a
+    whole register."""
     even, odd = gl.split(weights.reshape([64, weights.shape[1] // 2, 2]))
     ROUND: gl.constexpr = "cvt.rn.bf16x2.f32 $0, $2, $1;" if dtype == gl.bfloat16 else "cvt.rn.f16x2.f32 $0, $2, $1;"
     return gl.inline_asm_elementwise(ROUND, "=r,r,r", [even, odd], dtype=gl.int32, is_pure=True, pack=1)
@@ -222,18 +222,18 @@ def _step(
     SCALE: gl.constexpr, MASKED: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr,
     consumer: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, score_layout: gl.constexpr,
 ):  # fmt: skip
-    """One more block: its scores and softmax, and the values of the block before."""
+    """Processes one block: its scores and softmax, and the values of the previous block."""
     k_ring, v_ring = rings
     k_full, k_empty, v_full, v_empty = barriers
     out, weights, top, total, seen = state
     stage = seen % STAGES
     before = (seen - 1) % STAGES
     mbarrier.wait(k_full.index(stage), (seen // STAGES) & 1)
-    _await_turn(consumer)
+    _acquire_tensor_cores(consumer)
     scores = _scores(q, k_ring, stage, score_layout)
     mbarrier.wait(v_full.index(before), ((seen - 1) // STAGES) & 1)
     out = _add_values(weights, v_ring, before, out)
-    _give_turn((consumer + 1) % CONSUMERS)
+    _release_tensor_cores((consumer + 1) % CONSUMERS)
     scores = warpgroup_mma_wait(1, deps=[scores])
     mbarrier.arrive(k_empty.index(stage), count=1)
     weights, shrink, top, total = _softmax(scores, top, total, row, key, tokens, keys, window, SCALE, MASKED, CAUSAL, WINDOW)
@@ -249,7 +249,7 @@ def _compute(
     SCALE: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, PACKED: gl.constexpr, PERSISTENT: gl.constexpr,
     consumer: gl.constexpr,
 ):  # fmt: skip
-    """A computing warpgroup."""
+    """Body of a computing warpgroup."""
     buffers, barriers, schedule = memory
     sizes, window, cu_seqlens = work
     q_buffers, k_ring, v_ring, out_buffers = buffers
@@ -257,8 +257,8 @@ def _compute(
     STAGES: gl.constexpr = k_ring.shape[0]
     BLOCK: gl.constexpr = k_ring.shape[3]
     DIM: gl.constexpr = k_ring.shape[4]
-    # Else the tensor cores read the queries from shared memory, again for every block: of 256 dimensions they would not fit, and
-    # three warpgroups have fewer registers each.
+    # Otherwise the tensor cores read the queries from shared memory for every block: with 256 dimensions they do not fit in
+    # registers, and with three warpgroups each thread has fewer registers.
     Q_IN_REGISTERS: gl.constexpr = DIM == 128
     q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers
     rings = (k_ring, v_ring)
@@ -271,15 +271,15 @@ def _compute(
     seen = 0
     tile = 0
     if consumer == CONSUMERS - 1:
-        _give_turn(0)
-    turn = 0
+        _release_tensor_cores(0)
+    step = 0
     index = gl.program_id(0)
     while index < sizes[4]:
         sequence, head, tile_row, start, tokens, keys = _tile(index, sizes, cu_seqlens, PACKED, CONSUMERS)
         if tile_row < tokens:
             low, high = _blocks(tile_row, tokens, keys, window, CAUSAL, WINDOW, CONSUMERS, BLOCK)
             row = tile_row + consumer * 64
-            # From `clear` on back to `edge` every query of this warpgroup sees every key.
+            # From `clear` back to `edge`, every query of this warpgroup attends to every key.
             clear = keys // BLOCK
             edge = low
             if CAUSAL:
@@ -297,9 +297,9 @@ def _compute(
                 mbarrier.arrive(q_empty.index(consumer), count=1)
             stage = seen % STAGES
             mbarrier.wait(k_full.index(stage), (seen // STAGES) & 1)
-            _await_turn(consumer)
+            _acquire_tensor_cores(consumer)
             scores = _scores(q, k_ring, stage, score_layout)
-            _give_turn((consumer + 1) % CONSUMERS)
+            _release_tensor_cores((consumer + 1) % CONSUMERS)
             scores = warpgroup_mma_wait(0, deps=[scores])
             mbarrier.arrive(k_empty.index(stage), count=1)
             top = gl.full([64], float("-inf"), gl.float32, layout=gl.SliceLayout(1, score_layout))
@@ -339,8 +339,8 @@ def _compute(
             first = sequence.to(gl.int64) * sizes[0] + start
             lse_rows = lse + (sequence.to(gl.int64) * heads + head) * sizes[0] + start
             gl.store(lse_rows + rows, top * SCALE + gl.log2(total) * 0.6931471805599453, mask=rows < tokens)
-            # Through shared memory, so that a warp stores whole lines. The zero keeps the addresses in here: computed ahead of
-            # all tiles they would take registers that the blocks need.
+            # Through shared memory, so that a warp stores full cache lines. The runtime zero keeps the address computation here:
+            # hoisted out of the tile loop, it would use registers that the blocks need.
             zero = gl.minimum(row, 0)
             out_buffer = (out_buffers if DIM < 256 else q_buffers).index(consumer + zero).reshape([64, DIM])
             out_buffer.store(result.to(v_ring.dtype))
@@ -353,8 +353,8 @@ def _compute(
             out_rows = out + ((first + row) * heads + head) * DIM
             gl.store(out_rows + rows[:, None] * (heads * DIM) + columns[None, :], result, mask=(row + rows < tokens)[:, None])
             tile += 1
-        index = _hear_next(schedule, turn, sizes[4], PERSISTENT)
-        turn += 1
+        index = _wait_for_next_tile(schedule, step, sizes[4], PERSISTENT)
+        step += 1
 
 
 @gluon.jit(do_not_specialize=UNSPECIALIZED)
@@ -369,7 +369,7 @@ def forward_kernel(
     q_buffers = gl.allocate_shared_memory(dtype, [CONSUMERS, 1, 1, 64, DIM], q_desc.layout)
     k_ring = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BLOCK, DIM], k_desc.layout)
     v_ring = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BLOCK, DIM], v_desc.layout)
-    # With 256 dimensions there is no room for the results beside the queries, and they take their place.
+    # With 256 dimensions, shared memory cannot hold the outputs next to the queries, so they reuse the query buffers.
     out_buffers = gl.allocate_shared_memory(
         dtype,
         [CONSUMERS if DIM < 256 else 1, 64 if DIM < 256 else 8, DIM],
@@ -401,7 +401,7 @@ def forward_kernel(
     barriers = (q_full, q_empty, k_full, k_empty, v_full, v_empty)
     memory = (buffers, barriers, (next_tile, next_full, next_empty))
     work = ((tokens, keys, heads, group, total, sequences, heads_together, tiles), window, cu_seqlens)
-    # The constants stand in each tuple, because in a tuple with a name they would become values.
+    # The constants are repeated in each tuple: in a named tuple variable they would become runtime values.
     if CONSUMERS == 2:
         gl.warp_specialize(
             [

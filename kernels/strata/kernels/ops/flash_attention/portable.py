@@ -1,15 +1,15 @@
-"""Attention's forward pass in plain Triton, for every shape and architecture that has no path of its own.
+"""Flash attention forward in plain Triton, for every shape and architecture without a specialised kernel.
 
-A program holds a block of queries of one head and passes over the keys that they see, keeping a running maximum and sum, so that
-scores are never in memory. Keys come in three loops: a masked one where a window begins, one without masks, and a masked one on
-the causal diagonal or at the sequence's end. The last key is seen by the last query: with fewer queries than keys, query i stands
-at key position i + s - t. Scores are in base two, log2(e) folded into their scale, since exp2 is what the hardware has.
+A program holds a block of queries of one head and loops over the keys they attend to, with a running maximum and sum (online
+softmax). Keys are processed in three loops: masked where a window begins, unmasked, and masked on the causal diagonal or at the
+end of the sequence. The last query is aligned with the last key: with fewer queries than keys, query i is at key position i + s
+- t. Scores are in base two, with log2(e) folded into the scale, because the hardware has exp2.
 
-Tiles come by TMA where the architecture has it and the strides allow it: one thread asks for a tile, whereas loads by pointers
-take registers for addresses that the accumulators need.
+Tiles are loaded by TMA if the architecture has it and the strides allow it. One thread issues a TMA load, while pointer loads
+need registers for addresses, which the accumulators need.
 
-Packed documents get blocks of their own: document d's first is number cu_seqlens[d] // BLOCK + d, which leaves room for every
-document before it, so that a program finds its document by bisection and no length must be known on the host.
+Each packed document has its own blocks. The first block of document d is number cu_seqlens[d] // BLOCK + d, an upper bound on the
+blocks of all earlier documents. A program finds its document by bisection, and the host needs no lengths.
 """
 
 import math
@@ -24,7 +24,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from strata.kernels.tuning.tunable import Config, Key, Tunable, TuningCase, architecture, config
 
 LOG2E: float = math.log2(math.e)
-RUNTIME_SIZES = ["t", "s", "documents", "window"]  # sizes that must not make another kernel when they are 1 or a multiple of 16
+RUNTIME_SIZES = ["t", "s", "documents", "window"]  # not specialised: no recompilation if one becomes 1 or a multiple of 16
 
 
 @triton.jit
@@ -46,9 +46,9 @@ def document_of(block, cu_seqlens, documents, BLOCK: tl.constexpr):
 def load_rows(
     source, strides, place, row, size, MASKED: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr
 ):
-    """A tile of BLOCK tokens of one head from `row` on, `source` a pointer or a TMA descriptor and `place` (batch, the document's
-    first token, head, tokens of a batch). Rows from `size` on, where MASKED says that there may be some, are zero, or by TMA
-    those of the next document: weights of zero keep them out, unless they are not finite."""
+    """Loads a tile of BLOCK tokens of one head, starting at `row`. `source` is a pointer or a TMA descriptor; `place` is (batch,
+    first token of the document, head, tokens per batch entry). With MASKED, rows from `size` on are zero. TMA loads rows of the
+    next document there instead, which zero weights cancel unless they are not finite."""
     batch, first, head, tokens = place
     if isinstance(source, tl.tensor_descriptor):
         tile = source.load([batch * tokens + first + row, head * BLOCK_D])
@@ -71,7 +71,7 @@ def load_rows(
 
 @triton.jit
 def store_rows(target, tile, place, row, size, heads, HEAD_DIM: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Into a contiguous [batch, tokens, heads, HEAD_DIM]."""
+    """Stores a tile into a contiguous [batch, tokens, heads, HEAD_DIM]."""
     batch, first, head, tokens = place
     rows = row + tl.arange(0, BLOCK)
     columns = tl.arange(0, BLOCK_D)
@@ -82,7 +82,7 @@ def store_rows(target, tile, place, row, size, heads, HEAD_DIM: tl.constexpr, BL
 
 @triton.jit
 def seen(positions, keys, s, window, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr):
-    """Which of `keys` a query at `positions` sees; one is a row and the other a column."""
+    """Mask of the keys that a query at `positions` attends to. One argument is a row, the other a column."""
     mask = (keys < s) & (positions == positions)
     if CAUSAL:
         mask = mask & (keys <= positions)
@@ -95,8 +95,8 @@ def seen(positions, keys, s, window, CAUSAL: tl.constexpr, WINDOWED: tl.constexp
 
 @triton.jit
 def key_bounds(start, t, s, window, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """(low, full_low, full_high, high) for the queries from `start`: keys outside of low..high are seen by none of them, those of
-    full_low..full_high by all. The first three are multiples of BLOCK_N."""
+    """(low, full_low, full_high, high) for the queries from `start`. No query attends to keys outside low..high; every query
+    attends to all keys of full_low..full_high. The first three are multiples of BLOCK_N."""
     first = start + s - t
     last = min(start + BLOCK_M, t) - 1 + s - t
     low = 0
@@ -139,7 +139,7 @@ def _attend(
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """`state` (weighted sum of values, sum of weights, largest score) with the keys of low..high."""
+    """Updates `state` (weighted sum of values, sum of weights, largest score) with the keys of low..high."""
     acc, total, peak = state
     for start in tl.range(low, high, BLOCK_N):
         k = load_rows(k_source, k_strides, place, start, s, MASKED, HEAD_DIM, BLOCK_N, BLOCK_D)
@@ -149,7 +149,7 @@ def _attend(
             scores = tl.where(seen(positions[:, None], keys[None, :], s, window, CAUSAL, WINDOWED), scores, float("-inf"))
         new_peak = tl.maximum(peak, tl.max(scores, 1) * SCALE)
         shift = new_peak
-        if MASKED:  # where no key was seen yet nothing, rather than inf - inf
+        if MASKED:  # avoids inf - inf before a query has attended to a key
             shift = tl.where(new_peak == float("-inf"), 0.0, new_peak)
         p = tl.exp2(scores * SCALE - shift[:, None])
         shrink = tl.exp2(peak - shift)
@@ -193,7 +193,7 @@ def forward_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    block = tl.num_programs(0) - 1 - tl.program_id(0)  # under a causal mask the last have the most to do: they go first
+    block = tl.num_programs(0) - 1 - tl.program_id(0)  # under a causal mask the last blocks are the longest: start them first
     head = tl.program_id(1)
     heads = tl.num_programs(1)
     batch = tl.program_id(2)
@@ -235,7 +235,7 @@ def forward_kernel(
         total = tl.where(total == 0.0, 1.0, total)
         out = acc / total[:, None]
         store_rows(out_pointer, out, own, start, t, heads, HEAD_DIM, BLOCK_M, BLOCK_D)
-        lse = (peak + tl.log2(total)) * 0.6931471805599453  # ln 2; -inf where no key was seen
+        lse = (peak + tl.log2(total)) * 0.6931471805599453  # ln 2; -inf for a query that attends to no key
         tl.store(lse_pointer + (tl.cast(batch, tl.int64) * heads + head) * tokens + first + rows, lse, mask=rows < t)
 
 
@@ -243,13 +243,13 @@ Tiles = tuple[int, int, int, int]  # BLOCK_M, BLOCK_N, warps, stages
 
 
 def shared_kib(arch: int) -> int:
-    """Shared memory of an SM; consumer cards have less."""
+    """Shared memory per SM in KiB; consumer GPUs have less."""
     return {80: 163, 87: 163, 90: 227, 100: 227, 103: 227}.get(arch, 99)
 
 
 def configs(arch: int, tiles: Iterable[Tiles], kib: Callable[[int, int, int], float]) -> list[Config]:
-    """Those whose tiles fit, `kib` of shared memory for BLOCK_M, BLOCK_N and stages. On Hopper small tiles and few warps beat
-    large ones: two programs share an SM, and one has the tensor cores while the other computes exponentials."""
+    """Configurations whose tiles fit; `kib(BLOCK_M, BLOCK_N, stages)` is their shared memory. On Hopper, small tiles and few
+    warps are fastest: two programs share an SM, and one uses the tensor cores while the other computes exponentials."""
     return [
         config(BLOCK_M=m, BLOCK_N=n, num_warps=warps, num_stages=stages)
         for m, n, warps, stages in tiles
@@ -277,13 +277,13 @@ FORWARD = Tunable("flash_attention_forward", _candidates)
 
 
 class Arguments:
-    """What the three kernels of a call are all launched with, and the key that their tiles are found by."""
+    """Launch arguments shared by the three kernels of a call, and the key of their tuned tiles."""
 
     def __init__(self, q: Tensor, k: Tensor, causal: bool, window: int | None, scale: float, cu_seqlens: Tensor | None) -> None:
         _, t, h, e = q.shape
         s, kv = k.shape[1:3]
-        windowed = window is not None and window < max(t, s)  # else nothing is beyond it, and without one they are quicker
-        self.block_d = max(16, triton.next_power_of_2(e))  # tensor cores take no fewer, and tiles are powers of two
+        windowed = window is not None and window < max(t, s)  # a window that covers everything is dropped: faster without
+        self.block_d = max(16, triton.next_power_of_2(e))  # tensor cores need at least 16, and tiles are powers of two
         self.key: Key = (self.block_d, q.element_size(), int(causal), int(windowed))
         self.sizes = (t, s, 0 if cu_seqlens is None else cu_seqlens.shape[0] - 1, window if windowed else 0)
         self.constants = {
@@ -292,7 +292,7 @@ class Arguments:
             "CAUSAL": causal,
             "WINDOWED": windowed,
             "PACKED": cu_seqlens is not None,
-            # three products of tf32 parts are as good as one of fp32; one alone has three digits
+            # three tf32 products are as accurate as one fp32 product; a single one has three digits
             "PRECISION": "tf32x3" if q.dtype == torch.float32 else "tf32",
             "HEAD_DIM": e,
             "BLOCK_D": self.block_d,
@@ -300,13 +300,13 @@ class Arguments:
 
 
 def strides(*tensors: Tensor) -> list[int]:
-    """Of batch, tokens and heads; the last is 1."""
+    """Strides of batch, tokens and heads; the last stride is 1."""
     return [stride for tensor in tensors for stride in tensor.stride()[:3]]
 
 
-def tma_takes(x: Tensor) -> bool:
-    """Half precision (products of fp32 parts need their tiles in registers): a matrix of all tokens by all heads, whose rows are
-    multiples of 16 bytes apart; a head as wide as its tile, since the next head begins where it ends."""
+def tma_supports(x: Tensor) -> bool:
+    """Whether TMA can load tiles of x. Requires half precision (tf32x3 products need tiles in registers), a matrix of all tokens
+    by all heads with rows aligned to 16 bytes, and a head as wide as its tile, because the next head begins where it ends."""
     b, t, h, e = x.shape
     stride_b, stride_t, stride_h, _ = x.stride()
     matrix = (b == 1 or stride_b == t * stride_t) and (h == 1 or stride_h == e) and stride_t >= h * e
@@ -315,7 +315,7 @@ def tma_takes(x: Tensor) -> bool:
 
 
 def source(x: Tensor, block: int, block_d: int) -> Tensor | TensorDescriptor:
-    if not tma_takes(x):
+    if not tma_supports(x):
         return x
     b, t, h, e = x.shape
     return TensorDescriptor(x, [b * t, h * e], [x.stride(1), 1], [block, block_d])
@@ -336,7 +336,7 @@ def forward(
     max_seqlen: int,
     launch: Config | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(out, lse); `max_seqlen` is of use to other paths only."""
+    """(out, lse); `max_seqlen` is used only by other implementations."""
     b, t, h, _ = q.shape
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty((b, h, t), dtype=torch.float32, device=q.device)

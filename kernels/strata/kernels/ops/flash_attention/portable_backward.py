@@ -1,12 +1,12 @@
-"""Attention's backward pass in plain Triton: a kernel for the gradient of queries, and one for those of keys and values.
+"""Flash attention backward in plain Triton: one kernel for dQ, one for dK and dV.
 
-Both compute the probabilities again from the scores and each query's logsumexp, two products more than one kernel that adds to
-the queries' gradient atomically would need; in return nothing is added in an order that changes from run to run, and nothing in
-fp32 is in memory. With d_out the gradient of the output: dV = P' d_out, dS = P * (d_out V' - delta), dQ = dS K, dK = dS' Q, where
-delta, the sum of d_out * out over a head, is computed by the first kernel, which has the tiles at hand, and read by the second.
+Both kernels recompute the probabilities from the scores and each query's log-sum-exp. This takes two more products than a single
+kernel with atomic additions to dQ. In return, the result is deterministic and no fp32 buffer is needed. With d_out the gradient
+of the output: dV = P' d_out, dS = P * (d_out V' - delta), dQ = dS K, dK = dS' Q. delta, the sum of d_out * out over a head, is
+computed by the dQ kernel, which already holds the tiles, and read by the other.
 
-A query that sees no key, or that a tile has beyond the last, gets an infinite logsumexp: its probabilities are zero, so that the
-loops need masks for nothing but causality and windows.
+A query that attends to no key, or that is beyond the last query of a tile, gets an infinite log-sum-exp and so zero
+probabilities. The loops need masks only for causality and windows.
 """
 
 from functools import partial
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from strata.kernels.ops.flash_attention.portable import SHAPES_TO_TUNE, Arguments
-from strata.kernels.ops.flash_attention.portable_dk_dv import dk_dv_triton, dk_dv_tunable, gradients_at_once, launch_dk_dv
+from strata.kernels.ops.flash_attention.portable_dk_dv import dk_dv_triton, dk_dv_tunable, gradients_per_launch, launch_dk_dv
 from strata.kernels.ops.flash_attention.portable_dq import dq_triton, dq_tunable
 from strata.kernels.tuning.tunable import Config, TuningCase
 
@@ -33,7 +33,7 @@ def backward(
     cu_seqlens: Tensor | None,
     max_seqlen: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(dq, dk, dv), contiguous; `max_seqlen` is of use to other paths only."""
+    """(dq, dk, dv), contiguous; `max_seqlen` is used only by other implementations."""
     dq, delta = dq_triton(dout, q, k, v, out, lse, causal, window, scale, cu_seqlens)
     dk, dv = dk_dv_triton(dout, q, k, v, lse, delta, causal, window, scale, cu_seqlens)
     return dq, dk, dv
@@ -63,6 +63,6 @@ def _tuning_cases(device: torch.device, dim: int, heads: int, causal: bool, wind
                 (*shared.key, int(with_dk), int(with_dv)),
                 partial(run_dk_dv, with_dk, with_dv),
             )
-            for with_dk, with_dv in gradients_at_once(shared.block_d)
+            for with_dk, with_dv in gradients_per_launch(shared.block_d)
         ),
     ]

@@ -1,6 +1,6 @@
-"""The gradients of attention's keys and values in plain Triton.
+"""Gradients of the keys and values in plain Triton.
 
-What it computes, and why in a kernel of its own, is said in flash_attention_portable_backward.py."""
+See portable_backward.py for the algorithm and for the reason it has two kernels."""
 
 import torch
 import triton
@@ -26,8 +26,8 @@ from strata.kernels.tuning.tunable import Config, Key, Tunable, config
 
 @triton.jit
 def query_bounds(start, t, s, window, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """(low, full_low, full_high, high) for the keys from `start`: queries outside of low..high see none of them, those of
-    full_low..full_high see all. The first three are multiples of BLOCK_M."""
+    """(low, full_low, full_high, high) for the keys from `start`. Queries outside low..high attend to none of them; queries of
+    full_low..full_high attend to all. The first three are multiples of BLOCK_M."""
     first = start - (s - t)
     last = min(start + BLOCK_N, s) - 1 - (s - t)
     low = 0
@@ -181,7 +181,7 @@ def dk_dv_kernel(
                 True, DK, DV, CAUSAL, WINDOWED, SCALE, PRECISION, HEAD_DIM, BLOCK_D, BLOCK_M,
             )  # fmt: skip
         if DK:
-            dk = dk * (SCALE * 0.6931471805599453)  # ln 2 takes the scale back to base e
+            dk = dk * (SCALE * 0.6931471805599453)  # ln 2 converts the scale back to base e
             store_rows(dk_pointer, dk, own, start, s, kv_heads, HEAD_DIM, BLOCK_N, BLOCK_D)
         if DV:
             store_rows(dv_pointer, dv, own, start, s, kv_heads, HEAD_DIM, BLOCK_N, BLOCK_D)
@@ -223,15 +223,15 @@ def dk_dv_triton(
     dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
     dv = torch.empty_like(dk)
     shared = Arguments(q, k, causal, window, scale, cu_seqlens)
-    for with_dk, with_dv in gradients_at_once(shared.block_d):
+    for with_dk, with_dv in gradients_per_launch(shared.block_d):
         tiles = dk_dv_tunable.arguments((*shared.key, int(with_dk), int(with_dv)), q.device)
         launch_dk_dv(dout, q, k, v, lse, delta, dk, dv, cu_seqlens, shared, with_dk, with_dv, tiles)
     return dk, dv
 
 
-def gradients_at_once(block_d: int) -> list[tuple[bool, bool]]:
-    """Whether dK and dV are computed by each of the kernel's launches: registers hold both for heads of up to 128. Wider ones in
-    tiles that are half as large would be slower than the scores a second time."""
+def gradients_per_launch(block_d: int) -> list[tuple[bool, bool]]:
+    """(dK, dV) computed by each launch of the kernel. Registers hold both for head dimensions up to 128. For wider heads,
+    computing the scores twice is faster than tiles of half the size."""
     return [(True, True)] if block_d <= 128 else [(True, False), (False, True)]
 
 

@@ -1,6 +1,6 @@
-"""The gradient of attention's queries, and delta, the sum of d_out * out over a head, in plain Triton.
+"""Gradient of the queries, and delta, the sum of d_out * out over a head, in plain Triton.
 
-What it computes, and why in a kernel of its own, is said in flash_attention_portable_backward.py."""
+See portable_backward.py for the algorithm and for the reason it has two kernels."""
 
 import torch
 import triton
@@ -26,7 +26,7 @@ from strata.kernels.tuning.tunable import Config, Key, Tunable, config
 
 @triton.jit
 def load_lse(pointers, mask):
-    """In base two, and so that exp2(score - lse) is zero for a query that sees nothing or is not there."""
+    """lse in base two; +inf for a query that attends to no key or is out of range, so that exp2(score - lse) is zero."""
     lse = tl.load(pointers, mask=mask, other=float("-inf"))
     return tl.where(lse == float("-inf"), float("inf"), lse * 1.4426950408889634)  # log2(e)
 
@@ -112,7 +112,7 @@ def dq_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    block = tl.num_programs(0) - 1 - tl.program_id(0)  # under a causal mask the last have the most to do: they go first
+    block = tl.num_programs(0) - 1 - tl.program_id(0)  # under a causal mask the last blocks are the longest: start them first
     head = tl.program_id(1)
     heads = tl.num_programs(1)
     batch = tl.program_id(2)
@@ -153,7 +153,7 @@ def dq_kernel(
             dq, q, d_out, lse, delta, k_source, v_source, k_strides, v_strides, shared, max(full_low, full_high), high, positions,
             s, window, True, CAUSAL, WINDOWED, SCALE, PRECISION, HEAD_DIM, BLOCK_D, BLOCK_N,
         )  # fmt: skip
-        dq = dq * (SCALE * 0.6931471805599453)  # ln 2 takes the scale back to base e
+        dq = dq * (SCALE * 0.6931471805599453)  # ln 2 converts the scale back to base e
         store_rows(dq_pointer, dq, own, start, t, heads, HEAD_DIM, BLOCK_M, BLOCK_D)
 
 

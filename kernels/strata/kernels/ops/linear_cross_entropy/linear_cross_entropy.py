@@ -1,12 +1,13 @@
-"""The last linear layer and the cross-entropy of what it says, without a logit for every token and word at once in memory.
+"""Fused output projection and cross-entropy loss, without the logits of all tokens in memory.
 
-Tokens are taken in chunks. For each, a matrix product makes the logits, one pass turns them in place into their gradient, and two
-more products make of that the gradients of input and weight. So these are there at the end of the forward pass, three products in
-all, and the backward pass has only to scale them by what comes in: in place, and not at all where that is one. Where each token
-has an incoming gradient of its own (reduction "none") this cannot be, and the backward pass makes the logits a second time.
+Tokens are processed in chunks. For each chunk, a matrix product computes the logits, one pass replaces them in place by their
+gradient, and two more products compute the gradients of input and weight. Both gradients therefore exist at the end of the
+forward pass, after three products. The backward pass only scales them by the incoming gradient: in place, and not at all if it
+is 1. With reduction "none" each token has its own incoming gradient, and the backward pass computes the logits again.
 
-A target that is neither in the vocabulary nor `ignore_index` is an error on a CPU. A GPU would have to be waited for to know:
-there its loss and gradient are NaN, and nothing is read out of bounds. The mean over no tokens is 0, with gradients of 0.
+On a CPU, a target that is neither in the vocabulary nor `ignore_index` is an error. On a GPU, an error would need a
+synchronization: the token's loss and gradient are NaN, and nothing is read out of bounds. The mean over no tokens is 0, with
+gradients of 0.
 """
 
 import math
@@ -20,13 +21,13 @@ import triton.language as tl
 from torch import Tensor
 
 from strata.kernels.ops.linear_cross_entropy.rows import Rows, Terms, softmax_rows_cpu, softmax_rows_triton
-from strata.kernels.ops.on_device import on_its_device
+from strata.kernels.ops.on_device import on_tensor_device
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 REDUCTIONS = ("mean", "sum", "none")
-LOGITS_BYTES = {"cuda": 1 << 29, "cpu": 1 << 24}  # of a chunk: a GPU wants few large products, a CPU what stays in its caches
-LEAST_TOKENS = 128  # of a chunk: each reads the weight twice and its gradient once
-MOST_ROUNDINGS = 8  # a weight gradient that is the sum of more chunks than this is summed in fp32
+LOGITS_BYTES = {"cuda": 1 << 29, "cpu": 1 << 24}  # per chunk: large products on a GPU, cache-resident logits on a CPU
+LEAST_TOKENS = 128  # per chunk: each chunk reads the weight twice and its gradient once
+MOST_ROUNDINGS = 8  # with more chunks than this, the weight gradient is accumulated in fp32
 
 
 def reference(
@@ -64,7 +65,7 @@ def multiply_triton(values: Tensor, factor: Tensor) -> None:
         multiply_unless_one_kernel[(programs,)](values, factor, values.numel(), BLOCK=4096, num_warps=8)
 
 
-def in_chunks(
+def process_in_chunks(
     rows: Rows,
     x: Tensor,
     weight: Tensor,
@@ -76,13 +77,14 @@ def in_chunks(
     x_gradient: bool,
     weight_gradient: bool,
 ) -> tuple[Tensor, Tensor]:
-    """What `rows` does, and the gradients of input and weight, in `held_dtype`; empty where not asked for."""
+    """Applies `rows` to each chunk of logits. Returns the gradients of input and weight in `accumulation_dtype`, or empty
+    tensors."""
     (tokens, width), vocabulary = x.shape, weight.shape[0]
-    stride = vocabulary + -vocabulary % 64  # products of rows that do not start at multiples of 16 bytes are far slower
+    stride = vocabulary + -vocabulary % 64  # products are much slower if rows do not start at multiples of 16 bytes
     size = chunk_size(tokens, stride * x.element_size(), x.device)
     scale = scale.expand(tokens)
-    dx = x.new_empty((tokens, width) if x_gradient else 0, dtype=held_dtype(x.dtype))
-    total_dtype = held_dtype(x.dtype) if tokens <= size * MOST_ROUNDINGS else torch.promote_types(x.dtype, torch.float32)
+    dx = x.new_empty((tokens, width) if x_gradient else 0, dtype=accumulation_dtype(x.dtype))
+    total_dtype = accumulation_dtype(x.dtype) if tokens <= size * MOST_ROUNDINGS else torch.promote_types(x.dtype, torch.float32)
     dweight = weight.new_empty((vocabulary, width) if weight_gradient else 0, dtype=total_dtype)
     buffer = x.new_empty(min(size, tokens), stride)
     for start in range(0, tokens, size):
@@ -97,11 +99,11 @@ def in_chunks(
             add_product(dweight, logits.T, x[part], beta=0 if start == 0 else 1)
     if not tokens:
         dweight.zero_()
-    return dx, dweight.to(held_dtype(x.dtype))
+    return dx, dweight.to(accumulation_dtype(x.dtype))
 
 
 def chunk_size(tokens: int, row_bytes: int, device: torch.device) -> int:
-    """Chunks of one size, as far as that goes: a small last one would leave the matrix units half empty."""
+    """Tokens per chunk. Chunks have equal sizes where possible: a small last chunk would underuse the tensor cores."""
     affordable = max(LOGITS_BYTES[device.type] // row_bytes, LEAST_TOKENS)
     chunks = max(math.ceil(tokens / affordable), 1)
     even = math.ceil(tokens / chunks)
@@ -117,9 +119,9 @@ def add_product(total: Tensor, left: Tensor, right: Tensor, beta: int) -> None:
         torch.addmm(total, left.to(total.dtype), right.to(total.dtype), beta=beta, out=total)
 
 
-def held_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Of gradients between forward and backward pass. While their factor, the loss scale over the count of tokens, is not known,
-    a sum may leave the range of fp16 on either side."""
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of gradients between the forward and the backward pass: fp32 for fp16. Until the loss scale and the token count
+    are applied, a sum may overflow or underflow in fp16."""
     return torch.float32 if dtype == torch.float16 else dtype
 
 
@@ -135,21 +137,23 @@ def forward(
     x_gradient: bool,
     weight_gradient: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The loss; the gradients of input and weight as they are held, with the factor that they still lack; each token's lse."""
+    """Returns the loss, the unscaled gradients of input and weight, the factor still to apply to them, and each token's lse."""
     losses, lse = (x.new_empty(len(x), dtype=torch.promote_types(x.dtype, torch.float32)) for _ in range(2))
     share = lse.new_ones(1)
     if reduction == "mean":
         share = share / (targets != ignore_index).sum().clamp(min=1)
-    if x.dtype == torch.float16:  # a probability over the count of tokens is too small for it
+    if x.dtype == torch.float16:  # a probability divided by the token count underflows in fp16
         scale, lacking = torch.full_like(share, 256), share / 256
     else:
         scale, lacking = share, torch.ones_like(share)
     terms, now = Terms(ignore_index, label_smoothing, z_loss), reduction != "none"
-    dx, dweight = in_chunks(rows, x, weight, targets, scale, losses, lse, terms, x_gradient and now, weight_gradient and now)
+    dx, dweight = process_in_chunks(
+        rows, x, weight, targets, scale, losses, lse, terms, x_gradient and now, weight_gradient and now
+    )
     return (losses.sum() * share[0] if now else losses), dx, dweight, lacking, lse
 
 
-def backward_of_each(
+def backward_per_token(
     rows: Rows,
     dlosses: Tensor,
     x: Tensor,
@@ -163,7 +167,7 @@ def backward_of_each(
     weight_gradient: bool,
 ) -> tuple[Tensor, Tensor]:
     terms = Terms(ignore_index, label_smoothing, z_loss)
-    dx, dweight = in_chunks(rows, x, weight, targets, dlosses, None, lse, terms, x_gradient, weight_gradient)
+    dx, dweight = process_in_chunks(rows, x, weight, targets, dlosses, None, lse, terms, x_gradient, weight_gradient)
     return dx.to(x.dtype), dweight.to(x.dtype)
 
 
@@ -176,9 +180,9 @@ library.define(
     "linear_cross_entropy_backward(Tensor dlosses, Tensor x, Tensor weight, Tensor targets, Tensor lse, int ignore_index, "
     "float label_smoothing, float z_loss, bool x_gradient, bool weight_gradient) -> (Tensor, Tensor)"
 )
-for name, run in (("linear_cross_entropy", forward), ("linear_cross_entropy_backward", backward_of_each)):
+for name, run in (("linear_cross_entropy", forward), ("linear_cross_entropy_backward", backward_per_token)):
     library.impl(name, partial(run, softmax_rows_cpu), "CPU")
-    library.impl(name, on_its_device(partial(run, softmax_rows_triton)), "CUDA")
+    library.impl(name, on_tensor_device(partial(run, softmax_rows_triton)), "CUDA")
 
 
 @torch.library.register_fake("strata::linear_cross_entropy", lib=library)
@@ -195,8 +199,8 @@ def _(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     lse = x.new_empty(x.shape[0], dtype=torch.promote_types(x.dtype, torch.float32))
     now = reduction != "none"
-    dx = x.new_empty(x.shape if x_gradient and now else 0, dtype=held_dtype(x.dtype))
-    dweight = weight.new_empty(weight.shape if weight_gradient and now else 0, dtype=held_dtype(x.dtype))
+    dx = x.new_empty(x.shape if x_gradient and now else 0, dtype=accumulation_dtype(x.dtype))
+    dweight = weight.new_empty(weight.shape if weight_gradient and now else 0, dtype=accumulation_dtype(x.dtype))
     return lse.new_empty(() if now else x.shape[0]), dx, dweight, lse.new_empty(1), lse
 
 
@@ -226,7 +230,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def finished(held: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
-    """In place, unless another backward pass may follow, or this one is being traced."""
+    """The gradient times its factor. Scales in place unless another backward pass may follow or this one is traced."""
     if type(held) is not Tensor:
         return (held * factor).to(dtype)
     if held.dtype != dtype or torch._C._autograd._get_current_graph_task_keep_graph():
@@ -267,25 +271,25 @@ def linear_cross_entropy(
     z_loss: float = 0.0,
     reduction: str = "mean",
 ) -> Tensor:
-    """The cross-entropy of `x @ weight.T`, x [tokens, width] and weight [vocabulary, width], with targets [tokens], as
-    torch.nn.functional.cross_entropy has it, and z_loss * logsumexp² on top for each token. In fp32 (fp64 for fp64)."""
+    """Cross-entropy of `x @ weight.T` and targets [tokens], for x [tokens, width] and weight [vocabulary, width], as in
+    torch.nn.functional.cross_entropy, plus z_loss * logsumexp² per token. Computed in fp32 (fp64 for fp64)."""
     if x.dim() != 2 or weight.dim() != 2 or x.shape[1] != weight.shape[1] or targets.shape != x.shape[:1]:
         raise ValueError(
-            "linear_cross_entropy takes x [tokens, width], weight [vocabulary, width] and targets [tokens], "
-            f"not {list(x.shape)}, {list(weight.shape)} and {list(targets.shape)}"
+            "linear_cross_entropy expects x [tokens, width], weight [vocabulary, width] and targets [tokens], "
+            f"got {list(x.shape)}, {list(weight.shape)} and {list(targets.shape)}"
         )
     if not weight.shape[0]:
         raise ValueError("linear_cross_entropy needs a vocabulary: the weight has no rows")
     if targets.dtype != torch.int64:
-        raise ValueError(f"linear_cross_entropy takes int64 targets, not {targets.dtype}")
+        raise ValueError(f"linear_cross_entropy expects int64 targets, got {targets.dtype}")
     if x.dtype not in DTYPES and not (x.dtype == torch.float64 and x.device.type == "cpu"):
-        raise ValueError(f"linear_cross_entropy takes float32, float16 and bfloat16 (float64 on a CPU), not {x.dtype}")
+        raise ValueError(f"linear_cross_entropy expects float32, float16 or bfloat16 (float64 on a CPU), got {x.dtype}")
     if x.dtype != weight.dtype:
-        raise ValueError(f"linear_cross_entropy takes x and weight of one dtype, not {x.dtype} and {weight.dtype}")
+        raise ValueError(f"linear_cross_entropy expects x and weight of one dtype, got {x.dtype} and {weight.dtype}")
     if reduction not in REDUCTIONS:
-        raise ValueError(f"linear_cross_entropy has the reductions {', '.join(REDUCTIONS)}, not '{reduction}'")
+        raise ValueError(f"linear_cross_entropy has the reductions {', '.join(REDUCTIONS)}, got '{reduction}'")
     if not 0 <= label_smoothing <= 1:
-        raise ValueError(f"label_smoothing is a share, from 0 to 1, not {label_smoothing}")
+        raise ValueError(f"label_smoothing must be from 0 to 1, got {label_smoothing}")
     trains = torch.is_grad_enabled()
     loss: Tensor = torch.ops.strata.linear_cross_entropy(
         x,

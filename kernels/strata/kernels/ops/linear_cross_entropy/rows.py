@@ -1,7 +1,7 @@
-"""Of a chunk's logits, row by row: each token's loss and log-sum-exp, and, in the logits' place, their gradient.
+"""Loss, log-sum-exp and in-place gradient of each row of a chunk of logits.
 
-The Triton pass reads a row twice. The rows under way at once are somewhat more than the L2 cache holds, so the second reading
-goes backwards: it finds the end of the row there, where one from the start would find only what is about to be overwritten.
+The Triton kernel reads a row twice. The rows in flight are slightly larger than the L2 cache, so the second pass goes backwards:
+the end of the row is still cached, while the start is about to be evicted.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 @dataclass(frozen=True)
 class Terms:
-    """What a token's loss is made of."""
+    """Settings of the loss."""
 
     ignore_index: int
     label_smoothing: float
@@ -27,8 +27,8 @@ class Terms:
 
 
 class Rows(Protocol):
-    """Fills `losses` and `lse` [rows], or, without `losses`, takes `lse` as known. With `gradients` overwrites the logits
-    [rows, vocabulary] by the gradient of the losses, times `scale` [rows]."""
+    """Fills `losses` and `lse` [rows]; without `losses`, `lse` is an input. With `gradients`, overwrites the logits
+    [rows, vocabulary] with the gradient of the losses, times `scale` [rows]."""
 
     def __call__(
         self,
@@ -60,8 +60,8 @@ def softmax_rows_kernel(
     GRADIENTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    # Loads and stores reach over a row's end to where the next begins: the stride, unlike the vocabulary, is a multiple of 16,
-    # and only with such a bound are they 16 bytes wide. What lies in between becomes finite: a product may meet it with zeros.
+    # Loads and stores are bounded by the row stride, not by the vocabulary: the stride is a multiple of 16, which allows 16-byte
+    # accesses. The padding is overwritten with finite values, because a product may multiply it by zero.
     row = tl.program_id(0)
     logits_ptr += row.to(tl.int64) * row_stride
     target = tl.load(targets_ptr + row)
@@ -169,7 +169,7 @@ def softmax_rows_cpu(
             f"nor the ignore_index {terms.ignore_index}"
         )
     chosen = targets.masked_fill(ignored, 0).unsqueeze(1)
-    scores = logits.to(lse.dtype)  # the logits themselves, unless they are fp16 or bf16
+    scores = logits.to(lse.dtype)  # the same tensor, unless the logits are fp16 or bf16
     if losses is None:
         scores.sub_(lse.unsqueeze(1)).exp_()
     else:
@@ -178,7 +178,7 @@ def softmax_rows_cpu(
         if terms.label_smoothing:
             losses.sub_(scores.mean(1), alpha=terms.label_smoothing)
         torch.softmax(scores, 1, out=scores)
-        lse.copy_(largest - scores.amax(1).log())  # the largest probability is at least 1 / vocabulary: it has a logarithm
+        lse.copy_(largest - scores.amax(1).log())  # the largest probability is at least 1 / vocabulary, so the log is finite
         losses.add_(lse).add_(lse**2, alpha=terms.z_loss).masked_fill_(ignored, 0)
     if gradients:
         scale = scale.masked_fill(ignored, 0)

@@ -1,10 +1,10 @@
-"""Paged attention for sequences with one query or a few: reading the keys and values once, at the memory's speed, is all of it.
+"""Paged attention for sequences with one or a few queries, bound by reading the KV cache once.
 
-The key tiles of all sequences, one after the other, are cut into equal chunks, one for each program the GPU can hold: a single
-long sequence fills it as well as many of very different lengths do, and no length is needed on the host (CUDA graphs). A chunk
-may begin or end within a sequence; it then leaves an unnormalised part, and who leaves the last part of a sequence puts them all
-together. Programs of one chunk, one a KV head, are neighbours, so that heads that lie side by side in memory are read at about
-the same time. All query heads that share a KV head are rows of one tile, for each of a sequence's few queries.
+The key tiles of all sequences are concatenated and cut into equal chunks, one per resident program. A single long sequence fills
+the GPU as well as many sequences of different lengths, and the host needs no lengths (CUDA graphs). A chunk may begin or end
+inside a sequence; it then stores an unnormalised partial result, and the program that stores the last partial result of a
+sequence merges them. The programs of one chunk, one per KV head, are adjacent in the grid, so that heads adjacent in memory are
+read at about the same time. All query heads that share a KV head are rows of one tile, for each of a sequence's few queries.
 """
 
 from functools import cache
@@ -17,9 +17,9 @@ from torch import Tensor
 from strata.kernels.tuning.tunable import Config, Key, Tunable, bucket, config
 
 LEAST_ROWS = 16  # of a matrix product
-MOST_ROWS = 64  # queries times heads of a group; with more, computing takes longer than reading
-LEAST_TILES = 4  # of a chunk: merging many short parts takes longer than reading their keys
-MERGED_AT_ONCE = 2**12  # numbers, in registers
+MOST_ROWS = 64  # queries times heads of a group; above this, compute takes longer than reading the cache
+LEAST_TILES = 4  # of a chunk: merging many short partial results takes longer than reading their keys
+MERGED_VALUES = 2**12  # values held in registers
 LOG2_E = 1.4426950408889634
 
 
@@ -27,8 +27,8 @@ LOG2_E = 1.4426950408889634
 def count_key_tiles(
     context_lens, query_starts, seqs, MAX_QUERIES: tl.constexpr, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr, SEQS: tl.constexpr
 ):
-    """Of every sequence, as [SEQS]; none where there are more queries than this kernel is for. With queries and no keys it is an
-    empty tile, so that there is somebody to write zeros."""
+    """Key tiles of every sequence [SEQS]; 0 for sequences with more queries than this kernel handles. A sequence with queries and
+    no keys has one empty tile, so that a program writes its zeros."""
     seq = tl.arange(0, SEQS)
     there = seq < seqs
     context = tl.load(context_lens + seq, mask=there, other=0)
@@ -39,7 +39,7 @@ def count_key_tiles(
 
 @triton.jit
 def first_key_tile(context, queries, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The first that the first query sees something of."""
+    """The first key tile that the first query attends to."""
     if WINDOW > 0:
         return tl.maximum(context - queries + 1 - WINDOW, 0) // BLOCK_N
     else:
@@ -48,20 +48,20 @@ def first_key_tile(context, queries, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr
 
 @triton.jit
 def part_of(chunk, later, head, kv_heads, ROWS: tl.constexpr):
-    """Where a chunk's first sequence (or a later one, its last) leaves its rows when it is not the chunk's alone."""
+    """Row offset of a chunk's partial result: of its first sequence, or with `later` of its last."""
     return ((chunk.to(tl.int64) * 2 + later) * kv_heads + head) * ROWS
 
 
 @triton.jit
 def chunk_of(tile, size, longer):
-    """Chunks have `size` tiles, the first `longer` of them one more."""
+    """The chunk that contains a tile. Chunks have `size` tiles, the first `longer` of them one more."""
     in_longer = longer * (size + 1)
     return tl.where(tile < in_longer, tile // (size + 1), longer + (tile - in_longer) // size)
 
 
 @triton.jit
 def merge(parts, slots, first, last, first_later, head, kv_heads, DIMS: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr):
-    """The sequence's parts in chunks `first` to `last`, PARTS at a time; past the L1 cache, which may hold older ones."""
+    """Merges a sequence's partial results in chunks `first` to `last`, PARTS at a time. Loads bypass L1, which may be stale."""
     rows, dims = tl.arange(0, ROWS), tl.arange(0, DIMS)
     best = tl.full([ROWS], -1e38, tl.float32)
     weight = tl.zeros([ROWS], tl.float32)
@@ -106,8 +106,8 @@ def store_rows(
 @triton.jit(do_not_specialize=["seqs", "table_seq"])
 def decode_kernel(
     out,
-    parts,  # accumulated values [programs, 2, kv_heads, ROWS, DIMS], then maxima and sums, each without DIMS
-    arrivals,  # how many parts there are already [seqs, kv_heads], zeros before and after
+    parts,  # partial results: values [programs, 2, kv_heads, ROWS, DIMS], then maxima and sums, each without DIMS
+    arrivals,  # number of partial results stored so far [seqs, kv_heads], zero before and after a launch
     q,
     key_cache,
     value_cache,
@@ -135,7 +135,7 @@ def decode_kernel(
     SEQS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    ROWS: tl.constexpr,  # of BLOCK_M, those that may be wanted
+    ROWS: tl.constexpr,  # rows of BLOCK_M that may hold queries
     PARTS: tl.constexpr,
 ):
     head, kv_heads = tl.program_id(0), tl.num_programs(0)
@@ -143,7 +143,7 @@ def decode_kernel(
     tiles = count_key_tiles(context_lens, query_starts, seqs, ROWS // GROUP, WINDOW, BLOCK_N, SEQS)
     ends = tl.cumsum(tiles, 0)
     total = tl.sum(tiles, 0)
-    chunks = tl.minimum(tl.num_programs(1), total)  # none is empty
+    chunks = tl.minimum(tl.num_programs(1), total)  # no chunk is empty
     if chunk >= chunks:
         return
     size = total // chunks
@@ -177,17 +177,17 @@ def decode_kernel(
             q_tile = tl.load(q + q_rows * q_token + q_heads[:, None] * q_head + dims[None, :], mask=wanted, other=0.0)
             table = block_tables + seq.to(tl.int64) * table_seq
 
-            best = tl.full([BLOCK_M], -1e38, tl.float32)  # finite, so that a row that sees nothing has no inf - inf
+            best = tl.full([BLOCK_M], -1e38, tl.float32)  # finite, to avoid inf - inf in a row that attends to no key
             weight = tl.zeros([BLOCK_M], tl.float32)
             acc = tl.zeros([BLOCK_M, DIMS], tl.float32)
-            # Blocks are looked up a tile ahead: a load whose address is itself being loaded is pipelined half as deep.
+            # Block numbers are loaded one tile ahead: a load that depends on another load is pipelined half as deep.
             keys = (lo + shift) * BLOCK_N + in_tile
             blocks = tl.load(table + keys // BLOCK_SIZE, mask=keys < context, other=0)
             for tile in range(lo + shift, hi + shift):
                 keys = tile * BLOCK_N + in_tile
                 block, slot = blocks.to(tl.int64), keys % BLOCK_SIZE
                 blocks = tl.load(table + (keys + BLOCK_N) // BLOCK_SIZE, mask=keys + BLOCK_N < context, other=0)
-                there = (keys < context)[:, None]  # what lies beyond may be NaN
+                there = (keys < context)[:, None]  # slots beyond the context may hold NaN
                 if HEAD_DIM < DIMS:
                     there &= (dims < HEAD_DIM)[None, :]
                 k = tl.load(k_base + (block * k_block + slot * k_slot)[:, None], mask=there, other=0.0)
@@ -214,22 +214,22 @@ def decode_kernel(
                 tl.store(parts + slots * DIMS + part, best, mask=token < queries)
                 tl.store(parts + slots * (DIMS + 1) + part, weight, mask=token < queries)
                 first, last = chunk_of(seq_begin, size, longer), chunk_of(seq_end - 1, size, longer)
-                tl.debug_barrier()  # all threads have stored before one says so
+                tl.debug_barrier()  # all threads have stored before the arrival is counted
                 before = tl.atomic_add(arrivals + seq * kv_heads + head, 1, sem="acq_rel", scope="gpu")
                 if before == last - first:
-                    tl.store(arrivals + seq * kv_heads + head, 0)  # for the next launch
+                    tl.store(arrivals + seq * kv_heads + head, 0)  # reset for the next launch
                     first_later = (first * size + tl.minimum(first, longer) < seq_begin).to(tl.int32)
                     result = merge(parts, slots, first, last, first_later, head, kv_heads, DIMS, ROWS, PARTS)
                     store_rows(out, result, q_start, queries, head, out_token, out_head, GROUP, HEAD_DIM, DIMS, ROWS)
 
 
 def candidates(arch: int, key: Key) -> list[Config]:
-    """PROGRAMS are as many as an SM holds at a time, or a multiple."""
+    """PROGRAMS is the number of resident programs per SM, or a multiple."""
     if arch == 0:
         return [config(BLOCK_N=16, PROGRAMS=1)]
     dims, rows, item_bytes = map(int, key)
     warps = 8 if rows * dims > 64 * 128 else 4
-    tile = max(2**14 // (dims * item_bytes), 16)  # 16 KiB of keys, as much of values
+    tile = max(2**14 // (dims * item_bytes), 16)  # 16 KiB of keys and 16 KiB of values
     return [
         config(num_warps=warps, num_stages=3, BLOCK_N=tile, PROGRAMS=2),
         config(num_warps=warps, num_stages=3, BLOCK_N=tile, PROGRAMS=4),
@@ -244,8 +244,8 @@ def candidates(arch: int, key: Key) -> list[Config]:
 decode_tunable = Tunable("paged_attention_decode", candidates)
 
 
-def room_for(seqs: int) -> int:
-    """How many sequences a kernel is compiled for: few different numbers, the first for what a warp adds up by itself."""
+def padded_seqs(seqs: int) -> int:
+    """Sequence count a kernel is compiled for: few distinct values, the smallest for sums within a single warp."""
     return 32 if seqs <= 32 else max(256, bucket(seqs))
 
 
@@ -268,8 +268,8 @@ def decode_triton(
     arrivals: Tensor | None = None,
     chosen: dict[str, int] | None = None,
 ) -> None:
-    """Does the sequences with at most `most_queries`, or some more if a tile has room; leaves the others' rows alone. `arrivals`
-    are seqs * kv_heads zeros or more, of which no launch makes use at the same time."""
+    """Processes sequences with at most `most_queries` queries, or slightly more if they fit a tile, and leaves other rows
+    unchanged. `arrivals` holds at least seqs * kv_heads zeros and must not be shared with a concurrent launch."""
     heads, head_dim = q.shape[1:]
     _, block_size, kv_heads, _ = key_cache.shape
     seqs, group, dims = context_lens.shape[0], heads // kv_heads, max(bucket(head_dim), 16)
@@ -279,7 +279,7 @@ def decode_triton(
     programs = min(programs, seqs * max(-(-max_context_len // (LEAST_TILES * arguments["BLOCK_N"])), 1))
     parts = torch.empty(programs * 2 * kv_heads * rows * (dims + 2), dtype=torch.float32, device=q.device)
     if arrivals is None or arrivals.shape[0] < seqs * kv_heads:
-        arrivals = own_arrivals(seqs * kv_heads, q.device)
+        arrivals = stream_arrivals(seqs * kv_heads, q.device)
     decode_kernel[(kv_heads, programs)](
         out,
         parts,
@@ -302,30 +302,30 @@ def decode_triton(
         HEAD_DIM=head_dim,
         DIMS=dims,
         BLOCK_SIZE=block_size,
-        SEQS=room_for(seqs),
+        SEQS=padded_seqs(seqs),
         BLOCK_M=max(rows, LEAST_ROWS),
         ROWS=rows,
-        PARTS=max(MERGED_AT_ONCE // (rows * dims), 1),
+        PARTS=max(MERGED_VALUES // (rows * dims), 1),
         **arguments,
     )
 
 
-def no_arrivals(count: int, device: torch.device) -> Tensor:
+def zeroed_arrivals(count: int, device: torch.device) -> Tensor:
     return torch.zeros(count, dtype=torch.int32, device=device)
 
 
 _arrivals: dict[tuple[torch.device, int], Tensor] = {}
 
 
-def own_arrivals(count: int, device: torch.device) -> Tensor:
-    """A stream's launches come one after the other and leave zeros behind: it has one set of counters for all, and no launch that
-    only clears them. A captured launch may be replayed on any stream, and has a set of its own that the graph clears."""
+def stream_arrivals(count: int, device: torch.device) -> Tensor:
+    """Zeroed arrival counters. Launches of one stream run in order and reset the counters, so a stream reuses one buffer without
+    a memset. A captured launch may be replayed on any stream, so it gets its own buffer, cleared by the graph."""
     if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
-        return no_arrivals(count, device)
+        return zeroed_arrivals(count, device)
     stream = torch.cuda.current_stream(device).cuda_stream
     known = _arrivals.get((device, stream))
     if known is None or known.shape[0] < count:
-        known = _arrivals[device, stream] = no_arrivals(max(bucket(count), 2**12), device)
+        known = _arrivals[device, stream] = zeroed_arrivals(max(bucket(count), 2**12), device)
     return known
 
 

@@ -1,15 +1,15 @@
-"""Attention over a KV cache that lies in blocks, as serving keeps it: every sequence's block table says where its keys are.
+"""Attention over a paged KV cache, addressed through block tables as in serving.
 
-A batch may mix sequences that decode, one query each, with prompts and pieces of prompts. Those with few queries are bound by
-reading the cache, the others by the tensor cores: `paged_attention_decode.py` and `paged_attention_prefill.py`. Nothing is read
-back from the GPU and grids follow from shapes and the `max_` arguments alone: a CUDA graph can replay a call for other lengths.
+A batch may mix decoding sequences, one query each, with prompts and prompt chunks. Sequences with few queries are bound by
+reading the cache (decode.py), the others by the tensor cores (prefill.py). Nothing is read back from the GPU, and grids depend
+only on shapes and the `max_` arguments, so a CUDA graph can replay a call for other lengths.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from strata.kernels.ops.on_device import on_its_device
+from strata.kernels.ops.on_device import on_tensor_device
 from strata.kernels.ops.paged_attention.decode import LEAST_ROWS, MOST_ROWS, decode_triton, decode_tunable, rows_for
 from strata.kernels.ops.paged_attention.prefill import prefill_triton, prefill_tunable
 from strata.kernels.tuning.tunable import Config, TuningCase
@@ -32,7 +32,7 @@ def reference(
     scale: float | None = None,
     window: int | None = None,
 ) -> Tensor:
-    """Query by query. A query that sees no key gives zeros."""
+    """Computes one query at a time. A query that attends to no key has output zero."""
     out = torch.zeros_like(q)
     heads, head_dim = q.shape[1:]
     block_size, kv_heads = key_cache.shape[1:3]
@@ -71,7 +71,7 @@ def paged_attention_triton(
     inputs = (q, key_cache, value_cache, block_tables, context_lens, query_starts, out)
     if max_query_len * group <= max(MOST_ROWS, group):
         decode_triton(*inputs, max_query_len, max_context_len, scale, window, arrivals)
-    elif tokens >= seqs * max_query_len:  # all are prompts of one length
+    elif tokens >= seqs * max_query_len:  # all sequences are prompts of one length
         prefill_triton(*inputs, 1, scale, window)
     else:
         few = max(LEAST_ROWS // group, 1)
@@ -106,7 +106,7 @@ def _prefill_case(heads: int, kv_heads: int, head_dim: int, device: torch.device
 def _tuning_inputs(
     seqs: int, context: int, queries: int, heads: int, kv_heads: int, head_dim: int, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """In blocks of 16, which are anywhere in the cache."""
+    """Inputs with blocks of 16, scattered over the cache."""
     blocks = seqs * context // 16
     key_cache, value_cache = (torch.randn(blocks, 16, kv_heads, head_dim, device=device, dtype=torch.bfloat16) for _ in range(2))
     block_tables = torch.randperm(blocks, device=device).int().view(seqs, -1)
@@ -133,7 +133,7 @@ def paged_attention_cpu(
     starts = query_starts.tolist()
     for seq, context in enumerate(context_lens.tolist()):
         begin, end = starts[seq], starts[seq + 1]
-        seeing = max(begin, end - context)  # queries before it are ahead of every key
+        seeing = max(begin, end - context)  # earlier queries are before every key
         out[begin:seeing] = 0
         if seeing == end:
             continue
@@ -154,7 +154,7 @@ library.define(
     "Tensor query_starts, Tensor(a!) out, int max_query_len, int max_context_len, float scale, int window) -> ()"
 )
 library.impl("paged_attention", paged_attention_cpu, "CPU")
-library.impl("paged_attention", on_its_device(paged_attention_triton), "CUDA")
+library.impl("paged_attention", on_tensor_device(paged_attention_triton), "CUDA")
 
 
 @torch.library.register_fake("strata::paged_attention", lib=library)
@@ -176,10 +176,11 @@ def paged_attention(
     window: int | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """q [tokens, heads, head_dim] has all sequences' queries one after the other, from query_starts [seqs + 1] on; a sequence's
-    queries are the last of its context_lens [seqs] keys. Caches are [blocks, block_size, kv_heads, head_dim], of any strides but
-    the last; block_tables [seqs, blocks] says where key i of a sequence is: slot i % block_size of block i // block_size.
-    A query sees the `window` keys up to its own, or all. Rows of `out` that are no sequence's query stay as they are.
+    """Attention of q [tokens, heads, head_dim], the concatenated queries of all sequences, which start at query_starts [seqs +
+    1]. A sequence's queries are the last of its context_lens [seqs] keys. Caches are [blocks, block_size, kv_heads, head_dim];
+    only the last dimension must be contiguous. Key i of a sequence is in slot i % block_size of block block_tables[seq, i //
+    block_size]. A query attends to the `window` keys up to its own, or to all. Rows of `out` outside query_starts are not
+    written.
     """
     _check(q, key_cache, value_cache, block_tables, context_lens, query_starts, window, out)
     if out is None:
@@ -212,16 +213,16 @@ def _check(
 ) -> None:
     if q.ndim != 3 or key_cache.ndim != 4 or value_cache.shape != key_cache.shape or key_cache.shape[3] != q.shape[2]:
         raise ValueError(
-            "paged_attention takes q [tokens, heads, head_dim] and caches [blocks, block_size, kv_heads, head_dim], not "
+            "paged_attention expects q [tokens, heads, head_dim] and caches [blocks, block_size, kv_heads, head_dim], got "
             f"q {list(q.shape)} with caches {list(key_cache.shape)} and {list(value_cache.shape)}."
         )
     heads, kv_heads, head_dim = q.shape[1], key_cache.shape[2], q.shape[2]
     if heads % kv_heads or heads // kv_heads > MOST_GROUP:
         raise ValueError(
-            f"paged_attention can share a KV head between 1 to {MOST_GROUP} query heads, not {kv_heads} KV heads between {heads}."
+            f"paged_attention supports 1 to {MOST_GROUP} query heads per KV head, got {heads} heads and {kv_heads} KV heads."
         )
     if head_dim > MOST_HEAD_DIM:
-        raise ValueError(f"paged_attention can do head dims up to {MOST_HEAD_DIM}, not {head_dim}.")
+        raise ValueError(f"paged_attention supports head dims up to {MOST_HEAD_DIM}, got {head_dim}.")
     if (
         q.dtype not in DTYPES
         or key_cache.dtype != q.dtype
@@ -229,33 +230,33 @@ def _check(
         or (q.is_cuda and q.dtype == torch.float32)
     ):
         raise ValueError(
-            "paged_attention can do bfloat16 and float16, on a CPU also float32, the same for queries and caches, not "
+            "paged_attention supports bfloat16 and float16, and float32 on a CPU, with one dtype for queries and caches, got "
             f"{q.dtype} with {key_cache.dtype} and {value_cache.dtype} on {q.device.type}."
         )
     if q.stride(2) != 1 or key_cache.stride(3) != 1 or value_cache.stride(3) != 1:
-        raise ValueError("paged_attention needs the elements of a head side by side (stride 1), in queries and in caches.")
+        raise ValueError("paged_attention expects contiguous heads (stride 1 in the last dimension) in queries and caches.")
     seqs = context_lens.shape[0]
     if block_tables.ndim != 2 or block_tables.shape[0] != seqs or query_starts.shape != (seqs + 1,):
         raise ValueError(
-            "paged_attention takes context_lens [seqs], block_tables [seqs, blocks] and query_starts [seqs + 1], not "
+            "paged_attention expects context_lens [seqs], block_tables [seqs, blocks] and query_starts [seqs + 1], got "
             f"{list(context_lens.shape)}, {list(block_tables.shape)} and {list(query_starts.shape)}."
         )
     if block_tables.dtype != torch.int32 or context_lens.dtype != torch.int32 or query_starts.dtype != torch.int32:
         raise ValueError(
-            "paged_attention takes block_tables, context_lens and query_starts in int32, not "
+            "paged_attention expects block_tables, context_lens and query_starts in int32, got "
             f"{block_tables.dtype}, {context_lens.dtype} and {query_starts.dtype}."
         )
     if block_tables.stride(1) != 1 or context_lens.stride(0) != 1 or query_starts.stride(0) != 1:
-        raise ValueError("paged_attention needs rows of block_tables, context_lens and query_starts to be contiguous.")
+        raise ValueError("paged_attention expects contiguous rows of block_tables, context_lens and query_starts.")
     if window is not None and window < 1:
-        raise ValueError(f"paged_attention's window counts the query's own key, so it is at least 1, not {window}.")
+        raise ValueError(f"paged_attention expects a window of at least 1, the query's own key, got {window}.")
     if out is not None and (out.shape != q.shape or out.dtype != q.dtype or out.stride(2) != 1):
         raise ValueError(
-            f"paged_attention writes an `out` of q's shape {list(q.shape)} and dtype {q.dtype}, the elements of a head side by "
-            f"side, not {list(out.shape)} in {out.dtype} with strides {out.stride()}."
+            f"paged_attention expects an `out` of q's shape {list(q.shape)} and dtype {q.dtype} with contiguous heads, "
+            f"got {list(out.shape)} in {out.dtype} with strides {out.stride()}."
         )
     if torch.is_grad_enabled() and (q.requires_grad or key_cache.requires_grad or value_cache.requires_grad):
         raise ValueError(
-            "paged_attention has no gradient, and its inputs ask for one: "
+            "paged_attention has no gradient, and an input requires one: "
             "call it under torch.no_grad(), or train with flash_attention."
         )

@@ -1,14 +1,14 @@
-"""Paged attention for sequences with many queries: prompts, and pieces of prompts after what the cache already holds.
+"""Paged attention for sequences with many queries: prompts, and prompt chunks that follow cached tokens.
 
-A tile has all query heads that share a KV head, for as many tokens as fit, so that keys and values are read once for them. The
-grid has room for every way the queries may lie in the batch, which the host does not know; programs that get nothing end.
+A tile holds all query heads that share a KV head, for as many tokens as fit, so that keys and values are read once per group. The
+grid is large enough for every distribution of queries over sequences, which the host does not know; surplus programs return.
 """
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from strata.kernels.ops.paged_attention.decode import LOG2_E, multiprocessors, room_for
+from strata.kernels.ops.paged_attention.decode import LOG2_E, multiprocessors, padded_seqs
 from strata.kernels.tuning.tunable import Config, Key, Tunable, bucket, config
 
 
@@ -38,7 +38,7 @@ def attend(
     BLOCK_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Key tiles from `first` to before `last`; `blocks` are those of the tile to come, looked up one ahead."""
+    """Processes key tiles [first, last). `blocks` holds the block numbers of the next tile, loaded one tile ahead."""
     in_tile = tl.arange(0, BLOCK_N)
     for tile in range(first, last):
         keys = tile * BLOCK_N + in_tile
@@ -47,7 +47,7 @@ def attend(
         k_tile = k_base + (block * k_block + slot * k_slot)[:, None]
         v_tile = v_base + (block * v_block + slot * v_slot)[:, None]
         if MASKED or HEAD_DIM < DIMS:
-            there = (keys < context)[:, None]  # what lies beyond may be NaN
+            there = (keys < context)[:, None]  # slots beyond the context may hold NaN
             if HEAD_DIM < DIMS:
                 there &= (tl.arange(0, DIMS) < HEAD_DIM)[None, :]
             k = tl.load(k_tile, mask=there, other=0.0)
@@ -104,10 +104,10 @@ def prefill_kernel(
 ):
     TOKENS: tl.constexpr = BLOCK_M // GROUP
     head = tl.program_id(0)
-    tile = tl.num_programs(1) - 1 - tl.program_id(1)  # the last tokens of a prompt see most keys: they go first
+    tile = tl.num_programs(1) - 1 - tl.program_id(1)  # the last tokens of a prompt attend to the most keys: start them first
     seq_index = tl.arange(0, SEQS)
     starts = tl.load(query_starts + seq_index, mask=seq_index < seqs, other=2**30)
-    seq = tl.sum((starts // TOKENS + seq_index <= tile).to(tl.int32), 0) - 1  # each has a tile more than its tokens may need
+    seq = tl.sum((starts // TOKENS + seq_index <= tile).to(tl.int32), 0) - 1  # each sequence has one spare tile
     q_start = tl.load(query_starts + seq)
     queries = tl.load(query_starts + seq + 1) - q_start
     first_token = (tile - q_start // TOKENS - seq) * TOKENS
@@ -129,13 +129,13 @@ def prefill_kernel(
         first = tl.maximum(first_position + 1 - WINDOW, 0) // BLOCK_N
         masked = first
     else:
-        masked = tl.maximum(first_position + 1, 0) // BLOCK_N  # before, all rows see all keys
+        masked = tl.maximum(first_position + 1, 0) // BLOCK_N  # every row attends to every key before this tile
     last = tl.cdiv(tl.minimum(first_position + TOKENS, context), BLOCK_N)
 
     table = block_tables + seq.to(tl.int64) * table_seq
     k_base = key_cache + head.to(tl.int64) * k_head + dims[None, :]
     v_base = value_cache + head.to(tl.int64) * v_head + dims[None, :]
-    best = tl.full([BLOCK_M], -1e38, tl.float32)  # finite, so that a row that sees nothing has no inf - inf
+    best = tl.full([BLOCK_M], -1e38, tl.float32)  # finite, to avoid inf - inf in a row that attends to no key
     weight = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, DIMS], tl.float32)
     keys = first * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -197,7 +197,7 @@ def prefill_kernel(
 
 
 def candidates(arch: int, key: Key) -> list[Config]:
-    """With few rows smaller tiles, that more SMs have some."""
+    """With few rows, smaller tiles come first, to occupy more SMs."""
     dims, group, few = map(int, key)
     least = max(bucket(group), 16)
     if arch == 0:
@@ -228,7 +228,7 @@ def prefill_triton(
     window: int,
     chosen: dict[str, int] | None = None,
 ) -> None:
-    """Does the sequences with at least so many queries; leaves the others' rows alone."""
+    """Processes sequences with at least `least_queries` queries and leaves other rows unchanged."""
     tokens, heads, head_dim = q.shape
     _, block_size, kv_heads, _ = key_cache.shape
     seqs, group, dims = context_lens.shape[0], heads // kv_heads, max(bucket(head_dim), 16)
@@ -255,6 +255,6 @@ def prefill_triton(
         HEAD_DIM=head_dim,
         DIMS=dims,
         BLOCK_SIZE=block_size,
-        SEQS=room_for(seqs),
+        SEQS=padded_seqs(seqs),
         **arguments,
     )

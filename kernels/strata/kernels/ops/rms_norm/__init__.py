@@ -1,1 +1,1 @@
-"""RMSNorm with an optional residual addition, forward and backward."""
+"""RMS norm, forward and backward, with and without a residual."""

@@ -1,8 +1,8 @@
-"""The gradients of rms_norm, for one read of x and dy and one write of dx.
+"""Backward pass of rms_norm: one read of x and dy, one write of dx.
 
-The weight's gradient sums over all rows. Each of a few programs per multiprocessor walks over many rows, the next ones on their
-way into shared memory meanwhile, and keeps its own fp32 sum in registers; a second, small kernel adds these sums up, always in
-the same order, so that two runs give the same bits.
+The weight gradient is a sum over all rows. A few programs per SM each loop over many rows, prefetch the next rows into shared
+memory, and accumulate a partial sum in fp32 registers. A second, small kernel adds the partial sums in a fixed order, so results
+are bitwise reproducible.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from strata.kernels.ops.on_device import on_its_device
+from strata.kernels.ops.on_device import on_tensor_device
 from strata.kernels.tuning.tunable import Config, Key, Tunable, TuningCase, bucket, config
 
 
@@ -37,8 +37,8 @@ def rms_norm_backward_kernel(
     RELOAD: tl.constexpr,
     HAS_DSUM: tl.constexpr,
 ):
-    """With RELOAD a row is read a second time, from the cache, rather than held in registers while it is summed over: wide rows
-    would spill."""
+    """With RELOAD, a row is read again from the cache after the reduction instead of being held in registers: wide rows would
+    spill."""
     program = tl.program_id(0)
     column = tl.arange(0, BLOCK_WIDTH)[None, :]
     weight = tl.load(weight_ptr + column, mask=column < WIDTH, other=0.0)
@@ -81,14 +81,14 @@ def sum_partials_kernel(
 
 
 def _candidates(arch: int, key: Key) -> Sequence[Config]:
-    """Three stages have two blocks of rows on their way while a third is worked on, where shared memory has room for them."""
+    """With three stages, two blocks of rows load while a third is processed, if shared memory is large enough."""
     width, size, inputs = int(key[0]), int(key[1]), 3 if key[2] else 2
-    room = (96 if arch in (86, 89, 120) else 160) * 1024
+    budget = (96 if arch in (86, 89, 120) else 160) * 1024
     tiles = [(16384, 8, 1), (16384, 16, 1), (8192, 8, 2)] if width > 2048 else [(8192, 4, 2), (4096, 4, 3), (16384, 8, 1)]
     pipelined = [
         config(warps, BLOCK_ROWS=max(tile // (width * size), 1), PREFETCH=3, RELOAD=0, PROGRAMS_PER_SM=programs)
         for tile, warps, programs in tiles
-        if 2 * inputs * max(tile, width * size) <= room
+        if 2 * inputs * max(tile, width * size) <= budget
     ]
     reloading = [config(warps, BLOCK_ROWS=1, PREFETCH=1, RELOAD=1, PROGRAMS_PER_SM=1) for warps in (32, 16)]
     return pipelined if pipelined and width <= 8192 else reloading
@@ -100,7 +100,7 @@ tunable = Tunable("rms_norm_backward", _candidates)
 def rms_norm_backward_triton(
     dy: Tensor, dsum: Tensor | None, x: Tensor, weight: Tensor, rstd: Tensor, chosen: dict[str, int] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """`dsum` is a gradient that x has from elsewhere: it is added to dx on the way."""
+    """dx and dweight. `dsum` is another gradient of x, added to dx in the same pass."""
     width = x.shape[-1]
     rows = rstd.numel()
     dx = torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -124,7 +124,7 @@ def rms_norm_backward_triton(
 
 
 def as_rows(x: Tensor) -> tuple[Tensor, int]:
-    """Rows that are each contiguous, and how far apart they are; a copy only where no view has such."""
+    """A view with contiguous rows, and its row stride. Copies only if no such view exists."""
     if x.is_contiguous():
         return x, x.shape[-1]
     rows = x.reshape(-1, x.shape[-1])
@@ -134,7 +134,7 @@ def as_rows(x: Tensor) -> tuple[Tensor, int]:
 
 
 def cdiv(a: int, b: int) -> int:
-    """`triton.cdiv` works in kernels too, and takes microseconds of a launch."""
+    """Ceiling division. `triton.cdiv` also works inside kernels, and costs microseconds per launch."""
     return -(-a // b)
 
 
@@ -158,7 +158,7 @@ def _tuning_case(width: int, with_dsum: bool, device: torch.device) -> TuningCas
 
 
 def rms_norm_backward_cpu(dy: Tensor, dsum: Tensor | None, x: Tensor, weight: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
-    """Both sums are products of a matrix with a vector, which BLAS does, over the same product of x and dy."""
+    """Both reductions are matrix-vector products over the same product x * dy, computed by BLAS."""
     width = x.shape[-1]
     wide_x, wide_dy = (tensor.to(rstd.dtype).contiguous().view(-1, width) for tensor in (x, dy))
     wide_weight = weight.to(rstd.dtype)
@@ -175,7 +175,7 @@ def rms_norm_backward_cpu(dy: Tensor, dsum: Tensor | None, x: Tensor, weight: Te
 library = torch.library.Library("strata", "FRAGMENT")
 library.define("rms_norm_backward(Tensor dy, Tensor? dsum, Tensor x, Tensor weight, Tensor rstd) -> (Tensor, Tensor)")
 library.impl("rms_norm_backward", rms_norm_backward_cpu, "CPU")
-library.impl("rms_norm_backward", on_its_device(rms_norm_backward_triton), "CUDA")
+library.impl("rms_norm_backward", on_tensor_device(rms_norm_backward_triton), "CUDA")
 
 
 @torch.library.register_fake("strata::rms_norm_backward", lib=library)

@@ -1,7 +1,7 @@
-"""Root-mean-square norm, alone or right after a residual addition, in one pass over memory.
+"""Root-mean-square norm, alone or fused with a residual addition, in one pass over memory.
 
-As in Hugging Face's Llama the statistics are in fp32 whatever the dtype, and the normalised values are rounded to it before
-they meet the weight, which may be fp32 under a bf16 model. The gradients are in rms_norm_backward.py.
+As in Hugging Face's Llama, statistics are in fp32 for every dtype, and normalised values are rounded to the input dtype before
+they are multiplied by the weight. The weight may be fp32 in a bf16 model. The backward pass is in backward.py.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from strata.kernels.ops.on_device import on_its_device
+from strata.kernels.ops.on_device import on_tensor_device
 from strata.kernels.ops.rms_norm.backward import as_rows, cdiv
 from strata.kernels.tuning.tunable import Config, Key, Tunable, TuningCase, bucket, config
 
@@ -37,8 +37,8 @@ def rms_norm_kernel(
     CHUNK: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
 ):
-    """Reads a row twice, the second time from the cache, where the first asked to keep it: quicker than holding it in registers,
-    which leaves room for fewer threads and so for fewer loads on their way."""
+    """Reads a row twice; the first read keeps it in the cache for the second. Faster than holding it in registers, which lowers
+    occupancy and with it the number of loads in flight."""
     row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
     squares = tl.zeros([BLOCK_ROWS, CHUNK], tl.float32)
     for start in tl.range(0, WIDTH, CHUNK):
@@ -89,7 +89,7 @@ def add_rms_norm_kernel(
 
 
 def _candidates(arch: int, key: Key) -> Sequence[Config]:
-    """Eight values a thread are one load of 128 bits in bf16."""
+    """Eight bf16 values per thread are one 128-bit load."""
     width = int(key[0])
     chunks = [min(chunk, width) for chunk in ((4096, 2048, 1024) if width > 4096 else (2048, 1024, 4096))]
     found = [config(max(chunk // 256, 1), CHUNK=chunk, BLOCK_ROWS=max(1024 // width, 1)) for chunk in dict.fromkeys(chunks)]
@@ -98,7 +98,7 @@ def _candidates(arch: int, key: Key) -> Sequence[Config]:
 
 def _add_candidates(arch: int, key: Key) -> Sequence[Config]:
     width = int(key[0])
-    values = (1024, 512, 256) if width <= 4096 else (512, 1024, 256)  # a warp's
+    values = (1024, 512, 256) if width <= 4096 else (512, 1024, 256)  # values per warp
     warps = dict.fromkeys(min(max(width // count, 1), 32) for count in values)
     return [config(count, BLOCK_ROWS=max(1024 // width, 1)) for count in warps]
 
@@ -176,9 +176,9 @@ library = torch.library.Library("strata", "FRAGMENT")
 library.define("rms_norm(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)")
 library.define("add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor, Tensor)")
 library.impl("rms_norm", rms_norm_cpu, "CPU")
-library.impl("rms_norm", on_its_device(rms_norm_triton), "CUDA")
+library.impl("rms_norm", on_tensor_device(rms_norm_triton), "CUDA")
 library.impl("add_rms_norm", add_rms_norm_cpu, "CPU")
-library.impl("add_rms_norm", on_its_device(add_rms_norm_triton), "CUDA")
+library.impl("add_rms_norm", on_tensor_device(add_rms_norm_triton), "CUDA")
 
 
 @torch.library.register_fake("strata::rms_norm", lib=library)
@@ -211,7 +211,7 @@ def _gradients(ctx: Any, dy: Tensor, _: None) -> tuple[Tensor, Tensor, None]:
 def _keep_sum(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     _, total, rstd = output
     ctx.mark_non_differentiable(rstd)
-    ctx.set_materialize_grads(False)  # a sum that nothing else reads has no gradient of its own to add
+    ctx.set_materialize_grads(False)  # if nothing else reads the sum, it has no gradient of its own
     ctx.save_for_backward(total, inputs[2], rstd)
 
 
@@ -230,18 +230,18 @@ torch.library.register_autograd("strata::add_rms_norm", _gradients_of_sum, setup
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x [..., width] over its root mean square along the last dimension, times weight [width]; in x's dtype."""
+    """x [..., width] divided by its root mean square along the last dimension, times weight [width]; in x's dtype."""
     _check(x, weight)
     y, _ = torch.ops.strata.rms_norm(x, weight, eps)
     return y  # type: ignore[no-any-return]
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The norm of x + residual, and that sum, with which the residual stream goes on: so it is rounded before the norm."""
+    """Returns the norm of x + residual, and the sum. The norm is of the rounded sum, which continues the residual stream."""
     _check(x, weight)
     if x.shape != residual.shape or x.dtype != residual.dtype:
         raise ValueError(
-            f"add_rms_norm adds tensors of one shape and dtype, not {list(x.shape)} {x.dtype} and "
+            f"add_rms_norm expects tensors of one shape and dtype, got {list(x.shape)} {x.dtype} and "
             f"{list(residual.shape)} {residual.dtype}"
         )
     y, total, _ = torch.ops.strata.add_rms_norm(x, residual, weight, eps)
@@ -250,11 +250,11 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 
 def _check(x: Tensor, weight: Tensor) -> None:
     if x.dtype not in DTYPES and not (x.dtype == torch.float64 and x.device.type == "cpu"):
-        raise ValueError(f"rms_norm takes float32, float16 and bfloat16 (float64 on a CPU), not {x.dtype}")
+        raise ValueError(f"rms_norm expects float32, float16 or bfloat16 (float64 on a CPU), got {x.dtype}")
     if weight.shape != x.shape[-1:] or not weight.dtype.is_floating_point:
         raise ValueError(
-            f"rms_norm of {list(x.shape)} takes a floating-point weight of {list(x.shape[-1:])}, "
-            f"not {weight.dtype} {list(weight.shape)}"
+            f"rms_norm of {list(x.shape)} expects a floating-point weight of {list(x.shape[-1:])}, "
+            f"got {weight.dtype} {list(weight.shape)}"
         )
     if x.shape[-1] > LARGEST_WIDTH:
-        raise ValueError(f"rms_norm takes rows of up to {LARGEST_WIDTH} values, not {x.shape[-1]}")
+        raise ValueError(f"rms_norm expects rows of up to {LARGEST_WIDTH} values, got {x.shape[-1]}")
