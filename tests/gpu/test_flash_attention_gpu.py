@@ -1,4 +1,4 @@
-"""On a GPU: attention and its gradients against fp64, by whichever kernels the shape goes to, and by the portable ones."""
+"""Flash attention and its gradients on a GPU against fp64, with the kernels selected for the shape and the portable ones."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class Shape:
         return torch.tensor([0, *self.documents], device="cuda").cumsum(0, dtype=torch.int32)
 
     def inputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """q, k and v, side by side in memory as a projection leaves them where there are as many of each, and dout."""
+        """q, k and v, as slices of one projection if they have equal lengths, and dout."""
         if self.t == self.s:
             qkv = torch.randn(self.b, self.t, self.h + 2 * self.kv, self.e, device="cuda", dtype=self.dtype)
             q, k, v = torch.split(qkv, [self.h, self.kv, self.kv], dim=2)
@@ -93,20 +93,20 @@ def compiled() -> None:
 
 
 @pytest.mark.parametrize(("run", "shape"), RUNS, ids=lambda one: getattr(one, "__name__", str(one)))
-def test_attention(run: Callable[..., tuple[Tensor, ...]], shape: Shape) -> None:
+def test_equals_the_reference(run: Callable[..., tuple[Tensor, ...]], shape: Shape) -> None:
     inputs = shape.inputs()
     learned = [x.double().requires_grad_() for x in inputs[:3]]
     right = reference(*learned, causal=shape.causal, window=shape.window, cu_seqlens=shape.cu_seqlens())
     truth = (right.detach(), *torch.autograd.grad(right, learned, inputs[3].double()))
     del right
     poison = [torch.full_like(x, torch.nan) for _ in range(2) for x in truth]
-    del poison  # what is allocated next is not a number until somebody writes it
+    del poison  # unwritten outputs would contain NaN
     for name, got, expected in zip(("out", "dq", "dk", "dv"), run(shape, *inputs), truth, strict=True):
         off = float((got.double() - expected).norm()) / max(float(expected.norm()), 1.0)
         assert off <= TOLERANCE[shape.dtype], f"{name} is off by {off:.1e}"
 
 
-def test_any_strides() -> None:
+def test_input_strides() -> None:
     shape = Shape(200, 200, h=4, kv=4)
     q, k, v = (torch.randn(2, 4, 200, 128, device="cuda", dtype=torch.bfloat16).transpose(1, 2) for _ in range(3))
     dout = torch.randn(2, 4, 128, 200, device="cuda", dtype=torch.bfloat16).permute(0, 3, 1, 2)
@@ -123,7 +123,7 @@ def test_empty() -> None:
         assert all(x.shape == y.shape and (x == 0).all() for x, y in zip(gradients, (q, k, v), strict=True))
 
 
-def test_compiled_model_gets_the_same() -> None:
+def test_compiled_model_has_the_same_gradients() -> None:
     q, k, v, dout = Shape(127, 127).inputs()
     inputs = [x.detach().requires_grad_() for x in (q, k, v)]
     compiled = torch.compile(lambda q, k, v: 2 * flash_attention(q, k, v), fullgraph=True)
@@ -133,7 +133,7 @@ def test_compiled_model_gets_the_same() -> None:
     torch.library.opcheck(torch.ops.strata.flash_attention.default, (*inputs, True, None, 0.1, None, None))
 
 
-def test_head_dimensions_beyond_the_kernels() -> None:
+def test_larger_head_dimensions_are_rejected() -> None:
     q, k, v, _ = Shape(4, 4, e=512).inputs()
     with pytest.raises(ValueError, match="head dimensions up to 256"):
         flash_attention(q, k, v)

@@ -1,4 +1,4 @@
-"""On one GPU: prompts that another engine has prefilled go on as if this one had, in the blocks that travelled between them."""
+"""KV transfer on one GPU: decoding continues from another engine's prefill as if the engine had prefilled itself."""
 
 import random
 import signal
@@ -24,11 +24,11 @@ pytest.importorskip("ray")
 SHAPE = ("model.layers=4", "model.hidden=512", "model.heads=8", "model.kv_heads=2", "model.ffn=1024", "model.vocab=2048")
 POOLS = ("serve.prefill.gpu_memory=0.1", "serve.decode.gpu_memory=0.1", "serve.remote_prefill.when=always")
 RECIPE = (*SHAPE, "model.context=4096", *POOLS)
-LENGTHS = (100, 300, 600, 1000)  # less than a block, and several with a rest
+LENGTHS = (100, 300, 600, 1000)  # less than one block, and several blocks with a remainder
 START_LIMIT_S = 300
 LIKELIEST = 20
-# Of log-probabilities. In bf16 this model's twenty likeliest are up to 0.013 off at these lengths; with another prompt's block
-# among its own they are off by 0.09 and more.
+# Difference of log-probabilities. In bf16, this model's top twenty differ by up to 0.013 at these lengths; with a block of
+# another prompt, they differ by 0.09 and more.
 APART = 0.05
 
 
@@ -66,34 +66,34 @@ def reference(folder: Path) -> torch.nn.Module:
     return loaded
 
 
-def test_answers_are_those_of_a_model_that_has_read_the_prompt_itself(url: str, reference: torch.nn.Module) -> None:
+def test_transferred_prompts_have_the_log_probabilities_of_the_reference(url: str, reference: torch.nn.Module) -> None:
     draw = random.Random(0)
     for length in LENGTHS:
         prompt = draw.choices(range(2, 2048), k=length)
-        where, choices = ask(url, prompt)
+        where, choices = request(url, prompt)
         assert where.startswith("remote")
         check(reference, prompt, choices)
 
 
-def test_prompts_among_streams_are_read_as_well(url: str, reference: torch.nn.Module) -> None:
-    """Two answers to one prompt cannot be handed over, so the decode engine reads these itself, in steps that hold pieces of
-    prompts and tokens of streams at once."""
+def test_prompts_mixed_with_decodes_have_the_log_probabilities_of_the_reference(url: str, reference: torch.nn.Module) -> None:
+    """A prompt with two answers cannot be transferred. The decode engine prefills it itself, in steps that mix prompt chunks and
+    decodes."""
     draw = random.Random(1)
     prompts = [draw.choices(range(2, 2048), k=draw.randrange(1, 1200)) for _ in range(48)]
     with ThreadPoolExecutor(12) as pool:
-        answers = list(pool.map(lambda prompt: ask(url, prompt, n=2, max_tokens=24), prompts))
+        answers = list(pool.map(lambda prompt: request(url, prompt, n=2, max_tokens=24), prompts))
     for prompt, (where, choices) in zip(prompts, answers, strict=True):
         assert where == "local; reason=several-sequences" and len(choices) == 2
         check(reference, prompt, choices)
 
 
-def ask(url: str, prompt: list[int], n: int = 1, max_tokens: int = 4) -> tuple[str, list[dict[str, Any]]]:
-    """Where the prompt was read, and the answers."""
+def request(url: str, prompt: list[int], n: int = 1, max_tokens: int = 4) -> tuple[str, list[dict[str, Any]]]:
+    """The place of the prefill, and the answers."""
     name = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
-    asked = {"model": name, "prompt": prompt, "max_tokens": max_tokens, "n": n, "logprobs": LIKELIEST}
-    asked |= {"temperature": 0 if n == 1 else 1}  # several greedy answers would be one
-    asked |= {"return_token_ids": True, "return_tokens_as_token_ids": True, "ignore_eos": True}
-    response = httpx.post(f"{url}/v1/completions", json=asked, timeout=120)
+    body = {"model": name, "prompt": prompt, "max_tokens": max_tokens, "n": n, "logprobs": LIKELIEST}
+    body |= {"temperature": 0 if n == 1 else 1}  # several greedy answers would be identical
+    body |= {"return_token_ids": True, "return_tokens_as_token_ids": True, "ignore_eos": True}
+    response = httpx.post(f"{url}/v1/completions", json=body, timeout=120)
     assert response.status_code == 200, response.text
     return response.headers["x-strata-prefill"], response.json()["choices"]
 

@@ -1,4 +1,4 @@
-"""On a GPU: kv_cache_write against torch's own indexing, bit for bit, for every layout of a cache."""
+"""kv_cache_write on a GPU against torch's indexing, bit for bit, for every cache layout."""
 
 import pytest
 import torch
@@ -10,9 +10,9 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 
 
 def expected(key: Tensor, cache: Tensor, slots: Tensor) -> Tensor:
-    kept = (slots >= 0) & (slots < cache.shape[0] * cache.shape[1])
+    valid = (slots >= 0) & (slots < cache.shape[0] * cache.shape[1])
     result = cache.clone()
-    result[slots[kept] // cache.shape[1], slots[kept] % cache.shape[1]] = key[kept]
+    result[slots[valid] // cache.shape[1], slots[valid] % cache.shape[1]] = key[valid]
     return result
 
 
@@ -21,7 +21,7 @@ def expected(key: Tensor, cache: Tensor, slots: Tensor) -> Tensor:
     "tokens, heads, dim, block_size",
     [(1, 1, 64, 16), (3, 3, 80, 32), (127, 8, 128, 16), (129, 5, 127, 64), (4097, 2, 256, 128), (5, 1, 1, 16), (9, 1, 1030, 16)],
 )
-def test_every_token_is_in_its_slot(tokens: int, heads: int, dim: int, block_size: int, dtype: torch.dtype) -> None:
+def test_tokens_are_written_to_their_slots(tokens: int, heads: int, dim: int, block_size: int, dtype: torch.dtype) -> None:
     key, value = torch.randn(2, tokens, heads, dim, device="cuda").to(dtype)
     caches = torch.randn(2, tokens // block_size + 3, block_size, heads, dim, device="cuda").to(dtype)
     slots = torch.randperm(caches[0, :, :, 0, 0].numel(), device="cuda")[:tokens]
@@ -31,8 +31,8 @@ def test_every_token_is_in_its_slot(tokens: int, heads: int, dim: int, block_siz
     assert torch.equal(caches[0], want[0]) and torch.equal(caches[1], want[1])
 
 
-def test_layouts_of_vllm() -> None:
-    """Keys and values as parts of a packed projection; caches with key and value side by side in a block, and heads first."""
+def test_vllm_layouts() -> None:
+    """Keys and values are slices of a packed projection. Caches have key and value adjacent in a block, and head-major order."""
     packed = torch.randn(50, 3 * 4 * 128, device="cuda", dtype=torch.bfloat16)
     key, value = (packed[:, part * 512 : (part + 1) * 512].view(50, 4, 128) for part in (1, 2))
     slots = torch.randperm(20 * 16, device="cuda")[:50]

@@ -1,4 +1,4 @@
-"""On a GPU: linear_cross_entropy against the reference in fp64, in every dtype, without waiting for the device."""
+"""linear_cross_entropy on a GPU against the reference in fp64, in every dtype, without synchronization."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -17,13 +17,13 @@ ALL_TERMS: dict[str, Any] = {"ignore_index": 2, "label_smoothing": 0.1, "z_loss"
 
 @pytest.fixture(autouse=True)
 def poisoned_memory() -> None:
-    """What is allocated next, and not written, is not a number."""
+    """Fills free memory with NaN, so that unwritten outputs are detected."""
     torch.cuda.empty_cache()
     torch.full((1 << 28,), float("nan"), device="cuda")
 
 
 @pytest.fixture
-def forbidden_waiting() -> Iterator[None]:
+def no_synchronization() -> Iterator[None]:
     torch.cuda.set_sync_debug_mode("error")
     yield
     torch.cuda.set_sync_debug_mode("default")
@@ -42,7 +42,7 @@ def truth(x: Tensor, weight: Tensor, targets: Tensor, dloss: Tensor, **options: 
 
 
 def worst(x: Tensor, weight: Tensor, targets: Tensor, dloss: Tensor, **options: Any) -> float:
-    """The largest relative norm of what differs from the truth, of loss and gradients."""
+    """Largest relative error of loss and gradients."""
     loss = linear_cross_entropy(x, weight, targets, **options)
     found = (loss.detach(), *torch.autograd.grad(loss, (x, weight), dloss))
     expected = truth(x, weight, targets, dloss, **options)
@@ -61,7 +61,7 @@ def test_loss_and_gradients(tokens: int, width: int, vocabulary: int, dtype: tor
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_terms_reductions_and_incoming_gradients(reduction: str, dtype: torch.dtype) -> None:
+def test_loss_terms_reductions_and_incoming_gradients(reduction: str, dtype: torch.dtype) -> None:
     x, weight, targets = drawn(500, 96, 1000, dtype)
     targets[::3] = ALL_TERMS["ignore_index"]
     dloss = torch.randn(500 if reduction == "none" else (), device="cuda")
@@ -70,7 +70,7 @@ def test_terms_reductions_and_incoming_gradients(reduction: str, dtype: torch.dt
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("chunks", [3, 16])
-def test_chunks(chunks: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_chunks(chunks: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight, targets = drawn(2048, 64, 1000, dtype)
     monkeypatch.setitem(LOGITS_BYTES, "cuda", 2048 // chunks * 1024 * x.element_size())
     assert worst(x, weight, targets, torch.ones((), device="cuda")) < TOLERANCE[dtype]
@@ -81,14 +81,14 @@ def test_extreme_logits() -> None:
     assert worst((x * 1000).detach().requires_grad_(), weight, targets, torch.ones((), device="cuda")) < 1e-4  # fp32 at 1e3
 
 
-def test_a_loss_scale_in_fp16() -> None:
+def test_fp16_loss_scale() -> None:
     x, weight, targets = drawn(4096, 64, 1000, torch.float16)
-    targets[:] = 3  # the sum over tokens that its weight's gradient holds is beyond fp16
+    targets[:] = 3  # the unscaled sum in the weight gradient overflows in fp16
     x, weight = (x.detach().abs() * 50).requires_grad_(), (weight.detach() / 50).requires_grad_()
     assert worst(x, weight, targets, torch.tensor(2.0**8, device="cuda")) < TOLERANCE[torch.float16]
 
 
-def test_nothing_to_average() -> None:
+def test_mean_over_no_tokens_is_zero() -> None:
     for tokens in (0, 130):
         x, weight, targets = drawn(tokens, 64, 1000, torch.bfloat16)
         loss = linear_cross_entropy(x, weight, targets.fill_(-100))
@@ -97,7 +97,7 @@ def test_nothing_to_average() -> None:
         assert loss == 0 and not x.grad.any() and not weight.grad.any()
 
 
-def test_invalid_targets_are_nan_and_read_nothing() -> None:
+def test_invalid_targets_return_nan() -> None:
     x, weight, targets = drawn(8, 64, 1000, torch.bfloat16)
     targets[1], targets[2], targets[3] = 1000, -1, 2**62
     losses = linear_cross_entropy(x, weight, targets, reduction="none")
@@ -107,12 +107,12 @@ def test_invalid_targets_are_nan_and_read_nothing() -> None:
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_the_host_never_waits(reduction: str, forbidden_waiting: None) -> None:
+def test_no_synchronization(reduction: str, no_synchronization: None) -> None:
     x, weight, targets = drawn(256, 64, 1000, torch.bfloat16)
     (linear_cross_entropy(x, weight, targets, reduction=reduction).sum() / 3).backward()
 
 
-def test_a_second_backward_pass() -> None:
+def test_second_backward_pass() -> None:
     x, weight, targets = drawn(256, 64, 1000, torch.bfloat16)
     loss = linear_cross_entropy(x, weight, targets)
     first = torch.autograd.grad(loss / 4, (x, weight), retain_graph=True)

@@ -1,4 +1,4 @@
-"""The training model on a GPU: compiled without a graph break, and on each maker's kernels the same losses and gradients."""
+"""Training model on a GPU: compiles without a graph break, with equal losses and gradients on all kernel providers."""
 
 from importlib.util import find_spec
 
@@ -25,12 +25,12 @@ def losses_and_gradients(kernels: Kernels, dtype: torch.dtype, compiled: bool = 
 
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("kernels", ["strata", "liger"])
-def test_kernels_train_alike_in_bf16(kernels: Kernels, compiled: bool) -> None:
+def test_kernel_providers_train_alike_in_bf16(kernels: Kernels, compiled: bool) -> None:
     if kernels == "liger" and (compiled or not find_spec("liger_kernel")):
-        pytest.skip("Liger's loss looks at its targets on the host" if compiled else "liger-kernel is not installed")
+        pytest.skip("Liger's loss reads its targets on the host" if compiled else "liger-kernel is not installed")
     exact, true = losses_and_gradients("torch", torch.float32)
     _, usual = losses_and_gradients("torch", torch.bfloat16)
     loss, gradient = losses_and_gradients(kernels, torch.bfloat16, compiled)
     assert abs(loss - exact) < 2e-3 * exact
     off, usually_off = ((one - true).norm() / true.norm() for one in (gradient, usual))
-    assert off < 1.2 * usually_off, (off, usually_off)  # no further from the truth than plain torch in bf16
+    assert off < 1.2 * usually_off, (off, usually_off)  # as accurate as plain torch in bf16

@@ -1,4 +1,4 @@
-"""Paged attention on one GPU: every dtype, head dim, block size and layout of the cache against fp64, and CUDA graphs."""
+"""Paged attention on a GPU: dtypes, head dims, block sizes and cache layouts against fp64, and CUDA graphs."""
 
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -59,7 +59,7 @@ SHAPES = [
 
 @dataclass
 class Batch:
-    """Blocks are anywhere in the cache, and what is no sequence's key is NaN."""
+    """Blocks are scattered over the cache, and unused slots are NaN."""
 
     shape: Shape
     q: Tensor
@@ -135,10 +135,10 @@ def test_agrees_with_fp64(shape: Shape) -> None:
     result = paged_attention(**case.arguments())
     assert distance(result, exact) < TOLERANCES[shape.dtype]
     rows = (result.double() - exact).norm(dim=-1) / exact.norm(dim=-1)
-    assert rows.max() < 4 * TOLERANCES[shape.dtype]  # no single row is lost among many
+    assert rows.max() < 4 * TOLERANCES[shape.dtype]  # a wrong row would not show in the norm over all rows
 
 
-def test_every_launch_gives_the_same() -> None:
+def test_result_is_deterministic() -> None:
     arguments = batch(Shape(FAR_APART)).arguments()
     first = paged_attention(**arguments).clone()
     for _ in range(20):
@@ -146,7 +146,7 @@ def test_every_launch_gives_the_same() -> None:
 
 
 @pytest.mark.parametrize("lengths", [FAR_APART, MIXED], ids=["decode", "mixed"])
-def test_a_cuda_graph_replays_for_other_lengths(lengths: Lengths) -> None:
+def test_cuda_graph_replays_for_other_lengths(lengths: Lengths) -> None:
     case = batch(Shape(lengths))
     arguments = case.arguments()
     graph = torch.cuda.CUDAGraph()
@@ -165,8 +165,8 @@ def test_a_cuda_graph_replays_for_other_lengths(lengths: Lengths) -> None:
 
 
 @pytest.mark.parametrize("tokens", [16, 512])
-def test_a_cuda_graph_replays_for_other_batches(tokens: int) -> None:
-    """Captured as vLLM does for steps that mix prompts and streams: with as many requests as there may be, of any lengths."""
+def test_cuda_graph_replays_for_other_batches(tokens: int) -> None:
+    """Captured as vLLM does for steps that mix prompts and decodes: with the maximum number of requests, of any lengths."""
     longest = Shape(Lengths((4096,) * 8, (tokens // 8,) * 8), head_dim=64, block_size=128)
     static = batch(longest)
     arguments = static.arguments() | {"max_query_len": tokens, "max_context_len": 16384}
@@ -192,8 +192,8 @@ def test_a_cuda_graph_replays_for_other_batches(tokens: int) -> None:
         assert (arguments["out"][used:] == 3).all()
 
 
-def test_streams_and_graphs_do_not_share_their_counters() -> None:
-    """Sequences are put together by whoever comes last to a counter; launches that overlap must not count on each other's."""
+def test_streams_and_graphs_have_separate_counters() -> None:
+    """The last program to arrive at a counter merges a sequence. Concurrent launches must not share counters."""
     case = batch(Shape(FAR_APART))
     arguments = case.arguments()
     expected = paged_attention(**arguments).clone()
@@ -211,8 +211,8 @@ def test_streams_and_graphs_do_not_share_their_counters() -> None:
             assert torch.equal(result, expected)
 
 
-def test_a_padded_batch_leaves_other_rows_alone() -> None:
-    """As vLLM pads for a CUDA graph: sequences without queries and context, rows without a sequence."""
+def test_padded_batch_leaves_other_rows_unchanged() -> None:
+    """Padding as vLLM does for a CUDA graph: sequences without queries and context, rows without a sequence."""
     case = batch(Shape(Lengths((100, 70, 0, 0), (1, 1, 0, 0))))
     arguments = case.arguments()
     padded = torch.full((4, *case.q.shape[1:]), 3.0, device="cuda", dtype=case.q.dtype)
@@ -222,7 +222,7 @@ def test_a_padded_batch_leaves_other_rows_alone() -> None:
     assert (padded[2:] == 3).all()
 
 
-def test_float32_is_refused() -> None:
+def test_float32_is_rejected() -> None:
     arguments = batch(Shape(A_FEW_EACH, dtype=torch.float32)).arguments()
-    with pytest.raises(ValueError, match="bfloat16 and float16, on a CPU also float32"):
+    with pytest.raises(ValueError, match="bfloat16 and float16, and float32 on a CPU"):
         paged_attention(**arguments)

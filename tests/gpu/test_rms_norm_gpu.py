@@ -1,4 +1,4 @@
-"""rms_norm and add_rms_norm on a GPU: every dtype, odd and wide rows, gradients, and the same bits twice."""
+"""rms_norm and add_rms_norm on a GPU: dtypes, odd and wide rows, gradients, and bitwise reproducibility."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def poison() -> None:
-    """Freed memory that the next results are likely to be put into holds no zeros."""
+    """Fills memory that the next outputs are likely to reuse with NaN."""
     torch.full((2**24,), float("nan"), device="cuda")
 
 
@@ -45,7 +45,7 @@ def test_equals_the_reference(dtype: torch.dtype, rows: int, width: int) -> None
     poison()
     dx, dweight = torch.autograd.grad(y, leaves, dy)
     assert distance(y, reference(x.double(), weight.double(), EPS)) < TOLERANCE[dtype]
-    if width > 1:  # a number over its own magnitude is its sign: nothing but rounding is left of its gradient
+    if width > 1:  # x over its own magnitude is its sign: the gradient is only rounding error
         truth = gradients(x, weight, dy)
         assert distance(dx, truth[0]) < TOLERANCE[dtype]
         assert distance(dweight, truth[1]) < TOLERANCE[dtype]
@@ -70,14 +70,14 @@ def test_wide_rows_with_a_residual_in_bf16(width: int, weight_dtype: torch.dtype
     assert distance(dweight, truth[1]) < (1e-5 if weight_dtype == torch.float32 else 1e-2)
 
 
-def test_the_weights_gradient_has_the_same_bits_every_time() -> None:
+def test_weight_gradient_is_bitwise_reproducible() -> None:
     x, dy, weight = drawn(5000, 1024, dtype=torch.bfloat16), drawn(5000, 1024, dtype=torch.bfloat16), drawn(1024)
     leaves = x.requires_grad_(), weight.requires_grad_()
     first, second = (torch.autograd.grad(rms_norm(*leaves, EPS), leaves, dy) for _ in range(2))
     assert all(map(torch.equal, first, second))
 
 
-def test_rows_apart_and_columns() -> None:
+def test_strided_rows_and_transposed_input() -> None:
     weight = drawn(512)
     for x in (drawn(40, 700)[:, 100:612], drawn(512, 40).T, drawn(8, 5, 512).transpose(0, 1)):
         assert distance(rms_norm(x, weight, EPS), reference(x.double(), weight.double(), EPS)) < 1e-5
@@ -92,7 +92,7 @@ def test_no_rows_and_large_values_in_fp16() -> None:
     assert torch.equal(rms_norm(x, torch.ones_like(x[0]), EPS), torch.ones_like(x))
 
 
-def test_more_values_than_32_bits_count() -> None:
+def test_more_elements_than_32_bit_indices() -> None:
     x = torch.empty(2**31 // 4096 + 3, 4096, device="cuda", dtype=torch.bfloat16).normal_()
     weight = drawn(4096, dtype=torch.bfloat16)
     y = rms_norm(x, weight, EPS)

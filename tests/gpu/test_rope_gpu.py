@@ -1,4 +1,4 @@
-"""rope and rope_ on a GPU: every dtype, layouts of heads, partial and interleaved, gradients, CUDA graphs."""
+"""rope and rope_ on a GPU: dtypes, head layouts, partial and interleaved rotation, gradients, CUDA graphs."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def distance(ours: Tensor, truth: Tensor) -> float:
 
 
 def poison() -> None:
-    """Freed memory that the next results are likely to be put into holds no zeros."""
+    """Fills memory that the next outputs are likely to reuse with NaN."""
     torch.full((2**24,), float("nan"), device="cuda")
 
 
@@ -33,7 +33,7 @@ def table(tokens: int, half: int, *batch: int) -> tuple[Tensor, Tensor]:
         *((torch.bfloat16, shape) for shape in ((1, 1, 2, 1), (3, 1, 96, 48), (14, 2, 64, 16))),
     ],
 )
-def test_equals_the_reference_and_so_do_gradients(
+def test_values_and_gradients_equal_the_reference(
     interleaved: bool, dtype: torch.dtype, shape: tuple[int, int, int, int]
 ) -> None:
     heads, kv_heads, dim, half = shape
@@ -54,7 +54,7 @@ def test_equals_the_reference_and_so_do_gradients(
         assert distance(one, theirs) < TOLERANCE[dtype]
 
 
-def test_layouts_of_heads_and_a_table_for_each_sequence() -> None:
+def test_head_layouts_and_a_table_per_sequence() -> None:
     cos, sin = table(65, 32, 3)
     heads_first = [torch.randn(3, heads, 65, 64, device="cuda").transpose(1, 2) for heads in (6, 2)]
     packed = torch.split(torch.randn(3, 65, 10, 64, device="cuda"), [6, 2, 2], dim=2)[:2]
@@ -67,7 +67,7 @@ def test_layouts_of_heads_and_a_table_for_each_sequence() -> None:
 
 @pytest.mark.parametrize("index", [torch.int32, torch.int64])
 def test_positions_in_a_cuda_graph(index: torch.dtype) -> None:
-    """A graph is replayed with other positions and other values in the same places."""
+    """A graph is replayed with other positions and values in the same buffers."""
     cos, sin = table(1000, 32)
     qkv = torch.randn(17, 10, 64, device="cuda", dtype=torch.bfloat16)
     positions = torch.zeros(17, dtype=index, device="cuda")

@@ -1,4 +1,4 @@
-"""swiglu on a GPU: every dtype, odd sizes, halves of a packed tensor, gradients."""
+"""swiglu on a GPU: dtypes, odd sizes, halves of a packed tensor, gradients."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def distance(ours: Tensor, truth: Tensor) -> float:
 
 
 def poison() -> None:
-    """Freed memory that the next results are likely to be put into holds no zeros."""
+    """Fills memory that the next outputs are likely to reuse with NaN."""
     torch.full((2**24,), float("nan"), device="cuda")
 
 
@@ -42,7 +42,7 @@ def test_equals_the_reference(dtype: torch.dtype, shape: tuple[int, ...], packed
         assert distance(ours, theirs) < TOLERANCE[dtype]
 
 
-def test_columns_nothing_and_more_rows_than_a_grid_is_high() -> None:
+def test_transposed_empty_and_tall_inputs() -> None:
     gate, up = torch.randn(64, 50, device="cuda").T, torch.randn(50, 64, device="cuda")
     assert distance(swiglu(gate, up), reference(gate.double(), up.double())) < 1e-5
     assert swiglu(gate[:0], up[:0]).shape == (0, 64)
@@ -50,7 +50,7 @@ def test_columns_nothing_and_more_rows_than_a_grid_is_high() -> None:
     assert distance(swiglu(gate, up), reference(gate.double(), up.double())) < 1e-5
 
 
-def test_more_values_than_32_bits_count() -> None:
+def test_more_elements_than_32_bit_indices() -> None:
     gate = torch.empty(2**31 + 5, device="cuda", dtype=torch.bfloat16).normal_()
     assert distance(swiglu(gate, gate)[-7:], reference(gate[-7:].double(), gate[-7:].double())) < 1e-2
 

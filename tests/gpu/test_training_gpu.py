@@ -1,4 +1,4 @@
-"""On one GPU: training in bf16 under torch.compile, a checkpoint, and what it resumes to."""
+"""Training on one GPU: bf16 under torch.compile, and resuming from a checkpoint."""
 
 import os
 from pathlib import Path
@@ -27,11 +27,11 @@ def process_group(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.mark.parametrize("zero", ["zero=0", "zero=1", "zero=2", "zero=3", "zero=2 parallel.offload=optimizer"])
-def test_run_learns_and_its_checkpoint_goes_on(zero: str, tmp_path: Path) -> None:
+def test_loss_decreases_and_checkpoint_resumes(zero: str, tmp_path: Path) -> None:
     layout = [f"parallel.{zero.split()[0]}", *zero.split()[1:]]
     recipe = recipe_file.load("h200", [*SHAPE, *SCALE, *layout])
     tokens = shards.prepare(open_corpus(recipe.data), recipe.model.vocab, recipe.data.holdout)
     job = Job(tmp_path, tokens, recipe.model, recipe.train, recipe.parallel)
     trained = train_on_this_rank(job, 10, 5, tmp_path / "start", tmp_path)
     assert trained.losses[-1] < trained.losses[0] - 0.5
-    assert trained.from_own == pytest.approx(trained.losses[10:], rel=2e-3)  # attention's backward pass adds up in any order
+    assert trained.from_own == pytest.approx(trained.losses[10:], rel=2e-3)  # attention's backward pass is not deterministic

@@ -1,4 +1,4 @@
-"""On one GPU: vLLM's engine with our kernels, CUDA graphs and all, gives the tokens of vLLM's own."""
+"""vLLM engine with Strata's kernels and CUDA graphs on one GPU: the same tokens as stock vLLM."""
 
 import random
 from contextlib import ExitStack
@@ -19,7 +19,7 @@ KERNELS = ("decode_kernel", "merge_kernel", "prefill_kernel", "kv_cache_write_ke
 SHAPE = ("model.layers=2", "model.hidden=512", "model.heads=8", "model.kv_heads=2", "model.ffn=1024", "model.vocab=2048")
 
 
-def test_answers_are_vllms(tmp_path: Path) -> None:
+def test_answers_equal_stock_vllm(tmp_path: Path) -> None:
     from strata.kernels.bench.vllm_engine import start, write_model
     from strata.kernels.bench.vllm_plugin import distances, divergences
 

@@ -1,4 +1,4 @@
-"""After a warm-up no batch compiles anything: that would be a request waiting for seconds."""
+"""Warm-up: no batch compiles a kernel afterwards, which would delay a request by seconds."""
 
 import random
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ def warmed() -> int:
 
 @contextmanager
 def counting_compilations() -> Iterator[list[str]]:
-    """Triton calls the hook whenever a launch finds no kernel for its arguments."""
+    """Names of compiled kernels. Triton calls the hook if a launch finds no kernel for its arguments."""
     from triton import knobs
 
     compiled: list[str] = []
@@ -50,7 +50,7 @@ def counting_compilations() -> Iterator[list[str]]:
         knobs.runtime.jit_cache_hook = before
 
 
-def test_hook_sees_what_was_not_warmed_up() -> None:
+def test_hook_detects_a_compilation() -> None:
     from strata.kernels.ops.rms_norm.rms_norm import rms_norm
 
     with counting_compilations() as compiled:
@@ -58,7 +58,7 @@ def test_hook_sees_what_was_not_warmed_up() -> None:
     assert compiled
 
 
-def test_layers_compile_nothing_for_any_number_of_tokens() -> None:
+def test_layers_compile_nothing_for_any_token_count() -> None:
     from strata.kernels.ops.kv_cache_write import kv_cache_write
     from strata.kernels.ops.rms_norm.rms_norm import add_rms_norm, rms_norm
     from strata.kernels.ops.rope import rope_
@@ -104,7 +104,7 @@ def test_attention_compiles_nothing_for_any_batch() -> None:
     assert not compiled
 
 
-def test_variants_stay_few() -> None:
-    """Each stays in memory, and is compiled when a server starts on a new machine."""
+def test_number_of_variants_is_small() -> None:
+    """Each variant uses memory, and is compiled when a server starts on a new machine."""
     assert 0 < warmed() < 200
     assert warm_up(MODEL, DEVICE) == 0

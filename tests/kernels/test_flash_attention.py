@@ -1,4 +1,4 @@
-"""Attention against a plain softmax: torch's on the CPU, the Triton kernels in the interpreter, and what they refuse."""
+"""Flash attention against a plain softmax: torch's kernel on the CPU, the interpreted Triton kernels, and invalid arguments."""
 
 import math
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from strata.kernels.ops.flash_attention import portable
 from strata.kernels.ops.flash_attention.flash_attention import flash_attention, reference
 from strata.kernels.ops.flash_attention.portable_backward import backward
 
-interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here: tests/gpu has them")
+interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU, tests/gpu runs the compiled kernels")
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 
 
@@ -43,7 +43,7 @@ CAUSAL = [Shape(1, 1), Shape(3, 3, b=2, h=4, kv=2), Shape(129, 129, h=1), Shape(
 OTHERS = [
     Shape(127, 40, causal=False, h=1),
     Shape(40, 70, causal=False, e=24, h=1),  # neither a tile's width nor a multiple of 16
-    Shape(40, 33, causal=False, e=136, h=1),  # dk and dv by two launches
+    Shape(40, 33, causal=False, e=136, h=1),  # dk and dv in two launches
     Shape(100, 100, window=1, h=1),
     Shape(70, 129, window=40, h=1),
     Shape(70, 70, window=7, causal=False, h=1),
@@ -55,7 +55,7 @@ OTHERS = [
 
 
 def error(got: Tensor, truth: Tensor) -> float:
-    """Relative, but for gradients that are zero, as those of a query with one key to see."""
+    """Relative error; absolute for gradients that are zero, for example of a query with a single key."""
     assert got.shape == truth.shape and got.isfinite().all()
     return float((got.double() - truth.double()).norm()) / max(float(truth.double().norm()), 1.0)
 
@@ -84,7 +84,7 @@ def assert_close(got: tuple[Tensor, ...], right: tuple[Tensor, ...], dtype: torc
     assert max(errors.values()) <= TOLERANCE[dtype], errors
 
 
-def test_reference_is_torch_attention() -> None:
+def test_reference_equals_torch_attention() -> None:
     q, k, v, _ = Shape(9, 9, b=2, h=4, kv=2).inputs(torch.float64)
     heads_first = [x.transpose(1, 2) for x in (q, k, v)]
     theirs = F.scaled_dot_product_attention(heads_first[0], heads_first[1], heads_first[2], is_causal=True, enable_gqa=True)
@@ -93,14 +93,14 @@ def test_reference_is_torch_attention() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("shape", CAUSAL + OTHERS, ids=str)
-def test_cpu(shape: Shape, dtype: torch.dtype) -> None:
+def test_cpu_equals_the_reference(shape: Shape, dtype: torch.dtype) -> None:
     inputs = shape.inputs(dtype)
     assert_close(by_op(shape, *inputs), truth(shape, *inputs), dtype)
 
 
 @interpreted
 @pytest.mark.parametrize("shape", CAUSAL + OTHERS, ids=str)
-def test_triton(shape: Shape) -> None:
+def test_triton_equals_the_reference(shape: Shape) -> None:
     inputs = shape.inputs(torch.float32)
     assert_close(by_triton(shape, *inputs), truth(shape, *inputs), torch.float32)
 
@@ -114,14 +114,14 @@ def test_triton_in_half_precision(shape: Shape) -> None:
 
 @interpreted
 @pytest.mark.parametrize("shape", [Shape(33, 70, b=2), Shape(70, 70, window=40, h=1), OTHERS[7]], ids=str)
-def test_triton_by_tma(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_triton_with_tma(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(portable, "architecture", lambda device: 90)
     q, k, v, dout = shape.inputs(torch.float16)
     assert all(portable.tma_supports(x) for x in (q, k, v, dout))
     assert_close(by_triton(shape, q, k, v, dout), truth(shape, q, k, v, dout), torch.float16)
 
 
-def test_what_tma_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_that_tma_supports(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(portable, "architecture", lambda device: 90)
     x = torch.zeros(2, 8, 4, 64, dtype=torch.bfloat16)
     packed = torch.zeros(2, 8, 3, 4, 64, dtype=torch.bfloat16)
@@ -134,18 +134,18 @@ def test_what_tma_takes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("run", [by_op, pytest.param(by_triton, marks=interpreted)])
-def test_any_strides(run: Callable[..., tuple[Tensor, ...]]) -> None:
+def test_input_strides(run: Callable[..., tuple[Tensor, ...]]) -> None:
     shape = Shape(40, 40, b=2, h=2, kv=2)
-    q, k, v = torch.randn(2, 40, 3, 2, 16).unbind(2)  # as from one projection
+    q, k, v = torch.randn(2, 40, 3, 2, 16).unbind(2)  # slices of one projection
     v = v.transpose(1, 2).contiguous().transpose(1, 2)
     dout = torch.randn(2, 1, 2, 16).expand(2, 40, 2, 16)
     assert_close(run(shape, q, k, v, dout), truth(shape, q, k, v, dout), torch.float32)
 
 
-@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")  # of weights that a mask then takes away
+@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")  # in weights that a mask removes
 @pytest.mark.parametrize("run", [by_op, pytest.param(by_triton, marks=interpreted)])
 def test_extreme_values(run: Callable[..., tuple[Tensor, ...]]) -> None:
-    """Scores of thousands, of either sign: fp32 has three digits of their differences, and most weights are zero or one."""
+    """Scores of thousands, of either sign: fp32 has three digits for their differences, and most weights are zero or one."""
     shape = Shape(40, 40)
     q, k, v, dout = shape.inputs(torch.float32)
     q, k = q.round() * 20, k.round() * 20
@@ -155,13 +155,13 @@ def test_extreme_values(run: Callable[..., tuple[Tensor, ...]]) -> None:
 
 
 @pytest.mark.parametrize("run", [by_op, pytest.param(by_triton, marks=interpreted)])
-def test_a_query_that_sees_nothing_gives_zero(run: Callable[..., tuple[Tensor, ...]]) -> None:
+def test_query_that_attends_to_no_key_has_zero_output(run: Callable[..., tuple[Tensor, ...]]) -> None:
     shape = Shape(40, 5)
     out, dq, _, _ = run(shape, *shape.inputs(torch.float32))
     assert (out[:, :35] == 0).all() and (dq[:, :35] == 0).all() and (out[:, 35:] != 0).all()
 
 
-def test_lse_is_of_the_scaled_scores() -> None:
+def test_lse_of_scaled_scores() -> None:
     q, k, v, _ = Shape(6, 4, kv=2).inputs(torch.float64)
     _, lse = torch.ops.strata.flash_attention(q, k, v, True, None, 0.5, None, None)
     scores = torch.einsum("bthe,bshe->bhts", q, k)[:, :, -1] * 0.5
@@ -202,7 +202,7 @@ def test_opcheck(shape: Shape) -> None:
     torch.library.opcheck(torch.ops.strata.flash_attention_backward.default, (dout, q, k, v, out, lse, *options))
 
 
-def test_compiles_without_graph_breaks() -> None:
+def test_compiles_without_a_graph_break() -> None:
     q, k, v, dout = Shape(8, 8).inputs(torch.float32)
     cu_seqlens = torch.tensor([0, 3, 8], dtype=torch.int32)
     inputs = [x.requires_grad_() for x in (q, k, v)]
@@ -222,13 +222,13 @@ def q_k_v(
     return torch.zeros(b, 5, heads, e, dtype=dtype), torch.zeros(b, 5, kv, e, dtype=dtype), torch.zeros(b, 5, kv, e, dtype=dtype)
 
 
-def test_errors_say_what_is_taken() -> None:
+def test_invalid_arguments_are_rejected() -> None:
     q, k, v = q_k_v()
     with pytest.raises(
         ValueError, match=r"q \[b, t, h, e\] with k and v \[b, s, kv, e\], got q \[2, 5, 4, 8\], k \[2, 5, 2, 7\]"
     ):
         flash_attention(q, k[..., :7], v[..., :7])
-    with pytest.raises(ValueError, match=r"groups as large .* k \[2, 5, 3, 8\]"):
+    with pytest.raises(ValueError, match=r"multiple of k and v heads.* k \[2, 5, 3, 8\]"):
         flash_attention(*q_k_v(kv=3))
     with pytest.raises(ValueError, match=r"one of torch.bfloat16, .* got torch.float32, torch.float16, torch.float32"):
         flash_attention(q, k.half(), v)

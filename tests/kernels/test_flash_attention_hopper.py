@@ -1,5 +1,6 @@
-"""Gluon has no interpreter: what can be seen without a GPU is that the kernel compiles for Hopper to what it is meant to be, and
-which calls it takes. What it computes is tested on a GPU."""
+"""Hopper forward kernel without a GPU: its machine code, and the calls it supports.
+
+Gluon has no interpreter, so results are tested on a GPU."""
 
 import json
 import os
@@ -42,7 +43,7 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """In a process of its own: this one's Triton interprets."""
+    """Compiles in a separate process, because Triton interprets kernels in this one."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
     done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, timeout=300)
@@ -51,11 +52,11 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return found
 
 
-def test_products_are_wgmma_and_loads_are_tma_and_nothing_spills(compiled: list[dict[str, Any]]) -> None:
+def test_uses_wgmma_and_tma_without_spills(compiled: list[dict[str, Any]]) -> None:
     for kernel in compiled:
         assert kernel["wgmma"] > 0 and kernel["tma"] > 0 and kernel["wide"] > 0, kernel
         assert kernel["spilled"] == 0 and kernel["stack"] == 0, kernel
-        assert kernel["shared"] <= 232448, kernel  # what a program may have
+        assert kernel["shared"] <= 232448, kernel  # the limit per program
 
 
 Three = tuple[Tensor, Tensor, Tensor]
@@ -71,14 +72,14 @@ def supported(q: Tensor, k: Tensor, v: Tensor, causal: bool = True, window: int 
         return hopper.supports(q, k, v, causal, window, None)
 
 
-def test_takes_half_precision_of_known_head_dimensions_on_hopper() -> None:
+def test_supports_half_precision_and_tiled_head_dimensions_on_hopper() -> None:
     for dim in (64, 128, 256):
         assert supported(*tensors(dim)) and supported(*tensors(dim, torch.float16))
         assert not supported(*tensors(dim), arch=80) and not supported(*tensors(dim), arch=100)
     assert not supported(*tensors(96)) and not supported(*tensors(dtype=torch.float32))
 
 
-def test_leaves_what_it_cannot_mask_to_others() -> None:
+def test_unsupported_masks() -> None:
     assert supported(*tensors(tokens=3, keys=1001)) and supported(*tensors(), window=7)
     assert supported(*tensors(tokens=101), causal=False)
     assert not supported(*tensors(tokens=101))
@@ -86,7 +87,7 @@ def test_leaves_what_it_cannot_mask_to_others() -> None:
     assert not supported(*tensors(tokens=0))
 
 
-def test_leaves_what_tma_cannot_address_to_others() -> None:
+def test_strides_that_tma_cannot_address_are_unsupported() -> None:
     q, k, v = tensors()
     packed = torch.empty(2, 100, 12, 128, dtype=torch.bfloat16, device="meta")
     assert supported(packed[:, :, :4], packed[:, :, 4:8], packed[:, :, 8:])

@@ -1,4 +1,4 @@
-"""The two Triton kernels around the Gluon one run in the interpreter; the Gluon one is compiled for Hopper, and looked at."""
+"""Hopper backward pass: its two Triton kernels in the interpreter, and the machine code of its Gluon kernel."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
 from strata.kernels.ops.flash_attention import hopper_backward as hopper
 
-triton.knobs.nvidia.dump_ptxas_log = True  # prints what ptxas says of registers, spills and serialised wgmma
+triton.knobs.nvidia.dump_ptxas_log = True  # prints ptxas's report of registers, spills and serialised wgmma
 kernel = hopper.backward_kernel
 names = kernel.arg_names
 for e, causal, windowed, packed in ((128, True, False, False), (64, True, True, True)):
@@ -44,7 +44,7 @@ for e, causal, windowed, packed in ((128, True, False, False), (64, True, True, 
 """
 
 
-def test_compiles_for_hopper_with_wgmma_and_tma_and_spills_nothing(tmp_path: Path) -> None:
+def test_compiles_for_hopper_with_wgmma_and_tma_without_spills(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(tmp_path)
     done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, timeout=120)
@@ -53,15 +53,15 @@ def test_compiles_for_hopper_with_wgmma_and_tma_and_spills_nothing(tmp_path: Pat
     assert len(compiled) == 2
     for kernel in compiled:
         loop = kernel["ptx"]
-        assert "wgmma.mma_async" in loop and "cp.async.bulk.tensor.4d.shared" in loop  # products on tensor cores, tiles by TMA
+        assert "wgmma.mma_async" in loop and "cp.async.bulk.tensor.4d.shared" in loop  # tensor cores and TMA
         assert "red.global.add.v4.f32" in loop
-        assert kernel["shared"] <= 232448  # what a program may have on Hopper
+        assert kernel["shared"] <= 232448  # the limit per program on Hopper
     assert re.findall(r"(\d+) bytes spill stores", done.stdout) == ["0", "0"]
-    assert "Potential Performance Loss" not in done.stdout  # what ptxas says when it runs wgmma one at a time
+    assert "Potential Performance Loss" not in done.stdout  # ptxas's warning for serialised wgmma
 
 
 def slots(tokens: list[int], heads: int, queries: int, packed: bool) -> tuple[int, dict[tuple[int, int], int]]:
-    """Slots of a head (of a head and sequence, unless packed), and the first one of each (sequence, head)."""
+    """Slots per head (per head and sequence, unless packed), and the first slot of each (sequence, head)."""
     if not packed:
         of_head = -(-tokens[0] // queries)
         return of_head, {(i, h): (i * heads + h) * of_head for i in range(len(tokens)) for h in range(heads)}
@@ -82,12 +82,12 @@ def of_sequence(x: Tensor, i: int, cu_seqlens: Tensor, packed: bool) -> Tensor:
 
 
 @pytest.mark.parametrize(("tokens", "e", "packed"), SEQUENCES)
-def test_prepares_statistics_and_zeros_slot_by_slot(tokens: list[int], e: int, packed: bool) -> None:
+def test_prepare_kernel_writes_statistics_and_zeros(tokens: list[int], e: int, packed: bool) -> None:
     heads, queries = 3, hopper.QUERIES[e]
     b, t, cu_seqlens = as_batch(tokens, packed)
     out, dout = torch.randn(2, b, t, heads, e)
     lse = torch.randn(b, heads, t)
-    lse[0, 1, 0] = -torch.inf  # a query that sees no key
+    lse[0, 1, 0] = -torch.inf  # a query that attends to no key
     of_head, first = slots(tokens, heads, queries, packed)
     statistics = torch.full(((b * heads) * of_head, 2, queries), torch.nan)
     sums = torch.full((b * heads * of_head, queries * e), torch.nan)
@@ -108,7 +108,7 @@ def test_prepares_statistics_and_zeros_slot_by_slot(tokens: list[int], e: int, p
 
 
 def in_registers(tile: Tensor) -> Tensor:
-    """A dq tile in the order in which `add_to_dq` writes it: by warp, by 8 columns, by thread, by register."""
+    """A dq tile in the order written by `add_to_dq`: by warp, by 8 columns, by thread, by register."""
     queries, e = tile.shape
     columns = 128 // queries
     parts = tile.reshape(queries // 16, 2, 8, columns, e // columns // 8, 4, 2)  # rows: warp, half, thread; columns likewise
@@ -116,7 +116,7 @@ def in_registers(tile: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(("tokens", "e", "packed"), SEQUENCES)
-def test_finishes_dq_slot_by_slot(tokens: list[int], e: int, packed: bool) -> None:
+def test_finish_kernel_converts_dq(tokens: list[int], e: int, packed: bool) -> None:
     heads, queries = 3, hopper.QUERIES[e]
     b, t, cu_seqlens = as_batch(tokens, packed)
     want = torch.randn(b, t, heads, e)
@@ -136,12 +136,12 @@ def test_finishes_dq_slot_by_slot(tokens: list[int], e: int, packed: bool) -> No
     torch.testing.assert_close(dq, want * 0.5)
 
 
-def test_supports_nothing_on_a_cpu() -> None:
+def test_unsupported_on_a_cpu() -> None:
     q = torch.zeros(1, 8, 2, 64, dtype=torch.bfloat16)
     assert not hopper.supports(q, q, q, True, None, None)
 
 
-def test_tma_reads_views_of_packed_projections_but_no_odd_strides() -> None:
+def test_tma_reads_slices_of_packed_projections_but_not_unaligned_strides() -> None:
     qkv = torch.zeros(2, 8, 6, 64, dtype=torch.bfloat16)
     assert hopper._tma_can_read(qkv[:, :, 2:4])
     assert not hopper._tma_can_read(torch.zeros(2, 8, 2, 68, dtype=torch.bfloat16)[..., :64])  # rows not 16 bytes apart

@@ -1,4 +1,4 @@
-"""`strata bench kernels`: who is wrong is not timed, who fails keeps a row, and bars are judged by what was measured."""
+"""`strata bench kernels`: wrong contenders are not timed, failed contenders are listed, and targets are judged by medians."""
 
 import json
 import math
@@ -39,20 +39,20 @@ def raising() -> Tensor:
     raise RuntimeError("out of memory [sm_90]\nand a page of details")
 
 
-def test_who_is_right_is_timed_in_every_round() -> None:
+def test_correct_contender_is_timed_in_every_round() -> None:
     row = ran(contest(peer=lambda: torch.full((64, 64), math.nan)))
     assert len(row.ours.times) == ONCE.rounds and row.ours.error is not None and row.ours.error <= 1e-5
     assert not row.failed
 
 
-def test_wrong_contender_is_shown_and_not_timed() -> None:
+def test_wrong_contender_is_listed_and_not_timed() -> None:
     row = ran(contest(off=lambda: torch.ones(64, 64), none=lambda: torch.full((64, 64), math.nan)))
     for name in ("off", "none"):
         assert row.results[name].wrong and not row.results[name].times
     assert row.peers() == {}
 
 
-def test_contender_that_raises_or_is_missing_keeps_its_row() -> None:
+def test_failing_or_missing_contender_is_listed() -> None:
     row = ran(contest(broken=raising, absent=Missing("not installed")))
     assert row.results["broken"].trouble == "RuntimeError: out of memory [sm_90]"
     assert row.results["absent"].trouble == "not installed"
@@ -61,22 +61,22 @@ def test_contender_that_raises_or_is_missing_keeps_its_row() -> None:
     assert "out of memory [sm_90]" in text and "not installed" in text
 
 
-def test_contender_that_fails_later_is_out_and_the_others_go_on() -> None:
+def test_contender_that_fails_later_is_excluded_and_others_continue() -> None:
     calls: list[None] = []
 
-    def tired() -> Tensor:
+    def fails_later() -> Tensor:
         calls.append(None)
         if len(calls) > 3:
             raise RuntimeError("no more")
         return truth
 
     truth = torch.randn(8)
-    case = Case("op", "x", lambda device: Contest({"peer": tired, OURS: lambda: truth}, lambda: truth, 1e-5))
+    case = Case("op", "x", lambda device: Contest({"peer": fails_later, OURS: lambda: truth}, lambda: truth, 1e-5))
     row = ran(case)
     assert row.results["peer"].trouble == "RuntimeError: no more" and len(row.ours.times) == ONCE.rounds
 
 
-def test_case_whose_inputs_do_not_fit_is_a_row() -> None:
+def test_case_whose_inputs_do_not_fit_is_listed() -> None:
     def build(device: torch.device) -> Contest:
         raise torch.OutOfMemoryError("tried to allocate 500 GiB")
 
@@ -84,51 +84,49 @@ def test_case_whose_inputs_do_not_fit_is_a_row() -> None:
     assert row.failed and "500 GiB" in shown(report.Outcome(CPU, [row], CEILINGS, {}))
 
 
-def test_other_shapes_than_the_reference_are_an_error() -> None:
+def test_shape_mismatch_is_an_error() -> None:
     row = ran(contest(transposed=lambda: torch.zeros(64)))
     assert "shapes" in (row.results["transposed"].trouble or "")
 
 
-def test_relative_error_is_that_of_the_worst_output() -> None:
+def test_relative_error_is_the_largest_over_outputs() -> None:
     truth = (torch.ones(100), torch.full((100,), 10.0))
     assert relative_error((truth[0], truth[1] + 1), truth) == pytest.approx(0.1)
     assert relative_error((truth[0] + 1e-3, truth[1]), truth) == pytest.approx(1e-3, rel=1e-3)
     assert math.isnan(relative_error((truth[0] * math.nan, truth[1]), truth))
     assert relative_error((torch.zeros(3),), (torch.zeros(3),)) == 0
-    assert relative_error((torch.ones(4),), (torch.zeros(4),)) == 2  # nothing to be relative to
+    assert relative_error((torch.ones(4),), (torch.zeros(4),)) == 2  # absolute if the reference is zero
 
 
 def timed(*bars: Bar, extra: int | None = None, limit: int | None = None) -> Row:
-    """Ours takes 1 ms for 3.6 GB and 0.4 TFLOP: 90% of the copy bandwidth, half of the matrix product's rate."""
+    """Strata takes 1 ms for 3.6 GB and 0.4 TFLOP: 90% of the copy bandwidth, half of the matrix-product rate."""
     results = {
         OURS: Result(1e-3, (1.0, 0.9, 1.1), extra),
-        "quick": Result(1e-3, (0.8,)),
+        "fast": Result(1e-3, (0.8,)),
         "slow": Result(1e-3, (2.0, 2.0)),
         "absent": Result(trouble="not installed"),
     }
     return Row(Case("op", "shape", raising, bars, limit), results, bytes=int(3.6e9), flops=int(0.4e12), tolerance=1e-2)  # type: ignore[arg-type]
 
 
-def test_bars_are_judged_by_the_median_of_rounds() -> None:
-    row = timed(
-        Bar(0.9, "copy"), Bar(0.6, "matmul"), Bar(400, "TFLOP/s"), Bar(1.0, "quick"), Bar(1.5, "slow"), Bar(1.0, "absent")
-    )
+def test_targets_are_judged_by_the_median_of_rounds() -> None:
+    row = timed(Bar(0.9, "copy"), Bar(0.6, "matmul"), Bar(400, "TFLOP/s"), Bar(1.0, "fast"), Bar(1.5, "slow"), Bar(1.0, "absent"))
     assert [met for _, met in report.bars(row, CEILINGS)] == [True, False, True, False, True, None]
-    assert row.ratio("quick", "slow") == pytest.approx(0.8)  # to the best of them
+    assert row.ratio("fast", "slow") == pytest.approx(0.8)  # relative to the fastest
     assert report.Outcome(CPU, [row], CEILINGS, {}).missed() == [
-        "op, shape: matmul 50.0%, asked 60.0%",
-        "op, shape: quick 0.8 x, asked 1 x",
+        "op, shape: matmul 50.0%, target 60.0%",
+        "op, shape: fast 0.8 x, target 1 x",
     ]
-    assert CEILINGS.share(row.bytes, row.flops, 1.0) == pytest.approx(0.9)  # bytes bind here
+    assert CEILINGS.share(row.bytes, row.flops, 1.0) == pytest.approx(0.9)  # bandwidth is the tighter ceiling
 
 
-def test_more_memory_than_allowed_is_a_failure() -> None:
+def test_exceeding_the_memory_limit_is_a_failure() -> None:
     assert not timed(extra=10**9, limit=2 * 10**9).failed
     row = timed(extra=3 * 10**9, limit=2 * 10**9)
     assert row.failed and report.bars(row, CEILINGS) == [("3 GB extra memory, allowed 2 GB", False)]
 
 
-def test_report_says_where_and_with_what(tmp_path: Path) -> None:
+def test_json_records_machine_and_versions(tmp_path: Path) -> None:
     outcome = report.Outcome(CPU, [timed(Bar(0.9, "copy"))], CEILINGS, {"op": 12.3})
     found = json.loads(json.dumps(report.as_json(outcome)))
     assert found["versions"]["torch"] == torch.__version__ and found["machine"]["cores"] and found["date"]
@@ -156,26 +154,26 @@ def test_every_operation_has_a_benchmark_with_cases(op: str) -> None:
 
 
 @pytest.mark.parametrize("case", small.cases(), ids=lambda case: f"{case.op}, {case.name}")
-def test_cpu_implementation_is_right_on_the_small_shapes(case: Case) -> None:
+def test_cpu_implementation_is_correct_on_small_shapes(case: Case) -> None:
     row = measure(case, CPU, Settings(rounds=1, budget=0.0), lambda doing: None)
     assert not row.failed, row.ours.trouble
     assert row.results["torch eager"].trouble is None
 
 
-def test_without_a_gpu_the_cpu_implementations_are_measured(
+def test_cpu_implementations_are_measured_without_a_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     monkeypatch.setattr(run, "QUICK", ONCE)
     bench_kernels(["swiglu"], quick=True, json=tmp_path / "kernels.json", plot=None)
-    told = capsys.readouterr().out
-    assert "No GPU" in told and "CPU implementations" in told and "swiglu" in told and "rope" not in told
+    printed = capsys.readouterr().out
+    assert "No GPU" in printed and "CPU implementations" in printed and "swiglu" in printed and "rope" not in printed
     assert {case["op"] for case in json.loads((tmp_path / "kernels.json").read_text())["cases"]} == {"swiglu"}
     assert (tmp_path / "kernels.png").is_file()
 
 
-def test_ours_being_wrong_is_the_commands_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_fails_if_a_strata_kernel_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = contest(**{OURS: lambda: torch.zeros(64, 64)})
     monkeypatch.setattr(run, "QUICK", ONCE)
     monkeypatch.setattr(run, "select", lambda ops, quick: [wrong])
@@ -184,7 +182,7 @@ def test_ours_being_wrong_is_the_commands_failure(tmp_path: Path, monkeypatch: p
         bench_kernels(["swiglu"], quick=True, json=tmp_path / "kernels.json", plot=None)
 
 
-def test_unknown_operation_is_refused_with_what_there_is() -> None:
-    with pytest.raises(UserError, match="no operation 'softmax'") as refused:
+def test_unknown_operation_is_rejected_with_the_valid_names() -> None:
+    with pytest.raises(UserError, match="no operation 'softmax'") as error:
         bench_kernels(["softmax"])
-    assert "rms_norm" in refused.value.fix
+    assert "rms_norm" in error.value.fix

@@ -1,4 +1,4 @@
-"""linear_cross_entropy: the CPU's code and Triton's, in the interpreter, against the reference in fp64."""
+"""linear_cross_entropy: the CPU implementation and the interpreted Triton kernels against the reference in fp64."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ from strata.kernels.ops.linear_cross_entropy.linear_cross_entropy import (
 from strata.kernels.ops.linear_cross_entropy.rows import Rows, softmax_rows_cpu, softmax_rows_triton
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
-interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU, Triton's code runs there: tests/gpu")
+interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU, tests/gpu runs the compiled kernels")
 BOTH = [pytest.param(softmax_rows_cpu, id="cpu"), pytest.param(softmax_rows_triton, id="triton", marks=interpreted)]
 PLAIN = {"ignore_index": -100, "label_smoothing": 0.0, "z_loss": 0.0}
 ALL_TERMS = {"ignore_index": 2, "label_smoothing": 0.1, "z_loss": 1e-2}
@@ -39,14 +39,14 @@ def drawn(tokens: int, width: int, vocabulary: int, dtype: torch.dtype = torch.f
 
 
 def truth(x: Tensor, weight: Tensor, targets: Tensor, dloss: Tensor | None = None, **options: Any) -> list[Tensor]:
-    """Loss, and gradients of input and weight."""
+    """Reference loss, and gradients of input and weight."""
     x, weight = x.detach().double().requires_grad_(), weight.detach().double().requires_grad_()
     loss = reference(x, weight, targets, **options)
     return [loss.detach(), *torch.autograd.grad(loss, (x, weight), dloss)]
 
 
 def ours(rows: Rows, x: Tensor, weight: Tensor, targets: Tensor, reduction: str, terms: Options, dloss: Tensor) -> list[Tensor]:
-    """The same, from `rows`: what the operation does on either device, without its registration."""
+    """The same from `rows`: the implementation of the operator on either device, without its registration."""
     x, weight = x.detach(), weight.detach()
     loss, dx, dweight, lacking, lse = forward(rows, x, weight, targets, *terms.values(), reduction, True, True)
     if reduction == "none":
@@ -71,7 +71,7 @@ def test_loss_and_gradients_equal_the_reference(rows: Rows, dtype: torch.dtype, 
 @pytest.mark.parametrize("rows", BOTH)
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("terms", [ALL_TERMS, PLAIN | {"label_smoothing": 1.0}, PLAIN | {"z_loss": 0.5}], ids=str)
-def test_every_term_and_reduction(rows: Rows, reduction: str, terms: Options) -> None:
+def test_loss_terms_and_reductions(rows: Rows, reduction: str, terms: Options) -> None:
     x, weight, targets = drawn(30, 16, 77)
     targets[::4] = terms["ignore_index"]
     dloss = torch.randn(30 if reduction == "none" else ())
@@ -84,8 +84,8 @@ def test_every_term_and_reduction(rows: Rows, reduction: str, terms: Options) ->
 
 @pytest.mark.parametrize("rows", BOTH)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_chunks_add_up(rows: Rows, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one token up to all; of more than eight chunks the weight gradient is summed in fp32."""
+def test_result_does_not_depend_on_the_chunk_size(rows: Rows, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From one token per chunk to all. With more than eight chunks, the weight gradient is accumulated in fp32."""
     x, weight, targets = drawn(20, 8, 64, dtype)
     expected = truth(x, weight, targets)
     monkeypatch.setattr("strata.kernels.ops.linear_cross_entropy.linear_cross_entropy.LOGITS_BYTES", {"cpu": 0})
@@ -116,8 +116,8 @@ def test_extreme_logits(rows: Rows, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("rows", BOTH)
-def test_in_fp16_a_sum_over_tokens_neither_overflows_nor_vanishes_before_its_scale_is_known(rows: Rows) -> None:
-    """Unscaled the first weight gradient's sum is 100,000 and more; the second's mean, but for the scale, is 1e-8."""
+def test_fp16_gradients_neither_overflow_nor_underflow_before_scaling(rows: Rows) -> None:
+    """Unscaled, the first weight gradient exceeds 100,000. Without the loss scale, the second is about 1e-8."""
     x, weight, targets = drawn(32, 4, 64, torch.float16)
     targets[:] = 7
     for inputs, scale in ((x.detach().abs() * 4000, 8.0), (x.detach().abs() / 1000, 2.0**16)):
@@ -129,14 +129,14 @@ def test_in_fp16_a_sum_over_tokens_neither_overflows_nor_vanishes_before_its_sca
 
 @pytest.mark.parametrize("rows", BOTH)
 @pytest.mark.parametrize("tokens", [0, 5])
-def test_mean_over_nothing_is_zero(rows: Rows, tokens: int) -> None:
+def test_mean_over_no_tokens_is_zero(rows: Rows, tokens: int) -> None:
     x, weight, _ = drawn(tokens, 4, 9)
     loss, dx, dweight = ours(rows, x, weight, torch.full((tokens,), -100), "mean", PLAIN, torch.ones(()))
     assert loss == 0 and not dx.any() and not dweight.any() and dweight.shape == weight.shape
 
 
 @interpreted
-def test_triton_marks_invalid_targets_by_nan_and_reads_nothing_there() -> None:
+def test_triton_returns_nan_for_invalid_targets() -> None:
     x, weight, targets = drawn(4, 4, 9)
     targets[1], targets[2] = 9, -7
     loss, dx, _ = ours(softmax_rows_triton, x, weight, targets, "none", PLAIN, torch.ones(4))
@@ -144,7 +144,7 @@ def test_triton_marks_invalid_targets_by_nan_and_reads_nothing_there() -> None:
 
 
 @interpreted
-def test_scaling_leaves_alone_what_is_multiplied_by_one() -> None:
+def test_scaling_by_one_leaves_values_unchanged() -> None:
     values = torch.randn(5000)
     expected = values * 0.5
     multiply_triton(values, torch.tensor([0.5]))
@@ -153,7 +153,7 @@ def test_scaling_leaves_alone_what_is_multiplied_by_one() -> None:
     assert torch.equal(values, expected)
 
 
-def test_inputs_with_any_strides() -> None:
+def test_input_strides() -> None:
     x, weight, targets = drawn(12, 8, 40)
     expected = truth(x, weight, targets)
     wide, tall = torch.zeros(12, 16), torch.zeros(8, 40)
@@ -166,7 +166,7 @@ def test_inputs_with_any_strides() -> None:
 
 @pytest.mark.parametrize("learned", ["input", "weight"])
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_only_one_gradient(learned: str, reduction: str) -> None:
+def test_gradient_of_one_input_only(learned: str, reduction: str) -> None:
     x, weight, targets = drawn(12, 8, 40)
     dloss = torch.ones(12 if reduction == "none" else ())
     expected = truth(x, weight, targets, dloss, reduction=reduction)
@@ -176,7 +176,7 @@ def test_only_one_gradient(learned: str, reduction: str) -> None:
     assert grad is not None and other is None and distance(grad, want) < 1e-5
 
 
-def test_without_gradients_the_loss_alone() -> None:
+def test_no_gradients_are_computed_under_no_grad() -> None:
     x, weight, targets = drawn(12, 8, 40)
     expected = truth(x, weight, targets)[0]
     with torch.no_grad():
@@ -185,7 +185,7 @@ def test_without_gradients_the_loss_alone() -> None:
     assert not dx.numel() and not dweight.numel()
 
 
-def test_a_second_backward_pass_finds_the_gradients_as_they_were() -> None:
+def test_second_backward_pass_sees_unscaled_gradients() -> None:
     x, weight, targets = drawn(12, 8, 40)
     loss = linear_cross_entropy(x, weight, targets)
     first = torch.autograd.grad(loss / 4, (x, weight), retain_graph=True)
@@ -195,7 +195,7 @@ def test_a_second_backward_pass_finds_the_gradients_as_they_were() -> None:
         torch.autograd.grad(linear_cross_entropy(x, weight, targets), x, create_graph=True)
 
 
-def test_the_held_gradient_is_handed_on_and_not_copied() -> None:
+def test_saved_gradient_is_returned_without_a_copy() -> None:
     x, weight, targets = drawn(12, 8, 40)
     loss = linear_cross_entropy(x, weight, targets)
     held = loss.grad_fn.saved_tensors[1].data_ptr()  # type: ignore[union-attr]
@@ -242,20 +242,20 @@ def test_compiles_without_a_graph_break(reduction: str) -> None:
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"x": torch.zeros(2, 3, 4)}, r"x \[tokens, width\].*not \[2, 3, 4\], \[9, 4\] and \[3\]"),
-        ({"weight": torch.zeros(9, 5)}, r"not \[3, 4\], \[9, 5\] and \[3\]"),
+        ({"x": torch.zeros(2, 3, 4)}, r"x \[tokens, width\].*got \[2, 3, 4\], \[9, 4\] and \[3\]"),
+        ({"weight": torch.zeros(9, 5)}, r"got \[3, 4\], \[9, 5\] and \[3\]"),
         ({"weight": torch.zeros(0, 4)}, "no rows"),
         ({"targets": torch.zeros(2, dtype=torch.int64)}, r"and \[2\]"),
-        ({"targets": torch.zeros(3, dtype=torch.int32)}, "int64 targets, not torch.int32"),
+        ({"targets": torch.zeros(3, dtype=torch.int32)}, "int64 targets, got torch.int32"),
         ({"targets": torch.tensor([0, 9, 1])}, r"target 9 is neither a row of the weight \(0 to 8\) nor the ignore_index -100"),
         ({"targets": torch.tensor([0, -1, 1])}, "target -1"),
-        ({"weight": torch.zeros(9, 4, dtype=torch.bfloat16)}, "one dtype, not torch.float32 and torch.bfloat16"),
-        ({"x": torch.zeros(3, 4, dtype=torch.int32)}, "float32, float16 and bfloat16 .*not torch.int32"),
-        ({"reduction": "max"}, "mean, sum, none, not 'max'"),
-        ({"label_smoothing": 1.5}, "from 0 to 1, not 1.5"),
+        ({"weight": torch.zeros(9, 4, dtype=torch.bfloat16)}, "one dtype, got torch.float32 and torch.bfloat16"),
+        ({"x": torch.zeros(3, 4, dtype=torch.int32)}, "float32, float16 or bfloat16 .*got torch.int32"),
+        ({"reduction": "max"}, "mean, sum, none, got 'max'"),
+        ({"label_smoothing": 1.5}, "from 0 to 1, got 1.5"),
     ],
 )
-def test_what_it_cannot_do_it_says(change: Options, message: str) -> None:
+def test_invalid_arguments_are_rejected(change: Options, message: str) -> None:
     arguments = {"x": torch.zeros(3, 4), "weight": torch.zeros(9, 4), "targets": torch.zeros(3, dtype=torch.int64)}
     with pytest.raises(ValueError, match=message):
         linear_cross_entropy(**(arguments | change))

@@ -1,4 +1,4 @@
-"""Paged attention: plain torch, the CPU's implementation and the Triton code agree, for all that serving's batches may be."""
+"""Paged attention: the CPU implementation and the interpreted Triton kernels against plain torch, for all kinds of batches."""
 
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -9,12 +9,12 @@ from torch import Tensor
 
 from strata.kernels.ops.paged_attention.paged_attention import paged_attention, paged_attention_triton, reference
 
-interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU there, Triton does not interpret")
+interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU, Triton compiles instead of interpreting")
 
 
 @dataclass
 class Batch:
-    """Arguments in the order of the call; blocks are anywhere in the cache, and what is no sequence's key is NaN."""
+    """Arguments in call order. Blocks are scattered over the cache, and unused slots are NaN."""
 
     q: Tensor
     key_cache: Tensor
@@ -60,7 +60,7 @@ def batch(
     blocks = sum(needed) + 3
     shape = (blocks, kv_heads, block_size, 2 * head_dim) if layout == "HND" else (blocks, block_size, kv_heads, 2 * head_dim)
     cache = torch.full(shape, torch.nan, dtype=dtype)
-    cache = cache.transpose(1, 2) if layout == "HND" else cache  # keys and values of a head side by side, as vLLM has them
+    cache = cache.transpose(1, 2) if layout == "HND" else cache  # keys and values of a head are adjacent, as in vLLM
     key_cache, value_cache = cache[..., :head_dim], cache[..., head_dim:]
     order = torch.split(torch.randperm(blocks, dtype=torch.int32), [*needed, 3])
     block_tables = torch.full((len(contexts), max(needed, default=0) + 1), blocks + 1000, dtype=torch.int32)
@@ -86,7 +86,7 @@ BATCHES = {
     "lengths far apart": ([1, 3, 127, 129, 16], [1] * 5),
     "a few queries each": ([40, 70, 5, 3], [4, 3, 5, 1]),
     "prompts alone": ([40, 40], [40, 40]),
-    "prompts, pieces and decodes": ([70, 60, 9, 1], [40, 1, 9, 1]),
+    "prompts, prompt chunks and decodes": ([70, 60, 9, 1], [40, 1, 9, 1]),
     "no queries, no context": ([50, 0, 17], [0, 0, 1]),
 }
 
@@ -94,7 +94,7 @@ BATCHES = {
 @interpreted
 @pytest.mark.parametrize("window", [None, 20])
 @pytest.mark.parametrize("lengths", BATCHES.values(), ids=BATCHES.keys())
-def test_triton_code_agrees_with_plain_torch(lengths: tuple[list[int], list[int]], window: int | None) -> None:
+def test_triton_kernels_agree_with_plain_torch(lengths: tuple[list[int], list[int]], window: int | None) -> None:
     case = batch(*lengths)
     assert distance(case.interpreted(window), case.exact(window)) < 1e-5
 
@@ -109,9 +109,9 @@ def test_cpu_agrees_with_plain_torch(lengths: tuple[list[int], list[int]], windo
 @interpreted
 @pytest.mark.parametrize("queries", [[1] * 6, [0, 0, 24, 0, 0, 0], [1, 1, 17, 3, 0, 0], [8, 9, 1, 2, 1, 3]], ids=str)
 @pytest.mark.parametrize("tokens", [24, 48])
-def test_what_is_launched_for_some_tokens_does_any_batch_of_them(queries: list[int], tokens: int) -> None:
-    """As a CUDA graph is replayed: with the shapes it was captured for, and one request that may have all the tokens. By one
-    kernel where these are few, and by two that divide the batch otherwise."""
+def test_one_launch_configuration_handles_any_batch_of_that_size(queries: list[int], tokens: int) -> None:
+    """As in CUDA graph replay: shapes are those of the capture, and one request may have all the tokens. Small captures use one
+    kernel, larger captures two kernels that share the batch."""
     case = batch([own and own + 5 * seq for seq, own in enumerate(queries)], queries)
     used = len(case.q)
     q = torch.cat([case.q, torch.full((tokens - used, *case.q.shape[1:]), torch.nan)])
@@ -123,7 +123,7 @@ def test_what_is_launched_for_some_tokens_does_any_batch_of_them(queries: list[i
 
 @interpreted
 @pytest.mark.parametrize(("layout", "block_size"), [("HND", 16), ("NHD", 32), ("HND", 64), ("NHD", 128)])
-def test_caches_of_any_layout(layout: str, block_size: int) -> None:
+def test_cache_layouts_and_block_sizes(layout: str, block_size: int) -> None:
     case = batch([1, 130, 40], [1, 1, 34], kv_heads=1, block_size=block_size, layout=layout)
     assert distance(case.interpreted(), case.exact()) < 1e-5
     assert distance(case.attended(), case.exact()) < 1e-5
@@ -131,7 +131,7 @@ def test_caches_of_any_layout(layout: str, block_size: int) -> None:
 
 @interpreted
 @pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (3, 1), (7, 1), (16, 1), (20, 1)])
-def test_any_number_of_queries_share_a_head(heads: int, kv_heads: int) -> None:
+def test_group_sizes(heads: int, kv_heads: int) -> None:
     case = batch([33, 3], [1, 3], heads, kv_heads)
     assert distance(case.interpreted(), case.exact()) < 1e-5
 
@@ -159,21 +159,21 @@ def test_scores_that_differ_by_thousands() -> None:
 
 
 @interpreted
-def test_scale_is_the_callers() -> None:
+def test_custom_scale() -> None:
     case = batch([40, 33], [1, 20], kv_heads=1)
     assert distance(case.interpreted(scale=0.7), case.exact(scale=0.7)) < 1e-5
     assert distance(case.attended(scale=0.7), case.exact(scale=0.7)) < 1e-5
 
 
 @interpreted
-def test_a_query_before_every_key_gives_zeros() -> None:
+def test_query_before_every_key_returns_zeros() -> None:
     case = batch([0, 2, 30], [1, 4, 1])
     for result in (case.interpreted(), case.attended()):
         assert torch.equal(result[:3], torch.zeros_like(result[:3]))
         assert distance(result, case.exact()) < 1e-5
 
 
-def test_strided_queries_and_an_out_with_padding() -> None:
+def test_strided_queries_and_padded_output() -> None:
     case = batch([40, 33], [1, 20], kv_heads=1)
     exact = case.exact()
     packed = torch.cat([case.q, torch.randn_like(case.q)], dim=1)
@@ -193,7 +193,7 @@ def test_empty_batch() -> None:
     paged_attention_triton(*case.arguments(), case.q, 0, 0, 1.0, 0)
 
 
-def test_operator_is_sound() -> None:
+def test_opcheck() -> None:
     case = batch([30, 20], [1, 5])
     for window in (0, 8):
         torch.library.opcheck(
@@ -201,7 +201,7 @@ def test_operator_is_sound() -> None:
         )
 
 
-def test_compiles_without_a_break() -> None:
+def test_compiles_without_a_graph_break() -> None:
     case = batch([30, 20], [1, 5])
 
     def doubled(q: Tensor) -> Tensor:
@@ -210,7 +210,7 @@ def test_compiles_without_a_break() -> None:
     assert torch.equal(torch.compile(doubled, fullgraph=True, backend="aot_eager")(case.q), doubled(case.q))
 
 
-def test_asking_for_a_gradient_is_refused() -> None:
+def test_inputs_that_require_grad_are_rejected() -> None:
     case = batch([30], [1])
     case.q.requires_grad_()
     with pytest.raises(ValueError, match="no gradient"):
@@ -219,23 +219,23 @@ def test_asking_for_a_gradient_is_refused() -> None:
         assert not case.attended().requires_grad
 
 
-def test_what_cannot_be_done_is_said() -> None:
+def test_invalid_arguments_are_rejected() -> None:
     case = batch([30, 20], [1, 5])
 
-    def refused(match: str, **changes: Tensor) -> None:
+    def rejected(match: str, **changes: Tensor) -> None:
         with pytest.raises(ValueError, match=match):
             replace(case, **changes).attended()
 
-    refused(r"not q \[6, 4, 8\]", q=case.q[..., :8])
-    refused("not 2 KV heads between 3", q=case.q[:, :3])
-    refused("not torch.float16 with torch.float32", q=case.q.half())
-    refused("not torch.float64", q=case.q.double())
-    refused("stride 1", q=case.q.repeat_interleave(2, dim=2)[..., ::2])
-    refused(r"\[2\], \[1, 3\] and \[3\]", block_tables=case.block_tables[:1])
-    refused("int32, not torch.int32, torch.int64", context_lens=case.context_lens.long())
+    rejected(r"got q \[6, 4, 8\]", q=case.q[..., :8])
+    rejected("got 3 heads and 2 KV heads", q=case.q[:, :3])
+    rejected("got torch.float16 with torch.float32", q=case.q.half())
+    rejected("got torch.float64", q=case.q.double())
+    rejected("stride 1", q=case.q.repeat_interleave(2, dim=2)[..., ::2])
+    rejected(r"\[2\], \[1, 3\] and \[3\]", block_tables=case.block_tables[:1])
+    rejected("int32, got torch.int32, torch.int64", context_lens=case.context_lens.long())
     wide = torch.zeros(1, 1, 512)
-    refused("up to 256, not 512", q=wide, key_cache=wide[None], value_cache=wide[None])
-    with pytest.raises(ValueError, match="at least 1, not 0"):
+    rejected("up to 256, got 512", q=wide, key_cache=wide[None], value_cache=wide[None])
+    with pytest.raises(ValueError, match="window of at least 1, the query's own key, got 0"):
         case.attended(window=0)
-    with pytest.raises(ValueError, match="writes an `out` of q's shape"):
+    with pytest.raises(ValueError, match="expects an `out` of q's shape"):
         case.attended(out=torch.empty(6, 4, 8))

@@ -1,4 +1,4 @@
-"""rms_norm and add_rms_norm: the CPU's code and Triton's, in the interpreter, against the reference in fp64."""
+"""rms_norm and add_rms_norm: the CPU implementation and the interpreted Triton kernels against the reference in fp64."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from strata.kernels.ops.rms_norm.rms_norm import (
 
 EPS = 1e-5
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
-interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU, Triton's code runs there: tests/gpu")
+interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU, tests/gpu runs the compiled kernels")
 
 
 def distance(ours: Tensor, truth: Tensor) -> float:
@@ -51,7 +51,7 @@ def test_forward_and_backward_equal_the_reference(code: str, dtype: torch.dtype,
     assert y.dtype == dx.dtype == dweight.dtype == dtype and rstd.dtype == torch.float32
     assert distance(y, reference(x.double(), weight.double(), EPS)) < TOLERANCE[dtype]
     if width == 1:
-        return  # a number over its own magnitude is its sign: nothing but rounding is left of its gradient
+        return  # x over its own magnitude is its sign: the gradient is only rounding error
     truth = gradients(x, weight, dy)
     assert distance(dx, truth[0]) < TOLERANCE[dtype]
     assert distance(dweight, truth[1]) < TOLERANCE[dtype]
@@ -59,7 +59,7 @@ def test_forward_and_backward_equal_the_reference(code: str, dtype: torch.dtype,
 
 @pytest.mark.parametrize("code", BOTH)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_the_sum_is_rounded_once_and_its_gradient_joins(code: str, dtype: torch.dtype) -> None:
+def test_sum_is_rounded_once_and_its_gradient_is_added(code: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     x, residual, dy, dsum = (torch.randn(4, 3, 200).to(dtype) for _ in range(4))
     weight = torch.randn(200)
@@ -76,7 +76,7 @@ def test_the_sum_is_rounded_once_and_its_gradient_joins(code: str, dtype: torch.
 
 @interpreted
 @pytest.mark.parametrize("reload", [0, 1])
-def test_programs_walk_over_rows_held_or_read_again(reload: int) -> None:
+def test_backward_with_rows_in_registers_and_reloaded(reload: int) -> None:
     torch.manual_seed(0)
     x, dy, dsum, weight = torch.randn(21, 33), torch.randn(21, 33), torch.randn(21, 33), torch.randn(33)
     chosen = {"BLOCK_ROWS": 2, "PREFETCH": 1, "RELOAD": reload, "PROGRAMS_PER_SM": 1, "num_warps": 4}
@@ -88,7 +88,7 @@ def test_programs_walk_over_rows_held_or_read_again(reload: int) -> None:
 
 
 @pytest.mark.parametrize("code", BOTH)
-def test_rows_apart_and_rows_that_have_to_be_copied(code: str) -> None:
+def test_strided_rows_and_rows_that_need_a_copy(code: str) -> None:
     torch.manual_seed(0)
     weight = torch.randn(24)
     for x in (torch.randn(5, 40)[:, 8:32], torch.randn(24, 5).T, torch.randn(4, 6, 24).transpose(0, 1)):
@@ -112,7 +112,7 @@ def test_no_rows(code: str) -> None:
 
 @pytest.mark.parametrize("code", BOTH)
 def test_large_and_small_values_in_fp16(code: str) -> None:
-    """The square of 1e4 is beyond fp16; the square of 1e-4 is below what it can tell from zero."""
+    """The square of 1e4 overflows in fp16; the square of 1e-4 underflows."""
     weight = torch.ones(512, dtype=torch.float16)
     for size in (1e4, 6e4, 1e-4):
         x = torch.full((2, 512), size, dtype=torch.float16)
@@ -129,7 +129,7 @@ def test_gradcheck() -> None:
     assert torch.autograd.gradcheck(lambda x, residual, weight: add_rms_norm(x, residual, weight, EPS), (x, residual, weight))
 
 
-def test_a_sum_or_a_norm_that_nothing_reads() -> None:
+def test_unused_sum_or_norm() -> None:
     x, residual, weight = torch.randn(3, 8, requires_grad=True), torch.randn(3, 8, requires_grad=True), torch.randn(8)
     y, total = add_rms_norm(x, residual, weight.requires_grad_(), EPS)
     (only_y,) = torch.autograd.grad(y.sum(), x, retain_graph=True)
@@ -161,12 +161,12 @@ def test_compiles_without_a_graph_break() -> None:
         assert torch.equal(ours, truth)
 
 
-def test_says_what_it_can_do() -> None:
-    with pytest.raises(ValueError, match=r"float16 and bfloat16 .*not torch.int32"):
+def test_invalid_arguments_are_rejected() -> None:
+    with pytest.raises(ValueError, match=r"float16 or bfloat16 .*got torch.int32"):
         rms_norm(torch.ones(2, 4, dtype=torch.int32), torch.ones(4), EPS)
-    with pytest.raises(ValueError, match=r"weight of \[4\], not torch.float32 \[5\]"):
+    with pytest.raises(ValueError, match=r"weight of \[4\], got torch.float32 \[5\]"):
         rms_norm(torch.ones(2, 4), torch.ones(5), EPS)
-    with pytest.raises(ValueError, match=r"up to 65536 values, not 65537"):
+    with pytest.raises(ValueError, match=r"up to 65536 values, got 65537"):
         rms_norm(torch.ones(1, 65537), torch.ones(65537), EPS)
-    with pytest.raises(ValueError, match=r"one shape and dtype, not \[2, 4\] torch.float32 and \[1, 4\] torch.float32"):
+    with pytest.raises(ValueError, match=r"one shape and dtype, got \[2, 4\] torch.float32 and \[1, 4\] torch.float32"):
         add_rms_norm(torch.ones(2, 4), torch.ones(1, 4), torch.ones(4), EPS)

@@ -1,4 +1,4 @@
-"""rope and rope_: the CPU's code and Triton's, in the interpreter, against the reference in fp64."""
+"""rope and rope_: the CPU implementation and the interpreted Triton kernel against the reference in fp64."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from torch import Tensor
 from strata.kernels.ops.rope import reference, rope, rope_, rope_cpu, rope_in_place_cpu, rope_in_place_triton, rope_triton
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
-interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU, Triton's code runs there: tests/gpu")
+interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU, tests/gpu runs the compiled kernel")
 BOTH = [pytest.param("cpu"), pytest.param("triton", marks=interpreted)]
 ROPE = {"cpu": rope_cpu, "triton": rope_triton}
 IN_PLACE = {"cpu": rope_in_place_cpu, "triton": rope_in_place_triton}
@@ -22,11 +22,11 @@ def table(tokens: int, half: int, *batch: int) -> tuple[Tensor, Tensor]:
     return angles.cos(), angles.sin()
 
 
-def turned(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
+def rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
     return reference(q.double(), k.double(), cos.double(), sin.double(), interleaved=interleaved)
 
 
-# Thousands of tokens are thousands of programs, one after the other, in the interpreter.
+# In the interpreter, thousands of tokens are thousands of sequential programs.
 @pytest.mark.parametrize(
     ("code", "tokens"), [("cpu", 4097), *(pytest.param("triton", n, marks=interpreted) for n in (1, 127, 129))]
 )
@@ -34,7 +34,7 @@ def test_any_number_of_tokens(code: str, tokens: int) -> None:
     torch.manual_seed(tokens)
     q, k = torch.randn(1, tokens, 2, 16), torch.randn(1, tokens, 1, 16)
     cos, sin = table(tokens, 8)
-    for ours, truth in zip(ROPE[code](q, k, cos, sin, False, False), turned(q, k, cos, sin, False), strict=True):
+    for ours, truth in zip(ROPE[code](q, k, cos, sin, False, False), rotated(q, k, cos, sin, False), strict=True):
         assert distance(ours, truth) < TOLERANCE[torch.float32]
 
 
@@ -42,14 +42,14 @@ def test_any_number_of_tokens(code: str, tokens: int) -> None:
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(1, 1, 2, 1), (3, 1, 8, 3), (4, 2, 128, 64), (8, 8, 40, 16), (5, 3, 7, 2)])
-def test_turns_as_the_reference_and_back(
+def test_rotation_and_its_inverse_equal_the_reference(
     code: str, interleaved: bool, dtype: torch.dtype, shape: tuple[int, int, int, int]
 ) -> None:
     heads, kv_heads, dim, half = shape
     torch.manual_seed(dim)
     q, k = torch.randn(2, 3, heads, dim).to(dtype), torch.randn(2, 3, kv_heads, dim).to(dtype)
     cos, sin = table(3, half)
-    truth = turned(q, k, cos, sin, interleaved)
+    truth = rotated(q, k, cos, sin, interleaved)
     ours = ROPE[code](q, k, cos, sin, interleaved, False)
     back = ROPE[code](*ours, cos, sin, interleaved, True)
     in_place = q.clone(), k.clone()
@@ -63,14 +63,14 @@ def test_turns_as_the_reference_and_back(
 
 
 @pytest.mark.parametrize("code", BOTH)
-def test_any_layout_of_heads_and_a_table_for_each_sequence(code: str) -> None:
+def test_head_layouts_and_a_table_per_sequence(code: str) -> None:
     torch.manual_seed(0)
     cos, sin = table(5, 4, 2)
     heads_first = torch.randn(2, 6, 5, 8).transpose(1, 2), torch.randn(2, 2, 5, 8).transpose(1, 2)
     packed = torch.split(torch.randn(2, 5, 10, 8), [6, 2, 2], dim=2)[:2]
     columns = torch.randn(2, 5, 8, 6).transpose(2, 3), torch.randn(2, 5, 8, 2).transpose(2, 3)
     for q, k in (heads_first, packed, columns):
-        truth = turned(q, k, cos, sin, interleaved=False)
+        truth = rotated(q, k, cos, sin, interleaved=False)
         for ours, x, expected in zip(ROPE[code](q, k, cos, sin, False, False), (q, k), truth, strict=True):
             assert distance(ours, expected) < 1e-5
             assert ours.stride() == torch.empty_like(x if x.stride(-1) == 1 else x.contiguous()).stride()
@@ -78,15 +78,15 @@ def test_any_layout_of_heads_and_a_table_for_each_sequence(code: str) -> None:
 
 @pytest.mark.parametrize("code", BOTH)
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_positions_choose_lines_of_a_table(code: str, interleaved: bool) -> None:
-    """As in serving: queries and keys are views of one projection, sequences follow each other, the table is a slice."""
+def test_positions_index_the_table(code: str, interleaved: bool) -> None:
+    """As in serving: queries and keys are views of one projection, sequences are concatenated, the table is a slice."""
     torch.manual_seed(0)
     cos, sin = (half.contiguous() for half in torch.randn(50, 8).chunk(2, -1))
     packed = torch.randn(6, 7, 12)
     before = packed.clone()
     q, k, _ = torch.split(packed, [4, 1, 2], dim=1)
     positions = torch.tensor([0, 49, 7, 7, 3, 1])
-    truth = turned(q[None], k[None], cos[positions], sin[positions], interleaved)
+    truth = rotated(q[None], k[None], cos[positions], sin[positions], interleaved)
     wide = torch.cat((cos, sin), -1)
     IN_PLACE[code](q, k, wide[:, :4], wide[:, 4:], positions, interleaved)
     assert distance(q, truth[0][0]) < 1e-5 and distance(k, truth[1][0]) < 1e-5
@@ -155,17 +155,17 @@ def test_in_place_compiles_without_a_graph_break() -> None:
     assert torch.equal(compiled, eager) and not torch.equal(eager, qkv)
 
 
-def test_says_what_it_can_do() -> None:
+def test_invalid_arguments_are_rejected() -> None:
     q, k, (cos, sin) = torch.randn(2, 3, 4, 8), torch.randn(2, 3, 2, 8), table(3, 4)
-    with pytest.raises(ValueError, match=r"float16 and bfloat16 .*not torch.int64"):
+    with pytest.raises(ValueError, match=r"float16 or bfloat16 .*got torch.int64"):
         rope(q.long(), k.long(), cos, sin)
-    with pytest.raises(ValueError, match=r"number of heads alone, not \[2, 3, 4, 8\] torch.float32 and \[2, 3, 2, 6\]"):
+    with pytest.raises(ValueError, match=r"only in the number of heads, got \[2, 3, 4, 8\] torch.float32 and \[2, 3, 2, 6\]"):
         rope(q, k[..., :6], cos, sin)
-    with pytest.raises(ValueError, match=r"up to 4 angles .*not \[3, 5\]"):
+    with pytest.raises(ValueError, match=r"up to 4 angles .*got \[3, 5\]"):
         rope(q, k, *table(3, 5))
-    with pytest.raises(ValueError, match=r"\[batch, tokens, half\], not \[2, 3, 4, 8\] and \[4, 4\]"):
+    with pytest.raises(ValueError, match=r"\[batch, tokens, half\], got \[2, 3, 4, 8\] and \[4, 4\]"):
         rope(q, k, *table(4, 4))
-    with pytest.raises(ValueError, match=r"positions \[tokens\] takes q \[tokens, heads, dim\].*\[2\], \[3, 4, 8\]"):
+    with pytest.raises(ValueError, match=r"positions \[tokens\] expects q \[tokens, heads, dim\].*\[2\], \[3, 4, 8\]"):
         rope_(q[0], k[0], cos, sin, positions=torch.tensor([0, 1]))
     with pytest.raises(ValueError, match="a stride of 1"):
         rope_(q.transpose(2, 3).contiguous().transpose(2, 3), k, cos, sin)

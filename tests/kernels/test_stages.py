@@ -1,7 +1,7 @@
-"""`strata kernels stages`: what the compiler makes of our kernels, for GPUs that are not here.
+"""`strata kernels stages`: compiler output of the kernels, for GPUs that are not present.
 
-The rest of the tests run kernels in Triton's interpreter, which compiles nothing, so the command runs in a process of its own,
-one for all that is asked here.
+The other tests run kernels in Triton's interpreter, which compiles nothing. The command therefore runs in one separate process
+for all tests of this module.
 """
 
 import json
@@ -38,19 +38,19 @@ for words in {wrong!r}:
 (folder / "refusals.json").write_text(json.dumps(refusals))
 """
 
-# What is asked, what the answer names, and what it offers.
+# Arguments, expected part of the error, expected part of the fix.
 WRONG: list[tuple[dict[str, str], str, str]] = [
     ({"op": "swiglu", "arch": "sm_70"}, "'sm_70'", "sm_80, sm_90, sm_100"),
     ({"op": "swiglu", "kernel": "softmax_kernel"}, "no kernel 'softmax_kernel'", "swiglu_kernel"),
     ({"op": "swiglu", "config": "TILE=3"}, "setting TILE", "num_warps"),
-    ({"op": "swiglu", "config": "BLOCK"}, "'BLOCK' is no setting", "NAME=NUMBER"),
+    ({"op": "swiglu", "config": "BLOCK"}, "'BLOCK' is not a setting", "NAME=NUMBER"),
     ({"op": "swiglu", "stage": "cubin"}, "no stage 'cubin'", "sass"),
 ]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where one process left the stages of many kernels; its output is in `out`."""
+    """Folder with the stages of many kernels, written by one process; its output is in `out`."""
     folder = tmp_path_factory.mktemp("stages")
     done = subprocess.run(
         [sys.executable, "-c", MANY.format(folder=str(folder), wrong=[words for words, _, _ in WRONG])],
@@ -69,39 +69,39 @@ def facts(folder: Path, op: str) -> list[dict[str, Any]]:
     return found
 
 
-def test_every_stage_is_shown_and_written_whole(folder: Path) -> None:
-    told = (folder / "out").read_text()
+def test_every_stage_is_printed_and_written(folder: Path) -> None:
+    printed = (folder / "out").read_text()
     for title in ("Triton IR", "GPU IR", "LLVM IR", "PTX", "SASS"):
-        assert f"\n{title}, " in told
+        assert f"\n{title}, " in printed
     [stem] = [path.stem for path in (folder / "rms_norm").glob("rms_norm_kernel-sm_90*.ptx")]
     starts = {"ttir": "tt.func", "ttgir": "ttg.num-warps", "llir": "define ptx_kernel", "ptx": ".target sm_90a", "sass": "EXIT"}
     for stage, mark in starts.items():
         assert mark in (folder / "rms_norm" / f"{stem}.{stage}").read_text()
 
 
-def test_one_stage_is_printed_whole(folder: Path) -> None:
+def test_one_stage_is_printed_in_full(folder: Path) -> None:
     [ptx] = (folder / "swiglu").glob("*.ptx")
     assert ptx.read_text().strip() in (folder / "out").read_text()
 
 
-def test_two_variants_stand_side_by_side(folder: Path) -> None:
+def test_two_variants_are_side_by_side(folder: Path) -> None:
     one, other = (line for line in facts(folder, "rms_norm") if line["kernel"] == "rms_norm_kernel")
     assert (one["arch"], other["arch"]) == (90, 80)
     assert other["warps"] == 16 != one["warps"]
-    assert other["registers"] < one["registers"]  # the same row on more threads
+    assert other["registers"] < one["registers"]  # the same row over more threads
     assert any("sm_90 as launched" in line and "sm_80 num_warps=16" in line for line in (folder / "out").read_text().splitlines())
 
 
-def test_kernels_that_move_memory_do_so_in_the_widest_accesses(folder: Path) -> None:
+def test_memory_bound_kernels_use_the_widest_accesses(folder: Path) -> None:
     for op in ("rms_norm", "rope", "swiglu"):
         for kernel in facts(folder, op):
             assert kernel["stack"] == kernel["spilled"] == 0, kernel
-            few = kernel["arch"] == 80  # rms_norm on 16 warps, which leaves each thread four values
+            few = kernel["arch"] == 80  # rms_norm with 16 warps, four values per thread
             if "sum_partials" not in kernel["kernel"] and not few:
                 assert kernel["wide"] + kernel["async_copies"] >= 2, kernel
 
 
-def test_attention_on_hopper_has_wgmma_and_tma_and_does_not_spill(folder: Path) -> None:
+def test_hopper_attention_uses_wgmma_and_tma_and_does_not_spill(folder: Path) -> None:
     kernels = facts(folder, "flash_attention")
     assert all(kernel["stack"] == kernel["spilled"] == 0 for kernel in kernels), kernels
     products = [kernel for kernel in kernels if any(kernel["tensor_cores"].values())]
@@ -117,7 +117,7 @@ def test_serving_kernels_do_not_spill(folder: Path) -> None:
     assert any(any(kernel["tensor_cores"].values()) for kernel in facts(folder, "paged_attention"))
 
 
-def test_summary_counts_what_the_machine_code_has(folder: Path) -> None:
+def test_summary_counts_match_the_machine_code(folder: Path) -> None:
     for kernel in facts(folder, "rms_norm"):
         [sass] = (folder / "rms_norm").glob(f"{kernel['kernel'].replace(': ', '-').replace(' ', '-')}-sm_{kernel['arch']}*.sass")
         text = sass.read_text()
@@ -126,16 +126,16 @@ def test_summary_counts_what_the_machine_code_has(folder: Path) -> None:
         assert kernel["instructions"] > 20 and 0 < kernel["registers"] <= 255 and kernel["seconds"] > 0
 
 
-def test_wrong_words_are_answered_with_what_there_is(folder: Path) -> None:
+def test_invalid_options_are_rejected_with_the_valid_values(folder: Path) -> None:
     refusals = json.loads((folder / "refusals.json").read_text())
-    for (_, cause, fix), (told_cause, told_fix) in zip(WRONG, refusals, strict=True):
-        assert cause in told_cause and fix in told_fix
+    for (_, cause, fix), (actual_cause, actual_fix) in zip(WRONG, refusals, strict=True):
+        assert cause in actual_cause and fix in actual_fix
 
 
 @pytest.mark.parametrize(
-    ("words", "interpret", "told"), [("softmax", "0", "no operation 'softmax'"), ("swiglu", "1", "Unset it")]
+    ("words", "interpret", "message"), [("softmax", "0", "no operation 'softmax'"), ("swiglu", "1", "Unset it")]
 )
-def test_command_refuses_in_one_line(words: str, interpret: str, told: str) -> None:
+def test_command_error_has_no_traceback(words: str, interpret: str, message: str) -> None:
     environment = ENVIRONMENT | {"TRITON_INTERPRET": interpret}
     done = subprocess.run([STRATA, "kernels", "stages", words], env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1 and told in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 1 and message in done.stderr and "Traceback" not in done.stderr

@@ -1,4 +1,4 @@
-"""swiglu: the CPU's code and Triton's, in the interpreter, against the reference in fp64."""
+"""swiglu: the CPU implementation and the interpreted Triton kernels against the reference in fp64."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from torch import Tensor
 from strata.kernels.ops.swiglu import reference, swiglu, swiglu_backward_cpu, swiglu_backward_triton, swiglu_cpu, swiglu_triton
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
-interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU, Triton's code runs there: tests/gpu")
+interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU, tests/gpu runs the compiled kernels")
 BOTH = [pytest.param("cpu"), pytest.param("triton", marks=interpreted)]
 FORWARD = {"cpu": swiglu_cpu, "triton": swiglu_triton}
 BACKWARD = {"cpu": swiglu_backward_cpu, "triton": swiglu_backward_triton}
@@ -42,7 +42,7 @@ def test_forward_and_backward_equal_the_reference(code: str, dtype: torch.dtype,
 
 
 @pytest.mark.parametrize("code", BOTH)
-def test_columns_instead_of_rows_and_an_expanded_gradient(code: str) -> None:
+def test_transposed_input_and_expanded_gradient(code: str) -> None:
     torch.manual_seed(0)
     gate, up, dout = torch.randn(17, 5).T, torch.randn(5, 17), torch.randn(1, 1).expand(5, 17)
     assert torch.equal(FORWARD[code](gate, up), FORWARD[code](gate.contiguous(), up))
@@ -51,7 +51,7 @@ def test_columns_instead_of_rows_and_an_expanded_gradient(code: str) -> None:
 
 
 @pytest.mark.parametrize("code", BOTH)
-def test_nothing(code: str) -> None:
+def test_empty(code: str) -> None:
     empty = torch.randn(3, 0)
     assert FORWARD[code](empty, empty).shape == (3, 0)
     assert [grad.shape for grad in BACKWARD[code](empty, empty, empty)] == [(3, 0), (3, 0)]
@@ -59,7 +59,7 @@ def test_nothing(code: str) -> None:
 
 @pytest.mark.parametrize("code", BOTH)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_gates_wide_open_and_shut(code: str, dtype: torch.dtype) -> None:
+def test_saturated_gates(code: str, dtype: torch.dtype) -> None:
     gate = torch.tensor([[-6e4, -100.0, 0.0, 100.0, 6e4]], dtype=dtype)
     up = torch.ones_like(gate)
     assert torch.equal(FORWARD[code](gate, up), torch.tensor([[0.0, 0.0, 0.0, 100.0, 6e4]], dtype=dtype).add(0.0))
@@ -91,21 +91,21 @@ def test_compiles_without_a_graph_break() -> None:
     assert torch.equal(*(torch.autograd.grad(out.sum(), packed)[0] for out in (compiled, eager)))
 
 
-def test_saves_its_inputs_alone() -> None:
-    kept: list[Tensor] = []
+def test_saves_only_its_inputs() -> None:
+    saved: list[Tensor] = []
     gate, up = torch.randn(3, 8, requires_grad=True), torch.randn(3, 8, requires_grad=True)
 
-    def keep(tensor: Tensor) -> Tensor:
-        kept.append(tensor)
+    def save(tensor: Tensor) -> Tensor:
+        saved.append(tensor)
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
         swiglu(gate, up)
-    assert {tensor.data_ptr() for tensor in kept} == {gate.data_ptr(), up.data_ptr()}
+    assert {tensor.data_ptr() for tensor in saved} == {gate.data_ptr(), up.data_ptr()}
 
 
-def test_says_what_it_can_do() -> None:
-    with pytest.raises(ValueError, match=r"one shape and dtype, not \[2, 4\] torch.float32 and \[2, 5\] torch.float32"):
+def test_invalid_arguments_are_rejected() -> None:
+    with pytest.raises(ValueError, match=r"one shape and dtype, got \[2, 4\] torch.float32 and \[2, 5\] torch.float32"):
         swiglu(torch.ones(2, 4), torch.ones(2, 5))
-    with pytest.raises(ValueError, match=r"float16 and bfloat16 .*not torch.int32"):
+    with pytest.raises(ValueError, match=r"float16 or bfloat16 .*got torch.int32"):
         swiglu(*torch.ones(2, 4, dtype=torch.int32))

@@ -1,4 +1,4 @@
-"""Which configuration a launch takes: what this machine measured, what is shipped, or the kernel's own first candidate."""
+"""Lookup of launch configurations: measured on this machine, shipped, or the kernel's first candidate."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -14,35 +14,35 @@ from strata.kernels.tuning.tunable import Config, Key, Tunable, TuningCase, conf
 from strata.platform.errors import UserError
 
 CPU = torch.device("cpu")
-SLOW, QUICK = config(num_warps=4, BLOCK=64), config(num_warps=8, num_stages=3, BLOCK=128)
+SLOW, FAST = config(num_warps=4, BLOCK=64), config(num_warps=8, num_stages=3, BLOCK=128)
 
 
 @pytest.fixture(autouse=True)
 def fresh_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables are read once a process: a test reads its own."""
+    """Tables are cached per process; each test uses its own."""
     monkeypatch.setattr(tuning, "shipped_path", lambda arch: tmp_path / "shipped" / f"sm_{arch}.json")
     tuning.shipped.cache_clear()
     tuning.measured.cache_clear()
 
 
 def tunable(*candidates: Config) -> Tunable:
-    return Tunable("toy", lambda arch, key: candidates or (SLOW, QUICK))
+    return Tunable("toy", lambda arch, key: candidates or (SLOW, FAST))
 
 
-def test_first_candidate_is_taken_where_no_table_knows_the_shape() -> None:
+def test_first_candidate_is_the_default() -> None:
     assert tunable().arguments((4096, True), CPU) == {"BLOCK": 64, "num_warps": 4, "num_stages": 2}
 
 
-def test_what_was_measured_here_comes_before_what_is_shipped() -> None:
-    tuning.write(tuning.shipped_path(90), {"toy 4096": QUICK})
-    assert tunable().config((4096,), 90) == QUICK
+def test_measured_table_overrides_the_shipped_table() -> None:
+    tuning.write(tuning.shipped_path(90), {"toy 4096": FAST})
+    assert tunable().config((4096,), 90) == FAST
     assert tunable().config((8192,), 90) == SLOW
     tuning.write(tuning.measured_path(90), {"toy 4096": config(num_warps=2, BLOCK=32)})
     assert tunable().config((4096,), 90) == config(num_warps=2, BLOCK=32)
-    assert tunable().config((4096,), 80) == SLOW  # another architecture's table
+    assert tunable().config((4096,), 80) == SLOW  # tables are per architecture
 
 
-def test_table_of_an_older_kernel_is_not_launched_with() -> None:
+def test_entry_of_an_older_kernel_is_ignored() -> None:
     tuning.write(tuning.measured_path(90), {"toy 4096": config(num_warps=2, BLOCK_ROWS=32)})
     assert tunable().config((4096,), 90) == SLOW
 
@@ -50,22 +50,22 @@ def test_table_of_an_older_kernel_is_not_launched_with() -> None:
 def test_tables_are_merged_line_by_line(tmp_path: Path) -> None:
     path = tmp_path / "sm_90.json"
     tuning.write(path, {"toy 1": SLOW, "toy 2": SLOW})
-    tuning.write(path, {"toy 2": QUICK})
-    assert tuning.read(path) == {"toy 1": SLOW, "toy 2": QUICK}
+    tuning.write(path, {"toy 2": FAST})
+    assert tuning.read(path) == {"toy 1": SLOW, "toy 2": FAST}
     assert json.loads(path.read_text())["toy 2"] == {"BLOCK": 128, "num_warps": 8, "num_stages": 3}
-    assert [one.name for one in tmp_path.iterdir()] == ["sm_90.json"]  # no draft is left
+    assert [one.name for one in tmp_path.iterdir()] == ["sm_90.json"]  # no temporary file is left
 
 
-def test_choice_is_looked_up_once() -> None:
-    asked: list[Key] = []
+def test_lookup_is_cached() -> None:
+    lookups: list[Key] = []
 
     def candidates(arch: int, key: Key) -> Sequence[Config]:
-        asked.append(key)
+        lookups.append(key)
         return [SLOW]
 
     one = Tunable("toy", candidates)
     assert one.arguments((1,), CPU) is one.arguments((1,), CPU)
-    assert asked == [(1,)]
+    assert lookups == [(1,)]
 
 
 @pytest.mark.parametrize(("size", "rounded"), [(0, 1), (1, 1), (2, 2), (3, 4), (127, 128), (128, 128), (129, 256), (4097, 8192)])
@@ -73,7 +73,7 @@ def test_sizes_share_a_configuration_up_to_the_next_power_of_two(size: int, roun
     assert tuning.bucket(size) == rounded
 
 
-def test_tuning_orders_candidates_by_time_and_leaves_out_what_does_not_fit() -> None:
+def test_tuning_orders_candidates_by_time_and_skips_those_that_do_not_fit() -> None:
     from triton.runtime.errors import OutOfResources
 
     too_big = config(BLOCK=4096)
@@ -87,11 +87,11 @@ def test_tuning_orders_candidates_by_time_and_leaves_out_what_does_not_fit() -> 
         return times.pop(0)
 
     times = [2.0, 1.0]
-    case = TuningCase(tunable(too_big, SLOW, QUICK), (7, "bf16"), run)
-    assert tuning.tune([case], 90, milliseconds) == {"toy 7 bf16": [(QUICK, 1.0), (SLOW, 2.0)]}
+    case = TuningCase(tunable(too_big, SLOW, FAST), (7, "bf16"), run)
+    assert tuning.tune([case], 90, milliseconds) == {"toy 7 bf16": [(FAST, 1.0), (SLOW, 2.0)]}
 
 
-def test_other_errors_of_a_candidate_are_not_hidden() -> None:
+def test_other_errors_of_a_candidate_are_raised() -> None:
     def run(candidate: Config) -> None:
         raise ValueError("a bug")
 
@@ -104,7 +104,7 @@ def test_other_errors_of_a_candidate_are_not_hidden() -> None:
 
 
 def test_shipped_tables_name_kernels_and_constants_that_exist() -> None:
-    """A line that no kernel asks for would never be used, and nobody would notice."""
+    """An entry that no kernel looks up would silently be unused."""
     known = {one.name: one for one in tunables()}
     for path in (Path(tuning.__file__).parent / "tuned").glob("sm_*.json"):
         for line, shipped in tuning.read(path).items():
@@ -114,7 +114,7 @@ def test_shipped_tables_name_kernels_and_constants_that_exist() -> None:
 
 
 @pytest.mark.parametrize("op", catalog.OPS, ids=lambda op: op.name)
-def test_shapes_to_tune_have_candidates_of_one_kind(op: catalog.Op) -> None:
+def test_tuning_candidates_have_the_same_constants(op: catalog.Op) -> None:
     cases = [case for offer in catalog.offered(op, "tuning_cases") for case in offer(torch.device("meta"))]
     known = {one.name for one in tunables()}
     for arch in (80, 90, 100):
@@ -132,14 +132,14 @@ def key_part(word: str) -> int | str | bool:
     return word == "True" if word in ("True", "False") else int(word) if word.lstrip("-").isdigit() else word
 
 
-def test_tune_without_a_gpu_says_so() -> None:
+def test_tune_without_a_gpu_is_an_error() -> None:
     if torch.cuda.is_available():
-        pytest.skip("there is one")
+        pytest.skip("there is a GPU")
     with pytest.raises(UserError, match="no GPU"):
         tuner.tune([], ship=False)
 
 
-def test_list_counts_the_shapes_that_tables_know() -> None:
+def test_list_counts_tuned_shapes() -> None:
     from rich.console import Console
 
     name = tunables()[0].name

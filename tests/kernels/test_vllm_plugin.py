@@ -1,4 +1,4 @@
-"""The plugin inside vLLM's own classes, on a CPU: what it registers and when, what it refuses, and what its layers compute."""
+"""vLLM plugin inside vLLM's own classes, on a CPU: registration, unsupported configurations, and results of its layers."""
 
 import logging
 import os
@@ -21,7 +21,7 @@ HEADS, KV_HEADS, HEAD_SIZE, BLOCK = 4, 2, 64, 16
 
 @pytest.fixture
 def on_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """vLLM believes in a GPU, and forgets afterwards what the plugin registered."""
+    """Makes vLLM assume a CUDA platform, and removes the plugin's registrations afterwards."""
     from vllm import ir
     from vllm.model_executor import custom_op
     from vllm.platforms import current_platform
@@ -52,7 +52,7 @@ def switch_on(monkeypatch: pytest.MonkeyPatch, *parts: str) -> None:
     monkeypatch.setenv(vllm_plugin.SWITCH, ",".join(parts))
 
 
-def test_without_the_switch_nothing_is_imported() -> None:
+def test_nothing_is_imported_unless_enabled() -> None:
     probe = (
         "import sys\nfrom strata.kernels import vllm_plugin\nvllm_plugin.register()\n"
         "assert not {'vllm', 'torch', 'triton'} & set(sys.modules), 'heavy'"
@@ -61,23 +61,23 @@ def test_without_the_switch_nothing_is_imported() -> None:
     subprocess.run([sys.executable, "-c", probe], env=environment, check=True)
 
 
-def test_a_part_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_part_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     switch_on(monkeypatch, "attention", "warp_drive")
-    with pytest.raises(ValueError, match=r"warp_drive; there are attention,"):
+    with pytest.raises(ValueError, match=r"unknown parts warp_drive; use attention,"):
         vllm_plugin.register()
 
 
-def test_forced_on_a_cpu_it_stays_off_and_says_so(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_plugin_warns_and_is_disabled_on_a_cpu(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
     switch_on(monkeypatch, *vllm_plugin.PARTS)
     vllm_plugin.register()
     assert not AttentionBackendEnum.CUSTOM.is_overridden()
-    assert "Strata's kernels stay off" in caplog.text and "serve.kernels: vllm" in caplog.text
+    assert "Strata's kernels are disabled" in caplog.text and "serve.kernels: vllm" in caplog.text
 
 
-def test_switched_on_all_its_parts_are_in_their_places(on_cuda: None, vllm_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_parts_are_registered(on_cuda: None, vllm_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm import ir
     from vllm.model_executor.layers.activation import SiluAndMul
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
@@ -94,7 +94,7 @@ def test_switched_on_all_its_parts_are_in_their_places(on_cuda: None, vllm_confi
     assert type(layer) is StrataSiluAndMul and layer.name == "silu_and_mul"
 
 
-def test_vllm_takes_the_engine_arguments(on_cuda: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_accepts_the_engine_arguments(on_cuda: None, monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.config import CUDAGraphMode
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
@@ -104,13 +104,13 @@ def test_vllm_takes_the_engine_arguments(on_cuda: None, monkeypatch: pytest.Monk
     vllm_plugin.register()
     arguments = EngineArgs(model="none", **vllm_plugin.engine_arguments(vllm_plugin.PARTS))
     assert arguments.ir_op_priority.rms_norm == [vllm_plugin.PROVIDER]
-    assert arguments.ir_op_priority.compute_hash()  # it looks every implementation up
+    assert arguments.ir_op_priority.compute_hash()  # looks up every implementation
     assert arguments.compilation_config.custom_ops == ["+silu_and_mul"]
     assert arguments.compilation_config.cudagraph_mode is CUDAGraphMode.FULL
     assert type(arguments.attention_config).validate_backend_before(arguments.attention_backend) is AttentionBackendEnum.CUSTOM
 
 
-def test_what_the_backend_cannot_do_is_said_at_the_start() -> None:
+def test_unsupported_configurations_are_rejected_at_start() -> None:
     from vllm.platforms.interface import DeviceCapability
     from vllm.v1.attention.selector import AttentionSelectorConfig
 
@@ -118,15 +118,15 @@ def test_what_the_backend_cannot_do_is_said_at_the_start() -> None:
 
     def reasons(capability: tuple[int, int] = (9, 0), **other: Any) -> str:
         good = {"head_size": 128, "dtype": torch.bfloat16, "kv_cache_dtype": "auto", "block_size": 16}
-        asked = AttentionSelectorConfig(**(good | other))._asdict()  # as vLLM asks
-        return "; ".join(StrataAttentionBackend.validate_configuration(device_capability=DeviceCapability(*capability), **asked))
+        config = AttentionSelectorConfig(**(good | other))._asdict()  # as vLLM calls it
+        return "; ".join(StrataAttentionBackend.validate_configuration(device_capability=DeviceCapability(*capability), **config))
 
     assert not reasons() and not reasons(has_sliding_window=True) and not reasons(use_kv_connector=True)
     assert not reasons(block_size=256), "vLLM divides larger blocks"
     assert not reasons(head_size=80)
-    assert "head_size=512: Strata's kernels take multiples of 8 up to 256; set serve.kernels: vllm" in reasons(head_size=512)
+    assert "head_size=512: Strata's kernels support multiples of 8 up to 256; set serve.kernels: vllm" in reasons(head_size=512)
     assert reasons(use_mla=True) == "MLA not supported; set serve.kernels: vllm for this model"
-    assert "kv_cache_dtype=fp8: Strata's kernels keep the cache in the model's dtype" in reasons(kv_cache_dtype="fp8")
+    assert "kv_cache_dtype=fp8: Strata's kernels need a cache in the model's dtype" in reasons(kv_cache_dtype="fp8")
     assert "kv_cache_dtype=float16" in reasons(kv_cache_dtype="float16")
     assert "dtype not supported" in reasons(dtype=torch.float32)
     assert "sinks not supported" in reasons(has_sink=True)
@@ -134,9 +134,9 @@ def test_what_the_backend_cannot_do_is_said_at_the_start() -> None:
     assert "compute capability not supported" in reasons(capability=(7, 5))
 
 
-@pytest.mark.parametrize(("argument", "said"), [({"alibi_slopes": [0.5]}, "ALiBi"), ({"logits_soft_cap": 30.0}, "soft cap")])
-def test_what_only_a_layer_knows_is_refused_by_it(argument: dict[str, Any], said: str) -> None:
-    with pytest.raises(NotImplementedError, match=f"{said}.*serve.kernels: vllm"):
+@pytest.mark.parametrize(("argument", "message"), [({"alibi_slopes": [0.5]}, "ALiBi"), ({"logits_soft_cap": 30.0}, "soft cap")])
+def test_unsupported_layers_are_rejected(argument: dict[str, Any], message: str) -> None:
+    with pytest.raises(NotImplementedError, match=f"{message}.*serve.kernels: vllm"):
         implementation(**argument)
 
 
@@ -147,13 +147,13 @@ def implementation(**further: Any) -> Any:
 
 
 class Batch:
-    """Requests of (tokens cached, tokens new) with their cache as vLLM lays it out, and what attention is by plain torch."""
+    """Requests of (cached tokens, new tokens), their cache in vLLM's layout, and the expected attention in plain torch."""
 
     def __init__(self, requests: list[tuple[int, int]], layout: str, padding: int = 0) -> None:
         torch.manual_seed(0)
         self.requests = requests
         blocks = [-(-(old + new) // BLOCK) for old, new in requests]
-        order = torch.randperm(sum(blocks)) + 1  # block 0 is nobody's
+        order = torch.randperm(sum(blocks)) + 1  # block 0 is unused
         self.table = torch.zeros(len(requests), max(blocks) + 2, dtype=torch.int32)
         for row, mine in zip(self.table, order.split(blocks), strict=True):
             row[: len(mine)] = mine
@@ -227,7 +227,7 @@ DECODES = [(5, 1), (16, 1), (100, 1)]
 BATCHES = {
     "decodes": DECODES,
     "prompts": [(0, 17), (0, 300)],
-    "a chunk that goes on": [(33, 40)],
+    "a later chunk": [(33, 40)],
     "mixed": [*DECODES, (31, 20), (0, 2), (0, 300)],
     "a chunk after a prompt": [(3, 1), (0, 30), (64, 300)],
 }
@@ -236,7 +236,7 @@ BATCHES = {
 @pytest.mark.parametrize(("layout", "window"), [("NHD", None), ("HND", 20)])
 @pytest.mark.parametrize("long_prompt", [None, 2, 100])
 @pytest.mark.parametrize("batch", BATCHES)
-def test_attention_is_plain_attention(batch: str, layout: str, long_prompt: int | None, window: int | None) -> None:
+def test_attention_equals_plain_torch(batch: str, layout: str, long_prompt: int | None, window: int | None) -> None:
     made = Batch(BATCHES[batch], layout, padding=3)
     layer = implementation(sliding_window=window)
     key, value = made.new(made.keys), made.new(made.values)
@@ -246,12 +246,12 @@ def test_attention_is_plain_attention(batch: str, layout: str, long_prompt: int 
     expected = made.expected(window)
     assert torch.norm(output[:-3].double() - expected) / torch.norm(expected) < 2e-3
     assert (output[-3:] == 7.0).all(), "padding was written"
-    for row, (old, new) in enumerate(made.requests):  # where NIXL, and vLLM's own backends, look for them
+    for row, (old, new) in enumerate(made.requests):  # slots that NIXL and vLLM's own backends read
         slots = made.slots_of(row, torch.arange(old + new))
         assert torch.equal(made.cache[slots // BLOCK, :, slots % BLOCK], torch.cat([made.keys[row], made.values[row]], -1))
 
 
-def test_vllms_attention_layer_runs_on_it(vllm_config: Any) -> None:
+def test_vllm_attention_layer_runs_on_the_backend(vllm_config: Any) -> None:
     """From the layer through vLLM's operators to the cache and back."""
     from vllm.forward_context import set_forward_context
     from vllm.model_executor.layers.attention import Attention
@@ -268,7 +268,7 @@ def test_vllms_attention_layer_runs_on_it(vllm_config: Any) -> None:
     assert torch.norm(output.double() - expected) / torch.norm(expected) < 2e-3
 
 
-def test_prompts_at_the_end_of_a_batch_are_split_off() -> None:
+def test_uncached_prompts_at_the_end_of_a_batch_are_separated() -> None:
     prompts = Batch(BATCHES["mixed"], "NHD").metadata(2).prompts
     assert prompts.first_token == 23 and prompts.starts.tolist() == [0, 2, 302] and prompts.longest == 300
     assert (prompts.before.max_query_len, prompts.before.max_seq_len, len(prompts.before.seq_lens)) == (20, 101, 4)
@@ -276,7 +276,7 @@ def test_prompts_at_the_end_of_a_batch_are_split_off() -> None:
     assert long.first_token == 25 and long.starts.tolist() == [0, 300] and len(long.before.seq_lens) == 5
     assert Batch(BATCHES["prompts"], "NHD").metadata(2).prompts.before is None
     assert Batch(BATCHES["mixed"], "NHD").metadata(None).prompts is None
-    for other in (DECODES, [(0, 1), (0, 1)], BATCHES["a chunk after a prompt"], BATCHES["a chunk that goes on"]):
+    for other in (DECODES, [(0, 1), (0, 1)], BATCHES["a chunk after a prompt"], BATCHES["a later chunk"]):
         assert Batch(other, "NHD").metadata(2).prompts is None
 
 
@@ -294,8 +294,8 @@ def builder(graphs: str = "FULL_AND_PIECEWISE") -> Any:
     return StrataAttentionMetadataBuilder(spec, ["layer"], config, torch.device("cpu"))
 
 
-def test_what_is_captured_in_a_graph_is_no_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The requests that vLLM captures with have as many keys as queries, and stand for decodes."""
+def test_graph_capture_does_not_use_flash_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The requests vLLM captures with have as many keys as queries, but stand for decodes."""
     common = Batch([(0, 1024)], "NHD").common()
     switch_on(monkeypatch, "attention", "flash_prefill")
     assert builder().build(0, common).prompts.longest == 1024
@@ -304,8 +304,8 @@ def test_what_is_captured_in_a_graph_is_no_prompt(monkeypatch: pytest.MonkeyPatc
     assert builder().build(0, common).prompts is None
 
 
-def test_what_is_captured_for_any_batch_may_be_one_request() -> None:
-    """vLLM captures with as many requests as tokens, and replays with prompts among them. Graphs for decodes stay theirs."""
+def test_full_graph_capture_allows_one_request_with_all_tokens() -> None:
+    """vLLM captures with as many requests as tokens, and replays with prompts among them. Decode graphs stay decode graphs."""
     common = Batch([(0, 1)] * 6, "NHD").common()
     assert builder("FULL").build_for_cudagraph_capture(common).max_query_len == 6
     assert builder("FULL_AND_PIECEWISE").build_for_cudagraph_capture(common).max_query_len == 1
@@ -313,7 +313,7 @@ def test_what_is_captured_for_any_batch_may_be_one_request() -> None:
 
 
 def test_layers_that_share_a_cache_attend_to_it() -> None:
-    """The keys they are handed are not those that were written."""
+    """Their key and value inputs are not the cached ones."""
     made = Batch(BATCHES["prompts"], "NHD")
     for row in range(len(made.requests)):
         made.store(row, made.keys[row], made.values[row])
@@ -324,7 +324,7 @@ def test_layers_that_share_a_cache_attend_to_it() -> None:
     assert torch.norm(output.double() - expected) / torch.norm(expected) < 2e-3
 
 
-def test_the_batches_that_are_compiled_ahead_are_batches() -> None:
+def test_warm_up_batches_run() -> None:
     from strata.kernels.vllm_plugin import warm_up
 
     batches = list(warm_up._batches(100, 40, 16))
@@ -333,13 +333,13 @@ def test_the_batches_that_are_compiled_ahead_are_batches() -> None:
         call()
 
 
-def test_while_memory_is_measured_nothing_is_attended_to() -> None:
+def test_forward_returns_zeros_during_memory_profiling() -> None:
     output = torch.ones(3, HEADS, HEAD_SIZE)
     implementation().forward(None, output, None, None, torch.tensor([]), None, output)
     assert not output.any()
 
 
-def test_compiled_norms_are_lowered_to_ours(on_cuda: None, vllm_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_norms_are_lowered_to_strata(on_cuda: None, vllm_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.fx.experimental.proxy_tensor import make_fx
     from vllm import ir
     from vllm.compilation.passes.ir.lowering_pass import VllmIRLoweringPass
@@ -364,7 +364,7 @@ def test_compiled_norms_are_lowered_to_ours(on_cuda: None, vllm_config: Any, mon
     torch.testing.assert_close(traced(*inputs), expected)
 
 
-def test_silu_and_mul_is_vllms(vllm_config: Any) -> None:
+def test_silu_and_mul_equals_vllm(vllm_config: Any) -> None:
     from vllm.model_executor.layers.activation import SiluAndMul
 
     from strata.kernels.vllm_plugin.layers import StrataSiluAndMul
@@ -375,7 +375,7 @@ def test_silu_and_mul_is_vllms(vllm_config: Any) -> None:
 
 @pytest.mark.parametrize("neox", [True, False])
 @pytest.mark.parametrize("rotary", [HEAD_SIZE, HEAD_SIZE // 2])
-def test_rotary_embedding_is_vllms(vllm_config: Any, neox: bool, rotary: int) -> None:
+def test_rotary_embedding_equals_vllm(vllm_config: Any, neox: bool, rotary: int) -> None:
     from strata.kernels.vllm_plugin.layers import StrataRotaryEmbedding
 
     layer = StrataRotaryEmbedding(HEAD_SIZE, rotary, 64, 10000.0, neox, torch.float32)
@@ -386,8 +386,8 @@ def test_rotary_embedding_is_vllms(vllm_config: Any, neox: bool, rotary: int) ->
     torch.testing.assert_close(layer.forward_cuda(positions, query, key), expected)
 
 
-def test_ratios_are_those_of_rounds_with_an_error_that_one_round_does_not_have() -> None:
-    """A host that is slow for a round is slow for both engines, and says nothing about either."""
+def test_paired_ratio_and_its_standard_error() -> None:
+    """A host that is slow for one round slows both engines, so the ratio is unaffected."""
     from strata.kernels.bench.vllm_plugin import paired_ratio
 
     assert paired_ratio([110, 55, 220], [100, 50, 200]) == (pytest.approx(1.1), pytest.approx(0, abs=1e-9))
@@ -396,7 +396,7 @@ def test_ratios_are_those_of_rounds_with_an_error_that_one_round_does_not_have()
     assert paired_ratio([120], [100]) == (pytest.approx(1.2), None)
 
 
-def test_served_prompts_come_one_by_one() -> None:
+def test_served_workload_varies_answer_lengths() -> None:
     from strata.kernels.bench.vllm_plugin import Workload
 
     prompts, lengths = Workload(64, 5, 100, concurrency=8).drawn(1000, seed=1)
@@ -405,11 +405,11 @@ def test_served_prompts_come_one_by_one() -> None:
     assert Workload(3, 5, 100).drawn(1000, seed=1)[1] == [100] * 3
 
 
-def test_the_next_prompt_is_taken_on_when_an_answer_has_ended() -> None:
+def test_next_prompt_starts_when_an_answer_finishes() -> None:
     from strata.kernels.bench.vllm_engine import generate
 
     class Counting:
-        """An engine, and what is around it, that gives each request a token a step."""
+        """Fake engine that generates one token per request and step."""
 
         def __init__(self) -> None:
             self.llm_engine = self
