@@ -48,12 +48,12 @@ def truth(x: Tensor, weight: Tensor, targets: Tensor, dloss: Tensor | None = Non
 def ours(rows: Rows, x: Tensor, weight: Tensor, targets: Tensor, reduction: str, terms: Options, dloss: Tensor) -> list[Tensor]:
     """The same from `rows`: the implementation of the operator on either device, without its registration."""
     x, weight = x.detach(), weight.detach()
-    loss, dx, dweight, lacking, lse = forward(rows, x, weight, targets, *terms.values(), reduction, True, True)
+    loss, dx, dweight, pending_scale, lse = forward(rows, x, weight, targets, *terms.values(), reduction, True, True)
     if reduction == "none":
         dx, dweight = backward_per_token(rows, dloss, x, weight, targets, lse, *terms.values(), True, True)
         return [loss, dx, dweight]
     for held in (dx, dweight):
-        multiply_triton(held, lacking * dloss) if rows is softmax_rows_triton else held.mul_(lacking * dloss)
+        multiply_triton(held, pending_scale * dloss) if rows is softmax_rows_triton else held.mul_(pending_scale * dloss)
     return [loss, dx.to(x.dtype), dweight.to(x.dtype)]
 
 

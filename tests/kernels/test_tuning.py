@@ -115,7 +115,7 @@ def test_shipped_tables_name_kernels_and_constants_that_exist() -> None:
 
 @pytest.mark.parametrize("op", catalog.OPS, ids=lambda op: op.name)
 def test_tuning_candidates_have_the_same_constants(op: catalog.Op) -> None:
-    cases = [case for offer in catalog.offered(op, "tuning_cases") for case in offer(torch.device("meta"))]
+    cases = [case for offer in catalog.functions_named(op, "tuning_cases") for case in offer(torch.device("meta"))]
     known = {one.name for one in tunables()}
     for arch in (80, 90, 100):
         for case in cases:

@@ -65,7 +65,7 @@ def chosen(names: Iterable[str] | None) -> list[Op]:
     return [known[name] for name in names] if names else list(OPS)
 
 
-def offered(op: Op, name: str) -> list[Callable[..., Any]]:
+def functions_named(op: Op, name: str) -> list[Callable[..., Any]]:
     """The functions called `name` (for example `tuning_cases`) in the modules of an operation."""
     found = [getattr(module, name) for module in op.modules() if hasattr(module, name)]
     return [function for function in found if inspect.isfunction(function)]

@@ -78,7 +78,7 @@ class Row:
 
 
 @dataclass
-class _Standing:
+class _Timing:
     run: Callable[[], Any]
     error: float
     extra: int | None
@@ -93,10 +93,10 @@ def measure(case: Case, device: torch.device, settings: Settings, show: Callable
         contest = case.build(device)
         truth = _tensors(contest.reference())
     except Exception as error:
-        _tidy(device)
+        _free_memory(device)
         return Row(case, {}, trouble=_first_line(error))
     results: dict[str, Result] = {}
-    standing: dict[str, _Standing] = {}
+    timings: dict[str, _Timing] = {}
     for name, contender in contest.contenders.items():
         show(f"checking {name}")
         if isinstance(contender, Missing):
@@ -106,20 +106,20 @@ def measure(case: Case, device: torch.device, settings: Settings, show: Callable
         results[name] = outcome
         if outcome.trouble is None:
             assert outcome.error is not None
-            standing[name] = _Standing(contender, outcome.error, outcome.extra)
+            timings[name] = _Timing(contender, outcome.error, outcome.extra)
     del truth
     for number in range(settings.rounds):
-        for name, one in list(standing.items()):
+        for name, one in list(timings.items()):
             show(f"round {number + 1}: {name}")
             try:
                 one.times.append(milliseconds(one.run, device, settings.budget))
             except Exception as error:
                 results[name] = Result(one.error, trouble=_first_line(error))
-                del standing[name]
-    results |= {name: Result(one.error, tuple(one.times), one.extra) for name, one in standing.items()}
+                del timings[name]
+    results |= {name: Result(one.error, tuple(one.times), one.extra) for name, one in timings.items()}
     row = Row(case, results, contest.bytes, contest.flops, contest.tolerance)
-    del contest, standing
-    _tidy(device)
+    del contest, timings
+    _free_memory(device)
     return row
 
 
@@ -128,7 +128,7 @@ def _check(contender: Callable[[], Any], truth: tuple[Tensor, ...], contest: Con
         error = relative_error(_tensors(contender()), truth)
         extra = _extra_memory(contender) if device.type == "cuda" else None
     except Exception as raised:
-        _tidy(device)
+        _free_memory(device)
         return Result(trouble=_first_line(raised))
     if not error <= contest.tolerance:  # also true for NaN
         return Result(error, trouble=f"wrong: error {error:.1e}, tolerance {contest.tolerance:.0e}", wrong=True)
@@ -159,8 +159,8 @@ def _extra_memory(run: Callable[[], Any]) -> int:
     torch.cuda.reset_peak_memory_stats()
     outputs = _tensors(run())
     torch.cuda.synchronize()
-    handed = sum({one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in outputs}.values())
-    return max(torch.cuda.max_memory_allocated() - before - handed, 0)
+    returned = sum({one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in outputs}.values())
+    return max(torch.cuda.max_memory_allocated() - before - returned, 0)
 
 
 def _tensors(outputs: Any) -> tuple[Tensor, ...]:
@@ -172,7 +172,7 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0] if lines else '(no message)'}"
 
 
-def _tidy(device: torch.device) -> None:
+def _free_memory(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

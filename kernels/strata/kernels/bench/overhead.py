@@ -13,7 +13,7 @@ from strata.kernels.compiler.ahead import compile_ahead
 
 
 @triton.jit
-def nothing_kernel(pointer):
+def empty_kernel(pointer):
     pass
 
 
@@ -21,7 +21,7 @@ def measure(ops: Iterable[str], device: torch.device) -> dict[str, float]:
     """Host microseconds by operation. Operations that raise are left out here; their own rows report the reason."""
     x = torch.zeros(128, device=device)
     calls: dict[str, Callable[[], Any]] = {
-        "(an empty Triton kernel)": lambda: nothing_kernel[(1,)](x),
+        "(an empty Triton kernel)": lambda: empty_kernel[(1,)](x),
         "(torch.add)": lambda: torch.add(x, x),
     }
     calls |= {op: tiny_call(op, device) for op in ops}

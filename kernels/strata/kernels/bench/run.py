@@ -57,7 +57,7 @@ def bench(names: Sequence[str], quick: bool, json_path: Path | None, plot_path: 
         write_atomic(target, json.dumps(report.as_json(outcome), indent=2))  # an interrupted run keeps its results so far
     plot_path = plot_path or target.with_suffix(".png")
     plot.draw(outcome, plot_path)
-    _sum_up(outcome, console)
+    _print_summary(outcome, console)
     console.print(f"written to {target} and {plot_path}")
     return outcome
 
@@ -73,7 +73,7 @@ def _measured(cases: Sequence[Case], device: torch.device, settings: Settings, c
             progress.advance(task)
 
 
-def _sum_up(outcome: report.Outcome, console: Console) -> None:
+def _print_summary(outcome: report.Outcome, console: Console) -> None:
     if outcome.overhead:
         console.print("", report.overhead_table(outcome))
     top = outcome.ceilings

@@ -11,6 +11,6 @@ def select(ops: Sequence[str], quick: bool) -> list[Case]:
     found: list[Case] = []
     for op in catalog.chosen(ops):
         cases: list[Case] = op.benchmark().cases()
-        barred = [case for case in cases if case.bars]
-        found += (barred or cases[:1]) if quick else cases
+        with_bars = [case for case in cases if case.bars]
+        found += (with_bars or cases[:1]) if quick else cases
     return found

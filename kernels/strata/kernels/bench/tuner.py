@@ -51,7 +51,7 @@ def tune(names: Sequence[str], ship: bool) -> None:
 
 
 def _tuned(op: catalog.Op, device: torch.device, arch: int, progress: Progress) -> list[Tuned]:
-    cases = [case for offer in catalog.offered(op, "tuning_cases") for case in offer(device)]
+    cases = [case for offer in catalog.functions_named(op, "tuning_cases") for case in offer(device)]
     task = progress.add_task(f"{op.name}: compiling", total=len(cases))
     candidates = [(case, one) for case in cases for one in case.tunable.candidates(arch, case.key)]
     compile_ahead(lambda case=case, one=one: case.run(one) for case, one in candidates)  # type: ignore[misc]

@@ -20,7 +20,7 @@ from strata.platform.recipe import ModelSection
 
 KV_CACHE_GIB = 8
 TOP = 5
-PATIENCE_S = 170.0  # for a start, or an answer
+TIMEOUT_S = 170.0  # for a start, or an answer
 
 
 @dataclass(frozen=True)
@@ -89,11 +89,11 @@ class Engine:
         return self._answer()
 
     def _answer(self) -> dict[str, Any]:
-        answers, _, _ = select.select([self._answers], [], [], PATIENCE_S)
+        answers, _, _ = select.select([self._answers], [], [], TIMEOUT_S)
         line = self._answers.readline() if answers else ""
         if not line:
             tail = "\n".join(self._log.read_text(errors="replace").splitlines()[-60:])
-            how = "ended" if answers else f"did not answer within {PATIENCE_S:.0f} s"
+            how = "ended" if answers else f"did not answer within {TIMEOUT_S:.0f} s"
             raise UserError(f"{tail}\nThe engine '{self.name}' {how}.", "See its log above.")
         answer: dict[str, Any] = json.loads(line)
         return answer

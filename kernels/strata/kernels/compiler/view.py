@@ -45,7 +45,7 @@ def facts(one: Compiled) -> dict[str, str]:
         "architecture": f"sm_{one.arch}",
         "constants": "\n".join(f"{name}={value}" for name, value in constants.items()) or "none",
         "warps": str(one.warps),
-        "registers a thread": str(one.registers),
+        "registers per thread": str(one.registers),
         "shared memory": f"{one.shared:,} bytes" + (" (too much)" if one.shared > SHARED_MEMORY[one.arch] else ""),
         "spills": f"{one.stack} bytes, {one.spilled} instructions" if one.stack or one.spilled else "none",
         "tensor cores": counts(one.tensor_cores),

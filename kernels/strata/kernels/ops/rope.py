@@ -209,7 +209,7 @@ def _(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, 
     return None
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     _, _, cos, sin, ctx.interleaved, ctx.inverse = inputs
     ctx.save_for_backward(cos, sin)
 
@@ -220,7 +220,7 @@ def _gradients(ctx: Any, dq: Tensor, dk: Tensor) -> tuple[Tensor | None, ...]:
     return dq, dk, None, None, None, None
 
 
-torch.library.register_autograd("strata::rope", _gradients, setup_context=_keep, lib=library)
+torch.library.register_autograd("strata::rope", _gradients, setup_context=_setup_context, lib=library)
 
 
 def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> tuple[Tensor, Tensor]:

@@ -144,7 +144,7 @@ def _(dout: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
     return gate.new_empty(gate.shape), gate.new_empty(gate.shape)
 
 
-def _keep(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
     ctx.save_for_backward(*inputs)
 
 
@@ -153,7 +153,7 @@ def _gradients(ctx: Any, dout: Tensor) -> tuple[Tensor, Tensor]:
     return torch.ops.strata.swiglu_backward(dout, gate, up)  # type: ignore[no-any-return]
 
 
-torch.library.register_autograd("strata::swiglu", _gradients, setup_context=_keep, lib=library)
+torch.library.register_autograd("strata::swiglu", _gradients, setup_context=_setup_context, lib=library)
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:

@@ -67,8 +67,8 @@ class Inputs:
 
 Attention = Callable[[Inputs], Tensor]  # [batch, tokens, heads, dim]
 
-BARRED = (Shape(2, 8192, 16, 16), Shape(2, 16384, 16, 16), Shape(2, 8192, 32, 8), Shape(1, 16384, 32, 8))
-NEIGHBOURS = (
+SHAPES_WITH_BARS = (Shape(2, 8192, 16, 16), Shape(2, 16384, 16, 16), Shape(2, 8192, 32, 8), Shape(1, 16384, 32, 8))
+OTHER_SHAPES = (
     Shape(4, 4096, 16, 16),
     Shape(4, 4096, 32, 8),
     Shape(2, 8192, 32, 32, dim=64),
@@ -82,10 +82,10 @@ NEIGHBOURS = (
 
 def cases() -> list[Case]:
     return [
-        *(_case(shape, backward=False, bars=FORWARD_BARS) for shape in BARRED),
-        *(_case(shape, backward=False) for shape in NEIGHBOURS),
-        *(_case(shape, backward=True, bars=BACKWARD_BARS) for shape in (*BARRED, *NEIGHBOURS[:2])),
-        *(_case(shape, backward=True) for shape in NEIGHBOURS[2:]),
+        *(_case(shape, backward=False, bars=FORWARD_BARS) for shape in SHAPES_WITH_BARS),
+        *(_case(shape, backward=False) for shape in OTHER_SHAPES),
+        *(_case(shape, backward=True, bars=BACKWARD_BARS) for shape in (*SHAPES_WITH_BARS, *OTHER_SHAPES[:2])),
+        *(_case(shape, backward=True) for shape in OTHER_SHAPES[2:]),
     ]
 
 

@@ -16,8 +16,8 @@ Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def cases() -> list[Case]:
-    at_the_bar = _case(8192, 4096, 131072, (Bar(1.3, "Liger"),), memory_limit=2 * 10**9)
-    return [at_the_bar, _case(8192, 4096, 32000), _case(16384, 2048, 50257), _case(2048, 1024, 4096)]
+    with_bar = _case(8192, 4096, 131072, (Bar(1.3, "Liger"),), memory_limit=2 * 10**9)
+    return [with_bar, _case(8192, 4096, 32000), _case(16384, 2048, 50257), _case(2048, 1024, 4096)]
 
 
 def _case(tokens: int, width: int, vocabulary: int, bars: tuple[Bar, ...] = (), memory_limit: int | None = None) -> Case:

@@ -20,10 +20,10 @@ NO_LIGER = Missing("liger-kernel is not installed")
 
 def cases() -> list[Case]:
     shapes = ((16384, 4096), (16384, 8192), (16384, 16384), (65536, 1024), (16384, 5120))
-    barred = {(16384, 4096), (16384, 8192), (16384, 16384)}
+    with_bars = {(16384, 4096), (16384, 8192), (16384, 16384)}
     return [
-        *(_case("forward", _forward, shape, FORWARD_BARS if shape in barred else ()) for shape in shapes),
-        *(_case("with residual", _with_residual, shape, FORWARD_BARS if shape in barred else ()) for shape in shapes),
+        *(_case("forward", _forward, shape, FORWARD_BARS if shape in with_bars else ()) for shape in shapes),
+        *(_case("with residual", _with_residual, shape, FORWARD_BARS if shape in with_bars else ()) for shape in shapes),
         *(_case("backward", _backward, shape, BACKWARD_BARS if shape == (16384, 4096) else ()) for shape in shapes),
     ]
 

@@ -72,8 +72,8 @@ def forward(
     cu_seqlens: Tensor | None,
     max_seqlen: int | None,
 ) -> tuple[Tensor, Tensor]:
-    """The output [batch, tokens, heads, dim] and the log-sum-exp [batch, heads, tokens]. Requires `supports` and a positive
-    scale."""
+    """The output [batch, tokens, heads, dim] and the log-sum-exp [batch, heads, tokens]. Requires that `supports`
+    returns True, and a positive scale."""
     batch, tokens, heads, dim = q.shape
     keys, kv_heads = k.shape[1], k.shape[2]
     tiling = TILINGS[dim]

@@ -402,7 +402,7 @@ def backward(
     cu_seqlens: Tensor | None,
     max_seqlen: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dq, dk and dv. Requires `supports` and a positive scale. lse [b, h, t] is the natural log-sum-exp."""
+    """dq, dk and dv. Requires that `supports` returns True, and a positive scale. lse [b, h, t] is the natural log-sum-exp."""
     b, t, h, e = q.shape
     s, kv = k.shape[1:3]
     if not _tma_can_read(dout):  # for example the gradient of a sum, a single value expanded

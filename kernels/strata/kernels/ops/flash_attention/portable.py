@@ -2,8 +2,8 @@
 
 A program holds a block of queries of one head and loops over the keys they attend to, with a running maximum and sum (online
 softmax). Keys are processed in three loops: masked where a window begins, unmasked, and masked on the causal diagonal or at the
-end of the sequence. The last query is aligned with the last key: with fewer queries than keys, query i is at key position i + s
-- t. Scores are in base two, with log2(e) folded into the scale, because the hardware has exp2.
+end of the sequence. The last query is aligned with the last key: with fewer queries than keys, query i is at key position
+i + s - t. Scores are in base two, with log2(e) folded into the scale, because the hardware has exp2.
 
 Tiles are loaded by TMA if the architecture has it and the strides allow it. One thread issues a TMA load, while pointer loads
 need registers for addresses, which the accumulators need.

@@ -5,7 +5,7 @@ kernel with atomic additions to dQ. In return, the result is deterministic and n
 of the output: dV = P' d_out, dS = P * (d_out V' - delta), dQ = dS K, dK = dS' Q. delta, the sum of d_out * out over a head, is
 computed by the dQ kernel, which already holds the tiles, and read by the other.
 
-A query that attends to no key, or that is beyond the last query of a tile, gets an infinite log-sum-exp and so zero
+A query that attends to no key, or that is padding at the end of a tile, gets an infinite log-sum-exp and so zero
 probabilities. The loops need masks only for causality and windows.
 """
 

@@ -143,14 +143,14 @@ def forward(
     if reduction == "mean":
         share = share / (targets != ignore_index).sum().clamp(min=1)
     if x.dtype == torch.float16:  # a probability divided by the token count underflows in fp16
-        scale, lacking = torch.full_like(share, 256), share / 256
+        scale, pending_scale = torch.full_like(share, 256), share / 256
     else:
-        scale, lacking = share, torch.ones_like(share)
+        scale, pending_scale = share, torch.ones_like(share)
     terms, now = Terms(ignore_index, label_smoothing, z_loss), reduction != "none"
     dx, dweight = process_in_chunks(
         rows, x, weight, targets, scale, losses, lse, terms, x_gradient and now, weight_gradient and now
     )
-    return (losses.sum() * share[0] if now else losses), dx, dweight, lacking, lse
+    return (losses.sum() * share[0] if now else losses), dx, dweight, pending_scale, lse
 
 
 def backward_per_token(
@@ -220,26 +220,26 @@ def _(
     return x.new_empty(x.shape if x_gradient else 0), weight.new_empty(weight.shape if weight_gradient else 0)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     x, weight, targets, *ctx.terms, ctx.reduction, _, _ = inputs
-    _, dx, dweight, lacking, lse = output
-    ctx.mark_non_differentiable(dx, dweight, lacking, lse)
+    _, dx, dweight, pending_scale, lse = output
+    ctx.mark_non_differentiable(dx, dweight, pending_scale, lse)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*((x, weight, targets, lse) if ctx.reduction == "none" else (dx, dweight, lacking)))
+    ctx.save_for_backward(*((x, weight, targets, lse) if ctx.reduction == "none" else (dx, dweight, pending_scale)))
     ctx.dtype = x.dtype
 
 
-def finished(held: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
+def scaled(gradient: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
     """The gradient times its factor. Scales in place unless another backward pass may follow or this one is traced."""
-    if type(held) is not Tensor:
-        return (held * factor).to(dtype)
-    if held.dtype != dtype or torch._C._autograd._get_current_graph_task_keep_graph():
-        return torch.mul(held, factor, out=torch.empty_like(held, dtype=dtype))
-    if held.device.type == "cuda":
-        multiply_triton(held, factor)
+    if type(gradient) is not Tensor:
+        return (gradient * factor).to(dtype)
+    if gradient.dtype != dtype or torch._C._autograd._get_current_graph_task_keep_graph():
+        return torch.mul(gradient, factor, out=torch.empty_like(gradient, dtype=dtype))
+    if gradient.device.type == "cuda":
+        multiply_triton(gradient, factor)
     else:
-        held.mul_(factor)
-    return held
+        gradient.mul_(factor)
+    return gradient
 
 
 def _gradients(ctx: Any, dloss: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
@@ -253,12 +253,12 @@ def _gradients(ctx: Any, dloss: Tensor | None, *_: None) -> tuple[Tensor | None,
             dloss.contiguous(), *ctx.saved_tensors, *ctx.terms, x_gradient, weight_gradient
         )
     else:
-        dx, dweight, lacking = ctx.saved_tensors
-        dx, dweight = (finished(held, lacking * dloss, ctx.dtype) for held in (dx, dweight))
+        dx, dweight, pending_scale = ctx.saved_tensors
+        dx, dweight = (scaled(gradient, pending_scale * dloss, ctx.dtype) for gradient in (dx, dweight))
     return dx if x_gradient else None, dweight if weight_gradient else None, *[None] * 7
 
 
-torch.library.register_autograd("strata::linear_cross_entropy", _gradients, setup_context=_keep, lib=library)
+torch.library.register_autograd("strata::linear_cross_entropy", _gradients, setup_context=_setup_context, lib=library)
 
 
 def linear_cross_entropy(

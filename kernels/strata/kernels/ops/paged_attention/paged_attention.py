@@ -176,11 +176,14 @@ def paged_attention(
     window: int | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Attention of q [tokens, heads, head_dim], the concatenated queries of all sequences, which start at query_starts [seqs +
-    1]. A sequence's queries are the last of its context_lens [seqs] keys. Caches are [blocks, block_size, kv_heads, head_dim];
-    only the last dimension must be contiguous. Key i of a sequence is in slot i % block_size of block block_tables[seq, i //
-    block_size]. A query attends to the `window` keys up to its own, or to all. Rows of `out` outside query_starts are not
-    written.
+    """Attention of q [tokens, heads, head_dim], the concatenated queries of all sequences, over a paged cache.
+
+    - query_starts [seqs + 1]: first query of each sequence, and the end of the last.
+    - context_lens [seqs]: number of keys of a sequence. Its queries are at the last of these keys.
+    - key_cache, value_cache [blocks, block_size, kv_heads, head_dim]: only the last dimension must be contiguous.
+    - block_tables [seqs, blocks]: key i is in slot i % block_size of block block_tables[seq, i // block_size].
+
+    A query attends to the `window` keys up to its own, or to all. Rows of `out` outside query_starts are not written.
     """
     _check(q, key_cache, value_cache, block_tables, context_lens, query_starts, window, out)
     if out is None:

@@ -195,7 +195,7 @@ def _statistics_dtype(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     x, weight, _ = inputs
     rstd = output[1]
     ctx.mark_non_differentiable(rstd)
@@ -208,7 +208,7 @@ def _gradients(ctx: Any, dy: Tensor, _: None) -> tuple[Tensor, Tensor, None]:
     return dx, dweight, None
 
 
-def _keep_sum(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+def _setup_add_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     _, total, rstd = output
     ctx.mark_non_differentiable(rstd)
     ctx.set_materialize_grads(False)  # if nothing else reads the sum, it has no gradient of its own
@@ -225,8 +225,8 @@ def _gradients_of_sum(
     return dx, dx, dweight, None
 
 
-torch.library.register_autograd("strata::rms_norm", _gradients, setup_context=_keep, lib=library)
-torch.library.register_autograd("strata::add_rms_norm", _gradients_of_sum, setup_context=_keep_sum, lib=library)
+torch.library.register_autograd("strata::rms_norm", _gradients, setup_context=_setup_context, lib=library)
+torch.library.register_autograd("strata::add_rms_norm", _gradients_of_sum, setup_context=_setup_add_context, lib=library)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
