@@ -1,4 +1,4 @@
-"""Real Ray clusters: ours, and one that is not ours and must survive us."""
+"""Real Ray clusters: in the background, for one command, and foreign clusters that must survive Strata."""
 
 import json
 import os
@@ -19,25 +19,25 @@ from strata.platform.errors import UserError
 from strata.platform.files import write_atomic
 from strata.platform.ray_cluster import cluster, gcs
 
-# Runs in a process of its own: a driver connects to one cluster in its life.
+# Runs in its own process: a driver connects to only one cluster in its lifetime.
 SQUARE = """
 import json, ray
-from strata.platform.ray_cluster import cluster, gcs
+from strata.platform.ray_cluster import cluster
 with cluster.connected(cpus={cpus}) as ends_with_us:
     answer = ray.get(ray.remote(lambda x: x * x).remote(7))
     print(json.dumps([answer, ends_with_us, ray.get_runtime_context().gcs_address, ray.cluster_resources()["CPU"]]))
 """
 
 
-def test_two_commands_at_once_start_one_cluster(monkeypatch: pytest.MonkeyPatch, own_home: Path) -> None:
+def test_concurrent_commands_start_one_cluster(monkeypatch: pytest.MonkeyPatch, own_home: Path) -> None:
     me, started = psutil.Process(), []
 
-    def slow(cpus: int | None, dashboard: bool) -> cluster.Kept:
+    def slow(cpus: int | None, dashboard: bool) -> cluster.BackgroundCluster:
         started.append(cpus)
         time.sleep(0.5)
-        kept = cluster.Kept("127.0.0.1:6379", me.pid, me.create_time(), None)
-        write_atomic(own_home / ".strata" / "cluster.json", json.dumps(asdict(kept)))
-        return kept
+        background = cluster.BackgroundCluster("127.0.0.1:6379", me.pid, me.create_time(), None)
+        write_atomic(own_home / ".strata" / "cluster.json", json.dumps(asdict(background)))
+        return background
 
     monkeypatch.setattr(cluster, "_start", slow)
     with ThreadPoolExecutor(3) as commands:
@@ -54,45 +54,45 @@ def drive(cpus: int = 1, **environment: str) -> list[object]:
 
 
 @pytest.fixture
-def kept() -> Iterator[cluster.Kept]:
-    kept = cluster.start(cpus=3)
-    yield kept
+def background() -> Iterator[cluster.BackgroundCluster]:
+    background = cluster.start(cpus=3)
+    yield background
     cluster.stop()
 
 
-def test_kept_cluster_is_joined_found_and_stopped(kept: cluster.Kept) -> None:
-    assert cluster.find() == kept == cluster.start()
-    assert drive() == [49, False, kept.address, 3.0]
-    processes = psutil.Process(kept.pid).children(recursive=True)
+def test_background_cluster_is_joined_found_and_stopped(background: cluster.BackgroundCluster) -> None:
+    assert cluster.find() == background == cluster.start()
+    assert drive() == [49, False, background.address, 3.0]
+    processes = psutil.Process(background.pid).children(recursive=True)
     assert processes
-    assert reachable_from_outside(psutil.Process(kept.pid)) == []
-    # Without its record it is a stranger's: RAY_ADDRESS joins it, and leaving does not end it.
-    stranger = {"STRATA_HOME": os.environ["STRATA_HOME"] + "/elsewhere"}
-    assert drive(RAY_ADDRESS=kept.address, **stranger) == [49, False, kept.address, 3.0]
-    own = drive(cpus=5, **stranger)
-    assert own[:2] == [49, True] and own[2] != kept.address and own[3] == 5.0
-    assert cluster.find() == kept
+    assert reachable_from_outside(psutil.Process(background.pid)) == []
+    # Without its record it is a foreign cluster: RAY_ADDRESS joins it, and leaving does not stop it.
+    foreign = {"STRATA_HOME": os.environ["STRATA_HOME"] + "/elsewhere"}
+    assert drive(RAY_ADDRESS=background.address, **foreign) == [49, False, background.address, 3.0]
+    own = drive(cpus=5, **foreign)
+    assert own[:2] == [49, True] and own[2] != background.address and own[3] == 5.0
+    assert cluster.find() == background
     assert cluster.stop() and not cluster.stop()
     _, alive = psutil.wait_procs(processes, timeout=20)
     assert not alive
 
 
-def test_killing_the_keeper_ends_its_cluster(kept: cluster.Kept) -> None:
-    processes = psutil.Process(kept.pid).children(recursive=True)
-    agents = [p for p in processes if p.name().startswith(("ray::DashboardA", "ray::RuntimeEnv"))]  # these take a minute
-    psutil.Process(kept.pid).kill()
+def test_killing_the_owner_ends_the_background_cluster(background: cluster.BackgroundCluster) -> None:
+    processes = psutil.Process(background.pid).children(recursive=True)
+    agents = [p for p in processes if p.name().startswith(("ray::DashboardA", "ray::RuntimeEnv"))]  # these need a minute
+    psutil.Process(background.pid).kill()
     _, alive = psutil.wait_procs([p for p in processes if p not in agents], timeout=20)
     assert not alive
     assert cluster.find() is None
 
 
-def test_an_address_where_nothing_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_address_without_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-    with pytest.raises(UserError, match=r"Nothing answers at 127.0.0.1:1[\s\S]*Unset RAY_ADDRESS"), cluster.connected(1):
+    with pytest.raises(UserError, match=r"No Ray cluster answers at 127.0.0.1:1[\s\S]*unset it"), cluster.connected(1):
         pass
 
 
-# Also in a process of its own: it kills the GCS of the cluster that it started.
+# Also in its own process: it kills the GCS of the cluster that it started.
 KILL_GCS = """
 import json, os, signal, time, ray
 from ray._private import worker
@@ -110,32 +110,32 @@ with cluster.connected(cpus=1):
         gcs = worker._global_node.all_processes["gcs_server"][0].process
         os.kill(gcs.pid, signal.SIGKILL)
         gcs.wait()
-        assert ray.util.list_named_actors() == ["counter"]  # a question to the GCS
+        assert ray.util.list_named_actors() == ["counter"]  # a request to the GCS
         counts.append(ray.get(counter.next.remote(), timeout=60))
     print(json.dumps(counts))
 """
 
 
-def test_the_gcs_of_our_cluster_is_restarted_with_all_it_knew() -> None:
+def test_gcs_is_restarted_with_its_state() -> None:
     done = subprocess.run([sys.executable, "-c", KILL_GCS], capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == [1, 2, 3]
-    assert done.stderr.count("Ray's GCS ended by signal 9; it was started again from its store.") == 2
+    assert done.stderr.count("Ray's GCS ended by signal 9; it was restarted from its store.") == 2
 
 
-def test_a_store_is_removed_with_its_cluster_and_a_left_one_at_the_next_start(tmp_path: Path) -> None:
-    left = tmp_path / "gcs-left"
-    left.mkdir()
-    (left / "held").touch()
+def test_store_is_removed_with_its_cluster_and_a_leftover_at_the_next_start(tmp_path: Path) -> None:
+    leftover = tmp_path / "gcs-leftover"
+    leftover.mkdir()
+    (leftover / "held").touch()
     with gcs.store(tmp_path) as first:
-        assert not left.exists()
+        assert not leftover.exists()
         with gcs.store(tmp_path) as second:
             assert Path(first["gcs_storage_path"]).is_dir() and Path(second["gcs_storage_path"]).is_dir()
     assert not list(tmp_path.iterdir())
 
 
-def test_a_cluster_leaves_the_environment_as_it_was() -> None:
-    """A Ray cluster that this process starts or joins later is none of ours: with our switch it could have no second node."""
+def test_cluster_restores_the_environment() -> None:
+    """The process may later start or join another Ray cluster, which could have no second node with this setting."""
     from ray._private import ray_constants
 
     names = (ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, "GLOO_SOCKET_IFNAME", "UCX_NET_DEVICES", "VLLM_HOST_IP")
@@ -150,10 +150,10 @@ def test_a_cluster_leaves_the_environment_as_it_was() -> None:
 
 
 @pytest.mark.parametrize(("host", "only_there"), [("127.0.0.1", True), ("0.0.0.0", False)])
-def test_a_cluster_that_listens_on_loopback_only_is_told_apart(
+def test_cluster_that_listens_on_loopback_only_is_recognized(
     host: str, only_there: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ray._private.ray_constants.ENABLE_RAY_CLUSTER", True)  # as in a process that has had no cluster
+    monkeypatch.setattr("ray._private.ray_constants.ENABLE_RAY_CLUSTER", True)  # as in a process that never had a cluster
     with socket.create_server((host, 0)) as listener:
         port = listener.getsockname()[1]
         assert cluster._only_on_loopback(f"127.0.0.1:{port}") == only_there

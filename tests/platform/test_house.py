@@ -102,7 +102,8 @@ FOLDERS = {
     "monitoring.gpu": set(),
     "monitoring.prometheus": {"gpu"},
     "monitoring.top": {"gpu"},
-    "platform.ray_cluster": set(),
+    "platform.ray_patches": set(),
+    "platform.ray_cluster": {"ray_patches"},
     "deploy.kuberay": set(),
     "dashboards.boards": set(),
 }

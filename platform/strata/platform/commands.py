@@ -1,4 +1,4 @@
-"""The commands of this room: `runs`, `doctor`, `cluster`."""
+"""The commands `strata runs`, `strata doctor` and `strata cluster`."""
 
 from typing import Annotated
 
@@ -12,16 +12,16 @@ from strata.platform.ray_cluster import cluster as ray_cluster
 
 
 def runs() -> None:
-    """List the runs: state, step, losses, and whether there is a model to serve."""
-    every = run_folders.every()
-    if not every:
+    """List the runs: state, step, losses, and whether an exported model exists."""
+    found = run_folders.every()
+    if not found:
         print("No runs yet. Train one with 'make train'.")
         return
     table = Table(box=None, header_style="bold")
     for column in ("run", "state", "step", "loss", "val loss", "export"):
         table.add_column(column, justify="left" if column in ("run", "state") else "right")
     damaged = {}
-    for run in every:
+    for run in found:
         exported = "yes" if run.has_export() else "-"
         if damage := run.damage():
             damaged[run.name] = damage
@@ -42,7 +42,7 @@ def _loss(value: float | None) -> str:
 
 
 def doctor() -> None:
-    """What this machine has, and what would not work on it and why."""
+    """Check this machine: Python, memory, disk, GPUs, packages and ports."""
     findings = checks.examine()
     table = Table(box=None, show_header=False)
     marks = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "fails": "[bold red]fails[/]"}
@@ -54,20 +54,20 @@ def doctor() -> None:
 
 
 def cluster_start(
-    cpus: Annotated[int | None, typer.Option(help="CPUs to offer; all of the machine's unless said.")] = None,
+    cpus: Annotated[int | None, typer.Option(help="CPUs to offer. Default: all of the machine's.")] = None,
     dashboard: Annotated[bool, typer.Option(help="Start Ray's dashboard too.")] = False,
 ) -> None:
-    """Start a local Ray cluster that stays until 'strata cluster stop'; train and serve then use it."""
-    kept = ray_cluster.start(cpus, dashboard)
-    print(f"Ray at {kept.address}" + (f", dashboard at http://{kept.dashboard}" if kept.dashboard else ""))
+    """Start a local Ray cluster in the background. Train and serve use it until 'strata cluster stop'."""
+    cluster = ray_cluster.start(cpus, dashboard)
+    print(f"Ray at {cluster.address}" + (f", dashboard at http://{cluster.dashboard}" if cluster.dashboard else ""))
 
 
 def cluster_status() -> None:
-    """Say whether a local Ray cluster of ours is up, and where."""
-    kept = ray_cluster.find()
-    print(f"Ray at {kept.address} (process {kept.pid})" if kept else "No local cluster of ours is up.")
+    """Print the address of the background Ray cluster, if one runs."""
+    cluster = ray_cluster.find()
+    print(f"Ray at {cluster.address} (process {cluster.pid})" if cluster else "No background Ray cluster is running.")
 
 
 def cluster_stop() -> None:
-    """Stop the local Ray cluster that 'strata cluster start' started, and no other."""
-    print("Stopped." if ray_cluster.stop() else "No local cluster of ours is up.")
+    """Stop the Ray cluster that 'strata cluster start' started, and no other."""
+    print("Stopped." if ray_cluster.stop() else "No background Ray cluster is running.")

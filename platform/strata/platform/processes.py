@@ -1,4 +1,4 @@
-"""Processes that a command starts: their end with it, the end of their families, and telling them from strangers."""
+"""Child processes: environment, termination with the parent, termination of process trees, identity of a PID."""
 
 import ctypes
 import os
@@ -12,11 +12,11 @@ import psutil
 
 PR_SET_PDEATHSIG = 1
 STRAGGLERS_S = 20.0
-GRACE_S = 15.0  # Prometheus writes what it has in memory
+GRACE_S = 15.0  # Prometheus flushes its memory to disk on SIGTERM
 
 
 def is_alive(pid: int, created: float) -> bool:
-    """Whether the process that was created then still runs: a stranger may have got its number later."""
+    """Whether the process created at that time still runs. The kernel may have reused its PID."""
     try:
         process = psutil.Process(pid)
         return abs(process.create_time() - created) < 1 and process.status() != psutil.STATUS_ZOMBIE
@@ -25,30 +25,46 @@ def is_alive(pid: int, created: float) -> bool:
 
 
 def ending_with_us() -> Callable[[], None]:
-    """A `preexec_fn`: the kernel sends the child SIGTERM when this process ends, however it ends. Started from the main thread,
-    for it is the end of the thread that counts."""
+    """A `preexec_fn` with which the kernel sends the child SIGTERM when this process ends for any reason.
+
+    Start the child from the main thread: the kernel watches the thread that started it, not the process."""
     libc = ctypes.CDLL(None)
     parent = os.getpid()
 
-    def share_fate() -> None:
+    def set_death_signal() -> None:
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it died in between
+        if os.getppid() != parent:  # the parent died before prctl
             os._exit(1)
 
-    return share_fate
+    return set_death_signal
+
+
+@contextmanager
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Sets environment variables until the block ends, and restores the previous values."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def last_lines(log: Path, count: int = 15) -> str:
-    """The end of what a child wrote, to show why it ended."""
+    """The last non-empty lines of a child's log, for an error message."""
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()] if log.exists() else []
     return "\n".join(line[:300] for line in lines[-count:])
 
 
 @contextmanager
 def started(command: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """Ends with the block, and with this process even if that is killed: the kernel sends the child SIGTERM.
+    """Runs a child process until the block ends. If this process is killed, the kernel sends the child SIGTERM.
 
-    In a group of its own, so that Ctrl-C in the terminal reaches this process first and the end is in order."""
+    The child has its own process group: Ctrl-C reaches only this process, which then stops the child in order."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
         process = subprocess.Popen(
@@ -72,8 +88,9 @@ def started(command: Sequence[str], log: Path, env: Mapping[str, str] | None = N
 
 
 def stop_family(processes: Sequence[subprocess.Popen[bytes]], limit_s: float = 60.0) -> None:
-    """Ends them, their process groups where they have their own, and all their descendants, which Ray and vLLM put into sessions
-    of their own; also after a second Ctrl-C."""
+    """Terminates processes, the process groups they lead, and all their descendants, also after a second Ctrl-C.
+
+    Ray and vLLM put descendants into sessions of their own, which a signal to the process group does not reach."""
     family: list[psutil.Process] = []
     for process in processes:
         with suppress(psutil.NoSuchProcess):
@@ -89,7 +106,7 @@ def stop_family(processes: Sequence[subprocess.Popen[bytes]], limit_s: float = 6
         for process in processes:
             process.kill()
             process.wait()
-            with suppress(ProcessLookupError):  # it leads no group, or nobody is left of it
+            with suppress(ProcessLookupError):  # leads no group, or the group is empty
                 os.killpg(process.pid, signal.SIGKILL)
         for straggler in family:
             with suppress(psutil.NoSuchProcess):

@@ -1,1 +1,1 @@
-"""Ray clusters: joining one, starting one on this machine, and watching it."""
+"""Ray clusters: joining, starting one on this machine, supervising its GCS, detecting its death."""

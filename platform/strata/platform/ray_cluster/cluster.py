@@ -1,9 +1,8 @@
-"""The Ray cluster a command runs on: one that is named, one that we keep, or one for the length of the command.
+"""Selects the Ray cluster of a command: `RAY_ADDRESS`, a background cluster, or a new one for the length of the command.
 
-A cluster of ours hangs from one process that called `ray.init`, and Ray's processes share its fate: ending that process,
-even with SIGKILL, ends them (two of Ray's agents take a minute to notice), and no other cluster on the machine, as
-`ray stop` would. Its files are in a folder of their own, so that `ray.init("auto")` in someone else's shell never finds
-our cluster instead of theirs.
+Strata's clusters belong to one process, which called `ray.init`. When it ends, even by SIGKILL, Ray's processes end too
+(two of Ray's agents need a minute to notice). Other clusters on the machine are not affected, unlike with `ray stop`. The
+files are in a separate temporary folder, so `ray.init("auto")` in another shell never finds a cluster of Strata's.
 """
 
 import fcntl
@@ -26,13 +25,14 @@ from strata.platform.errors import UserError
 from strata.platform.files import cache_dir, write_atomic
 from strata.platform.processes import is_alive
 from strata.platform.ray_cluster import local_ray, watch
+from strata.platform.ray_patches import loopback_address, raylet_log_lines
 
 START_TIMEOUT_S = 240.0
 
 
 @dataclass(frozen=True)
-class Kept:
-    """A cluster that outlives the command which started it: `strata cluster start`."""
+class BackgroundCluster:
+    """A local cluster that outlives the command which started it: `strata cluster start`."""
 
     address: str
     pid: int
@@ -44,71 +44,72 @@ def _record() -> Path:
     return cache_dir() / "cluster.json"
 
 
-def find() -> Kept | None:
+def find() -> BackgroundCluster | None:
     try:
-        kept = Kept(**json.loads(_record().read_text()))
+        cluster = BackgroundCluster(**json.loads(_record().read_text()))
     except FileNotFoundError:
         return None
-    if not is_alive(kept.pid, kept.pid_created):
+    if not is_alive(cluster.pid, cluster.pid_created):
         _record().unlink(missing_ok=True)
         return None
-    return kept
+    return cluster
 
 
-def start(cpus: int | None = None, dashboard: bool = False) -> Kept:
-    """The cluster that is up already, or a new one. Two commands at once start one: the second waits for the first one's."""
+def start(cpus: int | None = None, dashboard: bool = False) -> BackgroundCluster:
+    """Returns the running background cluster, or starts one. A file lock makes concurrent commands start only one."""
     cache_dir().mkdir(parents=True, exist_ok=True)
     with (cache_dir() / "cluster.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # no longer than START_TIMEOUT_S
+        fcntl.flock(lock, fcntl.LOCK_EX)  # held for at most START_TIMEOUT_S
         return find() or _start(cpus, dashboard)
 
 
-def _start(cpus: int | None, dashboard: bool) -> Kept:
+def _start(cpus: int | None, dashboard: bool) -> BackgroundCluster:
     log = cache_dir() / "cluster.log"
     command = [sys.executable, "-m", "strata.platform.ray_cluster.cluster", json.dumps({"cpus": cpus, "dashboard": dashboard})]
     with log.open("wb") as output:
-        keeper = subprocess.Popen(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, start_new_session=True)
+        owner = subprocess.Popen(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, start_new_session=True)
     deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline and keeper.poll() is None:
-        if kept := find():
-            return kept
+    while time.monotonic() < deadline and owner.poll() is None:
+        if cluster := find():
+            return cluster
         time.sleep(0.1)
-    keeper.kill()
+    owner.kill()
     tail = " ".join(log.read_text(errors="replace").split()[-40:])
     raise UserError(f"The local Ray cluster did not start: {tail}", f"See {log} and 'strata doctor'.")
 
 
 def stop() -> bool:
-    kept = find()
-    if kept is None:
+    cluster = find()
+    if cluster is None:
         return False
-    with suppress(psutil.NoSuchProcess):  # it may end by itself meanwhile
-        keeper = psutil.Process(kept.pid)
-        keeper.send_signal(signal.SIGTERM)
+    with suppress(psutil.NoSuchProcess):  # it may end on its own meanwhile
+        owner = psutil.Process(cluster.pid)
+        owner.send_signal(signal.SIGTERM)
         try:
-            keeper.wait(timeout=30)
+            owner.wait(timeout=30)
         except psutil.TimeoutExpired:
-            keeper.kill()
+            owner.kill()
     _record().unlink(missing_ok=True)
     return True
 
 
 @contextmanager
 def connected(cpus: int, spare: int = 0) -> Iterator[bool]:
-    """RAY_ADDRESS first, then the cluster we keep, else a new one that ends with this block; yields whether it will.
+    """Connects to `RAY_ADDRESS`, else the background cluster, else a new cluster that ends with this block.
 
-    `cpus` is what the caller will ask Ray for: a new cluster offers at least that many (a one-core machine still runs
-    two workers, slowly), and `spare` more: a GCS that dies while it starts an actor forgets the CPUs that it gave out for it."""
-    kept = find()
-    address = os.environ.get("RAY_ADDRESS") or (kept.address if kept else None)
+    Yields whether the cluster ends with the block. `cpus` is the number the caller will request from Ray. A new cluster
+    offers at least that many, so that a one-core machine runs two workers, slowly. It offers `spare` more because a GCS that
+    dies while starting an actor loses the CPUs it had allocated to it."""
+    cluster = find()
+    address = os.environ.get("RAY_ADDRESS") or (cluster.address if cluster else None)
     if address is None:
         with local_ray.running(max(os.cpu_count() or 1, cpus) + spare, dashboard=False):
             yield True
         return
-    with local_ray.on_loopback() if _only_on_loopback(address) else nullcontext():
+    with loopback_address.used() if _only_on_loopback(address) else nullcontext():
         _join(address, cpus)
-        local_ray.hush()
-        with watch.left_well():
+        raylet_log_lines.suppress()
+        with watch.disconnecting():
             yield False
 
 
@@ -116,34 +117,32 @@ def _join(address: str, cpus: int) -> None:
     import ray
     from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 
-    # Ray protects a new local cluster with a token in the user's home, but does not by itself use that token to join one.
     logging.getLogger("ray").setLevel(logging.ERROR)
     if not _answers(address):
-        raise UserError(
-            f"Nothing answers at {address}, where RAY_ADDRESS says a Ray cluster is.", "Unset RAY_ADDRESS to use a local one."
-        )
+        raise UserError(f"No Ray cluster answers at {address}.", "Correct RAY_ADDRESS, or unset it to use a local cluster.")
+    # Ray protects a new local cluster with a token in the user's home directory, but does not use it to join one.
     maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise UserError(
-            f"The Ray cluster at {address} cannot be joined: {error}", "Unset RAY_ADDRESS to use a local one."
+            f"Could not connect to the Ray cluster at {address}: {error}", "Unset RAY_ADDRESS to use a local cluster."
         ) from None
     has = ray.cluster_resources().get("CPU", 0)
     if has < cpus and not grows():
         ray.shutdown()
         raise UserError(
-            f"The Ray cluster at {address} has {has:g} CPUs; this needs {cpus}.", "Use fewer workers, or another cluster."
+            f"The Ray cluster at {address} has {has:g} CPUs; {cpus} are needed.", "Use fewer workers or a larger cluster."
         )
 
 
 def grows() -> bool:
-    """Whether Ray's autoscaler brings what is asked for and not there yet: in pods of KubeRay, which says so in them."""
+    """Whether an autoscaler adds the nodes that requests need. True in pods of KubeRay, which sets this variable."""
     return os.environ.get("RAY_USAGE_STATS_KUBERAY_IN_USE") == "1"
 
 
 def _answers(address: str) -> bool:
-    """Asked first, for Ray itself would retry for minutes. Names such as `auto` are Ray's to resolve."""
+    """Whether the port accepts connections. Ray itself would retry for minutes. Names such as `auto` are left to Ray."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not (colon and port.isdigit()):
         return True
@@ -155,22 +154,22 @@ def _answers(address: str) -> bool:
 
 
 def _only_on_loopback(address: str) -> bool:
-    """Whether a cluster on this machine, such as one of ours, listens nowhere else."""
+    """Whether the address is a cluster on this machine that listens on loopback only, as Strata's do."""
     from ray._private import services
 
     host, _, port = address.rpartition(":")
     return host in (local_ray.LOOPBACK, "localhost") and not _answers(f"{services.resolve_ip_for_localhost(host)}:{port}")
 
 
-def _keep(cpus: int | None, dashboard: bool) -> None:
-    """The process that a kept cluster hangs from; ends on SIGTERM."""
+def _run_in_background(cpus: int | None, dashboard: bool) -> None:
+    """Owns the background cluster in a process of its own, until SIGTERM."""
     with local_ray.running(cpus, dashboard) as context:
         me = psutil.Process()
-        kept = Kept(context.address_info["address"], me.pid, me.create_time(), context.dashboard_url or None)
-        write_atomic(_record(), json.dumps(asdict(kept)))
+        cluster = BackgroundCluster(context.address_info["address"], me.pid, me.create_time(), context.dashboard_url or None)
+        write_atomic(_record(), json.dumps(asdict(cluster)))
         signal.sigwait({signal.SIGTERM, signal.SIGINT})
 
 
 if __name__ == "__main__":
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
-    _keep(**json.loads(sys.argv[1]))
+    _run_in_background(**json.loads(sys.argv[1]))

@@ -1,8 +1,8 @@
-"""Watches the Ray cluster of a command that waits: lost nodes, and a cluster that has died.
+"""Detects lost nodes and a dead Ray cluster while a command waits.
 
-Ray itself reports a lost node after half a minute and a dead control service after one, with pages of its own log, and then
-ends the process. This looks at the processes of a cluster of ours, and asks any other every few seconds from a thread: a call
-to a control service that is gone blocks.
+Ray reports a lost node after 30 s and a dead GCS after 60 s, with pages of its log, and then ends the process. This module
+looks at the processes of a cluster that this process started, and connects to any other cluster every few seconds. It does so
+from a thread, because a call to a dead GCS blocks.
 """
 
 import queue
@@ -19,9 +19,10 @@ from strata.platform.errors import UserError
 
 
 class ClusterDied(UserError):
-    """Raised inside of `cluster.connected`, by a command whose cluster will not come back. `run` names a run that can go on in
-    a new cluster by itself. Not in this process: a thread that still waits for the dead cluster would end it at its next
-    call."""
+    """Raised within `cluster.connected` by a command whose cluster will not recover.
+
+    `run` names a run that can resume on a new cluster without the user. It must do so in a new process: a thread that still
+    waits for the dead cluster would end this one at its next call."""
 
     def __init__(self, cause: str, fix: str, run: str | None = None) -> None:
         super().__init__(cause, fix)
@@ -29,12 +30,12 @@ class ClusterDied(UserError):
 
 
 LOOK_EVERY_S = 2.0
-SILENT_S = 10.0  # for which a control service may not answer: a busy machine is not a dead one, and `gcs.py` restarts ours
+SILENT_S = 10.0  # without an answer from the GCS: the machine may be busy, or `gcs.py` may be restarting it
 PARTS = {"gcs_server": "control service (GCS)", "raylet": "node service (raylet)"}
 
 
 class ClusterWatch:
-    """Started while connected to Ray. `ours` says whether the cluster belongs to this process."""
+    """Watches the connected cluster. `ours`: this process started the cluster."""
 
     def __init__(self, ours: bool) -> None:
         import ray
@@ -43,7 +44,7 @@ class ClusterWatch:
         self._address = ray.get_runtime_context().gcs_address
         self._messages: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._answered = self._gcs_seen = time.monotonic()
-        self._family: list[psutil.Process] = []
+        self._workers: list[psutil.Process] = []
         self._ended = threading.Event()
         threading.Thread(target=self._run, name="cluster-watch", daemon=True).start()
 
@@ -51,14 +52,14 @@ class ClusterWatch:
         self._ended.set()
 
     def news(self) -> list[str]:
-        """One line for each node that was lost or came since the last call."""
+        """One line for each node that left or joined since the last call."""
         lines = []
         while not self._messages.empty():
             lines.append(self._messages.get())
         return lines
 
     def death(self) -> str | None:
-        """A sentence on a cluster that will not come back, None for one that lives."""
+        """A sentence if the cluster has died and will not recover, else None."""
         part = dead_part() if self._ours else None
         if part != "gcs_server":
             self._gcs_seen = time.monotonic()
@@ -69,12 +70,13 @@ class ClusterWatch:
         return f"The Ray cluster at {self._address} has not answered for {silent:.0f} s." if silent > SILENT_S else None
 
     def kill_what_is_left(self) -> None:
-        """Workers of a dead cluster of ours live on for some seconds, and would go on writing to the files of their run. They
-        are no children of anybody we know once their raylet is gone, so they are remembered from before."""
-        for process in self._family:
+        """Kills the workers of a dead local cluster, which would write to the files of their run for some seconds more.
+
+        Once their raylet is gone they are not descendants of this process, so the watch thread records them in advance."""
+        for process in self._workers:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-        psutil.wait_procs(self._family, timeout=10)
+        psutil.wait_procs(self._workers, timeout=10)
 
     def _run(self) -> None:
         nodes: dict[str, dict[str, Any]] = {}
@@ -83,13 +85,13 @@ class ClusterWatch:
                 if not _accepts(self._address):
                     continue
                 self._answered = time.monotonic()
-            if dead_part():  # `death` says what that means
+            if dead_part():  # `death` reports it
                 continue
             if self._ours:
-                self._family = _started_by_raylet() or self._family
+                self._workers = _started_by_raylet() or self._workers
             try:
                 now = _alive_nodes()
-            except Exception:  # Ray's client has many errors for a service that is going away, which `death` will report
+            except Exception:  # Ray raises many types while a service goes away; `death` reports it
                 continue
             for line in changes(nodes, now):
                 self._messages.put(line)
@@ -97,7 +99,7 @@ class ClusterWatch:
 
 
 def dead_part() -> str | None:
-    """The service of a cluster started by this process that has ended, if any."""
+    """The Ray service that has ended, if this process started the cluster."""
     import ray._private.worker
 
     node = ray._private.worker._global_node
@@ -106,7 +108,7 @@ def dead_part() -> str | None:
 
 
 def _started_by_raylet() -> list[psutil.Process]:
-    """Ray's workers on this machine, of a cluster started by this process."""
+    """Ray's workers on this machine, if this process started the cluster."""
     import ray._private.worker
 
     node = ray._private.worker._global_node
@@ -118,9 +120,11 @@ def _started_by_raylet() -> list[psutil.Process]:
 
 
 @contextmanager
-def left_well() -> Iterator[None]:
-    """Ends the connection to Ray with this block. A cluster that died is left without a word to Ray's client, which may be
-    waiting for it, and what is left of it is killed if this process started it."""
+def disconnecting() -> Iterator[None]:
+    """Disconnects from Ray when the block ends.
+
+    After `ClusterDied` it skips `ray.shutdown`, which may block on the dead cluster, and kills the remaining processes of a
+    cluster that this process started."""
     import ray
     import ray._private.worker
 
@@ -137,7 +141,7 @@ def left_well() -> Iterator[None]:
 
 
 def changes(before: dict[str, dict[str, Any]], now: dict[str, dict[str, Any]]) -> list[str]:
-    """Lines on the nodes that went and came. The first look has nothing to compare with."""
+    """One line per node that left or joined. Empty on the first call, with nothing to compare with."""
     if not before:
         return []
     cpus = sum(node["Resources"].get("CPU", 0) for node in now.values())
