@@ -142,7 +142,7 @@ def test_quantiles_bracket_the_true_ones() -> None:
     rng = random.Random(3)
     values = sorted(rng.lognormvariate(-4, 1) for _ in range(5000))
     registry = CollectorRegistry()
-    histogram = Histogram("h", "H", registry=registry, buckets=metrics.WAITS)
+    histogram = Histogram("h", "H", registry=registry, buckets=metrics.LATENCY_BUCKETS)
     for value in values:
         histogram.observe(value)
     buckets = {
@@ -151,11 +151,11 @@ def test_quantiles_bracket_the_true_ones() -> None:
         for sample in family.samples
         if sample.name == "h_bucket"
     }
-    bounds = (0.0, *metrics.WAITS)
+    bounds = (0.0, *metrics.LATENCY_BUCKETS)
     for share in (0.1, 0.5, 0.9, 0.99):
         true = values[int(share * len(values))]
         low = max(bound for bound in bounds if bound < true)
-        high = min(bound for bound in metrics.WAITS if bound >= true)
+        high = min(bound for bound in metrics.LATENCY_BUCKETS if bound >= true)
         found = quantile(buckets, share)
         assert found is not None and low <= found <= high
 

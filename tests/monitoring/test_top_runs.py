@@ -34,7 +34,7 @@ def test_no_run_and_none_in_progress() -> None:
     watch = RunWatch()
     assert watch.look() == []
     for status in ("finished", "interrupted", "failed"):
-        training(status).say(State(status, 10, 10))
+        training(status).write_state(State(status, 10, 10))
     assert watch.look() == []
 
 
@@ -94,7 +94,7 @@ def test_a_run_that_went_back_to_a_checkpoint_is_read_anew(own_home: Path) -> No
 def test_a_killed_run_is_gone_unless_its_numbers_still_grow() -> None:
     """As they do when the driver is on another machine."""
     run, watch = training("mine"), RunWatch()
-    run.say(State("running", steps=100, pid=2**22 - 1, pid_created=1.0))
+    run.write_state(State("running", steps=100, pid=2**22 - 1, pid_created=1.0))
     assert watch.look() == []
     write(run, [record(1, time.time())])
     assert only(watch).step == 1

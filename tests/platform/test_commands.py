@@ -13,7 +13,7 @@ def strata(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([STRATA, *words], capture_output=True, text=True, timeout=120)
 
 
-def test_help_is_quick_and_lists_every_room() -> None:
+def test_help_is_fast_and_lists_all_commands() -> None:
     assert starts_at_once(STRATA, "--help")
     text = strata("--help").stdout
     assert all(command in text for command in ("train", "export", "serve", "chat", "runs", "doctor", "bench", "cluster"))
@@ -29,21 +29,21 @@ def test_errors_name_cause_and_fix_and_exit_nonzero() -> None:
     assert answer.stderr == "error: There is no run 'nowhere'.\n  fix: See 'strata runs', or train one with 'make train'.\n"
 
 
-def test_runs_lists_them() -> None:
+def test_runs_are_listed() -> None:
     assert "No runs yet" in strata("runs").stdout
     run = runs.create("mine", recipe_file.load(), "laptop")
-    run.say(runs.State("finished", step=300, steps=300, loss=3.21, val_loss=3.456))
+    run.write_state(runs.State("finished", step=300, steps=300, loss=3.21, val_loss=3.456))
     row = next(line for line in strata("runs").stdout.splitlines() if "mine" in line)
     assert row.split() == ["mine", "finished", "300/300", "3.210", "3.456", "-"]
 
 
-def test_doctor_finds_this_machine_fit() -> None:
+def test_doctor_passes_on_this_machine() -> None:
     answer = strata("doctor")
     assert answer.returncode == 0, answer.stdout
     assert all(part in answer.stdout for part in ("cores", "memory", "gpus", "torch", "ray", "vllm", "nixl", "port"))
 
 
-def test_doctor_says_what_would_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_reports_missing_memory_and_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "available_memory", lambda: 2**30)
     monkeypatch.setattr(doctor, "PACKAGES", (("no-such-package", "nothing works"),))
     fails = {finding.part: finding.text for finding in doctor.examine() if finding.verdict == "fails"}

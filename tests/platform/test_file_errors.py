@@ -1,4 +1,4 @@
-"""Errors of files and disks at the command line: one line with the path, one with the fix."""
+"""Errors of files and disks at the command line: a line with the path and a line with the fix."""
 
 import errno
 import os
@@ -40,6 +40,6 @@ def test_other_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> N
         "Error while serializing: I/O error: No space left on device (os error 28)",
     ],
 )
-def test_the_number_is_found_in_the_messages_of_arrow_and_rust(text: str) -> None:
+def test_errno_is_parsed_from_messages_of_arrow_and_rust(text: str) -> None:
     assert file_errors.number_of(RuntimeError(text)) == errno.ENOSPC
     assert file_errors.number_of(RuntimeError("something else")) is None

@@ -5,7 +5,7 @@ import pytest
 from strata.platform.files import write_atomic
 
 
-def test_replaces_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "state.json"
     write_atomic(path, "old")
 

@@ -6,7 +6,7 @@ import pytest
 from strata.platform import machine
 
 
-def test_a_containers_limit_counts_where_it_is_lower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lower_container_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "CGROUP", tmp_path)
     assert machine.available_memory() == pytest.approx(psutil.virtual_memory().available, rel=0.1)
     (tmp_path / "memory.max").write_text("1000000\n")

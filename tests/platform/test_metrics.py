@@ -9,10 +9,9 @@ DECLARED = [value for value in vars(metrics).values() if isinstance(value, Metri
 SPELLED_OUT = re.compile(r"_(ms|s|secs?|millis|kb|mb|gib|kib|mib|pct|percent)(_|$)")
 
 
-def test_every_constant_is_in_a_room_and_no_name_is_used_twice() -> None:
-    rooms = metrics.EVERY
-    assert set(DECLARED) == set(rooms)
-    names = [metric.name for metric in rooms]
+def test_every_constant_is_in_a_group_and_names_are_unique() -> None:
+    assert set(DECLARED) == set(metrics.EVERY)
+    names = [metric.name for metric in metrics.EVERY]
     assert len(names) == len(set(names))
 
 
@@ -25,17 +24,17 @@ def test_names_follow_prometheus() -> None:
         assert all(re.fullmatch(r"[a-z]+", label) for label in metric.labels)
 
 
-def test_training_goes_through_ray_and_serving_through_its_own_endpoint() -> None:
+def test_ray_exports_training_metrics_and_the_endpoint_its_own() -> None:
     assert all(metric.exported == f"ray_{metric.name}" for metric in metrics.TRAINING)
     assert all(isinstance(metric, ServeMetric) and metric.exported == metric.name for metric in metrics.SERVING)
 
 
-def test_series_can_be_told_apart_by_run_or_by_model() -> None:
+def test_series_have_the_label_run_or_model() -> None:
     assert all(metric.labels[0] == "run" for metric in metrics.TRAINING)
     assert all(metric.labels[0] == "model" for metric in metrics.SERVING)
 
 
-def test_histograms_have_rising_buckets_in_seconds_and_nothing_else_has_any() -> None:
+def test_only_histograms_have_buckets_rising_and_in_seconds() -> None:
     for metric in metrics.SERVING:
         assert (metric.kind == "histogram") == bool(metric.buckets), metric.name
         assert list(metric.buckets) == sorted(set(metric.buckets)), metric.name
@@ -43,6 +42,6 @@ def test_histograms_have_rising_buckets_in_seconds_and_nothing_else_has_any() ->
             assert metric.name.endswith("_seconds") and metric.buckets[0] <= 0.001, metric.name
 
 
-def test_names_cost_nothing_to_import() -> None:
+def test_import_is_cheap() -> None:
     probe = "import sys, strata.platform.metrics; assert not {'ray', 'torch', 'pydantic'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", probe], check=True)

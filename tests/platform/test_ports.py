@@ -1,4 +1,4 @@
-"""Ports that stay ours from their choice to their use."""
+"""Port reservations between concurrent processes, servers and foreign programs."""
 
 import multiprocessing
 import os
@@ -18,7 +18,7 @@ from strata.platform.errors import UserError
 HOST = "127.0.0.1"
 
 
-def test_a_port_in_use_is_named_with_one_that_is_free() -> None:
+def test_error_names_the_port_in_use_and_a_free_port() -> None:
     with socket.socket() as taken:
         taken.bind((HOST, 0))
         taken.listen()
@@ -30,23 +30,23 @@ def test_a_port_in_use_is_named_with_one_that_is_free() -> None:
     ports.require_free(port, HOST, "serve.port")
 
 
-def test_a_reserved_port_is_no_ephemeral_one_and_a_stranger_cannot_bind_it() -> None:
+def test_reserved_port_is_below_the_ephemeral_range_and_blocked_for_others() -> None:
     first, _ = (int(word) for word in ports.EPHEMERAL.read_text().split())
     with ports.reserve() as held:
         assert ports.FIRST <= held.port < first
-        with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
-            stranger.bind((HOST, held.port))
+        with socket.socket() as foreign, pytest.raises(OSError, match="in use"):
+            foreign.bind((HOST, held.port))
     with socket.socket() as later:
         later.bind((HOST, held.port))
 
 
-def test_a_server_binds_the_port_that_is_held_for_it() -> None:
+def test_server_binds_its_reserved_port() -> None:
     with ports.reserve() as held, socket.create_server((HOST, held.port)):
         socket.create_connection((HOST, held.port)).close()
 
 
-def test_a_reservation_outlives_its_server() -> None:
-    """A server that is started again, as a killed one is, has the same port again."""
+def test_reservation_outlives_its_server() -> None:
+    """A restarted server binds the same port."""
     with ports.reserve() as held:
         socket.create_server((HOST, held.port)).close()
         socket.create_server((HOST, held.port)).close()
@@ -58,8 +58,8 @@ def _reserve_some(pipe: Connection) -> None:
     pipe.recv()
 
 
-def test_processes_that_reserve_at_once_have_different_ports(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten of them, in a range that is nearly full, so that they do meet."""
+def test_concurrent_processes_reserve_different_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten processes in a nearly full range, so that they collide."""
     monkeypatch.setattr(ports, "FIRST", 31500)
     context = multiprocessing.get_context("fork")
     pipes, processes = [], []
@@ -76,19 +76,19 @@ def test_processes_that_reserve_at_once_have_different_ports(monkeypatch: pytest
             process.kill()
             process.join()
     assert len(set(found)) == 1000
-    for port in found:  # the kernel freed them with their killed processes
+    for port in found:  # the kernel freed them when their processes were killed
         with socket.socket() as later:
             later.bind((HOST, port))
 
 
-def test_ports_are_found_where_the_whole_range_is_ephemeral(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ports_are_found_when_the_whole_range_is_ephemeral(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = tmp_path / "range"
     settings.write_text("1024\t65535\n")
     monkeypatch.setattr(ports, "EPHEMERAL", settings)
     with ports.reserve() as one, ports.reserve() as other:
         assert one.port != other.port
-        with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
-            stranger.bind((HOST, one.port))
+        with socket.socket() as foreign, pytest.raises(OSError, match="in use"):
+            foreign.bind((HOST, one.port))
 
 
 CLAIM = """
@@ -105,41 +105,41 @@ else:
 
 
 def test_two_endpoints_cannot_share_a_port_before_either_listens() -> None:
-    with ports.reserve() as held:  # what starts an endpoint may reserve its port first
+    with ports.reserve() as held:  # the parent of an endpoint may reserve its port first
         processes = [
             subprocess.Popen([sys.executable, "-c", CLAIM, str(held.port)], stdout=subprocess.PIPE, text=True) for _ in range(2)
         ]
         try:
-            said = []
+            printed = []
             for process in processes:
                 assert process.stdout
-                said.append(process.stdout.readline().strip())
+                printed.append(process.stdout.readline().strip())
         finally:
             for process in processes:
                 process.send_signal(signal.SIGKILL)
                 process.wait()
-        assert sorted(said) == [f"Port {held.port} on {HOST} is in use.", "claimed"]
+        assert sorted(printed) == [f"Port {held.port} on {HOST} is in use.", "claimed"]
         ports.claim(held.port, HOST, "serve.port").release()  # a killed owner leaves nothing behind
 
 
-def test_gateways_share_a_claimed_port_and_nobody_else_does() -> None:
+def test_only_gateways_share_a_claimed_port() -> None:
     from strata.serving.gateway import http
 
     with ports.reserve() as held, ports.claim(held.port, HOST, "serve.port"):
-        with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
-            stranger.bind((HOST, held.port))
+        with socket.socket() as foreign, pytest.raises(OSError, match="in use"):
+            foreign.bind((HOST, held.port))
         with http.listen(HOST, held.port), http.listen(HOST, held.port):
             socket.create_connection((HOST, held.port)).close()
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
-def test_an_address_of_another_machine_is_not_a_port_in_use(host: str) -> None:
+def test_address_of_another_machine_is_a_separate_error(host: str) -> None:
     with pytest.raises(UserError, match=f"'{host}' is not an address of this machine"):
         ports.claim(8000, host, "serve.port")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may bind every port")
-def test_a_port_of_the_system() -> None:
+def test_privileged_port() -> None:
     with pytest.raises(UserError, match="cannot be used: Permission denied"):
         ports.claim(81, HOST, "serve.port")
 
@@ -172,7 +172,7 @@ def test_only_loopback_addresses_are_loopback(host: str, loopback: bool) -> None
         ("::1", "http://[::1]:8000"),
     ],
 )
-def test_the_address_of_a_server_as_clients_write_it(host: str, expected: str) -> None:
+def test_url_for_clients(host: str, expected: str) -> None:
     assert ports.url(host, 8000) == expected
 
 

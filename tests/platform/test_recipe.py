@@ -26,7 +26,7 @@ from strata.platform.recipe_file import RecipeError
         "16xh100-3d",
     ],
 )
-def test_recipes_that_come_with_strata_are_valid(name: str) -> None:
+def test_built_in_recipes_are_valid(name: str) -> None:
     recipe_file.load(name)
 
 

@@ -8,7 +8,7 @@ from strata.platform.errors import UserError
 from strata.platform.runs import State
 
 
-def test_a_run_keeps_its_recipe_and_state() -> None:
+def test_run_stores_its_recipe_and_state() -> None:
     recipe = recipe_file.load("laptop", ["train.steps=7", "train.warmup=1"])
     run = runs.create("mine", recipe, "laptop")
     assert runs.find("mine").recipe() == recipe
@@ -24,7 +24,7 @@ def test_unnamed_runs_are_numbered_and_named_ones_are_unique() -> None:
 
 @pytest.mark.parametrize("name", ["../up", "", "a/b", "-x", "x" * 64, "with space"])
 def test_bad_names(name: str, own_home: Path) -> None:
-    with pytest.raises(UserError, match="cannot name a run"):
+    with pytest.raises(UserError, match="is not a valid run name"):
         runs.create(name, recipe_file.load(), "laptop")
     with pytest.raises(UserError, match="There is no run"):
         runs.find(name)
@@ -37,20 +37,20 @@ def test_unknown_run_suggests_the_nearest() -> None:
         runs.find("basline")
 
 
-def test_nothing_trained_yet() -> None:
+def test_no_exported_run() -> None:
     runs.create("unfinished", recipe_file.load(), "laptop")
-    with pytest.raises(UserError, match=r"Nothing is trained yet[\s\S]*make train"):
+    with pytest.raises(UserError, match=r"There is no exported run to serve[\s\S]*make train"):
         runs.newest_with_export()
 
 
-def test_a_killed_driver_is_seen() -> None:
+def test_killed_driver_is_detected() -> None:
     run = runs.create("mine", recipe_file.load(), "laptop")
-    assert run.state().seen_now() == "running"
-    run.say(State("running", pid=2**22 - 1, pid_created=1.0))
-    assert run.state().seen_now() == "killed"
+    assert run.state().observed_status() == "running"
+    run.write_state(State("running", pid=2**22 - 1, pid_created=1.0))
+    assert run.state().observed_status() == "killed"
 
 
-def test_a_damaged_run_is_listed_and_in_nobodys_way(own_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_runs_are_listed_and_do_not_affect_others(own_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from strata.monitoring.top.runs import RunWatch
     from strata.platform.commands import runs as list_runs
 
@@ -80,7 +80,7 @@ def test_a_damaged_run_is_listed_and_in_nobodys_way(own_home: Path, capsys: pyte
     assert runs.newest_with_export() == good
 
 
-def test_a_folder_that_a_kill_left_empty_is_taken_and_a_file_is_not(own_home: Path) -> None:
+def test_empty_folder_is_reused_and_a_file_is_not(own_home: Path) -> None:
     (own_home / "runs" / "empty").mkdir(parents=True)
     (own_home / "runs" / "file").touch()
     assert runs.create("empty", recipe_file.load(), "laptop").id()
@@ -88,9 +88,9 @@ def test_a_folder_that_a_kill_left_empty_is_taken_and_a_file_is_not(own_home: Pa
         runs.create("file", recipe_file.load(), "laptop")
 
 
-def test_two_processes_cannot_hold_a_run(own_home: Path) -> None:
+def test_second_lock_of_a_run_fails(own_home: Path) -> None:
     run = runs.create("mine", recipe_file.load(), "laptop")
-    with run.held(), pytest.raises(UserError, match="is being trained by another process"), run.held():
+    with run.locked(), pytest.raises(UserError, match="is being trained by another process"), run.locked():
         pass
-    with run.held():
+    with run.locked():
         pass

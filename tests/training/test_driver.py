@@ -93,7 +93,7 @@ def test_checkpoint_of_another_make_is_refused_and_the_run_left_alone(
 ) -> None:
     recipe = changed(small_recipe, "data", holdout=0.1)
     run = runs.create("old", recipe, "test")
-    run.say(State("finished", 4, 4))
+    run.write_state(State("finished", 4, 4))
     origin = Origin(recipe.model.model_dump(), tokens.name, recipe.train.batch, recipe.train.seed)
     if "model" in then:
         then = {"model": origin.model | then["model"]}  # type: ignore[operator]
@@ -118,5 +118,5 @@ def test_command_line_makes_the_data_path_absolute(home: Path, monkeypatch: pyte
 
 def test_dead_driver_is_seen_as_killed(home: Path, small_recipe: Recipe) -> None:
     run = runs.create("dead", small_recipe, "test")
-    run.say(replace(run.state(), pid_created=psutil.boot_time() - 1000))
-    assert run.state().seen_now() == "killed"
+    run.write_state(replace(run.state(), pid_created=psutil.boot_time() - 1000))
+    assert run.state().observed_status() == "killed"

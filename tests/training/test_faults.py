@@ -266,8 +266,8 @@ def end_driver(run: Run) -> None:
     """The command has ended here, but not its process, which is this one: a state that could not be written names it still."""
     if run.state().status == "running":
         assert run.state().pid == os.getpid()
-        run.say(replace(run.state(), pid_created=0.0))
-        assert run.state().seen_now() == "killed"
+        run.write_state(replace(run.state(), pid_created=0.0))
+        assert run.state().observed_status() == "killed"
 
 
 @dataclass(frozen=True)

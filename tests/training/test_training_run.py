@@ -102,7 +102,7 @@ def test_ctrl_c_saves_then_kill_loses_little_and_resume_goes_on(
     agents = [member for member in family if member.is_running() and member.name().endswith("Agent")]
     ending += agents
     assert not psutil.wait_procs(set(family) - set(agents), timeout=30)[1]
-    assert run.state().seen_now() == "killed"
+    assert run.state().observed_status() == "killed"
     assert len(list(run.checkpoints.glob("step-*"))) <= 4  # two, the best one, and one that may just be in writing
 
     last = steps_of(run)[-1] + 3

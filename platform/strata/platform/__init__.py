@@ -1,1 +1,1 @@
-"""What every room stands on: recipes, runs, the local Ray cluster and the command line."""
+"""Shared foundation: recipes, runs, the Ray cluster, metric names and the command line."""

@@ -1,7 +1,7 @@
-"""The `strata` command. It knows no room: commands come through the entry-point group `strata.commands`.
+"""The `strata` command, built from the entry-point group `strata.commands`.
 
-A name with a dot nests (`bench.startup` is `strata bench startup`); a name that others nest under may be a command as well
-(`plan` beside `plan.search`). Modules named there import nothing heavy, so that `strata --help` answers at once.
+A name with a dot is a subcommand: `bench.startup` is `strata bench startup`. A group may be a command as well: `plan` beside
+`plan.search`. The modules named there import nothing heavy, so `strata --help` starts fast.
 """
 
 import sys
@@ -31,7 +31,7 @@ def build() -> typer.Typer:
             groups[parent].command(name)(entry.load())
         elif name in groups:
             command = entry.load()
-            groups[name].callback(cls=CommandToo, invoke_without_command=True, help=command.__doc__)(command)
+            groups[name].callback(cls=CommandGroup, invoke_without_command=True, help=command.__doc__)(command)
         else:
             app.command(name)(entry.load())
     for name, group in groups.items():
@@ -53,11 +53,11 @@ def _options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Options of `strata` itself. The version is printed by its callback, before a command is looked for."""
+    """Options of `strata` itself. The callback prints the version before the command is parsed."""
 
 
-class CommandToo(TyperGroup):
-    """A group that is a command as well: words that name none of its commands are its own arguments, left in `ctx.args`."""
+class CommandGroup(TyperGroup):
+    """A group that is also a command. Words that name no subcommand are its own arguments, in `ctx.args`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         alone = not any(word in self.commands for word in args)
@@ -88,7 +88,7 @@ def main() -> None:
 
 def _fail(error: UserError) -> NoReturn:
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    # As Text: what a user typed is in them, and a bracket in it is no markup.
+    # As Text: the messages quote user input, in which brackets are not markup.
     console.print(Text.assemble(("error:", "bold red"), " ", error.cause))
     console.print(Text.assemble("  ", ("fix:", "bold"), " ", error.fix))
     sys.exit(1)

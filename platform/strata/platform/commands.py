@@ -29,7 +29,7 @@ def runs() -> None:
             continue
         state = run.state()
         table.add_row(
-            run.name, state.seen_now(), f"{state.step}/{state.steps}", _loss(state.loss), _loss(state.val_loss), exported
+            run.name, state.observed_status(), f"{state.step}/{state.steps}", _loss(state.loss), _loss(state.val_loss), exported
         )
     console = Console(highlight=False, soft_wrap=True)
     console.print(table)

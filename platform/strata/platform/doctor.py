@@ -1,4 +1,4 @@
-"""What a machine has, and what would not work on it. Looks, never changes anything, and needs no working torch or Ray."""
+"""Checks whether this machine can run Strata. Changes nothing, and needs no working torch or Ray."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ from strata.platform.machine import available_memory
 from strata.platform.ports import is_free
 
 GIB = 2**30
-NEEDS_MEMORY_GIB = 8  # two engines of about 2 GiB each, Ray and the client; `make train` needs half
+NEEDS_MEMORY_GIB = 8  # two engines of about 2 GiB each, Ray and the client; training needs half
 NEEDS_DISK_GIB = 2
 SERVE_PORT = 8000
 
@@ -57,7 +57,7 @@ def _python() -> Finding:
 def _cores() -> Finding:
     cores = len(os.sched_getaffinity(0))
     if cores < 2:
-        return Finding("note", "cores", f"{cores}: everything works, the two training workers and engines take turns")
+        return Finding("note", "cores", f"{cores}: everything works, but the two training workers and engines share one core")
     return Finding("ok", "cores", f"{cores}")
 
 
@@ -76,18 +76,20 @@ def _disk() -> Finding:
 
 
 def _shared_memory() -> Finding:
-    """Ray's object store lives in /dev/shm; a container's default of 64 MiB makes Ray fall back to slow files."""
+    """Ray's object store is in /dev/shm. With a container's default of 64 MiB, Ray falls back to slow files on disk."""
     free = shutil.disk_usage("/dev/shm").free / GIB
     if free < 0.5:
         return Finding(
-            "note", "/dev/shm", f"{free:.2f} GiB: Ray's object store will use files; start the container with --shm-size=2g"
+            "note",
+            "/dev/shm",
+            f"{free:.2f} GiB: Ray's object store falls back to files on disk; start the container with --shm-size=2g",
         )
     return Finding("ok", "/dev/shm", f"{free:.1f} GiB")
 
 
 def _gpus() -> Finding:
     if not shutil.which("nvidia-smi"):
-        return Finding("note", "gpus", "none seen (no nvidia-smi): recipes with device: gpu will not run here, laptop will")
+        return Finding("note", "gpus", "none found (no nvidia-smi): recipes with device: gpu do not run here, laptop does")
     query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
     answer = subprocess.run(query, capture_output=True, text=True, timeout=20)
     if answer.returncode:
@@ -106,12 +108,14 @@ def _package(names: str | tuple[str, ...], without: str) -> Finding:
 
 
 def _nixl() -> Finding:
-    """Imported, not only looked up: its libraries are what can be missing."""
+    """Imports the package, because its shared libraries may be missing."""
     probe = [sys.executable, "-c", "from nixl._api import nixl_agent"]
     answer = subprocess.run(probe, capture_output=True, text=True, timeout=60)
     if answer.returncode:
         return Finding(
-            "fails", "nixl", f"does not import, so prefill cannot hand over to decode: {answer.stderr.strip().splitlines()[-1]}"
+            "fails",
+            "nixl",
+            f"import fails, so KV transfer from prefill to decode fails: {answer.stderr.strip().splitlines()[-1]}",
         )
     return Finding("ok", "nixl", version("nixl"))
 
@@ -119,4 +123,4 @@ def _nixl() -> Finding:
 def _port() -> Finding:
     if is_free(SERVE_PORT):
         return Finding("ok", "port", f"{SERVE_PORT} is free for 'strata serve'")
-    return Finding("note", "port", f"{SERVE_PORT} is in use: serve elsewhere with serve.port=N")
+    return Finding("note", "port", f"{SERVE_PORT} is in use: choose another port with serve.port=N")

@@ -1,8 +1,8 @@
-"""Errors that are the user's to mend: the command line prints cause and fix. Anything else is a bug and keeps its traceback."""
+"""Errors that the user can fix. The command line prints cause and fix; any other exception is a bug and prints a traceback."""
 
 
 class UserError(ValueError):
-    """Carries the cause and the fix apart, so that the command line, the API and tests can show either."""
+    """An error with separate `cause` and `fix` texts, for the command line, the HTTP API and tests."""
 
     def __init__(self, cause: str, fix: str) -> None:
         super().__init__(f"{cause}\n{fix}")

@@ -1,4 +1,4 @@
-"""Operating-system errors of files and disks, turned into errors that name the path and the fix."""
+"""Converts operating-system errors of files and disks into errors that name the path and the fix."""
 
 import errno
 import os
@@ -7,10 +7,10 @@ import re
 from strata.platform.errors import UserError
 
 _SPACE = "Free some space there"
-_PERMISSION = "Give this user access to it, or choose another place (STRATA_HOME, train.checkpoints)"
+_PERMISSION = "Grant this user access to it, or choose another folder (STRATA_HOME, train.checkpoints)"
 _PLACE = "Check what is at that path"
 _STORAGE = "Check the disk or the mount that holds it"
-_LATER = "Close what uses it, or raise the limit (ulimit -n)"
+_LATER = "Close other programs, or raise the limit (ulimit -n)"
 
 FIXES = {
     errno.ENOSPC: _SPACE,
@@ -18,7 +18,7 @@ FIXES = {
     errno.EFBIG: "Raise the limit on the size of files (ulimit -f)",
     errno.EACCES: _PERMISSION,
     errno.EPERM: _PERMISSION,
-    errno.EROFS: "Mount it for writing, or choose another place (STRATA_HOME, train.checkpoints)",
+    errno.EROFS: "Mount it for writing, or choose another folder (STRATA_HOME, train.checkpoints)",
     errno.ENOENT: _PLACE,
     errno.ENOTDIR: _PLACE,
     errno.EISDIR: _PLACE,
@@ -35,7 +35,7 @@ FIXES = {
     errno.ENFILE: _LATER,
 }
 
-# A second attempt fails like the first until somebody repairs the place.
+# Errors for which a retry is pointless until the user has fixed the cause.
 LASTING = frozenset(
     {
         errno.ENOSPC,
@@ -56,7 +56,7 @@ _PATH = re.compile(r"'(/[^']+)'")
 
 
 def explain(error: BaseException, then: str = "run the command again") -> UserError | None:
-    """The user's version of a file error, or None for an error of another kind. `then` is what to do after the repair."""
+    """A `UserError` for a file error, or None for an error of another kind. `then`: the step after the fix."""
     number = number_of(error)
     if number is None or number not in FIXES:
         return None
@@ -67,7 +67,7 @@ def explain(error: BaseException, then: str = "run the command again") -> UserEr
 
 
 def number_of(error: BaseException) -> int | None:
-    """The errno, also from the message of an error whose type does not carry it. None unless a file operation failed."""
+    """The errno of a file error, parsed from the message if the type has no `errno`. None for other errors."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
     found = _NUMBER.search(str(error))

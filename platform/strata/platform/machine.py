@@ -1,4 +1,4 @@
-"""What this machine is, and what it can still give."""
+"""Available memory and processor name of this machine."""
 
 import platform
 from pathlib import Path
@@ -9,7 +9,7 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def available_memory() -> int:
-    """Bytes: the system's word, or a container's limit where that is lower."""
+    """Available bytes: the system's figure, or what is left of the container's limit if that is lower."""
     free = int(psutil.virtual_memory().available)
     try:
         limit = int((CGROUP / "memory.max").read_text()) - int((CGROUP / "memory.current").read_text())
@@ -19,7 +19,7 @@ def available_memory() -> int:
 
 
 def processor() -> str:
-    """Python's own word for it is empty on Linux."""
+    """The CPU model name. `platform.processor()` is empty on Linux."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except FileNotFoundError:

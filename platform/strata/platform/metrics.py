@@ -1,9 +1,7 @@
-"""Every metric of the platform, its name written once: what measures, what draws dashboards and what raises alerts refer to
-these constants, so that none of them can ask for a series that nobody writes.
+"""Names, labels and buckets of all Prometheus metrics. Exporters, dashboards and alerts refer to these constants.
 
-Ray exports what its workers measure under the prefix `ray_`: `strata_train_loss` is `ray_strata_train_loss` in Prometheus.
-The endpoint's series and the GPU exporter's have no prefix, for they are given out by themselves, with or without Ray's
-dashboard.
+Ray exports its workers' metrics with the prefix `ray_`: `strata_train_loss` is `ray_strata_train_loss` in Prometheus. The
+endpoint and the GPU exporter serve their metrics themselves, without a prefix and without Ray's dashboard.
 """
 
 from dataclasses import dataclass
@@ -21,13 +19,13 @@ class Metric:
 
     @property
     def exported(self) -> str:
-        """The name to ask Prometheus for."""
+        """The name in Prometheus."""
         return RAY_PREFIX + self.name
 
 
 @dataclass(frozen=True)
 class OwnMetric(Metric):
-    """Given out by a process of ours itself, so under its own name."""
+    """A metric that a process of Strata exports itself, without Ray's prefix."""
 
     @property
     def exported(self) -> str:
@@ -42,33 +40,35 @@ class ServeMetric(OwnMetric):
 RUN = ("run",)
 
 TRAIN_STEP = Metric("strata_train_step", "gauge", "Optimizer steps taken", RUN)
-TRAIN_STEPS_PLANNED = Metric("strata_train_steps_planned", "gauge", "Optimizer steps the run will take in all", RUN)
+TRAIN_STEPS_PLANNED = Metric("strata_train_steps_planned", "gauge", "Optimizer steps in the whole run", RUN)
 TRAIN_LOSS = Metric("strata_train_loss", "gauge", "Loss of the last step, in nats per token", RUN)
 TRAIN_VALIDATION_LOSS = Metric("strata_train_validation_loss", "gauge", "Loss of the last evaluation, in nats per token", RUN)
 TRAIN_GRADIENT_NORM = Metric("strata_train_gradient_norm", "gauge", "Norm of all gradients before clipping", RUN)
 TRAIN_LEARNING_RATE = Metric("strata_train_learning_rate", "gauge", "Learning rate of the last step", RUN)
 TRAIN_TOKENS = Metric("strata_train_tokens_total", "counter", "Tokens trained on, over all workers", RUN)
-TRAIN_TOKENS_PER_SECOND = Metric("strata_train_tokens_per_second", "gauge", "Tokens a second, over all workers", RUN)
-TRAIN_MFU = Metric("strata_train_mfu", "gauge", "Model FLOPs a second over what the devices could reach, 0 to 1", RUN)
+TRAIN_TOKENS_PER_SECOND = Metric("strata_train_tokens_per_second", "gauge", "Tokens per second, over all workers", RUN)
+TRAIN_MFU = Metric(
+    "strata_train_mfu", "gauge", "Model FLOPs utilization: model FLOPs per second over the devices' peak, 0 to 1", RUN
+)
 TRAIN_STEP_SECONDS = Metric(
     "strata_train_step_seconds",
     "gauge",
     "Time of the last step by phase: data, forward, backward, optimizer, checkpoint",
     ("run", "phase"),
 )
-TRAIN_PEAK_MEMORY = Metric("strata_train_peak_memory_bytes", "gauge", "Most memory that rank 0 has held so far", RUN)
+TRAIN_PEAK_MEMORY = Metric("strata_train_peak_memory_bytes", "gauge", "Peak memory of rank 0 so far", RUN)
 TRAIN_CHECKPOINT_STALL = Metric(
-    "strata_train_checkpoint_stall_seconds", "gauge", "How long steps stood still for the last checkpoint", RUN
+    "strata_train_checkpoint_stall_seconds", "gauge", "Time that the last checkpoint blocked training", RUN
 )
 TRAIN_CHECKPOINT_SAVE = Metric(
-    "strata_train_checkpoint_save_seconds", "gauge", "From the step to the last checkpoint whole in storage", RUN
+    "strata_train_checkpoint_save_seconds", "gauge", "Time from the step until its checkpoint was complete in storage", RUN
 )
-TRAIN_CHECKPOINT_BYTES = Metric("strata_train_checkpoint_bytes", "gauge", "Size of the newest whole checkpoint", RUN)
-TRAIN_CHECKPOINT_STEP = Metric("strata_train_checkpoint_step", "gauge", "Step of the newest whole checkpoint", RUN)
+TRAIN_CHECKPOINT_BYTES = Metric("strata_train_checkpoint_bytes", "gauge", "Size of the newest complete checkpoint", RUN)
+TRAIN_CHECKPOINT_STEP = Metric("strata_train_checkpoint_step", "gauge", "Step of the newest complete checkpoint", RUN)
 TRAIN_CHECKPOINT_TIME = Metric(
     "strata_train_checkpoint_timestamp_seconds",
     "gauge",
-    "When the newest whole checkpoint was whole, in Unix seconds; while there is none, when the workers began",
+    "Completion time of the newest checkpoint, in Unix seconds; before the first, the start of the workers",
     RUN,
 )
 TRAIN_CHECKPOINT_FAILURES = Metric(
@@ -77,7 +77,7 @@ TRAIN_CHECKPOINT_FAILURES = Metric(
 TRAIN_NOT_FINITE = Metric(
     "strata_train_not_finite_total", "counter", "Steps whose loss or gradients were NaN or infinite; each ended the run", RUN
 )
-TRAIN_RESTARTS = Metric("strata_train_restarts_total", "counter", "Times the workers were started again after a loss", RUN)
+TRAIN_RESTARTS = Metric("strata_train_restarts_total", "counter", "Restarts of the workers after a worker was lost", RUN)
 
 TRAINING = (
     TRAIN_STEP,
@@ -101,103 +101,123 @@ TRAINING = (
     TRAIN_RESTARTS,
 )
 
-# Every process (role: gateway, decode or prefill) tells its own, apart from the others'; sums are Prometheus's business.
+# Every process (role: gateway, decode or prefill) exports its own series; Prometheus sums them.
 REPLICA = ("model", "role", "replica")
 
-# Up to minutes: a request may wait in a queue, and an answer may be long.
-WAITS = (
+# Up to minutes: requests may queue, and answers may be long.
+LATENCY_BUCKETS = (
     *(0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075),
     *(0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0),
 )
-# Dense between 1 and 10 ms, where a step of a small model on a large GPU lies: 2.3 and 3.7 ms must not look the same.
-GAPS = (
+# Dense between 1 and 10 ms, the decode step time of a small model on a large GPU, to separate 2.3 from 3.7 ms.
+ITL_BUCKETS = (
     *(0.0005, 0.001, 0.0015, 0.002, 0.0025, 0.003, 0.004, 0.005, 0.006, 0.008, 0.01, 0.012, 0.015, 0.02, 0.025, 0.03, 0.04),
     *(0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0),
 )
 
 SERVE_REPLICAS = ServeMetric(
-    "strata_serve_replicas", "gauge", "1 of each replica that answers: summed by role, how many", REPLICA
+    "strata_serve_replicas", "gauge", "1 for each replica that answers; the sum by role is the number of replicas", REPLICA
 )
 
-# As the client sees it, measured in the gateway.
+# Measured in the gateway, from the client's point of view.
 SERVE_REQUESTS = ServeMetric(
     "strata_serve_requests_total", "counter", "Requests answered, by HTTP status", (*REPLICA, "route", "status")
 )
 SERVE_FIRST_TOKEN = ServeMetric(
     "strata_serve_first_token_seconds",
     "histogram",
-    "From the request's arrival to its first token on its way out",
+    "Time to first token (TTFT), measured in the gateway",
     REPLICA,
-    WAITS,
+    LATENCY_BUCKETS,
 )
 SERVE_INTER_TOKEN = ServeMetric(
-    "strata_serve_inter_token_seconds", "histogram", "From one token of a stream to the next, on their way out", REPLICA, GAPS
+    "strata_serve_inter_token_seconds",
+    "histogram",
+    "Inter-token latency (ITL) of streams, measured in the gateway",
+    REPLICA,
+    ITL_BUCKETS,
 )
 SERVE_REQUEST = ServeMetric(
-    "strata_serve_request_seconds", "histogram", "From a request's arrival to the end of its answer", (*REPLICA, "route"), WAITS
+    "strata_serve_request_seconds", "histogram", "End-to-end latency of a request", (*REPLICA, "route"), LATENCY_BUCKETS
 )
 SERVE_QUEUE = ServeMetric(
     "strata_serve_queue_seconds",
     "histogram",
-    "How long admitted requests waited for a place on a decode engine",
+    "Queue time of admitted requests, until a decode engine had capacity",
     REPLICA,
-    WAITS,
+    LATENCY_BUCKETS,
 )
 SERVE_PROMPT_TOKENS = ServeMetric(
     "strata_serve_prompt_tokens_total", "counter", "Tokens in the prompts of answered requests", REPLICA
 )
 SERVE_GENERATED_TOKENS = ServeMetric("strata_serve_generated_tokens_total", "counter", "Tokens sent to clients", REPLICA)
-SERVE_IN_FLIGHT = ServeMetric("strata_serve_requests_in_flight", "gauge", "Requests that decode replicas are working on", REPLICA)
-SERVE_QUEUED = ServeMetric("strata_serve_requests_queued", "gauge", "Requests that wait for a place on a decode engine", REPLICA)
+SERVE_IN_FLIGHT = ServeMetric("strata_serve_requests_in_flight", "gauge", "Requests in progress on decode replicas", REPLICA)
+SERVE_QUEUED = ServeMetric("strata_serve_requests_queued", "gauge", "Requests queued for capacity on a decode engine", REPLICA)
 SERVE_RETRIES = ServeMetric(
-    "strata_serve_retries_total", "counter", "Requests begun again elsewhere before their first token", (*REPLICA, "reason")
+    "strata_serve_retries_total", "counter", "Requests retried on another replica before their first token", (*REPLICA, "reason")
 )
 SERVE_MIGRATIONS = ServeMetric(
     "strata_serve_migrations_total",
     "counter",
-    "Streams whose decode replica was lost: continued from their tokens, restarted, or refused (an error to the client)",
+    "Streams whose decode replica was lost: continued from their tokens, restarted, or refused (client gets an error)",
     (*REPLICA, "outcome"),
 )
-SERVE_REJECTIONS = ServeMetric("strata_serve_rejections_total", "counter", "Requests not admitted", (*REPLICA, "reason"))
+SERVE_REJECTIONS = ServeMetric(
+    "strata_serve_rejections_total", "counter", "Requests rejected by admission control", (*REPLICA, "reason")
+)
 SERVE_DISCONNECTS = ServeMetric(
-    "strata_serve_client_disconnects_total", "counter", "Clients that left before the end of their answer", REPLICA
+    "strata_serve_client_disconnects_total", "counter", "Clients that disconnected before the end of the response", REPLICA
 )
 
-# Of the engines, measured in their replicas.
+# Measured in the engines' replicas.
 SERVE_PREFILLS = ServeMetric(
-    "strata_serve_prefills_total", "counter", "Prompts by where they were prefilled, and why there", (*REPLICA, "where", "reason")
+    "strata_serve_prefills_total",
+    "counter",
+    "Prompts by place of prefill (local or remote) and reason",
+    (*REPLICA, "where", "reason"),
 )
 SERVE_REMOTE_PREFILL = ServeMetric(
-    "strata_serve_remote_prefill_seconds", "histogram", "From asking a prefill replica to its answer", REPLICA, WAITS
+    "strata_serve_remote_prefill_seconds",
+    "histogram",
+    "Time from the request to a prefill replica until its response",
+    REPLICA,
+    LATENCY_BUCKETS,
 )
 SERVE_REMOTE_PREFILL_FAILURES = ServeMetric(
-    "strata_serve_remote_prefill_failures_total", "counter", "Remote prefills that were lost, to be done again elsewhere", REPLICA
+    "strata_serve_remote_prefill_failures_total", "counter", "Remote prefills that failed and were repeated elsewhere", REPLICA
 )
 SERVE_ENGINE_GAP = ServeMetric(
     "strata_serve_engine_gap_seconds",
     "histogram",
-    "From one token of a stream to the next by the engine's clock, and what the engine or its pool did beside",
+    "Inter-token latency by the engine's clock, by concurrent work of the engine or its pool",
     (*REPLICA, "beside"),
-    GAPS,
+    ITL_BUCKETS,
 )
-SERVE_KV_BYTES = ServeMetric("strata_serve_kv_transfer_bytes_total", "counter", "KV cache pulled from prefill engines", REPLICA)
+SERVE_KV_BYTES = ServeMetric(
+    "strata_serve_kv_transfer_bytes_total", "counter", "Bytes of KV cache read from prefill engines", REPLICA
+)
 SERVE_KV_SECONDS = ServeMetric(
-    "strata_serve_kv_transfer_seconds", "histogram", "Time of one transfer between engines", REPLICA, WAITS
+    "strata_serve_kv_transfer_seconds", "histogram", "Time of one KV transfer between engines", REPLICA, LATENCY_BUCKETS
 )
-SERVE_KV_FAILURES = ServeMetric("strata_serve_kv_transfer_failures_total", "counter", "Transfers that failed", REPLICA)
+SERVE_KV_FAILURES = ServeMetric("strata_serve_kv_transfer_failures_total", "counter", "KV transfers that failed", REPLICA)
 SERVE_KV_EXPIRED = ServeMetric(
-    "strata_serve_kv_expired_total", "counter", "Prefilled prompts whose blocks nobody came for and were released", REPLICA
+    "strata_serve_kv_expired_total",
+    "counter",
+    "Prefilled prompts whose KV blocks no decode engine read in time and were released",
+    REPLICA,
 )
 SERVE_PREFIX_QUERIED = ServeMetric(
-    "strata_serve_prefix_cache_queried_tokens_total", "counter", "Prompt tokens looked for in the prefix cache", REPLICA
+    "strata_serve_prefix_cache_queried_tokens_total", "counter", "Prompt tokens looked up in the prefix cache", REPLICA
 )
 SERVE_PREFIX_HIT = ServeMetric(
     "strata_serve_prefix_cache_hit_tokens_total", "counter", "Prompt tokens found in the prefix cache", REPLICA
 )
-SERVE_KV_USAGE = ServeMetric("strata_serve_kv_cache_usage", "gauge", "Share of KV blocks that requests hold, 0 to 1", REPLICA)
+SERVE_KV_USAGE = ServeMetric(
+    "strata_serve_kv_cache_usage", "gauge", "Share of KV cache blocks in use by requests, 0 to 1", REPLICA
+)
 SERVE_RUNNING = ServeMetric("strata_serve_sequences_running", "gauge", "Sequences in the engine's batch", REPLICA)
 SERVE_WAITING = ServeMetric(
-    "strata_serve_sequences_waiting", "gauge", "Sequences the engine has not begun or waits with", REPLICA
+    "strata_serve_sequences_waiting", "gauge", "Sequences that wait in the engine's queue or were preempted", REPLICA
 )
 
 SERVING_GATEWAY = (
@@ -232,7 +252,7 @@ SERVING_ENGINE = (
 )
 SERVING = (SERVE_REPLICAS, *SERVING_GATEWAY, *SERVING_ENGINE)
 
-# Of each GPU on a node, by our exporter where DCGM is absent. Recording rules bring both under one name.
+# Per GPU of a node, from Strata's exporter where DCGM is absent. Recording rules map both to the same names.
 GPU = ("node", "gpu", "name")  # gpu: its index on the node; name: the card's model
 
 GPU_COUNT = OwnMetric("strata_gpu_devices", "gauge", "GPUs that the node's driver shows", ("node",))

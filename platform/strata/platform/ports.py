@@ -1,9 +1,8 @@
-"""Port allocator: ports that no other process takes between their choice and the moment a server binds them.
+"""Port allocator without the race between choosing a free port and binding it.
 
-A port that is found free by binding port 0 lies in the kernel's ephemeral range: any outgoing connection or any other search
-may take it before its server is up. Ports from here lie below that range, are reserved among all Strata processes of the
-machine, and are held by a bound socket that does not listen. A server that sets SO_REUSEADDR, as servers do, binds such a port
-while it is held; a process that does not set it is refused.
+Binding port 0 returns a port in the kernel's ephemeral range, which any outgoing connection may use before the server is up.
+Ports from this allocator are below that range, are reserved among all Strata processes of the machine, and are held by a bound
+socket that does not listen. A server that sets SO_REUSEADDR, as servers do, can bind a held port. Other processes cannot.
 """
 
 import errno
@@ -20,11 +19,11 @@ from strata.platform.errors import UserError
 LOOPBACK = "127.0.0.1"
 FIRST = 20000  # above the ports of Ray's workers, 10002 to 19999
 EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
-FEWEST = 1000  # with fewer ports below the ephemeral range, ports of that range are taken too: they are held all the same
+FEWEST = 1000  # with fewer ports below the ephemeral range, use that range too; its ports are held in the same way
 
 
 class Reservation:
-    """A port that is ours until `release`, or until this process ends."""
+    """A port reserved until `release`, or until this process ends."""
 
     def __init__(self, host: str, port: int, held: list[socket.socket]) -> None:
         self.host, self.port = host, port
@@ -46,23 +45,26 @@ class Reservation:
 
 
 def reserve(host: str = LOOPBACK) -> Reservation:
-    """A free port for a server that this process, or a child of its, will start on `host`. Keep it until that server has ended:
-    a server that is started again may then bind it again."""
+    """Reserves a free port for a server that this process or a child will start on `host`.
+
+    Hold it until that server has ended, so that a restarted server can bind the same port."""
     for port in _candidates():
         try:
-            return _take("port", host, port, _bound_alone)
+            return _reserve("port", host, port, _bound_alone)
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise _unusable(error, host, port, "the host") from None
-    raise UserError(f"No port is free on {host}.", "Stop some of the servers on this machine.")
+    raise UserError(f"No port is free on {host}.", "Stop servers on this machine.")
 
 
 def claim(port: int, host: str, setting: str) -> Reservation:
-    """A port that the user chose, until its server has ended. Gateways of one endpoint share a port by SO_REUSEPORT: without the
-    claim two endpoints of one user could share it as well, and each would answer a part of the other's requests."""
+    """Reserves a port that the user chose, until its server has ended.
+
+    Gateways of one endpoint share a port by SO_REUSEPORT. Without the claim, two endpoints of one user could share it as well,
+    and each would answer some of the other's requests."""
     require_free(port, host, setting)
     try:
-        return _take("server", host, port, _bound_with_others)
+        return _reserve("server", host, port, _bound_with_others)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise _in_use(port, host, setting) from None
@@ -97,7 +99,7 @@ def url(host: str, port: int) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only processes of this machine can reach a server on `host`. A name is one if all of its addresses are."""
+    """Whether only this machine can reach a server on `host`. For a name, all of its addresses must be loopback."""
     try:
         found = {str(entry[4][0]) for entry in socket.getaddrinfo(host or "0.0.0.0", None, type=socket.SOCK_STREAM)}
     except OSError:
@@ -110,7 +112,7 @@ def family_of(host: str) -> socket.AddressFamily:
 
 
 def _candidates() -> Iterator[int]:
-    """All of them, from a random one on: servers that were started by something else rarely have the same ones."""
+    """All ports of the range, from a random start: sequential choices would collide with other allocators."""
     first_ephemeral, last_ephemeral = (int(word) for word in EPHEMERAL.read_text().split())
     end = first_ephemeral if first_ephemeral - FIRST >= FEWEST else last_ephemeral + 1
     ports = range(min(FIRST, end - FEWEST), end)
@@ -119,9 +121,11 @@ def _candidates() -> Iterator[int]:
     yield from ports[:start]
 
 
-def _take(purpose: str, host: str, port: int, bound: Callable[[str, int], socket.socket]) -> Reservation:
-    """Raises OSError. The name is an abstract socket's: it exists once in a network namespace, as the port does, and the kernel
-    frees it with the process, however that ends. A lock file could outlive its process, or belong to another user."""
+def _reserve(purpose: str, host: str, port: int, bound: Callable[[str, int], socket.socket]) -> Reservation:
+    """Reserves the port among Strata processes and binds it. Raises OSError.
+
+    The lock is an abstract Unix socket: unique in the network namespace, as the port is, and freed by the kernel when the
+    process ends. A lock file could outlive its process or belong to another user."""
     name = socket.socket(socket.AF_UNIX)
     try:
         name.bind(f"\0strata-{purpose}-{port}")
@@ -132,7 +136,7 @@ def _take(purpose: str, host: str, port: int, bound: Callable[[str, int], socket
 
 
 def _bound_alone(host: str, port: int) -> socket.socket:
-    """Refused where anything is bound; open to a server that comes later."""
+    """Fails if any socket is bound there; lets a later server with SO_REUSEADDR bind."""
     bound = _bound(host, port)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     return bound
@@ -143,8 +147,8 @@ def _bound_with_others(host: str, port: int) -> socket.socket:
 
 
 def _bound(host: str, port: int, *options: int) -> socket.socket:
-    """With SO_REUSEADDR the TIME_WAIT connections of a server that just ended are no obstacle, nor are sockets that are bound
-    with it and do not listen."""
+    """With SO_REUSEADDR, neither TIME_WAIT connections of a server that just ended nor sockets that are bound with it and do
+    not listen prevent the bind."""
     bound = socket.socket(family_of(host))
     try:
         for option in options:
@@ -163,7 +167,9 @@ def _in_use(port: int, host: str, setting: str) -> UserError:
 
 def _unusable(error: OSError, host: str, port: int, setting: str) -> UserError:
     if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-        return UserError(f"'{host}' is not an address of this machine.", "Listen on 127.0.0.1, or on an address that it has.")
+        return UserError(
+            f"'{host}' is not an address of this machine.", "Listen on 127.0.0.1 or on another address of this machine."
+        )
     return UserError(
-        f"Port {port} on {host} cannot be used: {error.strerror or error}.", f"Choose another, of 1024 or more: {setting}."
+        f"Port {port} on {host} cannot be used: {error.strerror or error}.", f"Choose a port of 1024 or more: {setting}."
     )

@@ -1,4 +1,4 @@
-"""From a name or a file, its ancestors and command-line overrides to a checked `Recipe`."""
+"""Loads a recipe: file, `extends` chain and command-line overrides, validated as a `Recipe`."""
 
 import difflib
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from strata.platform.errors import UserError
 from strata.platform.recipe import Recipe
 
 DEFAULT = "laptop"
-# The argument of every command that takes a recipe.
+# The argument of every command with a recipe.
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="[section.key=value]...", help="Changes to the recipe, such as train.steps=50."),
@@ -25,7 +25,7 @@ class RecipeError(UserError):
 
 
 def recipes_dir() -> Path:
-    """In a wheel the recipes lie inside this package; in a checkout two folders up, where people look for them."""
+    """The folder of the built-in recipes: inside this package in a wheel, `platform/recipes` in a checkout."""
     packaged = Path(__file__).parent / "recipes"
     return packaged if packaged.is_dir() else Path(__file__).parents[2] / "recipes"
 
@@ -35,7 +35,7 @@ def names() -> list[str]:
 
 
 def load(source: str = DEFAULT, overrides: Sequence[str] = ()) -> Recipe:
-    """`source` is the name of a recipe that comes with Strata, or a path; an override is `section.key=value`."""
+    """`source`: the name of a built-in recipe, or a path. An override is `section.key=value`."""
     tree = _read_with_ancestors(_locate(source, beside=None), seen=())
     for override in overrides:
         _apply(tree, override)
@@ -59,14 +59,14 @@ def _locate(source: str, beside: Path | None) -> Path:
     if not _is_file(path):
         near = difflib.get_close_matches(source, names(), n=1)
         hint = f"Did you mean '{near[0]}'? " if near else ""
-        raise RecipeError(f"No recipe '{source[:200]}'.", f"{hint}Give a path to a YAML file, or one of: {', '.join(names())}.")
+        raise RecipeError(f"No recipe '{source[:200]}'.", f"{hint}Pass the path of a YAML file, or one of: {', '.join(names())}.")
     return path
 
 
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except OSError:  # such as a name that is too long
+    except OSError:  # for example a name that is too long
         return False
 
 
@@ -78,9 +78,9 @@ def _read_with_ancestors(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     try:
         tree = yaml.safe_load(path.read_text()) or {}
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{path.name} is not valid YAML: {' '.join(str(error).split())}", "Mend the file.") from None
+        raise RecipeError(f"{path.name} is not valid YAML: {' '.join(str(error).split())}", "Correct the file.") from None
     except RecursionError:
-        raise RecipeError(f"{path.name} is not a recipe: it is nested too deeply.", "Give another file.") from None
+        raise RecipeError(f"{path.name} is not a recipe: it is nested too deeply.", "Pass another file.") from None
     if not isinstance(tree, dict):
         raise RecipeError(
             f"{path.name} holds a {type(tree).__name__}, not sections.", "Start it with a section such as 'train:'."
@@ -126,7 +126,7 @@ def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 
 def _nearest(key: str) -> str:
-    """The whole dotted key first (a misplaced section), then its last part anywhere (`steps` for `train.steps`)."""
+    """Suggests a valid key: first by the whole dotted key, then by its last part (`steps` for `train.steps`)."""
     keys = list(_keys(Recipe))
     near = difflib.get_close_matches(key, keys, n=1, cutoff=0.75)
     leaf = key.rsplit(".", 1)[-1]
@@ -136,7 +136,7 @@ def _nearest(key: str) -> str:
 
 
 def _explain(error: ValidationError, source: str) -> RecipeError:
-    """The first problem alone: the others are often its consequences."""
+    """Reports the first problem only: the others are often its consequences."""
     problem = error.errors()[0]
     key = ".".join(str(part) for part in problem["loc"])
     match problem["type"]:

@@ -25,8 +25,8 @@ from strata.platform.processes import is_alive
 from strata.platform.recipe import Recipe
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-FILES = ("run.json", "recipe.yaml", "state.json", "metrics.jsonl", "checkpoints", "export")  # a folder with any of them is a run
-# Mounted buckets and some network file systems have no locks: there state.json alone says who trains a run.
+FILES = ("run.json", "recipe.yaml", "state.json", "metrics.jsonl", "checkpoints", "export")  # a folder with any of these is a run
+# Mounted buckets and some network file systems have no locks. There only state.json names the process that trains a run.
 WITHOUT_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF)
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
@@ -34,8 +34,10 @@ Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 @dataclass(frozen=True)
 class State:
-    """What the driver last said of a run. `pid` and `pid_created` tell a live driver from a number used again, on the machine
-    called `host`: on a cluster each pod is one."""
+    """Status of a run as the driver last wrote it.
+
+    `pid` and `pid_created` identify the driver process even if the PID was reused. `host` is its machine, on a cluster its
+    pod."""
 
     status: str  # running | finished | interrupted | failed
     step: Count = 0
@@ -44,15 +46,15 @@ class State:
     val_loss: float | None = None
     pid: Annotated[int, Field(ge=0, lt=2**31)] = 0
     pid_created: float = 0.0
-    host: str = ""  # of states written before hosts were: this one
-    saved: Count = 0  # the step of the newest checkpoint that was whole when this was written
+    host: str = ""  # empty in files of older versions: this machine
+    saved: Count = 0  # step of the newest complete checkpoint when this was written
 
     def elsewhere(self) -> bool:
-        """Whether it was last heard of as running on another machine, whose processes cannot be seen from here."""
+        """Whether the last state is running on another machine, whose processes cannot be checked from here."""
         return self.status == "running" and self.host not in ("", socket.gethostname())
 
-    def seen_now(self) -> str:
-        """A driver that was killed could not write so: 'running' without its process is 'killed'."""
+    def observed_status(self) -> str:
+        """The status, with 'killed' for a running state whose driver process is gone."""
         if self.elsewhere():
             return f"running on {self.host}"
         if self.status == "running" and not is_alive(self.pid, self.pid_created):
@@ -94,7 +96,7 @@ class Run:
     def recipe(self) -> Recipe:
         path = self.path / "recipe.yaml"
         if not path.is_file():
-            fix = f"Restore it, or give a recipe: strata train --recipe RECIPE --run {self.name} --or-resume"
+            fix = f"Restore it, or pass a recipe: strata train --recipe RECIPE --run {self.name} --or-resume"
             raise DamagedRun(f"{path} is missing.", fix)
         return recipe_file.load(str(path))
 
@@ -103,18 +105,18 @@ class Run:
 
     def state(self) -> State:
         path = self.path / "state.json"
-        fix = f"If no process trains this run, remove that file and go on with: strata train --resume {self.name}"
+        fix = f"If no process trains this run, remove that file and continue with: strata train --resume {self.name}"
         try:
             return _STATE.validate_json(path.read_bytes())
         except FileNotFoundError:
-            raise DamagedRun(f"{path} is missing.", f"Go on with: strata train --resume {self.name}") from None
+            raise DamagedRun(f"{path} is missing.", f"Continue with: strata train --resume {self.name}") from None
         except ValidationError as error:
             problem = error.errors()[0]
             where = ".".join(str(part) for part in problem["loc"])
             raise DamagedRun(f"{path} is damaged: {where + ': ' if where else ''}{problem['msg']}.", fix) from None
 
     def id(self) -> str | None:
-        """The identity that the run was created with. None for a run from before runs had one."""
+        """The unique id from the run's creation. None for a run of an older version without ids."""
         path = self.path / "run.json"
         try:
             found = json.loads(path.read_bytes())["id"]
@@ -123,15 +125,15 @@ class Run:
         except (ValueError, KeyError, TypeError):
             found = None
         if not isinstance(found, str) or not found.isalnum():
-            fix = "Restore it, or remove it: a run without it takes the identity in its own checkpoints folder."
-            raise DamagedRun(f"{path} is damaged: it holds no id.", fix)
+            fix = "Restore it, or remove it: the run then uses the id in its checkpoints folder."
+            raise DamagedRun(f"{path} is damaged: it has no id.", fix)
         return found
 
     def set_id(self, identity: str) -> None:
         write_atomic(self.path / "run.json", _identity(identity))
 
     def damage(self) -> str | None:
-        """The first thing that is wrong with the folder, for a list of runs."""
+        """The first problem of the folder, for a list of runs."""
         try:
             self.state()
             self.recipe()
@@ -146,12 +148,12 @@ class Run:
     def has_export(self) -> bool:
         try:
             return (self.export / "config.json").is_file()
-        except OSError:  # a folder that this user may not enter
+        except OSError:  # a folder without permission
             return False
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Excludes a second driver of this run on this machine. The kernel lets go when the process ends, however it ends."""
+    def locked(self) -> Iterator[None]:
+        """Locks the run against a second driver on this machine. The kernel releases the lock when the process ends."""
         folder = os.open(self.path, os.O_RDONLY)
         try:
             try:
@@ -165,12 +167,12 @@ class Run:
         finally:
             os.close(folder)
 
-    def say(self, state: State) -> None:
+    def write_state(self, state: State) -> None:
         write_atomic(self.path / "state.json", json.dumps(asdict(state)))
 
-    def say_running(self, state: State) -> None:
+    def write_running(self, state: State) -> None:
         me = psutil.Process(os.getpid())
-        self.say(replace(state, status="running", pid=me.pid, pid_created=me.create_time(), host=socket.gethostname()))
+        self.write_state(replace(state, status="running", pid=me.pid, pid_created=me.create_time(), host=socket.gethostname()))
 
     def remove(self) -> None:
         shutil.rmtree(self.path)
@@ -181,23 +183,23 @@ def runs_dir() -> Path:
 
 
 def every() -> list[Run]:
-    """Oldest first, by when the run was created. Damaged ones are among them."""
+    """All runs, including damaged ones, oldest first."""
     try:
         folders = [path for path in runs_dir().iterdir() if NAME.fullmatch(path.name) and _is_run(path)]
     except FileNotFoundError:
         return []
-    return [Run(path) for path in sorted(folders, key=lambda path: (_changed(path / "recipe.yaml", path), path.name))]
+    return [Run(path) for path in sorted(folders, key=lambda path: (_modified(path / "recipe.yaml", path), path.name))]
 
 
 def _is_run(path: Path) -> bool:
     try:
         return path.is_dir() and any(os.path.lexists(path / name) for name in FILES)
     except PermissionError:
-        return True  # listed with the reason
+        return True  # listed as damaged, with the reason
 
 
-def _changed(*paths: Path) -> float:
-    """When the first of them that can be read was last written."""
+def _modified(*paths: Path) -> float:
+    """Modification time of the first readable path."""
     for path in paths:
         try:
             return path.stat().st_mtime
@@ -211,33 +213,34 @@ def _identity(identity: str) -> str:
 
 
 def create(name: str | None, recipe: Recipe, stem: str) -> Run:
-    """Makes a run's folder, which only one process can win. Without a name: `<stem>-1`, `<stem>-2`, …"""
+    """Creates a run's folder. Of concurrent callers only one succeeds. Default names: `<stem>-1`, `<stem>-2`, …"""
     if name is not None and not NAME.fullmatch(name):
         raise UserError(
-            f"'{name}' cannot name a run.", "Use letters, digits, '.', '_' and '-', at most 63, a letter or digit first."
+            f"'{name}' is not a valid run name.",
+            "Use up to 63 letters, digits, '.', '_' and '-', starting with a letter or digit.",
         )
     runs_dir().mkdir(parents=True, exist_ok=True)
     number = 1
-    while not _take(path := runs_dir() / (name or f"{stem}-{number}")):
+    while not _create_folder(path := runs_dir() / (name or f"{stem}-{number}")):
         if name is not None and not _is_run(path):
-            raise UserError(f"{path} exists and is not a run.", "Move it away, or choose another name (--run).")
+            raise UserError(f"{path} exists and is not a run.", "Move it, or choose another name (--run).")
         if name is not None:
             raise UserError(
-                f"A run named '{name}' exists already.", f"Go on with it (--resume {name}), or choose another name (--run)."
+                f"A run named '{name}' exists already.", f"Resume it (--resume {name}), or choose another name (--run)."
             )
         number += 1
     run = Run(path)
     try:
         write_atomic(run.path / "recipe.yaml", recipe_file.dump(recipe))
-        run.say_running(State("running", steps=recipe.train.steps))
+        run.write_running(State("running", steps=recipe.train.steps))
     except BaseException:
         shutil.rmtree(run.path, ignore_errors=True)
         raise
     return run
 
 
-def _take(path: Path) -> bool:
-    """Creates the folder with an identity in it. An empty folder is taken too: a kill can leave one."""
+def _create_folder(path: Path) -> bool:
+    """Creates the folder and its id. Reuses an empty folder, which a kill can leave behind."""
     try:
         path.mkdir()
     except FileExistsError:
@@ -270,14 +273,12 @@ def exists(name: str) -> bool:
 def newest_with_export() -> Run:
     exported = [run for run in every() if run.has_export() and _has_recipe(run)]
     if not exported:
-        raise UserError(
-            "Nothing is trained yet, so there is nothing to serve.", "Run 'make train' first, or give a model folder (--model)."
-        )
+        raise UserError("There is no exported run to serve.", "Run 'make train' first, or pass a model folder (--model).")
     return exported[-1]
 
 
 def _has_recipe(run: Run) -> bool:
-    """Whether it can be served by its own recipe."""
+    """Whether the run's own recipe can be loaded, to serve it."""
     try:
         run.recipe()
     except (UserError, OSError):

@@ -1,4 +1,4 @@
-"""YAML for people to read: keys in their order, texts of several lines as blocks, no aliases."""
+"""Readable YAML: keys in insertion order, multi-line strings as block scalars, no aliases."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -8,7 +8,7 @@ import yaml
 
 class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
-        return True  # nobody reads manifests with anchors to elsewhere
+        return True  # anchors make manifests hard to read
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:

@@ -45,10 +45,10 @@ def test_only_what_is_new_counts_and_its_cause_is_seen(measured: gaps.Gaps) -> N
 
 
 def test_quantiles_are_prometheus() -> None:
-    counts = [0] * (len(metrics.GAPS) + 1)
-    assert gaps.quantile([4, *counts[1:]], 0.5) == pytest.approx(metrics.GAPS[0] / 2)
-    assert gaps.quantile([*counts[:-1], 4], 0.5) == metrics.GAPS[-1]
-    assert gaps.above([4, *counts[1:]], metrics.GAPS[0] / 4) == pytest.approx(3)
+    counts = [0] * (len(metrics.ITL_BUCKETS) + 1)
+    assert gaps.quantile([4, *counts[1:]], 0.5) == pytest.approx(metrics.ITL_BUCKETS[0] / 2)
+    assert gaps.quantile([*counts[:-1], 4], 0.5) == metrics.ITL_BUCKETS[-1]
+    assert gaps.above([4, *counts[1:]], metrics.ITL_BUCKETS[0] / 4) == pytest.approx(3)
     assert gaps.above([*counts[:-1], 4], 1.0) == 4
 
 

@@ -108,7 +108,7 @@ def test_a_replicas_numbers() -> None:
 
 def test_histograms_agree_with_prometheus_clients_own() -> None:
     rng = random.Random(5)
-    gaps = [rng.choice((rng.expovariate(200), rng.choice(metrics.GAPS), 0.0, 100.0)) for _ in range(1000)]
+    gaps = [rng.choice((rng.expovariate(200), rng.choice(metrics.ITL_BUCKETS), 0.0, 100.0)) for _ in range(1000)]
     registry = CollectorRegistry()
     metric = metrics.SERVE_INTER_TOKEN
     theirs = Histogram(metric.name, metric.help, registry=registry, buckets=metric.buckets)
@@ -133,7 +133,7 @@ def test_clients_cannot_make_series() -> None:
     for number in range(100):
         gateway.request_ended(f"/{number}", 404, 0.001)
     # One counter, and one histogram with its sum, its count and its last bucket.
-    assert len(read(gateway.text())) == before + 1 + len(metrics.WAITS) + 3
+    assert len(read(gateway.text())) == before + 1 + len(metrics.LATENCY_BUCKETS) + 3
 
 
 def test_several_processes_become_one_valid_text() -> None:

@@ -33,7 +33,7 @@ def resumed(monkeypatch: pytest.MonkeyPatch) -> list[Recipe]:
 
 
 def as_of(run: Run, status: str, **more: object) -> Run:
-    run.say(replace(run.state(), status=status, **more))  # type: ignore[arg-type]
+    run.write_state(replace(run.state(), status=status, **more))  # type: ignore[arg-type]
     return run
 
 
@@ -108,9 +108,9 @@ def test_another_machines_run_is_taken_over_by_a_job_and_by_nobody_else(
 
 def test_a_state_says_on_which_machine_it_runs(home: Path, small_recipe: Recipe) -> None:
     run = runs.create("job", small_recipe, "test")
-    assert run.state().seen_now() == "running" and not run.state().elsewhere()
+    assert run.state().observed_status() == "running" and not run.state().elsewhere()
     moved = as_of(run, "running", host="other").state()
-    assert moved.elsewhere() and moved.seen_now() == "running on other"
+    assert moved.elsewhere() and moved.observed_status() == "running on other"
     assert not replace(moved, status="finished").elsewhere()
 
 
@@ -118,7 +118,7 @@ def test_a_state_from_before_hosts_were_written_is_read(home: Path, small_recipe
     run = runs.create("job", small_recipe, "test")
     old = {key: value for key, value in asdict(run.state()).items() if key != "host"}
     (run.path / "state.json").write_text(json.dumps(old))
-    assert run.state() == State(**old) and run.state().seen_now() == "running"
+    assert run.state() == State(**old) and run.state().observed_status() == "running"
 
 
 @pytest.mark.parametrize(("arguments", "fix"), [({}, "Name it with --run"), ({"resume": "a"}, "Give one of them")])

@@ -173,7 +173,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(home: Pa
     recipe = recipe_file.load("laptop", [*SMALL, f"data.path={corpus}"])
     run = runs.create("early", recipe, "laptop")
     ownership.claim_new(run, folder(run.checkpoints))
-    run.say(State("running", 3, 8))
+    run.write_state(State("running", 3, 8))
     run.metrics.write_text("".join(json.dumps({"step": step, "loss": 1.0}) + "\n" for step in (1, 2, 3)))
     half = run.checkpoints / "step-00000003"
     half.mkdir()

@@ -46,7 +46,7 @@ def start(recipe: Recipe, name: str | None, stem: str, console: Console) -> Summ
     with caught() as interrupts:
         run = runs.create(name, recipe, stem)
         checkpoints = format.location(run, recipe.train)
-        with _settled(run, console, fresh=checkpoints), run.held():
+        with _settled(run, console, fresh=checkpoints), run.locked():
             ownership.claim_new(run, checkpoints)
             job, bigram = _prepare(run, recipe, console)
             return _train(replace(job, id=run.id() or ""), bigram, interrupts, console)
@@ -57,7 +57,7 @@ def resume(run: Run, recipe: Recipe, console: Console, take_over: bool = False) 
     is not touched before everything is known to be in order.
 
     With `take_over` the caller vouches that a driver on another machine, which cannot be seen from here, is gone."""
-    with caught() as interrupts, run.held():
+    with caught() as interrupts, run.locked():
         _require_free(run, take_over, console)
         place = ownership.require_own(run, format.location(run, recipe.train))
         job, bigram = _prepare(run, recipe, console)
@@ -77,7 +77,7 @@ def resume(run: Run, recipe: Recipe, console: Console, take_over: bool = False) 
         job = replace(job, id=ownership.claim_own(run, place), begun=step)
         _make_room(job, console)
         resuming.tidy(run)
-        run.say_running(State("running", step, recipe.train.steps, saved=step))
+        run.write_running(State("running", step, recipe.train.steps, saved=step))
         with _settled(run, console):
             return _train(job, bigram, interrupts, console)
 
@@ -111,7 +111,7 @@ def _require_free(run: Run, take_over: bool, console: Console) -> None:
         console.print(f"Run '{run.name}' has lost its state.json; its checkpoints and metrics say where it was.")
         return
     state = run.state()
-    if state.seen_now() == "running":
+    if state.observed_status() == "running":
         raise UserError(f"Run '{run.name}' is being trained by process {state.pid}.", "Wait for it, or stop it there (Ctrl-C).")
     if state.elsewhere() and not take_over:
         again = f"strata train --recipe {run.path}/recipe.yaml --run {run.name} --or-resume"
@@ -161,7 +161,7 @@ def _train(job: Job, bigram: float, interrupts: Interrupts, console: Console) ->
     export = None if stopped else export_run(run, None, console.print)
     loss = history[-1]["loss"] if history else None
     val_loss = next((record["val_loss"] for record in reversed(history) if "val_loss" in record), None)
-    run.say(State("interrupted" if stopped else "finished", step, job.train.steps, loss, val_loss, saved=step))
+    run.write_state(State("interrupted" if stopped else "finished", step, job.train.steps, loss, val_loss, saved=step))
     return Summary(run, step, val_loss, bigram, export)
 
 
@@ -184,7 +184,7 @@ def _settled(run: Run, console: Console, fresh: Folder | None = None) -> Iterato
                 ownership.release(run, fresh)
                 run.remove()
             else:
-                run.say(replace(run.state(), status="interrupted" if isinstance(error, KeyboardInterrupt) else "failed"))
+                run.write_state(replace(run.state(), status="interrupted" if isinstance(error, KeyboardInterrupt) else "failed"))
         except (UserError, OSError) as second:
             console.print(f"How the run ended could not be written to {run.path}: {str(second).splitlines()[0]}")
         raise

@@ -158,7 +158,7 @@ def _state_after(state: State, record: Record) -> State:
 def _say(run: Run, state: State, writable: bool, console: Console) -> bool:
     """Whether state.json could be written. The run does not end for it: the workers will know if their disk is full."""
     try:
-        run.say_running(state)
+        run.write_running(state)
     except OSError as error:
         if writable:
             console.print(f"{run.path / 'state.json'} cannot be written ({error.strerror}); training goes on.")

@@ -119,7 +119,7 @@ class History:
 def in_progress(run: Run, state: State, now: float) -> bool:
     if state.status != "running":
         return False
-    if state.seen_now() == "running":
+    if state.observed_status() == "running":
         return True
     told = _written_at(run.metrics)
     return told is not None and now - told < FRESH_S

@@ -14,7 +14,7 @@ from strata.serving.bench.clients.load import Target
 from strata.serving.metrics.telemetry import BESIDE
 
 OUT = "on their way out"
-Gaps = dict[str, list[int]]  # how many fell between the bounds of metrics.GAPS, by what was beside
+Gaps = dict[str, list[int]]  # how many fell between the bounds of metrics.ITL_BUCKETS, by what was beside
 LONGEST = 0.01
 
 
@@ -84,17 +84,17 @@ def rows(gaps: Mapping[str, Sequence[int]]) -> Iterator[Row]:
 
 def quantile(counts: Sequence[int], q: float) -> float:
     wanted, seen = q * sum(counts), 0
-    for count, (lower, upper) in zip(counts, pairwise((0.0, *metrics.GAPS)), strict=False):
+    for count, (lower, upper) in zip(counts, pairwise((0.0, *metrics.ITL_BUCKETS)), strict=False):
         if count and seen + count >= wanted:
             return lower + (upper - lower) * (wanted - seen) / count
         seen += count
-    return metrics.GAPS[-1]
+    return metrics.ITL_BUCKETS[-1]
 
 
 def above(counts: Sequence[int], limit: float) -> float:
     """How many were longer, likewise."""
     found = float(counts[-1])
-    for count, (lower, upper) in zip(counts, pairwise((0.0, *metrics.GAPS)), strict=False):
+    for count, (lower, upper) in zip(counts, pairwise((0.0, *metrics.ITL_BUCKETS)), strict=False):
         found += count * min(max((upper - limit) / (upper - lower), 0.0), 1.0)
     return found
 
