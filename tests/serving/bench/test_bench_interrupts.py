@@ -1,4 +1,4 @@
-"""`strata bench serve` when a process of its own dies, and when it is interrupted."""
+"""`strata bench serve` when one of its processes dies, and when it is interrupted."""
 
 import json
 import multiprocessing
@@ -20,7 +20,7 @@ from strata.serving.bench.clients.workloads import Workload
 
 WORKLOAD = Workload("uniform", vocab=100, input=8, output=20, long_input=0, long_share=0, turns=1)
 
-# Answers completions with one event each 10 ms, as a contender would.
+# A contender that answers completions with an event every 10 ms.
 SERVER = """
 import json, sys, time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -46,7 +46,7 @@ class Handler(BaseHTTPRequestHandler):
 ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
 
-# `strata bench serve` from where its words are understood, with SERVER as its one contender.
+# `strata bench serve` after option parsing, with SERVER as its only contender.
 BENCH = """
 import sys
 import typer
@@ -79,15 +79,15 @@ if __name__ == "__main__":
 """
 
 
-def test_a_pace_server_that_dies_at_the_start_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calibration_server_that_dies_at_the_start_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration, "_serve", dies_at_once)
     began = time.monotonic()
-    with pytest.raises(UserError, match="timed against ended with code 7"):
+    with pytest.raises(UserError, match="calibration server ended with code 7"):
         calibration.calibrate(1)
     assert time.monotonic() - began < 20
 
 
-def test_a_client_that_dies_at_the_start_ends_the_level(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_that_dies_at_the_start_ends_the_level(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load, "_client", dies_before_it_begins)
     began = time.monotonic()
     with ports.reserve() as nobody, pytest.raises(UserError, match="ended with code 9 before it was done"):
@@ -108,29 +108,29 @@ def interrupted(tmp_path: Path, number: signal.Signals, requests: int, wait_for:
             assert process.poll() is None and time.monotonic() < deadline, output.read_text()
             time.sleep(0.05)
         time.sleep(then_s)
-        family = psutil.Process(process.pid).children(recursive=True)
+        descendants = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(number)
         code = process.wait(timeout=60)
     finally:
         process.kill()
-    _, alive = psutil.wait_procs(family, timeout=5)
+    _, alive = psutil.wait_procs(descendants, timeout=5)
     assert not alive, "a process outlived the benchmark"
     return output.read_text(), code
 
 
-def test_what_was_measured_is_shown_and_written(tmp_path: Path) -> None:
-    """The second level is under way, which takes three seconds and its clients' start: it counts as far as it came."""
-    told, code = interrupted(tmp_path, signal.SIGINT, 120, wait_for="2 at once: ", then_s=2.5)
-    assert code == 130 and "Traceback" not in told
-    assert "this is the part that was measured" in told and "tok at once" in told
+def test_partial_results_are_shown_and_written(tmp_path: Path) -> None:
+    """Interrupts the second level, which takes three seconds and its clients' start. Its finished requests count."""
+    printed, code = interrupted(tmp_path, signal.SIGINT, 120, wait_for="concurrency 2: ", then_s=2.5)
+    assert code == 130 and "Traceback" not in printed
+    assert "These are the results so far" in printed and "tok/read" in printed
     written = json.loads((tmp_path / "serve.json").read_text())
     assert written["partial"] is True
     levels = written["contenders"]["vllm"]["levels"]
     assert levels[0]["summary"]["requests"] == 120 and levels[0]["level"]["concurrency"] == 2
-    if len(levels) == 2:  # on a busy machine its clients may have been starting still
+    if len(levels) == 2:  # on a busy machine its clients may still be starting
         assert 0 < levels[1]["summary"]["requests"] <= 120
 
 
-def test_an_interrupt_before_any_number_says_so(tmp_path: Path) -> None:
-    told, code = interrupted(tmp_path, signal.SIGTERM, 40, wait_for="answers after", then_s=0.0)
-    assert code == 130 and "Stopped before anything was measured." in told and "Traceback" not in told
+def test_interrupt_before_any_result(tmp_path: Path) -> None:
+    printed, code = interrupted(tmp_path, signal.SIGTERM, 40, wait_for="answers after", then_s=0.0)
+    assert code == 130 and "Stopped before anything was measured." in printed and "Traceback" not in printed

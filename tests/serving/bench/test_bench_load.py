@@ -1,4 +1,4 @@
-"""The clients of `strata bench serve` against servers whose pace and failures are known."""
+"""The clients of `strata bench serve` against servers with a known pace and known failures."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
 
 @contextmanager
 def serving(start: Callable[[], Awaitable[asyncio.Server]]) -> Iterator[int]:
-    """The server in a thread of its own; yields its port."""
+    """Runs the server in a thread. Yields its port."""
     loop = asyncio.new_event_loop()
     server = loop.run_until_complete(start())
     thread = threading.Thread(target=loop.run_forever)
@@ -53,14 +53,14 @@ def drive(port: int, level: Level, workload: Workload = WORKLOAD, clients: int =
     return load.run(Target("127.0.0.1", port, "model"), workload, level, clients, seed=0)
 
 
-def test_a_paced_server_is_seen_as_it_is() -> None:
+def test_clients_measure_a_paced_server() -> None:
     pace = 0.06  # a busy machine adds milliseconds of its own
     with serving(lambda: calibration.start(pace)) as port:
         outcome = drive(port, Level(conversations=7, concurrency=3))
     summary = summarise(outcome.records, Slo(1, 1))
     assert (summary.requests, summary.errors) == (7, 0), summary.first_error
     assert [record.tokens for record in outcome.records] == [20] * 7
-    assert [len(record.arrivals) for record in outcome.records] == [20] * 7  # the usage event is no token
+    assert [len(record.arrivals) for record in outcome.records] == [20] * 7  # the usage event is not a token
     assert summary.tokens_per_event == 1
     assert summary.ttft_p50 == pytest.approx(pace, rel=0.4)
     assert summary.itl_p50 == pytest.approx(pace, rel=0.2)
@@ -71,17 +71,17 @@ def test_a_paced_server_is_seen_as_it_is() -> None:
     assert len(outcome.client_cpu) == 2 and all(0 < share < 0.5 for share in outcome.client_cpu)
 
 
-def test_a_poisson_load_comes_at_its_rate() -> None:
+def test_poisson_load_has_its_rate() -> None:
     with serving(lambda: calibration.start(0.002)) as port:
         outcome = drive(port, Level(conversations=60, rate=40))
     starts = sorted(record.start for record in outcome.records)
     assert len(starts) == 60 and not any(record.error for record in outcome.records)
     assert (starts[-1] - starts[0]) == pytest.approx(60 / 40, rel=0.35)
-    gaps = [later - earlier for earlier, later in pairwise(starts)]
-    assert max(gaps) > 2 / 40 and min(gaps) < 0.5 / 40  # random, not a beat
+    intervals = [later - earlier for earlier, later in pairwise(starts)]
+    assert max(intervals) > 2 / 40 and min(intervals) < 0.5 / 40  # random, not regular
 
 
-def test_turns_follow_each_other() -> None:
+def test_requests_of_a_conversation_are_sequential() -> None:
     workload = Workload("multiturn", vocab=100, input=4, output=3, long_input=0, long_share=0, turns=3)
     with serving(lambda: calibration.start(0.001)) as port:
         outcome = drive(port, load.closed(1, 6, 8, workload), workload)
@@ -90,16 +90,16 @@ def test_turns_follow_each_other() -> None:
         assert later.start >= earlier.end
 
 
-def test_nobody_there() -> None:
-    with ports.reserve() as nobody:
-        outcome = drive(nobody.port, Level(conversations=4, concurrency=2))
+def test_no_server() -> None:
+    with ports.reserve() as unused:
+        outcome = drive(unused.port, Level(conversations=4, concurrency=2))
     assert len(outcome.records) == 4
     assert all("refused" in str(record.error).lower() or "connect" in str(record.error).lower() for record in outcome.records)
     summary = summarise(outcome.records, Slo(1, 1))
     assert (summary.errors, summary.tokens_per_s, summary.ttft_p50, summary.goodput_share) == (4, 0, None, 0)
 
 
-async def take_request(reader: asyncio.StreamReader) -> None:
+async def read_request(reader: asyncio.StreamReader) -> None:
     head = await reader.readuntil(b"\r\n\r\n")
     await reader.readexactly(int(head.partition(b"Content-Length:")[2].split()[0]))
 
@@ -119,14 +119,14 @@ ANSWERS = {
     "the stream ended without [DONE]": HEAD + chunk(event("a")) + chunk(b""),
     'error in the stream: "broken"': HEAD + chunk(event("a") + b'data: {"error": "broken"}\n\ndata: [DONE]\n\n') + chunk(b""),
     "the stream reported no usage": HEAD + chunk(event("a") + b"data: [DONE]\n\n") + chunk(b""),
-    "3 tokens, where 20 were asked for": HEAD + chunk(event("abc") + event("", usage=3) + b"data: [DONE]\n\n") + chunk(b""),
+    "3 tokens instead of 20": HEAD + chunk(event("abc") + event("", usage=3) + b"data: [DONE]\n\n") + chunk(b""),
 }
 
 
 @pytest.mark.parametrize("error", ANSWERS)
-def test_failures_are_counted_and_told(error: str) -> None:
+def test_failures_are_counted_and_named(error: str) -> None:
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await take_request(reader)
+        await read_request(reader)
         writer.write(ANSWERS[error])
         await writer.drain()
         writer.close()
@@ -137,7 +137,7 @@ def test_failures_are_counted_and_told(error: str) -> None:
     assert summarise(outcome.records, Slo(9, 9)).goodput_share == 0
 
 
-def test_a_connection_is_kept_and_replaced_when_the_server_closes_it() -> None:
+def test_connection_is_reused_and_replaced_when_the_server_closes_it() -> None:
     connections_seen = 0
     whole = HEAD + chunk(event("a") + event("", usage=1) + b"data: [DONE]\n\n") + chunk(b"")
 
@@ -145,38 +145,38 @@ def test_a_connection_is_kept_and_replaced_when_the_server_closes_it() -> None:
         nonlocal connections_seen
         connections_seen += 1
         for _ in range(2):
-            await take_request(reader)
+            await read_request(reader)
             writer.write(whole)
-        await take_request(reader)  # a third one gets no word
+        await read_request(reader)  # the third request gets no response
         writer.close()
 
-    async def ask_five(port: int) -> list[str | None]:
+    async def send_five(port: int) -> list[str | None]:
         connections = Connections("127.0.0.1", port)
         request = load.message(Target("127.0.0.1", port, "model"), WORKLOAD.conversation(0, 0)[0])
-        errors = [(await connections.ask(request)).error for _ in range(5)]
+        errors = [(await connections.send(request)).error for _ in range(5)]
         connections.close()
         return errors
 
     with answering(handler) as port:
-        assert asyncio.run(ask_five(port)) == [None] * 5
+        assert asyncio.run(send_five(port)) == [None] * 5
     assert connections_seen == 3
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
-def test_bytes_may_come_in_any_pieces(size: int) -> None:
-    """Chunks that cut events, and reads that cut chunks, as proxies make them."""
+def test_reads_may_split_the_stream_anywhere(size: int) -> None:
+    """Chunks that split events and reads that split chunks, as behind proxies."""
     body = b"".join(event(letter) for letter in "abc") + b": a comment\n\n" + event("", usage=3) + b"data: [DONE]\n\n"
     raw = HEAD + b"".join(chunk(body[at : at + 11]) for at in range(0, len(body), 11)) + chunk(b"")
     reply = Reply()
-    pieces = [raw[at : at + size] for at in range(0, len(raw), size)]
-    complete = [reply.feed(piece, float(number)) for number, piece in enumerate(pieces)]
-    assert complete == [False] * (len(pieces) - 1) + [True]
+    reads = [raw[at : at + size] for at in range(0, len(raw), size)]
+    complete = [reply.feed(read, float(number)) for number, read in enumerate(reads)]
+    assert complete == [False] * (len(reads) - 1) + [True]
     answer = reply.answer()
     assert (answer.tokens, answer.error, len(answer.arrivals)) == (3, None, 3)
     assert list(answer.arrivals) == sorted(answer.arrivals)
 
 
-def test_events_of_one_read_count_as_tokens_at_once() -> None:
+def test_events_of_one_read_count_as_tokens_per_read() -> None:
     reply = Reply()
     reply.feed(HEAD, 0)
     reply.feed(chunk(event("a") + event("b")) + chunk(event("c")), 1)
@@ -188,23 +188,23 @@ def test_events_of_one_read_count_as_tokens_at_once() -> None:
     assert (summary.tokens_per_event, summary.tokens_at_once, summary.itl_p50) == (1, 2, 0)
 
 
-def test_calibration_says_what_clients_can_take() -> None:
+def test_calibration_measures_the_capacity_of_clients() -> None:
     found = calibration.calibrate(clients=3)
     assert found.clients == 3
     assert found.itl_p50 == pytest.approx(found.pace_s, rel=0.2)
-    assert found.events_per_s > 3 * 5000  # 200 µs of CPU for an event would be no cheap client
+    assert found.events_per_s > 3 * 5000  # at most 200 µs of CPU time per event
 
 
-def test_levels_have_requests_enough() -> None:
+def test_default_number_of_requests() -> None:
     assert load.closed(1, None, 8, WORKLOAD).conversations == 48
     assert load.closed(64, None, 8, WORKLOAD).conversations == 512
     assert load.closed(64, 10, 8, WORKLOAD).conversations == 64
     assert load.poisson(8, None, 30, WORKLOAD).conversations == 240
-    assert (load.closed(4, None, 8, WORKLOAD).label, load.poisson(2.5, 9, 1, WORKLOAD).label) == ("4 at once", "2.5/s")
+    assert (load.closed(4, None, 8, WORKLOAD).label, load.poisson(2.5, 9, 1, WORKLOAD).label) == ("concurrency 4", "2.5 req/s")
 
 
-def test_client_time_is_the_machines() -> None:
-    """Records of two processes are on one clock, or throughput would be nonsense."""
+def test_client_processes_share_a_clock() -> None:
+    """Throughput is computed across processes."""
     with serving(lambda: calibration.start(0.005)) as port:
         outcome = drive(port, Level(conversations=2, concurrency=2))
     first, second = outcome.records

@@ -1,4 +1,4 @@
-"""The arithmetic of `strata bench serve`, its workloads, and what it prints and writes."""
+"""Metrics, workloads, tables and JSON of `strata bench serve`."""
 
 import io
 import json
@@ -41,7 +41,7 @@ def test_summary_by_hand() -> None:
     records = [record(0, 0.1, 0.01), record(0, 0.1, 0.10), record(0.5, 0.3, 0.01), record(0, 0, 0.25, error="no")]
     summary = summarise(records, Slo(ttft_s=0.2, itl_s=0.05))
     assert (summary.requests, summary.errors, summary.first_error) == (4, 1, "no")
-    assert summary.seconds == pytest.approx(1.0)  # the failed one ends last
+    assert summary.seconds == pytest.approx(1.0)  # the failed request ends last
     assert summary.tokens_per_s == pytest.approx(15)
     assert summary.requests_per_s == pytest.approx(3)
     assert summary.ttft_p50 == pytest.approx(0.1)
@@ -49,7 +49,7 @@ def test_summary_by_hand() -> None:
     assert summary.itl_p50 == pytest.approx(0.01)
     assert summary.itl_p99 == pytest.approx(0.1)
     assert summary.end_to_end_p50 == pytest.approx(0.34)
-    # The first alone: the second is too slow between tokens, the third before them, the fourth failed.
+    # Only the first: the ITL of the second and the TTFT of the third are too high, and the fourth failed.
     assert (summary.goodput_share, summary.goodput_per_s) == (0.25, pytest.approx(1))
 
 
@@ -59,7 +59,7 @@ def test_percentiles_interpolate() -> None:
     assert percentile([], 50) is None
 
 
-def test_kinds_apart() -> None:
+def test_kinds_are_summarised_separately() -> None:
     records = [record(0, 0.1, 0.01, kind="short"), record(0, 0.9, 0.05, kind="long")]
     kinds = by_kind(records, Slo(1, 1))
     assert list(kinds) == ["long", "short"]
@@ -68,7 +68,7 @@ def test_kinds_apart() -> None:
 
 
 @pytest.mark.parametrize("name", ["uniform", "mixed", "multiturn"])
-def test_a_workload_is_the_same_every_time(name: str) -> None:
+def test_workload_is_reproducible(name: str) -> None:
     workload = Workload(name, 50, 6, 4, 30, 0.25, 3)  # type: ignore[arg-type]
     once = [workload.conversation(7, number) for number in range(40)]
     assert once == [workload.conversation(7, number) for number in range(40)]
@@ -112,7 +112,7 @@ def chosen(tmp_path: Path) -> subject.Subject:
     return subject.choose(TINY, None, folder, "laptop")
 
 
-def test_json_says_what_was_measured_where(tmp_path: Path) -> None:
+def test_json_has_machine_versions_settings_and_results(tmp_path: Path) -> None:
     tree = json.loads(json.dumps(report.as_json(chosen(tmp_path), SETTINGS, results())))
     assert {"date", "machine", "versions", "model", "settings", "calibration", "contenders", "failed"} == set(tree)
     assert {"cores", "gpus", "memory_gib", "processor"} <= set(tree["machine"])
@@ -127,23 +127,25 @@ def test_json_says_what_was_measured_where(tmp_path: Path) -> None:
     assert first["summary"]["itl_p50"] == pytest.approx(0.02) and first["client_cpu"] == [0.1, 0.2]
 
 
-def test_tables_show_every_contender_and_why_one_is_missing() -> None:
+def test_tables_show_every_contender_and_the_reason_of_a_missing_one() -> None:
     output = io.StringIO()
     compare.show(SETTINGS, results(), Console(file=output, width=180))
     text = output.getvalue()
-    for words in ("16 at once", "2/s", "vllm", "strata", "TTFT p50", "within SLO", "÷ vllm", "vllm bench serve"):
+    for words in ("concurrency 16", "2 req/s", "vllm", "strata", "TTFT p50", "within SLO", "÷ vllm", "vllm bench serve"):
         assert words in text
-    assert "ray has no numbers: It ended with code 1." in text
-    assert "may be the clients" not in text
+    assert "ray has no results: It ended with code 1." in text
+    assert "may be the bottleneck" not in text
 
 
-def test_busy_clients_are_pointed_out() -> None:
+def test_busy_clients_are_reported() -> None:
     summary = summarise([record(0, 0.1, 0.01)], SETTINGS.slo)
     calm = Calibration(2, 60_000, 0.01, 0.01, 0.01)
     assert Measured(LEVELS[0], summary, {}, [0.1]).doubts(calm) is None
     assert "66% of a core" in str(Measured(LEVELS[0], summary, {}, [0.1, 0.66]).doubts(calm))
-    most = 2 * summary.events_per_s / 0.6  # for two clients, of which one was at work
-    assert "60% of the events" in str(Measured(LEVELS[0], summary, {}, [0.1]).doubts(Calibration(2, most, 0.01, 0.01, 0.01)))
+    most = 2 * summary.events_per_s / 0.6  # capacity of two clients; one was busy
+    assert "60% of the clients' capacity" in str(
+        Measured(LEVELS[0], summary, {}, [0.1]).doubts(Calibration(2, most, 0.01, 0.01, 0.01))
+    )
 
 
 def test_kinds_have_their_own_ratios(tmp_path: Path) -> None:
@@ -154,7 +156,7 @@ def test_kinds_have_their_own_ratios(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kinds", [(), ("long", "short")])
-def test_plot_is_a_picture(kinds: tuple[str, ...]) -> None:
+def test_plot_is_a_png(kinds: tuple[str, ...]) -> None:
     assert plot.draw(SETTINGS, results(*kinds)).startswith(b"\x89PNG")
 
 
@@ -185,7 +187,7 @@ def test_every_contender_has_the_same_engine(tmp_path: Path) -> None:
     assert ours[ours.index("--recipe") + 1] == "laptop" and set(TINY) <= set(ours)
 
 
-def test_on_a_gpu_pairs_share_it_and_others_have_it_whole(tmp_path: Path) -> None:
+def test_pairs_share_a_gpu_and_others_use_all_of_it(tmp_path: Path) -> None:
     folder = tmp_path / "dummy"
     small = [*TINY, "model.context=256"]
     dummy_model.write(folder, recipe_file.load("h200", small))
@@ -198,7 +200,7 @@ def test_on_a_gpu_pairs_share_it_and_others_have_it_whole(tmp_path: Path) -> Non
     assert {"serve.decode.gpus=1", "serve.decode.gpu_memory=0.85"} <= set(CONTENDERS["strata"].launch(made, True, 1).command)
 
 
-def test_ours_may_take_part_with_changes(tmp_path: Path) -> None:
+def test_strata_contender_with_overrides(tmp_path: Path) -> None:
     found = find("strata-pd+serve.prefill.sm_share=0.25+serve.decode.step_tokens=512")
     assert found.about.endswith("prefill and decode, serve.prefill.sm_share=0.25, serve.decode.step_tokens=512")
     made = chosen(tmp_path)
@@ -207,7 +209,7 @@ def test_ours_may_take_part_with_changes(tmp_path: Path) -> None:
     assert command[:-2] == CONTENDERS["strata-pd"].launch(made, False, 8123).command
 
 
-def test_a_contender_that_fails_says_why_and_leaves_nothing(tmp_path: Path) -> None:
+def test_failed_contender_shows_the_reason_and_leaves_no_process(tmp_path: Path) -> None:
     script = "import subprocess, sys; subprocess.Popen(['sleep', '4321']); print('no such model'); sys.exit(3)"
     broken = Contender("broken", lambda *_: Launch([sys.executable, "-c", script], {}))
     with (
@@ -219,19 +221,19 @@ def test_a_contender_that_fails_says_why_and_leaves_nothing(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "cause"),
     [
         (["--workload", "odd"], "no workload 'odd'"),
         (["--contenders", "vllm,odd"], "no contender 'odd'"),
         (["--contenders", "vllm+serve.eager=true"], "'vllm+serve.eager=true' is no contender"),
         (["--contenders", "strata+model.layers=1"], "Change the recipe's serve section"),
-        (["--concurrency", "1,x"], "no list of positive numbers"),
-        (["--input", "300"], "the model takes 256"),
+        (["--concurrency", "1,x"], "not a list of positive numbers"),
+        (["--input", "300"], "the model's context is 256"),
         (["--workload", "mixed", "--cross-check"], "uniform"),
     ],
 )
-def test_mistakes_are_told_before_anything_starts(words: list[str], told: str) -> None:
+def test_bad_options_are_refused_before_anything_starts(words: list[str], cause: str) -> None:
     app = typer.Typer()
     app.command()(bench_serve)
     done = CliRunner().invoke(app, ["--dummy-model", *words, *TINY])
-    assert isinstance(done.exception, UserError) and told in str(done.exception)
+    assert isinstance(done.exception, UserError) and cause in str(done.exception)

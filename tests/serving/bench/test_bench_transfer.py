@@ -1,4 +1,4 @@
-"""`strata bench transfer`: real NIXL between two real processes, in this machine's memory."""
+"""`strata bench transfer`: real NIXL between two processes, in host memory."""
 
 import json
 from pathlib import Path
@@ -13,20 +13,20 @@ from strata.serving.bench import transfer
 pytest.importorskip("nixl")
 
 
-def test_what_is_read_is_timed_and_written(tmp_path: Path) -> None:
+def test_transfers_are_timed_and_written(tmp_path: Path) -> None:
     file, console = tmp_path / "transfer.json", Console(record=True, width=120)
     transfer.bench("cpu", 1 << 20, [1, 7], 2, file, console)
     result = json.loads(file.read_text())
-    (readings,) = result["readings"].values()  # UCX's way through CUDA says nothing about a CPU's memory
+    (readings,) = result["readings"].values()  # the engines' UCX settings concern GPU memory only
     assert set(readings) == {"1", "7"}
     for reading in readings.values():
         assert 0 < reading["post_s"] <= reading["total_s"] <= reading["first_s"]
     assert "GB/s" in console.export_text()
 
 
-def test_a_transfer_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_transfer_raises_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UCX_TLS", "no_such_transport")
-    with pytest.raises(UserError, match="NIXL could not read 1 pieces: "):
+    with pytest.raises(UserError, match="NIXL could not read 1 fragments: "):
         transfer.bench("cpu", 1 << 20, [1], 1, tmp_path / "transfer.json", Console(quiet=True))
 
 

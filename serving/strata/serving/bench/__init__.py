@@ -1,1 +1,1 @@
-"""`strata bench serve`: our endpoint beside bare vLLM and Ray Serve LLM, on the same model, machine and load."""
+"""`strata bench serve`: compares Strata, bare vLLM and Ray Serve LLM on the same model, machine and load."""

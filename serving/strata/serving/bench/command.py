@@ -1,4 +1,4 @@
-"""`strata bench serve`. Light imports only: the command line loads this module for its help."""
+"""The command `strata bench serve`. Light imports only: the command line loads this module for its help."""
 
 import os
 from collections.abc import Callable
@@ -21,7 +21,7 @@ Number = TypeVar("Number", int, float)
 def bench_serve(
     overrides: Overrides = None,
     model: Annotated[Path | None, typer.Option(help="Serve this Hugging Face model folder.")] = None,
-    run: Annotated[str | None, typer.Option(help="Serve what this run exported. Default: the newest with an export.")] = None,
+    run: Annotated[str | None, typer.Option(help="Serve the export of this run. Default: the newest with an export.")] = None,
     dummy_model_wanted: Annotated[
         bool, typer.Option("--dummy-model", help="Serve random weights in the shape of the recipe's model.")
     ] = False,
@@ -29,38 +29,46 @@ def bench_serve(
     contenders: Annotated[
         str | None,
         typer.Option(
-            help="Who takes part, such as vllm,ray,strata; ours also with changes: strata-pd+serve.prefill.sm_share=0.25. "
-            "Default: all."
+            help="Servers to compare, such as vllm,ray,strata. Strata also with overrides: "
+            "strata-pd+serve.prefill.sm_share=0.25. Default: all."
         ),
     ] = None,
     workload: Annotated[str, typer.Option(help="uniform, mixed (short prompts and long ones) or multiturn.")] = "uniform",
     concurrency: Annotated[
-        str | None, typer.Option(help="Requests at once, in turn. Default: 1,16,64,256 on GPUs, 1,4,16 on CPUs.")
+        str | None, typer.Option(help="Concurrency of each level. Default: 1,16,64,256 on GPUs, 1,4,16 on CPUs.")
     ] = None,
-    rate: Annotated[str | None, typer.Option(help="Poisson loads in requests a second, such as 4,8.")] = None,
-    input: Annotated[int | None, typer.Option(help="Tokens of a prompt. Default: 512, or half of the context.", min=1)] = None,
-    output: Annotated[int | None, typer.Option(help="Tokens of an answer. Default: 128, or a quarter of it.", min=2)] = None,
-    long_input: Annotated[int, typer.Option(help="Tokens of the long prompts in 'mixed'.", min=1)] = 8192,
+    rate: Annotated[str | None, typer.Option(help="Poisson loads in requests per second, such as 4,8.")] = None,
+    input: Annotated[
+        int | None, typer.Option(help="Tokens per prompt. Default: 512, at most half of the context.", min=1)
+    ] = None,
+    output: Annotated[
+        int | None, typer.Option(help="Tokens per answer. Default: 128, at most a quarter of the context.", min=2)
+    ] = None,
+    long_input: Annotated[int, typer.Option(help="Tokens per long prompt in 'mixed'.", min=1)] = 8192,
     long_share: Annotated[float, typer.Option(help="Share of the long prompts in 'mixed'.", min=0, max=1)] = 0.1,
-    turns: Annotated[int, typer.Option(help="Turns of a conversation in 'multiturn'.", min=2)] = 4,
+    turns: Annotated[int, typer.Option(help="Turns per conversation in 'multiturn'.", min=2)] = 4,
     requests: Annotated[
-        int | None, typer.Option(help="Requests of a level. Default: --waves times as many as at once, or as six.", min=1)
+        int | None,
+        typer.Option(help="Requests per level. Default: --waves times the concurrency, which counts as 6 if lower.", min=1),
     ] = None,
-    waves: Annotated[int, typer.Option(help="How often each of the requests at once is followed by another.", min=1)] = 8,
-    rounds: Annotated[int, typer.Option(help="Times that each is started and measured, in turn; medians count.", min=1)] = 1,
+    waves: Annotated[int, typer.Option(help="Requests per level and unit of concurrency.", min=1)] = 8,
+    rounds: Annotated[int, typer.Option(help="Rounds over all contenders; results are medians.", min=1)] = 1,
     side_by_side: Annotated[
-        bool, typer.Option("--side-by-side", help="Start all first, each with its part of the memory, and drive them in turn.")
+        bool,
+        typer.Option(
+            "--side-by-side", help="Start all contenders first, each with a share of the memory, and drive one after another."
+        ),
     ] = False,
-    seconds: Annotated[float, typer.Option(help="How long a Poisson load lasts, without --requests.", min=1)] = 30,
+    seconds: Annotated[float, typer.Option(help="Duration of a Poisson load without --requests.", min=1)] = 30,
     clients: Annotated[int | None, typer.Option(help="Client processes. Default: half of the cores.", min=1)] = None,
     slo_ttft_ms: Annotated[float, typer.Option(help="Goodput counts requests with a TTFT up to this ...")] = 500,
     slo_itl_ms: Annotated[float, typer.Option(help="... and a mean ITL up to this.")] = 50,
     cross_check: Annotated[bool, typer.Option("--cross-check", help="Drive one level with 'vllm bench serve' too.")] = False,
-    seed: Annotated[int, typer.Option(help="Of the prompts and of the times of Poisson loads.", min=0)] = 0,
-    json: Annotated[Path | None, typer.Option(help="The file to write. Default: serve.json among the benchmarks.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="The picture to draw. Default: serve.png beside it.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the prompts and of the Poisson arrival times.", min=0)] = 0,
+    json: Annotated[Path | None, typer.Option(help="The JSON file to write. Default: .strata/bench/serve.json.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="The plot to write. Default: the JSON file's name with .png.")] = None,
 ) -> None:
-    """Throughput, TTFT, ITL and goodput of our endpoint, beside bare vLLM and Ray Serve LLM, all on this machine."""
+    """Compare throughput, TTFT, ITL and goodput of Strata, bare vLLM and Ray Serve LLM on this machine."""
     import signal
     import tempfile
 
@@ -75,9 +83,11 @@ def bench_serve(
 
     name, chosen = _workload(workload), _contenders(contenders)
     if cross_check and name != "uniform":
-        raise UserError("'vllm bench serve' can only send the uniform workload.", "Leave --cross-check out.")
+        raise UserError(
+            "--cross-check supports only the uniform workload, because 'vllm bench serve' does.", "Omit --cross-check."
+        )
     if dummy_model_wanted and (model or run):
-        raise UserError("--dummy-model needs no other model.", "Leave --model and --run out.")
+        raise UserError("--dummy-model excludes --model and --run.", "Use only one of them.")
     signal.signal(signal.SIGTERM, _interrupt)
     console = Console(highlight=False, width=None if os.isatty(1) else 180)
     json_file = json or cache_dir() / "bench" / "serve.json"
@@ -89,16 +99,16 @@ def bench_serve(
                 dummy_model.write(model, recipe_file.load(recipe or recipe_file.DEFAULT, overrides or []))
         served = subject.choose(overrides or [], run, model, recipe)
         prompt, answer = input or min(512, served.context // 2), output or min(128, served.context // 4)
-        asked = Workload(name, served.vocab, prompt, answer, long_input, long_share, turns)
-        if asked.longest > served.context:
-            cause = f"The longest prompt and answer are {asked.longest} tokens; the model takes {served.context}."
+        requested = Workload(name, served.vocab, prompt, answer, long_input, long_share, turns)
+        if requested.longest > served.context:
+            cause = f"The longest prompt and answer are {requested.longest} tokens; the model's context is {served.context}."
             raise UserError(cause, "Lower --input, --output, --long-input or --turns, or raise the model's context.")
         if not concurrency and not rate:
             concurrency = "1,4,16" if served.section.device == "cpu" else "1,16,64,256"
-        levels = _levels(asked, concurrency, rate, requests, waves, seconds)
+        levels = _levels(requested, concurrency, rate, requests, waves, seconds)
         processes = clients or max(1, (os.cpu_count() or 1) // 2)
         slo = Slo(slo_ttft_ms / 1000, slo_itl_ms / 1000)
-        settings = Settings(asked, levels, processes, slo, seed, cross_check, rounds, side_by_side)
+        settings = Settings(requested, levels, processes, slo, seed, cross_check, rounds, side_by_side)
         try:
             results = compare.bench(served, chosen, settings, console, json_file, picture)
         except compare.Stopped as stopped:
@@ -106,7 +116,7 @@ def bench_serve(
                 console.print("Stopped before anything was measured.")
             else:
                 compare.show(settings, stopped.results, console)
-                console.print(f"Stopped: this is the part that was measured, in {json_file} as well, marked partial.")
+                console.print(f'Stopped. These are the results so far, also written to {json_file} with "partial": true.')
             raise typer.Exit(130) from None
         except KeyboardInterrupt:
             console.print("Stopped before anything was measured.")
@@ -147,7 +157,7 @@ def _numbers(text: str | None, kind: Callable[[str], Number], option: str) -> li
     except ValueError:
         values = [kind("0")]
     if any(value <= 0 for value in values):
-        raise UserError(f"{option} {text} is no list of positive numbers.", f"Write {option} 4,8.")
+        raise UserError(f"{option} {text} is not a list of positive numbers.", f"Write {option} 4,8.")
     return values
 
 

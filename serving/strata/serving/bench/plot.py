@@ -1,4 +1,4 @@
-"""The results as a picture: a line for each contender, over the load."""
+"""Plots throughput, TTFT and ITL over the load, a line per contender."""
 
 from collections.abc import Callable
 from io import BytesIO
@@ -9,7 +9,7 @@ from strata.serving.bench.results import Results, Settings
 
 Read = Callable[[Summary], float | None]
 PANELS: dict[str, list[tuple[str, Read]]] = {
-    "output tokens/s": [("-", lambda summary: summary.tokens_per_s)],
+    "output throughput, tokens/s": [("-", lambda summary: summary.tokens_per_s)],
     "TTFT p50, ms": [("-", lambda summary: _ms(summary.ttft_p50))],
     "ITL p50 (solid) and p99 (dashed), ms": [
         ("-", lambda summary: _ms(summary.itl_p50)),
@@ -19,13 +19,12 @@ PANELS: dict[str, list[tuple[str, Read]]] = {
 
 
 def draw(settings: Settings, results: Results) -> bytes:
-    """A PNG: a row of panels for the closed loops, one for the Poisson loads, where there are any; of each kind of request, where
-    there are several, for what is good for one is often paid for by another."""
+    """A PNG with a row of panels for closed loops and for Poisson loads, and a row per kind of request if there are several."""
     from matplotlib.figure import Figure
 
     loads = {
-        "requests at once": [level for level in settings.levels if level.concurrency],
-        "requests/s asked for": [level for level in settings.levels if level.rate],
+        "concurrency": [level for level in settings.levels if level.concurrency],
+        "request rate, requests/s": [level for level in settings.levels if level.rate],
     }
     kinds = sorted({kind for ran in results.ran.values() for one in ran.measured for kind in one.kinds}) or [""]
     rows = [(load, levels, kind) for load, levels in loads.items() if levels for kind in kinds]

@@ -1,4 +1,4 @@
-"""The results as tables, and as JSON with all that one needs to doubt them."""
+"""Results as tables, and as JSON with hardware, versions, settings and calibration."""
 
 from dataclasses import asdict
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from rich.table import Table
 
 from strata.platform import benchmark_record
-from strata.serving.bench import gaps
+from strata.serving.bench import itl_attribution
 from strata.serving.bench.clients import cross_check
 from strata.serving.bench.clients.load import Level
 from strata.serving.bench.clients.measure import Summary
@@ -14,12 +14,13 @@ from strata.serving.bench.contenders.contenders import BARE, find
 from strata.serving.bench.contenders.subject import Subject
 from strata.serving.bench.results import Measured, Results, Settings
 
+LABELS = {itl_attribution.GATEWAY: "in the gateway"}
 RATIOS = ("tokens_per_s", "ttft_p50", "itl_p50", "itl_p99")
-SPEEDS = ("tok/s", "req/s", "TTFT p50", "p99", "ITL p50", "p99", "mean ITL p50", "end p50")
+SPEEDS = ("tok/s", "req/s", "TTFT p50", "p99", "ITL p50", "p99", "TPOT p50", "E2E p50")
 
 
 def table(settings: Settings, results: Results) -> Table:
-    result = _table("load", "contender", *SPEEDS, "within SLO", "/s", "tok at once", "remote", "errors", "client CPU")
+    result = _table("load", "contender", *SPEEDS, "within SLO", "goodput/s", "tok/read", "remote", "errors", "client CPU")
     for level in settings.levels:
         for contender in results.ran:
             if one := results.at(contender, level):
@@ -41,15 +42,17 @@ def ratio_table(settings: Settings, results: Results) -> Table:
     return result
 
 
-def gap_table(settings: Settings, results: Results) -> Table:
-    result = _table("load", "contender", "engine's gaps beside", "share", "p50", "p99", "of the longest 1%")
+def itl_table(settings: Settings, results: Results) -> Table:
+    result = _table("load", "contender", "ITL by concurrent work", "share", "p50", "p99", "of slowest 1%")
     for level in settings.levels:
         for contender in results.ran:
             one = results.at(contender, level)
-            for number, row in enumerate(gaps.rows(one.gaps) if one else ()):
+            for number, row in enumerate(itl_attribution.rows(one.gaps) if one else ()):
                 names = ("", "") if number else (level.label, contender)
                 longest = "" if row.of_longest is None else _percent(row.of_longest)
-                result.add_row(*names, row.beside, _percent(row.share), _ms(row.p50), _ms(row.p99), longest)
+                result.add_row(
+                    *names, LABELS.get(row.beside, row.beside), _percent(row.share), _ms(row.p50), _ms(row.p99), longest
+                )
         result.add_section()
     return result
 
@@ -61,7 +64,7 @@ def cross_check_table(settings: Settings, results: Results) -> Table:
         ours = results.at(contender, level) if level else None
         if level is None or ours is None or ran.cross_check is None:
             continue
-        result.add_row(level.label, contender, "ours", *_speeds(ours.summary)[:-1])
+        result.add_row(level.label, contender, "strata", *_speeds(ours.summary)[:-1])
         if "error" in ran.cross_check:
             result.add_row("", "", ran.cross_check["error"])
         else:
@@ -71,7 +74,7 @@ def cross_check_table(settings: Settings, results: Results) -> Table:
 
 
 def ratios(results: Results, contender: str, level: Level) -> dict[str, dict[str, float | None]]:
-    """To bare vLLM at the same level, of all requests (named "") and of each kind; empty where one of them has not run."""
+    """Ratios to bare vLLM at the same level, for all requests (key "") and for each kind. Empty if either has no results."""
     mine, bare = results.at(contender, level), results.at(BARE, level)
     if mine is None or bare is None:
         return {}
@@ -99,7 +102,7 @@ def as_json(subject: Subject, settings: Settings, results: Results) -> dict[str,
 
 
 def _serve(subject: Subject, settings: Settings) -> dict[str, Any]:
-    """The recipe's section, but for what the workload decides."""
+    """The recipe's serve section, with the workload's `prefix_caching`."""
     return subject.section.model_dump(mode="json") | {"prefix_caching": settings.workload.prefix_caching}
 
 
@@ -109,7 +112,7 @@ def _level(results: Results, contender: str, one: Measured) -> dict[str, Any]:
 
 
 def line(summary: Summary) -> str:
-    """One level in a line, for the time until there is a table."""
+    """One line per level, printed before the table."""
     speed = f"{summary.tokens_per_s:,.0f} tok/s · TTFT {_ms(summary.ttft_p50)} ms · ITL {_ms(summary.itl_p50)} ms"
     return f"{speed} (p99 {_ms(summary.itl_p99)})" + (f" · {summary.errors} errors" if summary.errors else "")
 
@@ -132,9 +135,9 @@ def _numbers(values: dict[str, Any]) -> list[str]:
 
 
 def _rest(summary: Summary) -> list[str]:
-    at_once = "-" if summary.tokens_at_once is None else f"{summary.tokens_at_once:.2f}"
+    per_read = "-" if summary.tokens_at_once is None else f"{summary.tokens_at_once:.2f}"
     remote = "" if summary.remote_share is None else _percent(summary.remote_share)
-    return [_percent(summary.goodput_share), f"{summary.goodput_per_s:.1f}", at_once, remote, str(summary.errors)]
+    return [_percent(summary.goodput_share), f"{summary.goodput_per_s:.1f}", per_read, remote, str(summary.errors)]
 
 
 def _ms(seconds: float | None) -> str:

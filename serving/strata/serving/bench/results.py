@@ -1,18 +1,18 @@
-"""What a run of the benchmark has found so far."""
+"""Settings and results of a benchmark run."""
 
 import statistics
 from dataclasses import dataclass, field
 from typing import Any
 
-from strata.serving.bench import gaps
+from strata.serving.bench import itl_attribution
 from strata.serving.bench.clients import measure
 from strata.serving.bench.clients.calibration import Calibration
 from strata.serving.bench.clients.load import Level
 from strata.serving.bench.clients.measure import Slo, Summary
 from strata.serving.bench.clients.workloads import Workload
-from strata.serving.bench.gaps import Gaps
+from strata.serving.bench.itl_attribution import Histograms
 
-BUSY = 0.5  # of what the clients can take: above, they may be what is measured
+BUSY = 0.5  # share of the clients' capacity above which they may be the bottleneck
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,13 @@ class Measured:
     summary: Summary
     kinds: dict[str, Summary]
     client_cpu: list[float]
-    gaps: Gaps = field(default_factory=dict)  # by the server's own histograms
+    gaps: Histograms = field(default_factory=dict)  # ITL counts from the server's histograms
 
     def doubts(self, calibration: Calibration) -> str | None:
-        """Why the clients, not the server, may be what was measured here."""
+        """The reason why the clients may be the bottleneck, if any."""
         share = self.summary.events_per_s / (calibration.events_per_s * len(self.client_cpu) / calibration.clients)
         if share > BUSY:
-            return f"{share:.0%} of the events its clients can take"
+            return f"{share:.0%} of the clients' capacity"
         if max(self.client_cpu) > BUSY:
             return f"a client used {max(self.client_cpu):.0%} of a core"
         return None
@@ -52,15 +52,15 @@ class Ran:
     cross_check: dict[str, Any] | None
 
 
-def middle(rounds: list[Ran]) -> Ran:
-    """One in the place of several rounds: each figure its median."""
+def median(rounds: list[Ran]) -> Ran:
+    """Medians over several rounds."""
     measured = []
     for number in range(max(len(ran.measured) for ran in rounds)):
-        ones = [ran.measured[number] for ran in rounds if number < len(ran.measured)]  # a round may have been cut short
-        kinds = {kind: measure.middle([one.kinds[kind] for one in ones]) for kind in ones[0].kinds}
+        ones = [ran.measured[number] for ran in rounds if number < len(ran.measured)]  # a round may have been interrupted
+        kinds = {kind: measure.median([one.kinds[kind] for one in ones]) for kind in ones[0].kinds}
         busiest = max((one.client_cpu for one in ones), key=max)
-        summary, lengths = measure.middle([one.summary for one in ones]), gaps.together([one.gaps for one in ones])
-        measured.append(Measured(ones[0].level, summary, kinds, busiest, lengths))
+        summary, histograms = measure.median([one.summary for one in ones]), itl_attribution.merged([one.gaps for one in ones])
+        measured.append(Measured(ones[0].level, summary, kinds, busiest, histograms))
     return Ran(statistics.median(ran.start_s for ran in rounds), measured, rounds[-1].cross_check)
 
 
@@ -68,12 +68,12 @@ def middle(rounds: list[Ran]) -> Ran:
 class Results:
     calibration: Calibration
     rounds: dict[str, list[Ran]] = field(default_factory=dict)
-    ran: dict[str, Ran] = field(default_factory=dict)  # of all rounds so far
+    ran: dict[str, Ran] = field(default_factory=dict)  # medians of all rounds so far
     failed: dict[str, str] = field(default_factory=dict)
 
     def add(self, contender: str, ran: Ran) -> None:
         self.rounds.setdefault(contender, []).append(ran)
-        self.ran[contender] = middle(self.rounds[contender])
+        self.ran[contender] = median(self.rounds[contender])
 
     def at(self, contender: str, level: Level) -> Measured | None:
         found = self.ran.get(contender)

@@ -1,7 +1,7 @@
-"""Is the client what we measure? It is timed once in every run against a server that does nothing but keep a pace.
+"""Calibration of the clients: their capacity in events per second, measured against a server with a fixed pace.
 
-The most events a second that the clients can take follows from the CPU time each event cost them. A busier client reads
-several events at once, which is cheaper, so this is rather too low than too high.
+The capacity follows from the client's CPU time per event. A busier client reads several events per system call, which is
+cheaper, so the figure is a low estimate. It shows whether a benchmark measured the clients instead of the server.
 """
 
 import asyncio
@@ -23,9 +23,9 @@ EVENT = {"id": "cmpl-0123456789abcdef0123456789abcdef", "object": "text_completi
 @dataclass(frozen=True)
 class Calibration:
     clients: int
-    events_per_s: float  # the most that all clients together can take
+    events_per_s: float  # capacity of all clients together
     pace_s: float
-    itl_p50: float  # what the client made of that pace
+    itl_p50: float  # as the client measured that pace
     itl_p99: float
 
 
@@ -35,7 +35,7 @@ def calibrate(clients: int) -> Calibration:
     here, there = context.Pipe(duplex=False)
     server = context.Process(target=_serve, args=(there,), daemon=True)
     server.start()
-    there.close()  # else nobody would hear of a server that ends early
+    there.close()  # otherwise the pipe stays open when the server ends early
     try:
         target = load.Target("127.0.0.1", _port(here, server), "model")
         outcome = load.run(target, workload, load.Level(2 * STREAMS, concurrency=STREAMS), clients=1, seed=0)
@@ -52,13 +52,11 @@ def _port(pipe: Pipe, server: BaseProcess) -> int:
     try:
         if pipe.poll(START_S):
             return int(pipe.recv())
-        reason = f"said nothing within {START_S:.0f} s"
+        reason = f"did not start within {START_S:.0f} s"
     except EOFError:
         server.join(START_S)
         reason = f"ended with code {server.exitcode}"
-    raise UserError(
-        f"The server that the clients are timed against {reason}.", "Its own words are above, if it had any. See 'strata doctor'."
-    )
+    raise UserError(f"The calibration server {reason}.", "Its output, if any, is above. See 'strata doctor'.")
 
 
 def _serve(pipe: Pipe) -> None:
@@ -71,7 +69,7 @@ def _serve(pipe: Pipe) -> None:
 
 
 async def start(pace_s: float) -> asyncio.Server:
-    """Answers every completion with as many events as tokens were asked for, one each `pace_s`, first one included."""
+    """Answers every completion with `max_tokens` events, one per `pace_s`, including the first."""
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

@@ -1,4 +1,4 @@
-"""The same load from the client people trust, `vllm bench serve`: do our clients see what it sees?"""
+"""Drives the same load with `vllm bench serve`, to check the results of Strata's own clients."""
 
 import json
 import os
@@ -11,18 +11,18 @@ from strata.serving.bench.clients.load import Level, Target
 from strata.serving.bench.clients.workloads import Workload
 from strata.serving.bench.contenders.subject import Subject
 
-MOST = 64  # above, that client's one process is the bottleneck
+MOST = 64  # at a higher concurrency the single process of that client is the bottleneck
 LIMIT_S = 600
 
 
 def level_for(levels: list[Level]) -> Level | None:
-    """The strongest closed loop it can drive."""
+    """The closed loop with the highest concurrency up to `MOST`."""
     closed = [level for level in levels if level.concurrency and level.concurrency <= MOST]
     return max(closed, key=lambda level: level.concurrency or 0, default=None)
 
 
 def run(target: Target, subject: Subject, workload: Workload, level: Level, seed: int, folder: Path) -> dict[str, Any]:
-    """Its numbers under our names, in seconds; or `error`."""
+    """Results of `vllm bench serve` with the field names of `Summary`, in seconds; or `error`."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "vllm-bench.json"
     file.unlink(missing_ok=True)

@@ -1,6 +1,6 @@
-"""The load: several client processes, each with its share of the requests, that start together.
+"""Load generator: client processes that start together, each with a share of the requests.
 
-Closed loop: so many requests are always under way. Poisson: requests come at random times, however busy the server is.
+Closed loop: a fixed concurrency. Poisson: requests arrive at random times, independent of the server's load.
 """
 
 import asyncio
@@ -25,15 +25,17 @@ from strata.platform.errors import UserError
 from strata.serving.bench.clients.stream import Answer, Connections
 from strata.serving.bench.clients.workloads import Request, Workload
 
-LIMIT_S = 300.0  # of one request
-END_S = 5.0  # for a client process that is told to end
+LIMIT_S = 300.0  # timeout of a request
+END_S = 5.0  # for a client process to end after SIGTERM
 WARM_UP_TOKENS = 16
-WARM_UP_NUMBER = 10**9  # numbers of conversations from here on are no measured ones: warming up must not fill a prefix cache
+WARM_UP_NUMBER = (
+    10**9
+)  # conversations from here on are not measured: the warm-up must not put measured prompts into a prefix cache
 
 
 @dataclass(frozen=True)
 class Level:
-    """One strength of the load: `concurrency` for a closed loop, `rate` (requests a second) for Poisson; never both."""
+    """One load level: `concurrency` for a closed loop, or `rate` (requests per second) for Poisson arrivals."""
 
     conversations: int
     concurrency: int | None = None
@@ -41,7 +43,7 @@ class Level:
 
     @property
     def label(self) -> str:
-        return f"{self.concurrency} at once" if self.concurrency else f"{self.rate:g}/s"
+        return f"concurrency {self.concurrency}" if self.concurrency else f"{self.rate:g} req/s"
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Record:
-    """What a client saw of one request. The clock is the machine's, so records of several processes compare."""
+    """One request as the client measured it. The clock is the same in all processes of the machine."""
 
     kind: str
     start: float
@@ -65,18 +67,18 @@ class Record:
     prefill: str = ""
 
 
-Result = tuple[list[Record], float]  # a client process's requests, and the share of a core it used
+Result = tuple[list[Record], float]  # requests of a client process, and its CPU use in cores
 
 
 @dataclass(frozen=True)
 class Outcome:
     records: list[Record]
-    client_cpu: list[float]  # of each client process: the share of a core it used
+    client_cpu: list[float]  # CPU use of each client process, in cores
 
 
 @dataclass(frozen=True)
 class Share:
-    """What one of the client processes does."""
+    """The part of the load that one client process sends."""
 
     target: Target
     workload: Workload
@@ -94,7 +96,7 @@ class Share:
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C under load, with what was answered until then."""
+    """Ctrl-C under load. Carries the requests finished until then."""
 
     def __init__(self, outcome: Outcome) -> None:
         super().__init__()
@@ -119,15 +121,15 @@ def run(target: Target, workload: Workload, level: Level, clients: int, seed: in
             for pipe in wait(waiting):
                 results[pipe] = _received(pipe, processes[pipe])  # type: ignore[arg-type, index]
     except KeyboardInterrupt:
-        _take_what_is_there(processes, results)
-        raise Interrupted(_together(results)) from None
+        _collect_partial_results(processes, results)
+        raise Interrupted(_merged(results)) from None
     finally:
         for started in processes.values():
             started.terminate()
             started.join(END_S)
             started.kill()
             started.join()
-    return _together(results)
+    return _merged(results)
 
 
 def _received(pipe: Pipe, process: "BaseProcess") -> Result:
@@ -136,33 +138,33 @@ def _received(pipe: Pipe, process: "BaseProcess") -> Result:
     except EOFError:
         process.join(END_S)
         raise UserError(
-            f"A client process of the load ended with code {process.exitcode} before it was done.",
-            "Its own words are above, if it had any. With code -9 it was killed, perhaps for memory: take fewer --clients.",
+            f"A client process ended with code {process.exitcode} before it was done.",
+            "Its output, if any, is above. Code -9: killed, perhaps for lack of memory; use fewer --clients.",
         ) from None
     return result
 
 
-def _take_what_is_there(processes: "dict[Pipe, BaseProcess]", results: dict[Pipe, Result]) -> None:
-    """Clients that are told to end send what they have seen so far."""
+def _collect_partial_results(processes: "dict[Pipe, BaseProcess]", results: dict[Pipe, Result]) -> None:
+    """Terminates the clients, which then send their records so far."""
     waiting = {pipe: process for pipe, process in processes.items() if pipe not in results}
     for process in waiting.values():
         process.terminate()
     for pipe in waiting:
-        with contextlib.suppress(EOFError):  # it had not begun
+        with contextlib.suppress(EOFError):  # it ended before the load started
             if pipe.poll(END_S):
                 results[pipe] = pipe.recv()
 
 
-def _together(results: dict[Pipe, Result]) -> Outcome:
+def _merged(results: dict[Pipe, Result]) -> Outcome:
     return Outcome([record for records, _ in results.values() for record in records], [cpu for _, cpu in results.values()])
 
 
 def _client(share: Share, barrier: Any, pipe: Pipe) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which ends us
-    pipe.send(asyncio.run(_until_told_to_end(share, barrier)))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which terminates this process
+    pipe.send(asyncio.run(_until_terminated(share, barrier)))
 
 
-async def _until_told_to_end(share: Share, barrier: Any) -> Result:
+async def _until_terminated(share: Share, barrier: Any) -> Result:
     records: list[Record] = []
     began, cpu = time.perf_counter(), time.process_time()
     driving = asyncio.ensure_future(_drive(share, barrier, records))
@@ -174,12 +176,12 @@ async def _until_told_to_end(share: Share, barrier: Any) -> Result:
 
 
 async def _drive(share: Share, barrier: Any, records: list[Record]) -> float:
-    """Adds to `records` what is answered; returns the share of a core that it used."""
+    """Appends finished requests to `records`. Returns the CPU use in cores."""
     work = [_prepare(share, number) for number in share.numbers()]
     connections = Connections(share.target.host, share.target.port)
     await _warm_up(share, connections)
     gc.collect()
-    gc.disable()  # its pauses would look like the server's
+    gc.disable()  # its pauses would count as the server's latency
     await asyncio.to_thread(barrier.wait, LIMIT_S)
     began, cpu = time.perf_counter(), time.process_time()
     if share.level.concurrency:
@@ -219,13 +221,13 @@ def message(target: Target, request: Request) -> bytes:
 
 
 async def _warm_up(share: Share, connections: Connections) -> None:
-    """As many at once as will be measured, with short answers. It fails where the measurement will: that one tells."""
-    asked: list[Request] = []
+    """Sends short requests at the measured concurrency. Errors are ignored: the measurement reports them."""
+    requests: list[Request] = []
     for slot in range(max(share.slots(), 2)):
         number = WARM_UP_NUMBER + slot * share.of + share.number
         first = share.workload.conversation(share.seed, number)[0]
-        asked.append(Request(first.prompt, min(first.output, WARM_UP_TOKENS), first.kind))
-    await asyncio.gather(*(_ask(connections, request, message(share.target, request)) for request in asked))
+        requests.append(Request(first.prompt, min(first.output, WARM_UP_TOKENS), first.kind))
+    await asyncio.gather(*(_send(connections, request, message(share.target, request)) for request in requests))
 
 
 async def _closed_loop(connections: Connections, work: deque[Prepared], slots: int, records: list[Record]) -> None:
@@ -247,32 +249,33 @@ async def _poisson(
 
 
 def _arrivals(share: Share) -> Iterator[float]:
-    """One Poisson process for all clients, of which each has every n-th arrival. Conversations come, so that requests come
-    at the rate asked for."""
+    """Arrival times of this client's conversations: every n-th arrival of one Poisson process for all clients.
+
+    The process generates conversations, at a rate that results in the requested number of requests per second."""
     assert share.level.rate
     mean = share.workload.requests_per_conversation / share.level.rate
-    gaps = numpy.random.default_rng(share.seed).exponential(mean, share.level.conversations)
-    times = numpy.cumsum(gaps)
+    intervals = numpy.random.default_rng(share.seed).exponential(mean, share.level.conversations)
+    times = numpy.cumsum(intervals)
     return iter(times[share.number :: share.of].tolist())
 
 
 async def _converse(connections: Connections, conversation: Prepared, records: list[Record]) -> None:
     for request, payload in conversation:
-        records.append(await _ask(connections, request, payload))
+        records.append(await _send(connections, request, payload))
 
 
-async def _ask(connections: Connections, request: Request, payload: bytes) -> Record:
+async def _send(connections: Connections, request: Request, payload: bytes) -> Record:
     start = time.perf_counter()
     try:
         async with asyncio.timeout(LIMIT_S):
-            answer = await connections.ask(payload)
+            answer = await connections.send(payload)
     except TimeoutError:
         answer = Answer((), 0, f"no answer within {LIMIT_S:.0f} s")
     except OSError as failure:
         answer = Answer((), 0, str(failure))
     error = answer.error
-    if error is None and answer.tokens != request.output:  # fewer tokens would pass for speed
-        error = f"{answer.tokens} tokens, where {request.output} were asked for"
+    if error is None and answer.tokens != request.output:  # a shorter answer would count as speed
+        error = f"{answer.tokens} tokens instead of {request.output}"
     return Record(request.kind, start, time.perf_counter(), answer.arrivals, answer.tokens, error, answer.prefill)
 
 

@@ -1,4 +1,4 @@
-"""From what the clients saw to the numbers people compare."""
+"""Throughput, TTFT, ITL, TPOT and goodput from the clients' records."""
 
 import statistics
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from strata.serving.bench.clients.load import Record
 @dataclass(frozen=True)
 class Slo:
     ttft_s: float
-    itl_s: float  # of a request's mean
+    itl_s: float  # of a request's mean ITL (TPOT)
 
     def met_by(self, record: Record) -> bool:
         return record.error is None and ttft(record) <= self.ttft_s and mean_itl(record) <= self.itl_s
@@ -21,9 +21,10 @@ class Slo:
 
 @dataclass(frozen=True)
 class Summary:
-    """Latencies in seconds, None where nothing was answered. ITL is the gap between two events of a stream, as `vllm bench
-    serve` has it; a server that sends several in one go has gaps of zero among them, so the requests' mean ITL and the
-    tokens that came at once stand beside it."""
+    """Results of one load level. Latencies are in seconds, and None if no request succeeded.
+
+    ITL is the time between two events of a stream, as in `vllm bench serve`. A server that sends several events together has
+    ITLs of zero, so the summary also has `mean_itl` (TPOT: mean ITL per request) and `tokens_at_once` (tokens per read)."""
 
     requests: int
     errors: int
@@ -42,11 +43,11 @@ class Summary:
     events_per_s: float
     tokens_per_event: float | None
     tokens_at_once: float | None
-    remote_share: float | None = None  # of prompts that a prefill engine took, where the server says so
+    remote_share: float | None = None  # share of prompts with remote prefill, if the server reports it
 
 
-def middle(summaries: Sequence[Summary]) -> Summary:
-    """Of the same load at several times: medians, but for what is counted."""
+def median(summaries: Sequence[Summary]) -> Summary:
+    """Medians over several rounds of the same load; sums of counts."""
     found: dict[str, Any] = {}
     for field in fields(Summary):
         values = [value for one in summaries if (value := getattr(one, field.name)) is not None]
@@ -68,7 +69,7 @@ def mean_itl(record: Record) -> float:
 
 
 def summarise(records: Sequence[Record], slo: Slo) -> Summary:
-    """Speeds are over the time from the first request to the end of the last; a failed request adds to that time only."""
+    """Rates are over the time from the first request to the end of the last. Failed requests count only in that time."""
     assert records
     seconds = max(record.end for record in records) - min(record.start for record in records)
     good = [record for record in records if record.error is None]
@@ -76,8 +77,8 @@ def summarise(records: Sequence[Record], slo: Slo) -> Summary:
     tokens = sum(record.tokens for record in good)
     events = sum(len(record.arrivals) for record in good)
     reads = sum(len(set(record.arrivals)) for record in good)
-    gaps = numpy.concatenate([numpy.diff(record.arrivals) for record in good]) if good else numpy.array([])
-    told = [record.prefill for record in good if record.prefill]
+    itls = numpy.concatenate([numpy.diff(record.arrivals) for record in good]) if good else numpy.array([])
+    prefills = [record.prefill for record in good if record.prefill]
     within = sum(slo.met_by(record) for record in records)
     return Summary(
         requests=len(records),
@@ -88,8 +89,8 @@ def summarise(records: Sequence[Record], slo: Slo) -> Summary:
         tokens_per_s=tokens / seconds,
         ttft_p50=percentile([ttft(record) for record in good], 50),
         ttft_p99=percentile([ttft(record) for record in good], 99),
-        itl_p50=percentile(gaps, 50),
-        itl_p99=percentile(gaps, 99),
+        itl_p50=percentile(itls, 50),
+        itl_p99=percentile(itls, 99),
         mean_itl_p50=percentile([mean_itl(record) for record in good], 50),
         end_to_end_p50=percentile([record.end - record.start for record in good], 50),
         goodput_share=within / len(records),
@@ -97,12 +98,12 @@ def summarise(records: Sequence[Record], slo: Slo) -> Summary:
         events_per_s=events / seconds,
         tokens_per_event=tokens / events if events else None,
         tokens_at_once=tokens / reads if reads else None,
-        remote_share=told.count("remote") / len(told) if told else None,
+        remote_share=prefills.count("remote") / len(prefills) if prefills else None,
     )
 
 
 def by_kind(records: Sequence[Record], slo: Slo) -> dict[str, Summary]:
-    """Of each kind of request, where there is more than one."""
+    """One summary per kind of request; empty if there is only one kind."""
     kinds = sorted({record.kind for record in records})
     if len(kinds) == 1:
         return {}

@@ -1,7 +1,7 @@
-"""One streamed completion over a raw connection: as little work for each event as timing it takes.
+"""Minimal HTTP client for streamed completions, with little CPU time per event.
 
-A client that parses every event is itself what a benchmark of tens of thousands of tokens a second measures. Here an
-event costs a split and a clock reading; only the last one, which reports the usage, is decoded.
+At tens of thousands of tokens per second, a client that parses every event would measure itself. This one splits events and
+reads the clock. It decodes only the last event, which reports the usage.
 """
 
 import asyncio
@@ -17,21 +17,21 @@ DONE = b"data: [DONE]"
 
 @dataclass(frozen=True)
 class Answer:
-    arrivals: tuple[float, ...]  # when each event with tokens was there; events that came in one read share their time
+    arrivals: tuple[float, ...]  # arrival time of each event with tokens; events of one read have the same time
     tokens: int
     error: str | None = None
-    prefill: str = ""  # where our endpoint says that it was prefilled; others say nothing
+    prefill: str = ""  # place of prefill from Strata's response header; empty with other servers
 
 
 class Reply:
-    """What has come of one HTTP response, fed with bytes as they arrive."""
+    """Incremental parser of one HTTP response."""
 
     def __init__(self) -> None:
         self.status = 0
         self._prefill = ""
         self.arrivals: list[float] = []
-        self._raw = b""  # not yet taken apart: a part of the head, of a chunk, or of a body with a known length
-        self._text = b""  # an event that is not yet complete, or the whole body of a response that is no stream
+        self._raw = b""  # unparsed bytes: part of the head, of a chunk, or of a body with a known length
+        self._text = b""  # an incomplete event, or the whole body if the response is not a stream
         self._last = b""
         self._chunked = False
         self._streamed = False
@@ -43,7 +43,7 @@ class Reply:
         return bool(self.status or self._raw)
 
     def feed(self, data: bytes, now: float) -> bool:
-        """Whether the response is complete."""
+        """Parses more bytes. Returns whether the response is complete."""
         self._raw += data
         if not self.status and not self._read_head():
             return False
@@ -61,7 +61,7 @@ class Reply:
         return complete
 
     def closed(self) -> bool:
-        """Whether it is complete now that the server has closed the connection."""
+        """Whether the response is complete when the server has closed the connection."""
         return self._done or (self.status != 0 and not self._chunked and self._length is None)
 
     def answer(self) -> Answer:
@@ -94,7 +94,7 @@ class Reply:
         return True
 
     def _dechunk(self) -> tuple[bytes, bool]:
-        """Chunks need not be events: a proxy may cut and join them as it likes."""
+        """Decodes chunked transfer encoding. Chunks need not be whole events: a proxy may split and join them."""
         raw, at, parts = self._raw, 0, []
         complete = False
         while not complete and (end := raw.find(b"\r\n", at)) >= 0:
@@ -117,7 +117,7 @@ class Reply:
 
 
 class Connection(asyncio.Protocol):
-    """Kept open from one request to the next; one request at a time."""
+    """A keep-alive connection, for one request at a time."""
 
     def __init__(self) -> None:
         self.open = False
@@ -125,7 +125,7 @@ class Connection(asyncio.Protocol):
         self.reply = Reply()
         self._complete: asyncio.Future[None] | None = None
 
-    async def ask(self, request: bytes) -> Reply:
+    async def send(self, request: bytes) -> Reply:
         self.reply = Reply()
         self._complete = asyncio.get_running_loop().create_future()
         self._transport.write(request)
@@ -159,21 +159,21 @@ class Connection(asyncio.Protocol):
 
 
 class Connections:
-    """The connections of one client process to one server."""
+    """Connection pool of a client process."""
 
     def __init__(self, host: str, port: int) -> None:
         self._host, self._port = host, port
         self._idle: list[Connection] = []
 
-    async def ask(self, request: bytes) -> Answer:
-        """A server may close an idle connection just as a request is on its way; then, as any client, ask once more."""
+    async def send(self, request: bytes) -> Answer:
+        """Sends a request. Retries if the server closed an idle connection before it responded, as HTTP clients do."""
         while True:
-            connection = await self._take()
-            again = connection.used
+            connection = await self._acquire()
+            reused = connection.used
             try:
-                reply = await connection.ask(request)
+                reply = await connection.send(request)
             except ConnectionResetError as error:
-                if again and not connection.reply.begun:
+                if reused and not connection.reply.begun:
                     continue
                 return Answer((), 0, str(error))
             except BaseException:
@@ -183,7 +183,7 @@ class Connections:
                 self._idle.append(connection)
             return reply.answer()
 
-    async def _take(self) -> Connection:
+    async def _acquire(self) -> Connection:
         while self._idle:
             if (connection := self._idle.pop()).open:
                 return connection

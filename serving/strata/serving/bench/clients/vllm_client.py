@@ -1,5 +1,7 @@
-"""`vllm bench serve` under a name that works with every build of vLLM: its own command line asks for metadata of a package
-named `vllm`, which the CPU build has not."""
+"""Runs `vllm bench serve` with any build of vLLM.
+
+vLLM's own command line reads the metadata of a package named `vllm`, which the CPU build does not have.
+"""
 
 from vllm.benchmarks.serve import add_cli_args, main
 from vllm.utils.argparse_utils import FlexibleArgumentParser

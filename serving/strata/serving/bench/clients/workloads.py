@@ -1,7 +1,7 @@
-"""What is asked: prompts of random token ids, the same for every contender.
+"""Workloads: prompts of random token ids, the same for every contender.
 
-Each conversation is drawn from a generator of its own, seeded with its number: how many there are, and which client
-process sends them, changes nothing.
+Each conversation has its own generator, seeded with its number. The prompts do not depend on the number of conversations or on
+the client process that sends them.
 """
 
 from dataclasses import dataclass
@@ -17,15 +17,15 @@ NAMES: tuple[Name, ...] = get_args(Name)
 class Request:
     prompt: tuple[int, ...]
     output: int
-    kind: str  # requests of one kind are also summed up apart from the others
+    kind: str  # results are also reported per kind
 
 
-Conversation = tuple[Request, ...]  # asked one after the other
+Conversation = tuple[Request, ...]  # sent one after the other
 
 
 @dataclass(frozen=True)
 class Workload:
-    """`mixed` has prompts of `long_input` tokens among those of `input`; in `multiturn` every turn adds `input` tokens."""
+    """`mixed` has a share of prompts with `long_input` tokens. In `multiturn`, every turn adds `input` tokens."""
 
     name: Name
     vocab: int
@@ -37,7 +37,7 @@ class Workload:
 
     @property
     def prefix_caching(self) -> bool:
-        """Off where no prompt repeats another, so that nobody wins by remembering the warm-up."""
+        """Off if no prompt repeats another, so that no contender profits from cached warm-up prompts."""
         return self.name == "multiturn"
 
     @property
@@ -68,7 +68,7 @@ class Workload:
                 return self._turns(random)
 
     def _turns(self, random: numpy.random.Generator) -> Conversation:
-        """Random tokens stand for the answer in the turns after it: real answers would differ between contenders."""
+        """Later prompts contain random tokens in place of the answers, which would differ between contenders."""
         prompt: tuple[int, ...] = ()
         turns = []
         for turn in range(self.turns):
