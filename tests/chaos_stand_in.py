@@ -1,4 +1,4 @@
-"""An endpoint without engines: it answers from the prompt alone, and has replicas that can be killed and come back."""
+"""Stand-in endpoint without engines. Answers depend only on the prompt; its replicas can be killed and are replaced."""
 
 import asyncio
 import hashlib
@@ -17,30 +17,32 @@ EVENT_S = 0.005
 
 @dataclass
 class StandIn:
-    """`breaks`: streams end with their decode replica. `errs`: so they do, with an error in the stream. `wrong`: answers
-    after a decode replica's death are not the same. `dead`: nothing that is killed comes back. `rejects`: a new controller stops
-    the replicas that it finds, and starts others."""
+    """A configurable endpoint.
+
+    `breaks`: streams break with their decode replica. `errs`: they end with an error event. `wrong`: answers differ after the
+    death of a decode replica. `dead`: killed replicas are not replaced. `rejects`: a new controller replaces the replicas that
+    it finds."""
 
     breaks: bool = False
     errs: bool = False
     wrong: bool = False
     dead: bool = False
     rejects: bool = False
-    away_s: float = 0.3  # from a replica's death to the next one
+    away_s: float = 0.3  # from a replica's death to its replacement
     port: int = 0
     migrations: int = 0
-    cut: int = 0  # streams that broke or erred
-    spoiled: int = 0  # wrong answers given
+    cut: int = 0  # streams that broke or ended with an error
+    spoiled: int = 0  # wrong answers
     fewest_engines: int = 99
     killed: list[Kind] = field(default_factory=list)
-    asked: list[dict[str, Any]] = field(default_factory=list)
+    received: list[dict[str, Any]] = field(default_factory=list)
     _alive: dict[Kind, list[Replica]] = field(default_factory=dict)
     _least_decoding: int = 99
     _pids: Iterator[int] = field(default_factory=lambda: itertools.count(1000))
     _writers: set[asyncio.StreamWriter] = field(default_factory=set)
     _deaths: int = 0
 
-    # What chaos sees of its processes
+    # Processes, as chaos finds them
 
     def find(self, kind: Kind) -> list[Replica]:
         return list(self._alive[kind])
@@ -58,7 +60,7 @@ class StandIn:
             self._deaths += 1
             self.migrations += 1
         if kind == Kind.GATEWAY:
-            self.migrations = 0  # its counters go with it
+            self.migrations = 0  # its counters are lost with it
             self._server.close()
             for writer in self._writers:
                 writer.transport.abort()
@@ -76,7 +78,7 @@ class StandIn:
     def least_decoding(self) -> int:
         return self._least_decoding
 
-    # What clients see
+    # HTTP, for clients
 
     @property
     def url(self) -> str:
@@ -109,7 +111,7 @@ class StandIn:
         elif body["stream"]:
             await self._stream(path, body, writer)
         else:
-            self.asked.append(body)
+            self.received.append(body)
             words = self._words(body)
             await asyncio.sleep(EVENT_S * len(words))
             usage = {"prompt_tokens": 1, "completion_tokens": len(words)}
@@ -117,7 +119,7 @@ class StandIn:
             _plain(writer, json.dumps({"id": "one", "choices": choices, "usage": usage}))
 
     async def _stream(self, path: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
-        self.asked.append(body)
+        self.received.append(body)
         began_after = self._deaths
         writer.write(
             b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -144,7 +146,7 @@ class StandIn:
         writer.write(b"0\r\n\r\n")
 
     def _words(self, body: dict[str, Any]) -> list[str]:
-        """As many as tokens were asked for; which ones, the prompt decides."""
+        """`max_tokens` words derived from the prompt."""
         prompt = json.dumps(body.get("prompt") or body["messages"])
         digest = hashlib.sha256(prompt.encode()).hexdigest()
         spoiled = self.wrong and self._deaths > 0
@@ -172,7 +174,7 @@ class StandIn:
 
 @contextmanager
 def stand_in(**behaviour: Any) -> Iterator[StandIn]:
-    """In a thread of its own, so that what runs an event loop itself can be tested against it."""
+    """Runs the endpoint in a thread, for tests of code that runs its own event loop."""
     one = StandIn(**behaviour)
     started = threading.Event()
     thread = threading.Thread(target=lambda: asyncio.run(one._up(started)))

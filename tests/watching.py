@@ -1,7 +1,8 @@
-"""A real Prometheus beside a test session, set up as `strata monitor` sets it up, only quicker and with a GPU node of each kind.
+"""Prometheus for a test session, configured as by `strata monitor`, but with short intervals and recorded GPU metrics.
 
-This machine has no GPU: what the exporters wrote on machines with some is served in their place. Our exporter's node is given
-this machine's name, so that rules which bring GPUs and Ray's nodes together find a pair."""
+Recorded output of Strata's GPU exporter and of DCGM replaces real GPUs. The node name in the exporter's output is replaced by
+this machine's, so that rules which join GPUs with Ray nodes match.
+"""
 
 import json
 import os
@@ -27,7 +28,7 @@ from strata.platform.files import write_atomic
 from strata.platform.ray_cluster import local_ray
 
 RECORDED = ROOT / "tests" / "monitoring" / "recorded"
-EVERY_S = 1  # a scrape, and an evaluation of the rules: a run of a few seconds must be several of them
+EVERY_S = 1  # scrape and rule evaluation interval, so that a run of a few seconds has several samples
 
 
 @dataclass(frozen=True)
@@ -37,25 +38,25 @@ class Watch:
     began: float
     stop: Callable[[], None]
 
-    def ask(self, what: str, **parameters: Any) -> Any:
+    def query(self, what: str, **parameters: Any) -> Any:
         answer = self.client.get(f"/api/v1/{what}", params=parameters).json()
         assert answer["status"] == "success", f"{answer['error']}: {parameters}"
         return answer["data"]
 
     def history(self, expr: str) -> list[list[float]]:
-        """Each series' values since the watch began, as a panel asks for them; NaN draws nothing."""
-        found = self.ask("query_range", query=expr, start=self.began, end=time.time(), step=2 * EVERY_S)["result"]
+        """Values of each series since the start, as a Grafana panel queries them, without NaN."""
+        found = self.query("query_range", query=expr, start=self.began, end=time.time(), step=2 * EVERY_S)["result"]
         every = [[float(value) for _, value in one["values"] if value != "NaN"] for one in found]
         return [values for values in every if values]
 
     def wait_for(self, expr: str, limit_s: float = 60) -> None:
         deadline = time.monotonic() + limit_s
         while not self.history(expr):
-            assert time.monotonic() < deadline, f"nothing in {limit_s:.0f} s: {expr}"
+            assert time.monotonic() < deadline, f"no result within {limit_s:.0f} s: {expr}"
             time.sleep(0.5)
 
     def names(self) -> set[str]:
-        return set(self.ask("label/__name__/values"))
+        return set(self.query("label/__name__/values"))
 
     def scrape_endpoint(self, url: str) -> None:
         address = scrape.Endpoint.parse(url).address
@@ -64,14 +65,14 @@ class Watch:
 
 @contextmanager
 def watching(folder: Path) -> Iterator[Watch]:
-    """Until `stop` is called, or the block ends: a scrape costs the endpoint some time, which tests of its speed would notice."""
+    """Runs until `stop` or the end of the block. Scrapes take time of the endpoint, which would affect tests of its speed."""
     own = (RECORDED / "gpu_exporter.txt").read_text().replace("gpu-node-1", node_name())
     laptop = scrape.laptop
     with ExitStack() as stack:
         gpu_port = stack.enter_context(_serving({"/metrics": own, "/dcgm": (RECORDED / "dcgm_exporter.txt").read_text()}))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(scrape, "ray_targets", lambda _: "[]")
-            patch.setattr(scrape, "laptop", lambda *arguments: _quicker(laptop(*arguments), folder, gpu_port))
+            patch.setattr(scrape, "laptop", lambda *arguments: _shortened(laptop(*arguments), folder, gpu_port))
             held = stack.enter_context(ports.reserve())
             running = prometheus.running(folder, held.port, ["http://127.0.0.1:8000"], gpu_port, "1d")
             server = stack.enter_context(running)
@@ -82,7 +83,7 @@ def watching(folder: Path) -> Iterator[Watch]:
 
 @contextmanager
 def _following(folder: Path) -> Iterator[None]:
-    """Ray clusters come and go. Those of this session alone: a run that somebody else has on this machine proves nothing here."""
+    """Updates the scrape targets as Ray clusters start and stop. Only clusters of this test session count."""
     stop = threading.Event()
     sessions, targets = folder / "sessions", folder / "targets" / "ray.json"
     sessions.mkdir()
@@ -117,8 +118,8 @@ def _targets(folder: Path) -> Path:
     return folder / "targets" / "endpoint.json"
 
 
-def _quicker(config: dict[str, Any], folder: Path, gpu_port: int) -> dict[str, Any]:
-    """Every test serves on a port of its own, known only later: its address comes in a file, like Ray's."""
+def _shortened(config: dict[str, Any], folder: Path, gpu_port: int) -> dict[str, Any]:
+    """Short intervals, and the endpoint's address in a target file, because each test chooses its port later."""
     config["global"] |= {f"{what}_interval": f"{EVERY_S}s" for what in ("scrape", "evaluation")}
     config["global"]["scrape_timeout"] = f"{EVERY_S}s"
     [endpoint] = [job for job in config["scrape_configs"] if job["job_name"] == "strata-endpoint-http"]

@@ -1,4 +1,4 @@
-"""The whole way, on real parts: text -> tokenizer -> DeepSpeed under Ray Train -> export -> two vLLM engines -> a stream."""
+"""End to end with real components: text, tokenizer, DeepSpeed under Ray Train, export, two vLLM engines, a stream."""
 
 import json
 import re
@@ -22,8 +22,8 @@ def test_from_corpus_to_streamed_answer(trained: Path, endpoint: Served) -> None
 
     client = openai.OpenAI(base_url=f"{endpoint.url}/v1", api_key="none")
     stream = client.completions.create(model=endpoint.model, prompt="def ", max_tokens=20, temperature=0, stream=True)
-    pieces = [event.choices[0].text for event in stream if event.choices]
-    assert len(pieces) > 5 and "".join(pieces).strip()
+    deltas = [event.choices[0].text for event in stream if event.choices]
+    assert len(deltas) > 5 and "".join(deltas).strip()
     assert "answers at" in endpoint.output.read_text() and "curl" in endpoint.output.read_text()
 
 

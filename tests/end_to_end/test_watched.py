@@ -1,4 +1,4 @@
-"""A real Prometheus has watched a real run and a real endpoint: everything that boards and alerts ask it has an answer."""
+"""All queries of dashboards and alerts return data from a real Prometheus that scraped a real run and a real endpoint."""
 
 import re
 from collections.abc import Iterator
@@ -15,11 +15,11 @@ from strata.dashboards.board import VARIABLES
 from strata.platform import metrics
 from strata.serving.api.requests import MAX_BODY_BYTES
 
-# Series that cannot be there on one machine without a GPU on a good day, and why. None may be named that is.
+# Series that are absent on one healthy machine without a GPU, with the reason. A series that is present must not be listed.
 OPERATOR = "KubeRay's operator runs on Kubernetes only"
-NO_EVENT = "there from the first time it happens"
-NO_NODE = "the autoscaler tells of no state that no node is in"
-NO_GPU = "Ray's agent tells of GPUs it sees; those here are recordings of the two other sources"
+NO_EVENT = "exists from the first event on"
+NO_NODE = "the autoscaler exports only states that some node is in"
+NO_GPU = "Ray's agent exports only GPUs of this machine; those here are recordings of the two other exporters"
 ABSENT = {
     "kuberay_cluster_condition_provisioned": OPERATOR,
     "kuberay_service_condition_ready": OPERATOR,
@@ -37,9 +37,9 @@ ABSENT = {
     "ray_node_gpu_temperature_celsius": NO_GPU,
     "DCGM_FI_DEV_CLOCKS_EVENT_REASONS": "the recorded DCGM has the older name, CLOCK_THROTTLE_REASONS",
 }
-# The few questions that have no answer without them.
-SILENT_PANELS = {"strata-cluster: KubeRay"}
-SILENT_ALERTS = {
+# Queries that return nothing without these series.
+EMPTY_PANELS = {"strata-cluster: KubeRay"}
+EMPTY_ALERTS = {
     "StrataClusterNotProvisioned",
     "StrataServiceNotReady",
     "StrataJobFailed",
@@ -52,10 +52,10 @@ WORKERS, REPLICAS, MOST_SERIES = 8, 4, 20_000
 
 @pytest.fixture(scope="module")
 def watch(prometheus: Watch, endpoint: Served) -> Iterator[Watch]:
-    """After requests of every kind, and the scrapes that see them."""
+    """Prometheus after requests of every kind and scrapes of their effects."""
     prometheus.scrape_endpoint(endpoint.url)
     prometheus.wait_for(metrics.SERVE_REPLICAS.exported)
-    ask(endpoint)
+    send_requests(endpoint)
     for moved in (
         f"rate({metrics.SERVE_INTER_TOKEN.exported}_count[1m]) > 0",
         f"rate({metrics.SERVE_KV_BYTES.exported}[1m]) > 0",
@@ -67,7 +67,7 @@ def watch(prometheus: Watch, endpoint: Served) -> Iterator[Watch]:
     prometheus.stop()
 
 
-def ask(endpoint: Served) -> None:
+def send_requests(endpoint: Served) -> None:
     with httpx.Client(base_url=endpoint.url, timeout=60) as client:
 
         def post(path: str, **body: Any) -> int:
@@ -81,60 +81,64 @@ def ask(endpoint: Served) -> None:
         assert client.post("/v1/completions", content=b" " * (MAX_BODY_BYTES + 1)).status_code == 413
 
 
-def test_every_panel_shows_something(watch: Watch) -> None:
-    silent = {f"{query.board}: {query.panel}": query.resolved() for query in PANELS if not watch.history(query.resolved())}
+def test_every_panel_has_data(watch: Watch) -> None:
+    empty = {f"{query.board}: {query.panel}": query.resolved() for query in PANELS if not watch.history(query.resolved())}
     print(f"{len(PANELS)} queries of panels")
-    assert silent.keys() == SILENT_PANELS, silent
+    assert empty.keys() == EMPTY_PANELS, empty
 
 
 @pytest.mark.parametrize("name", VARIABLES)
 def test_every_variable_has_values(watch: Watch, name: str) -> None:
     selector = re.sub(r"\$\w+", ".*", VARIABLES[name]).removeprefix("label_values(").removesuffix(f", {name})")
-    assert watch.ask(f"label/{name}/values", **{"match[]": selector})
+    assert watch.query(f"label/{name}/values", **{"match[]": selector})
 
 
-def test_every_recording_rule_records(watch: Watch) -> None:
-    silent = [name for name in RECORDS if not watch.history(name)]
+def test_every_recording_rule_has_data(watch: Watch) -> None:
+    empty = [name for name in RECORDS if not watch.history(name)]
     print(f"{len(RECORDS)} recording rules")
-    assert not silent
+    assert not empty
 
 
 def without_threshold(expr: str) -> str:
-    """An alert is silent on a good day. This is the same alert with comparisons that let everything pass, with exceptions that
-    must find what they except, and with now in place of earlier times, for the run was short: it returns data if each of its
-    series is there and each of its joins finds a partner."""
+    """The expression of an alert without its conditions, which returns data if every series exists and every join matches.
+
+    Comparisons pass everything (`bool`), `unless` becomes `and`, and offsets are removed because the run was short."""
     expr = re.sub(r"\s(==|!=|<=|>=|<|>)\s", r" \1 bool ", expr)
     expr = re.sub(r"\bunless\b", "and", expr)
     return re.sub(r"\boffset \w+", "", expr)
 
 
-def test_every_alert_sees_what_it_watches(watch: Watch) -> None:
+def test_every_alert_has_its_series(watch: Watch) -> None:
     for expr in ALERTS.values():
-        watch.history(expr)  # as it is, it can be asked
-    silent = {name: expr for name, expr in ALERTS.items() if not watch.history(without_threshold(expr))}
+        watch.history(expr)  # the unchanged expression is valid
+    empty = {name: expr for name, expr in ALERTS.items() if not watch.history(without_threshold(expr))}
     print(f"{len(ALERTS)} alerts")
-    assert silent.keys() == SILENT_ALERTS, silent
+    assert empty.keys() == EMPTY_ALERTS, empty
 
 
 def test_rules_are_evaluated_and_an_alert_fires(watch: Watch) -> None:
-    rules = [rule for group in watch.ask("rules")["groups"] for rule in group["rules"]]
+    rules = [rule for group in watch.query("rules")["groups"] for rule in group["rules"]]
     assert len(rules) == len(RULES)
     assert not [rule["lastError"] for rule in rules if rule.get("lastError")]
     assert watch.history('ALERTS{alertname="StrataGpuXidError", alertstate="firing"}'), "the recorded XID"
 
 
-def test_every_series_that_is_asked_for_or_measured_was_scraped(watch: Watch) -> None:
+def test_every_queried_or_declared_series_was_scraped(watch: Watch) -> None:
     there = watch.names()
     assert (NAMES | {name for metric in metrics.EVERY for name in series_of(metric)}) - there <= ABSENT.keys()
-    assert not {name for name, why in ABSENT.items() if name in there and why not in (NO_EVENT, NO_GPU)}, "need no excuse"
+    assert not {name for name, why in ABSENT.items() if name in there and why not in (NO_EVENT, NO_GPU)}, (
+        "present, so remove it from ABSENT"
+    )
 
 
-def test_the_number_of_series_is_bounded(watch: Watch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Counted here, and summed for a run and an endpoint whose workers, replicas and heads have a node each, and a GPU each that
-    both exporters tell of. Rank 0 alone has a run's series; here every worker does, as after that many restarts."""
+def test_number_of_series_is_bounded(watch: Watch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Counts the series here, and extrapolates to a run and an endpoint with a node per worker, replica and head.
+
+    Every worker and replica has a GPU, exported by both exporters. Only rank 0 has a run's series; the sum counts them for every
+    worker, as after that many restarts."""
 
     def most(selector: str, by: str = "job") -> int:
-        """Series at one time, of the one that had most."""
+        """The largest number of simultaneous series of one value of `by`."""
         return int(max(max(values) for values in watch.history(f"count by ({by}) ({{{selector}}})")))
 
     a_run = most('__name__=~"ray_strata_train_.*"', by="run")
@@ -144,7 +148,7 @@ def test_the_number_of_series_is_bounded(watch: Watch, capsys: pytest.CaptureFix
     a_gpu = ceil(max(most('job="strata-gpu"'), most('job="dcgm"')) / 2)
     recorded_of_a_gpu = ceil(most('__name__=~"strata:gpu_.*"') / 4)
     recorded = len([name for name in RECORDS if not name.startswith("strata:gpu_")])
-    alerts = 2 * len(ALERTS)  # ALERTS and ALERTS_FOR_STATE, each for every GPU
+    alerts = 2 * len(ALERTS)  # ALERTS and ALERTS_FOR_STATE, per GPU
     itself = most('job="prometheus"')
 
     total = (
@@ -155,7 +159,7 @@ def test_the_number_of_series_is_bounded(watch: Watch, capsys: pytest.CaptureFix
         + recorded
         + itself
     )
-    here = int(watch.ask("status/tsdb")["headStats"]["numSeries"])
+    here = int(watch.query("status/tsdb")["headStats"]["numSeries"])
     with capsys.disabled():
         print(
             f"\nseries: a node {a_node}, a run {a_run}, a gateway {a_gateway}, an engine {an_engine}, "

@@ -1,4 +1,4 @@
-"""What `strata chaos` counts and how it ends, against an endpoint that can be told to fail; no engine, no Ray."""
+"""Counts and verdicts of `strata chaos` against a stand-in endpoint with configurable failures; no engine, no Ray."""
 
 import asyncio
 import json
@@ -34,14 +34,14 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def disturbed(endpoint: StandIn, *kinds: Kind, overlap: bool = False) -> run.Outcome:
-    return struck(endpoint, [(kind,) for kind in kinds], overlap=overlap)
+    return with_faults(endpoint, [(kind,) for kind in kinds], overlap=overlap)
 
 
-def struck(endpoint: StandIn, blows: list[kills.Blow], overlap: bool = False, spare: bool = False) -> run.Outcome:
-    return asyncio.run(run.disturb(endpoint.url, endpoint, SET, blows, concurrency=8, seed=3, overlap=overlap, spare=spare))
+def with_faults(endpoint: StandIn, faults: list[kills.Fault], overlap: bool = False, spare: bool = False) -> run.Outcome:
+    return asyncio.run(run.disturb(endpoint.url, endpoint, SET, faults, concurrency=8, seed=3, overlap=overlap, spare=spare))
 
 
-def test_the_same_seed_makes_the_same_requests() -> None:
+def test_requests_are_reproducible_by_seed() -> None:
     assert requests.make(50, 1, "m", 256) == requests.make(50, 1, "m", 256)
     assert requests.make(50, 1, "m", 256) != requests.make(50, 2, "m", 256)
 
@@ -52,7 +52,7 @@ def test_requests_are_of_every_kind_and_fit_the_context(context: int) -> None:
     bodies = [one.body for one in made]
     assert all(body["temperature"] == 0 for body in bodies)
     for body in bodies:
-        prompt = body.get("prompt") or body["messages"][0]["content"]  # no tokenizer makes more tokens than bytes
+        prompt = body.get("prompt") or body["messages"][0]["content"]  # no tokenizer produces more tokens than bytes
         assert prompt and len(prompt) + body["max_tokens"] <= context
     kinds = {(one.path, one.streams, "stop" in one.body, "logprobs" in one.body) for one in made}
     assert len(kinds) == 16
@@ -61,15 +61,15 @@ def test_requests_are_of_every_kind_and_fit_the_context(context: int) -> None:
 
 
 def test_kills_are_spread_and_seeded() -> None:
-    blows: list[kills.Blow] = [(Kind.DECODE,), (Kind.DECODE,), (Kind.PREFILL, Kind.CONTROLLER), (Kind.GATEWAY,)]
-    planned = kills.plan(blows, 5, 100.0)
-    assert planned == kills.plan(blows, 5, 100.0) != kills.plan(blows, 6, 100.0)
-    assert sorted(one.kinds for one in planned) == sorted(blows)
+    faults: list[kills.Fault] = [(Kind.DECODE,), (Kind.DECODE,), (Kind.PREFILL, Kind.CONTROLLER), (Kind.GATEWAY,)]
+    planned = kills.plan(faults, 5, 100.0)
+    assert planned == kills.plan(faults, 5, 100.0) != kills.plan(faults, 6, 100.0)
+    assert sorted(one.kinds for one in planned) == sorted(faults)
     moments = [one.at_s for one in planned]
     assert moments == sorted(moments) and moments[0] >= 5 and moments[-1] <= 75
 
 
-def test_what_survives_is_counted_as_the_same() -> None:
+def test_surviving_answers_count_as_the_same() -> None:
     with stand_in() as endpoint:
         outcome = disturbed(endpoint, Kind.PREFILL, Kind.DECODE)
         assert sorted(endpoint.killed) == [Kind.DECODE, Kind.PREFILL]
@@ -77,29 +77,31 @@ def test_what_survives_is_counted_as_the_same() -> None:
     numbers = report.numbers(outcome)
     assert numbers["sent"] == numbers["answered"] >= 24 and numbers["kills"] == 2
     assert not any(numbers[name] for name in ("lost", "different", "broken by gateway", "sent again by the client", "not back"))
-    assert report.counted(outcome.storm)["migrated"] == {"continued": 1}
-    assert report.counted(outcome.peace)["migrated"] == {"continued": 0}
+    assert report.counted(outcome.disturbed)["migrated"] == {"continued": 1}
+    assert report.counted(outcome.baseline)["migrated"] == {"continued": 0}
     assert all(kill.back and kill.back - kill.at > 0.3 for kill in outcome.kills)
 
 
 def test_the_two_passes_share_no_cached_prefix() -> None:
     with stand_in() as endpoint:
         disturbed(endpoint)
-        salts = [body["cache_salt"] for body in endpoint.asked]
+        salts = [body["cache_salt"] for body in endpoint.received]
     assert len(salts) == 48 and len(set(salts[:24])) == len(set(salts[24:])) == 1 and salts[0] != salts[-1]
 
 
-def test_of_two_decode_replicas_one_is_always_there() -> None:
+def test_one_of_two_decode_replicas_always_runs() -> None:
     with stand_in() as endpoint:
         outcome = disturbed(endpoint, Kind.DECODE, Kind.DECODE, Kind.DECODE)
         assert endpoint.least_decoding == 1
     first, second, third = outcome.kills
     assert first.back and second.back and first.back <= second.at and second.back <= third.at
-    assert third.back and max(one.attempts[0].began for one in outcome.storm.sent) > third.back  # the new one has work
+    assert (
+        third.back and max(one.attempts[0].began for one in outcome.disturbed.sent) > third.back
+    )  # the new replica serves requests
 
 
-def test_overlapping_kills_leave_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kills, "LAST", kills.FIRST)  # both at once
+def test_overlapping_kills_leave_no_decode_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kills, "LAST", kills.FIRST)  # both simultaneously
     with stand_in(away_s=1.0) as endpoint:
         outcome = disturbed(endpoint, Kind.DECODE, Kind.DECODE, overlap=True)
         assert endpoint.least_decoding == 0
@@ -107,7 +109,7 @@ def test_overlapping_kills_leave_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("failure", ["breaks", "errs"])
-def test_streams_that_end_with_their_replica_are_lost(failure: str) -> None:
+def test_streams_that_break_with_their_replica_are_lost(failure: str) -> None:
     with stand_in(**{failure: True}) as endpoint:
         outcome = disturbed(endpoint, Kind.DECODE)
     assert 0 < outcome.count(run.Verdict.LOST) == endpoint.cut
@@ -116,105 +118,105 @@ def test_streams_that_end_with_their_replica_are_lost(failure: str) -> None:
     assert "lost" in report.failures(outcome)[0]
 
 
-def test_answers_that_change_are_different() -> None:
+def test_changed_answers_are_different() -> None:
     with stand_in(wrong=True) as endpoint:
         outcome = disturbed(endpoint, Kind.DECODE)
     assert 0 < outcome.count(run.Verdict.DIFFERENT) == endpoint.spoiled
     assert outcome.count(run.Verdict.LOST) == 0 and not outcome.holds
 
 
-def test_what_a_gateway_breaks_is_counted_apart_and_sent_again() -> None:
+def test_requests_broken_by_a_gateway_are_retried_and_counted() -> None:
     with stand_in() as endpoint:
         outcome = disturbed(endpoint, Kind.GATEWAY)
-    assert outcome.holds and outcome.count(run.Verdict.SAME) == len(outcome.storm.sent)
+    assert outcome.holds and outcome.count(run.Verdict.SAME) == len(outcome.disturbed.sent)
     assert 0 < outcome.broken_by_gateway <= outcome.sent_again
     [kill] = outcome.kills
     assert kill.accepted and kill.answered and kill.back
     assert kill.at + endpoint.away_s <= kill.accepted <= kill.answered <= kill.back
 
 
-def test_a_replica_that_does_not_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replica_without_replacement(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kills, "BACK_LIMIT_S", 1.0)
     with stand_in(dead=True) as endpoint:
         outcome = disturbed(endpoint, Kind.DECODE, Kind.DECODE)
-        assert endpoint.killed == [Kind.DECODE]  # the other one was spared
+        assert endpoint.killed == [Kind.DECODE]  # the second kill was skipped
     assert outcome.not_back == 2 and not outcome.holds
     assert report.as_json(outcome)["kills"][0]["back_after_s"] is None
 
 
-def test_nobody_comes_although_two_were_killed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overlapping_kills_without_replacement(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kills, "BACK_LIMIT_S", 1.0)
     with stand_in(dead=True) as endpoint:
         outcome = disturbed(endpoint, Kind.PREFILL, Kind.PREFILL, overlap=True)
-        assert endpoint.killed == [Kind.PREFILL]  # there was only the one
+        assert endpoint.killed == [Kind.PREFILL]  # there was only one
     assert outcome.not_back == 2 and not outcome.holds
 
 
-def test_known_answers_are_not_asked_for_again() -> None:
+def test_baseline_of_an_earlier_run_is_reused() -> None:
     with stand_in() as endpoint:
         before = disturbed(endpoint)
-        asked = len(endpoint.asked)
-        again = asyncio.run(run.disturb(endpoint.url, endpoint, SET, [(Kind.DECODE,)], 8, 3, peace=before.peace))
-        assert len(endpoint.asked) == asked + len(again.storm.sent)
-    assert again.holds and again.peace is before.peace
+        count = len(endpoint.received)
+        again = asyncio.run(run.disturb(endpoint.url, endpoint, SET, [(Kind.DECODE,)], 8, 3, baseline=before.baseline))
+        assert len(endpoint.received) == count + len(again.disturbed.sent)
+    assert again.holds and again.baseline is before.baseline
 
 
-def test_an_endpoint_that_fails_in_peace_is_the_users_to_mend() -> None:
+def test_failure_in_the_undisturbed_run_is_a_user_error() -> None:
     strange = requests.Request("/nowhere", {"stream": False, "prompt": [1]})
-    with stand_in() as endpoint, pytest.raises(UserError, match="although nothing was killed"):
+    with stand_in() as endpoint, pytest.raises(UserError, match="failed in the undisturbed run"):
         asyncio.run(run.disturb(endpoint.url, endpoint, [strange], [], 1, 0))
 
 
-def test_several_are_killed_at_once() -> None:
+def test_processes_of_a_fault_are_killed_simultaneously() -> None:
     with stand_in() as endpoint:
-        outcome = struck(endpoint, [(Kind.DECODE, Kind.DECODE, Kind.CONTROLLER), (Kind.PREFILL,)])
+        outcome = with_faults(endpoint, [(Kind.DECODE, Kind.DECODE, Kind.CONTROLLER), (Kind.PREFILL,)])
         assert endpoint.least_decoding == 0 and sorted(endpoint.killed) == sorted(
             [*[Kind.DECODE] * 2, Kind.CONTROLLER, Kind.PREFILL]
         )
-    assert outcome.holds and outcome.whole and not outcome.restarted
+    assert outcome.holds and outcome.recovered and not outcome.restarted
     together = [kill for kill in outcome.kills if kill.kind in (Kind.DECODE, Kind.CONTROLLER)]
-    assert len({kill.blow for kill in together}) == 1 and len({kill.pid for kill in together}) == 3
+    assert len({kill.fault for kill in together}) == 1 and len({kill.pid for kill in together}) == 3
     assert together[-1].at - together[0].at < 0.1
 
 
-def test_a_controller_that_ends_its_replicas_is_noticed() -> None:
+def test_replicas_ended_by_a_new_controller_are_counted() -> None:
     with stand_in(rejects=True) as endpoint:
         outcome = disturbed(endpoint, Kind.CONTROLLER)
     assert outcome.restarted == 1 and not outcome.holds and outcome.not_back == 0
     assert report.numbers(outcome)["ended though not killed"] == 1
 
 
-def test_at_random_an_engine_is_killed_only_while_another_answers() -> None:
-    drawn_from: list[kills.Blow] = [(Kind.DECODE,), (Kind.PREFILL,), (Kind.DECODE, Kind.CONTROLLER), (Kind.GATEWAY,)]
-    blows = kills.at_random(drawn_from, 12, 1)
-    assert blows == kills.at_random(drawn_from, 12, 1) != kills.at_random(drawn_from, 12, 2)
+def test_random_faults_leave_an_engine_running() -> None:
+    drawn_from: list[kills.Fault] = [(Kind.DECODE,), (Kind.PREFILL,), (Kind.DECODE, Kind.CONTROLLER), (Kind.GATEWAY,)]
+    faults = kills.at_random(drawn_from, 12, 1)
+    assert faults == kills.at_random(drawn_from, 12, 1) != kills.at_random(drawn_from, 12, 2)
     with stand_in(away_s=0.2) as endpoint:
-        outcome = struck(endpoint, blows, spare=True)
+        outcome = with_faults(endpoint, faults, spare=True)
         assert endpoint.fewest_engines >= 1
-    assert outcome.holds and len(outcome.kills) == sum(map(len, blows))
+    assert outcome.holds and len(outcome.kills) == sum(map(len, faults))
 
 
 @pytest.mark.parametrize("spare", [False, True])
-def test_what_was_measured_until_ctrl_c_is_reported(spare: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_until_ctrl_c_are_reported(spare: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kills, "FIRST", 0.0)
-    monkeypatch.setattr(kills, "LAST", 4.0)  # after the first one the others are far away
+    monkeypatch.setattr(kills, "LAST", 4.0)  # the other kills are scheduled long after the first
     with stand_in() as endpoint:
         made = endpoint.kill
         monkeypatch.setattr(endpoint, "kill", lambda replica: (made(replica), signal.raise_signal(signal.SIGINT)))
-        outcome = struck(endpoint, [(Kind.PREFILL,), (Kind.DECODE,), (Kind.DECODE,)] * 4, spare=spare)
+        outcome = with_faults(endpoint, [(Kind.PREFILL,), (Kind.DECODE,), (Kind.DECODE,)] * 4, spare=spare)
     assert len(outcome.kills) == len(outcome.planned) < 12
-    assert outcome.holds and outcome.whole
+    assert outcome.holds and outcome.recovered
 
 
-def test_an_endpoint_that_does_not_become_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endpoint_that_does_not_recover(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kills, "BACK_LIMIT_S", 1.0)
     with stand_in(dead=True) as endpoint:
-        outcome = struck(endpoint, [(Kind.PREFILL,), (Kind.DECODE, Kind.DECODE)], spare=True)
-        assert Kind.DECODE not in endpoint.killed or Kind.PREFILL not in endpoint.killed  # one engine was spared
-    assert not outcome.whole and not outcome.holds and outcome.not_back > 0
+        outcome = with_faults(endpoint, [(Kind.PREFILL,), (Kind.DECODE, Kind.DECODE)], spare=True)
+        assert Kind.DECODE not in endpoint.killed or Kind.PREFILL not in endpoint.killed  # one engine was left running
+    assert not outcome.recovered and not outcome.holds and outcome.not_back > 0
 
 
-def test_nobody_to_kill() -> None:
+def test_no_process_to_kill() -> None:
     with stand_in() as endpoint, pytest.raises(UserError, match="no decode-engine"):
         endpoint._alive[Kind.DECODE_ENGINE] = []
         disturbed(endpoint, Kind.DECODE_ENGINE)
@@ -223,23 +225,23 @@ def test_nobody_to_kill() -> None:
 # One stream
 
 
-def heard(events: list[str]) -> client.Attempt:
-    async def ask() -> client.Attempt:
+def received(events: list[str]) -> client.Attempt:
+    async def send() -> client.Attempt:
         body = "".join(f"data: {event}\n\n" for event in events)
         transport = httpx.MockTransport(lambda request: httpx.Response(200, text=body))
         async with httpx.AsyncClient(base_url="http://e", transport=transport) as http:
             return await client.send(http, requests.Request("/v1/completions", {"stream": True}))
 
-    return asyncio.run(ask())
+    return asyncio.run(send())
 
 
 def event(text: str, finish: str | None = None, name: str = "a") -> str:
     return json.dumps({"id": name, "choices": [{"text": text, "finish_reason": finish}]})
 
 
-def test_a_whole_stream() -> None:
+def test_complete_stream() -> None:
     usage = json.dumps({"id": "a", "choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}})
-    got = heard([event("x"), event("y", "length"), usage, "[DONE]"])
+    got = received([event("x"), event("y", "length"), usage, "[DONE]"])
     assert got.answer == client.Answer("xy", "length", 3, 2, ()) and got.events == 2 and got.error is None
 
 
@@ -255,8 +257,8 @@ def test_a_whole_stream() -> None:
         (["{"], "JSONDecodeError"),
     ],
 )
-def test_streams_that_are_not_whole(events: list[str], error: str) -> None:
-    got = heard(events)
+def test_invalid_streams(events: list[str], error: str) -> None:
+    got = received(events)
     assert got.answer is None and not got.retryable
     assert got.error and error in got.error
 
@@ -264,7 +266,7 @@ def test_streams_that_are_not_whole(events: list[str], error: str) -> None:
 # Counters
 
 
-def test_counters_that_begin_anew_are_summed_up() -> None:
+def test_restarted_counters_are_summed() -> None:
     meter = counters.Meter(httpx.AsyncClient())
     text = 'strata_serve_retries_total{{model="m",reason="{}"}} {}\nvllm_other 3\n'
     for moment, (reason, value) in enumerate([("a", 5), ("a", 7), ("b", 2), ("a", 1), ("a", 4)], 1):
@@ -288,7 +290,7 @@ def test_counters_that_begin_anew_are_summed_up() -> None:
         ("ray::ServeReplica:strata:controller", "controller", False),
     ],
 )
-def test_replicas_by_their_title(title: str, role: str, is_one: bool) -> None:
+def test_replicas_are_recognized_by_title(title: str, role: str, is_one: bool) -> None:
     assert victims.is_replica(title, role) is is_one
 
 
@@ -324,9 +326,9 @@ def wait_until_gone(find: Callable[[Kind], list[victims.Replica]], kind: Kind) -
         time.sleep(0.01)
 
 
-def test_replica_and_engine_are_found_and_killed_apart() -> None:
+def test_replica_and_engine_are_found_and_killed_separately() -> None:
     mine = Processes(psutil.Process().pid)
-    others = {kind: mine.find(kind) for kind in Kind}  # of an endpoint that other tests have started
+    others = {kind: mine.find(kind) for kind in Kind}  # of endpoints started by other tests
 
     def find(kind: Kind) -> list[victims.Replica]:
         return [replica for replica in mine.find(kind) if replica not in others[kind]]
@@ -339,14 +341,14 @@ def test_replica_and_engine_are_found_and_killed_apart() -> None:
         mine.kill(found_engine)
         wait_until_gone(find, Kind.DECODE_ENGINE)
         assert find(Kind.DECODE) == [found]
-        mine.kill(victims.Replica(found.pid, found.created - 100))  # another process that had this number
+        mine.kill(victims.Replica(found.pid, found.created - 100))  # an earlier process with this PID
         assert find(Kind.DECODE) == [found]
         mine.kill(found)
         wait_until_gone(find, Kind.DECODE)
     mine.kill(found)  # gone: nothing to do
 
 
-def test_a_stranger_at_the_port_is_nobody_to_kill() -> None:
+def test_port_of_a_foreign_process() -> None:
     with stand_in() as endpoint, pytest.raises(UserError, match="No Strata gateway"):
         victims.node_of(endpoint.url)
 
@@ -354,22 +356,22 @@ def test_a_stranger_at_the_port_is_nobody_to_kill() -> None:
 # The command
 
 
-def test_blows_as_written() -> None:
-    assert session.parse_blows("prefill,decode=2") == [(Kind.PREFILL,), (Kind.DECODE,), (Kind.DECODE,)]
-    assert session.parse_blows("decode+controller=2") == [(Kind.DECODE, Kind.CONTROLLER)] * 2
-    assert session.parse_blows("") == []
+def test_parse_faults() -> None:
+    assert session.parse_faults("prefill,decode=2") == [(Kind.PREFILL,), (Kind.DECODE,), (Kind.DECODE,)]
+    assert session.parse_faults("decode+controller=2") == [(Kind.DECODE, Kind.CONTROLLER)] * 2
+    assert session.parse_faults("") == []
     for wrong in ("proxy", "decode=two", "decode=", "decode+", "decode+proxy"):
-        with pytest.raises(UserError, match="cannot read"):
-            session.parse_blows(wrong)
+        with pytest.raises(UserError, match="is not valid"):
+            session.parse_faults(wrong)
 
 
-def test_random_moments_need_something_to_kill() -> None:
-    with pytest.raises(UserError, match="nothing to draw from"):
+def test_random_needs_processes_to_kill() -> None:
+    with pytest.raises(UserError, match="needs processes to draw from"):
         command.chaos(kill="", random=5, url="http://127.0.0.1:1")
 
 
 @pytest.mark.parametrize(("behaviour", "code"), [({}, 0), ({"wrong": True}, 1), ({"errs": True}, 1)])
-def test_the_exit_code_and_the_files(
+def test_exit_code_and_files(
     behaviour: dict[str, bool], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with stand_in(**behaviour) as endpoint:
@@ -385,17 +387,17 @@ def test_the_exit_code_and_the_files(
     assert written["holds"] is (code == 0) and len(written["kills"]) == 3
     assert bool(written["failures"]) is bool(code)
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
-    assert "longest pause in a stream" in capsys.readouterr().out
+    assert "longest ITL" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("says", ["error: no such model", "Chat with it: make chat. Ctrl-C stops it."])
-def test_an_endpoint_is_waited_for(says: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("printed", ["error: no such model", "Chat with it: make chat. Ctrl-C stops it."])
+def test_wait_for_the_endpoint(printed: str, tmp_path: Path) -> None:
     log = tmp_path / "serve.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-c", f"import time; print({says!r}, flush=True); time.sleep(1)"], stdout=output
+            [sys.executable, "-c", f"import time; print({printed!r}, flush=True); time.sleep(1)"], stdout=output
         )
-    if "Ctrl-C" in says:
+    if "Ctrl-C" in printed:
         wait_until_ready(process, log)
         assert process.poll() is None
     else:
@@ -404,6 +406,6 @@ def test_an_endpoint_is_waited_for(says: str, tmp_path: Path) -> None:
     process.wait()
 
 
-def test_a_url_leaves_nothing_to_serve() -> None:
+def test_url_excludes_overrides() -> None:
     with pytest.raises(UserError, match="--url"):
         command.chaos(overrides=["serve.eager=true"], url="http://127.0.0.1:1")

@@ -1,4 +1,4 @@
-"""Kills while an endpoint starts or stops, against scripts that behave as one that can or cannot take it."""
+"""Kills while an endpoint starts or stops, against scripts that handle them correctly or not."""
 
 import sys
 from pathlib import Path
@@ -10,7 +10,7 @@ from strata.serving.chaos import command, edges
 from strata.serving.chaos.victims import Kind
 
 READY = "Ctrl-C stops it"
-# A command with one child that looks like a decode replica; {on_loss} is what it does when that child ends before it is up.
+# A command with a child process titled as a decode replica. {on_loss} runs if the child ends before the command is up.
 SCRIPT = """
 import signal, subprocess, sys, time
 replica = "import time; from setproctitle import setproctitle; setproctitle('ray::ServeReplica:strata:decode'); time.sleep(60)"
@@ -52,7 +52,7 @@ def started(tmp_path: Path, on_loss: str = "pass", on_stop: str = "pass", starts
         ("sys.exit(0)", "ended with code 0", False),
     ],
 )
-def test_a_kill_at_the_start(on_loss: str, what: str, holds: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kill_at_start(on_loss: str, what: str, holds: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if "sleep" in on_loss:
         monkeypatch.setattr(edges, "LIMIT_S", 3.0)
     ending = edges.kill_at_start(*started(tmp_path, on_loss=on_loss), READY, (Kind.DECODE,), 0)
@@ -67,12 +67,12 @@ def test_a_kill_at_the_start(on_loss: str, what: str, holds: bool, tmp_path: Pat
         ("sys.exit(3)", "with code 3", False),
     ],
 )
-def test_a_kill_at_the_stop(on_stop: str, what: str, holds: bool, tmp_path: Path) -> None:
+def test_kill_at_stop(on_stop: str, what: str, holds: bool, tmp_path: Path) -> None:
     ending = edges.kill_at_stop(*started(tmp_path, on_stop=on_stop, starts_after=1.0), READY, (Kind.DECODE,), 0)
     assert what in ending.what and ending.holds is holds, ending
 
 
 @pytest.mark.parametrize(("during", "url"), [("start", "http://127.0.0.1:1"), ("lunch", None)])
-def test_moments_that_there_are_not(during: str, url: str | None) -> None:
+def test_bad_values_of_during(during: str, url: str | None) -> None:
     with pytest.raises(UserError, match="--during"):
         command.chaos(during=during, url=url)

@@ -1,1 +1,1 @@
-"""`strata chaos`: replicas are killed under load, and every answer is compared with the one an undisturbed endpoint gave."""
+"""`strata chaos`: fault injection. Kills replicas under load and compares every answer with an undisturbed run."""

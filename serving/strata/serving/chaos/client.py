@@ -1,6 +1,6 @@
-"""One request, sent as a user's client would, and all that the user would notice of its answer.
+"""HTTP client that records a response as a user would notice it.
 
-Plain HTTP and not the `openai` client, which hides when events came and whether a stream ended as it should.
+Plain HTTP instead of the `openai` client, which hides the arrival times of events and how a stream ended.
 """
 
 import itertools
@@ -14,36 +14,36 @@ import httpx
 from strata.serving import access
 from strata.serving.chaos.requests import Request
 
-SILENCE_S = 120.0  # nothing at all for so long is no answer
+SILENCE_S = 120.0  # read timeout
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What must be the same whatever was killed. Counts are the server's own, where it gave them."""
+    """The parts of a response that must not depend on kills. Token counts are the server's, if it reported them."""
 
     text: str
     finish_reason: str | None
     prompt_tokens: int | None
     completion_tokens: int | None
-    tokens: tuple[str, ...]  # as the log-probabilities name them, where they were asked for; their values may round otherwise
+    tokens: tuple[str, ...]  # from the log-probabilities, if requested; their values may differ by rounding
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """Moments are of `time.monotonic`. `first` and `longest_gap_s` are of events that carry text, and of streams only."""
+    """One try of a request. Times are of `time.monotonic`. `first` and `longest_gap_s` count stream events with text."""
 
     began: float
     ended: float
     answer: Answer | None
     error: str | None
-    retryable: bool = False  # the connection's error, or a 503: what the `openai` client sends again by itself
+    retryable: bool = False  # connection error or 503, which the `openai` client retries by itself
     first: float | None = None
     events: int = 0
     longest_gap_s: float = 0.0
 
 
 class Broken(Exception):
-    """The server answered, but not as it should."""
+    """The server sent an error or an invalid response."""
 
 
 class Unavailable(Broken):
@@ -51,8 +51,8 @@ class Unavailable(Broken):
 
 
 @dataclass
-class _Heard:
-    """What came so far."""
+class _Response:
+    """The response received so far."""
 
     text: str = ""
     finish_reason: str | None = None
@@ -67,12 +67,12 @@ class _Heard:
         if self.finish_reason is None:
             raise Broken("the answer has no finish_reason")
         if len(self.ids) > 1:
-            raise Broken(f"one answer under several ids: {sorted(self.ids)}")
+            raise Broken(f"one answer with several ids: {sorted(self.ids)}")
         return Answer(self.text, self.finish_reason, self.prompt_tokens, self.completion_tokens, tuple(self.tokens))
 
 
 def fresh_connections(url: str) -> httpx.AsyncClient:
-    """A client that opens a new connection each time: one kept open would stay with a gateway that is gone."""
+    """A client that opens a new connection per request. A reused connection may belong to a dead gateway."""
     return httpx.AsyncClient(
         base_url=url, headers=access.headers_for(url), limits=httpx.Limits(max_keepalive_connections=0), timeout=10
     )
@@ -80,15 +80,15 @@ def fresh_connections(url: str) -> httpx.AsyncClient:
 
 async def send(client: httpx.AsyncClient, request: Request) -> Attempt:
     began = time.monotonic()
-    heard = _Heard()
+    received = _Response()
     answer, error, retryable = None, None, False
     try:
-        await (_stream if request.streams else _whole)(client, request, heard)
-        answer = heard.answer()
+        await (_stream if request.streams else _whole)(client, request, received)
+        answer = received.answer()
     except (httpx.TransportError, Broken, json.JSONDecodeError, KeyError) as failure:
         error = f"{type(failure).__name__}: {failure}"
         retryable = isinstance(failure, httpx.TransportError | Unavailable)
-    moments = heard.moments
+    moments = received.moments
     return Attempt(
         began=began,
         ended=time.monotonic(),
@@ -101,21 +101,21 @@ async def send(client: httpx.AsyncClient, request: Request) -> Attempt:
     )
 
 
-async def _whole(client: httpx.AsyncClient, request: Request, heard: _Heard) -> None:
+async def _whole(client: httpx.AsyncClient, request: Request, received: _Response) -> None:
     response = await client.post(request.path, json=request.body, timeout=SILENCE_S)
     _require_success(response)
-    _take(heard, response.json())
+    _add(received, response.json())
 
 
-async def _stream(client: httpx.AsyncClient, request: Request, heard: _Heard) -> None:
+async def _stream(client: httpx.AsyncClient, request: Request, received: _Response) -> None:
     async with client.stream("POST", request.path, json=request.body, timeout=SILENCE_S) as response:
         if response.status_code != 200:
             await response.aread()
         _require_success(response)
         async for line in response.aiter_lines():
             if line.startswith("data: "):
-                _event(heard, line.removeprefix("data: "))
-    if not heard.done:
+                _event(received, line.removeprefix("data: "))
+    if not received.done:
         raise Broken("the stream ended without [DONE]")
 
 
@@ -125,31 +125,31 @@ def _require_success(response: httpx.Response) -> None:
         raise refused(f"HTTP {response.status_code}: {response.text[:300]}")
 
 
-def _event(heard: _Heard, data: str) -> None:
-    if heard.done:
+def _event(received: _Response, data: str) -> None:
+    if received.done:
         raise Broken(f"an event after [DONE]: {data[:300]}")
     if data == "[DONE]":
-        heard.done = True
+        received.done = True
         return
-    before = len(heard.text)
-    _take(heard, json.loads(data))
-    if len(heard.text) > before:
-        heard.moments.append(time.monotonic())
+    before = len(received.text)
+    _add(received, json.loads(data))
+    if len(received.text) > before:
+        received.moments.append(time.monotonic())
 
 
-def _take(heard: _Heard, said: dict[str, Any]) -> None:
-    """A whole answer, or one event of a stream: they differ only in how a chat's text is called."""
-    if said.get("error"):
-        raise Broken(f"the server said: {json.dumps(said['error'])[:300]}")
-    heard.ids.add(said["id"])
-    if usage := said.get("usage"):
-        heard.prompt_tokens, heard.completion_tokens = usage["prompt_tokens"], usage["completion_tokens"]
-    for choice in said["choices"]:
-        if heard.finish_reason is not None and (choice.get("finish_reason") or _text(choice)):
+def _add(received: _Response, message: dict[str, Any]) -> None:
+    """Adds a whole answer or one event of a stream. They differ only in the key of a chat's text."""
+    if message.get("error"):
+        raise Broken(f"the server sent an error: {json.dumps(message['error'])[:300]}")
+    received.ids.add(message["id"])
+    if usage := message.get("usage"):
+        received.prompt_tokens, received.completion_tokens = usage["prompt_tokens"], usage["completion_tokens"]
+    for choice in message["choices"]:
+        if received.finish_reason is not None and (choice.get("finish_reason") or _text(choice)):
             raise Broken("the answer went on after its finish_reason")
-        heard.text += _text(choice)
-        heard.tokens += _named_tokens(choice.get("logprobs") or {})
-        heard.finish_reason = choice.get("finish_reason") or heard.finish_reason
+        received.text += _text(choice)
+        received.tokens += _named_tokens(choice.get("logprobs") or {})
+        received.finish_reason = choice.get("finish_reason") or received.finish_reason
 
 
 def _text(choice: dict[str, Any]) -> str:

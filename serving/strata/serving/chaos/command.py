@@ -1,4 +1,4 @@
-"""`strata chaos`. Light imports only: the command line loads this module for its help."""
+"""The command `strata chaos`. Light imports only: the command line loads this module for its help."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,38 +10,43 @@ from strata.platform.recipe_file import Overrides
 
 def chaos(
     overrides: Overrides = None,
-    run: Annotated[str | None, typer.Option(help="Serve what this run exported. Default: the newest run with an export.")] = None,
+    run: Annotated[str | None, typer.Option(help="Serve the export of this run. Default: the newest run with an export.")] = None,
     model: Annotated[Path | None, typer.Option(help="Serve this Hugging Face model folder instead of a run.")] = None,
-    url: Annotated[str | None, typer.Option(help="An endpoint that runs on this machine already, instead of a new one.")] = None,
+    url: Annotated[str | None, typer.Option(help="A running endpoint on this machine, instead of a new one.")] = None,
     kill: Annotated[
         str,
         typer.Option(
-            help="What to kill, how often: prefill, decode, gateway, prefill-engine, decode-engine, controller (Ray Serve's); "
-            "several at once with +; or nothing at all."
+            help="Processes to kill: prefill, decode, gateway, prefill-engine, decode-engine, controller (of Ray Serve), gcs. "
+            "decode=2: two, one after another. decode+gateway: both simultaneously. Empty: none."
         ),
     ] = "prefill,decode,gateway",
     random: Annotated[
         int | None,
-        typer.Option(help="So many blows, each drawn from --kill, at random moments; an engine dies only while another answers."),
+        typer.Option(
+            help="Number of faults, drawn from --kill, at random times. An engine is killed only while another answers."
+        ),
     ] = None,
     during: Annotated[
         str | None,
-        typer.Option(help="Kill while an endpoint starts or stops instead: start or stop. One endpoint a blow."),
+        typer.Option(help="start or stop: kill while an endpoint starts or stops instead, one endpoint per fault."),
     ] = None,
     requests: Annotated[int, typer.Option(help="Requests in the set.", min=1)] = 300,
-    concurrency: Annotated[int, typer.Option(help="Requests at once.", min=1)] = 16,
-    seed: Annotated[int, typer.Option(help="Of the requests, of the kills' moments and of who is killed.")] = 0,
-    overlap: Annotated[bool, typer.Option("--overlap", help="Kill a role's next replica before its last one is back.")] = False,
-    json: Annotated[Path | None, typer.Option(help="The file to write. Default: chaos.json among the benchmarks.")] = None,
+    concurrency: Annotated[int, typer.Option(help="Concurrent requests.", min=1)] = 16,
+    seed: Annotated[int, typer.Option(help="Seed of the requests, the kill times and the choice of processes.")] = 0,
+    overlap: Annotated[
+        bool, typer.Option("--overlap", help="Kill the next replica of a role before the last one is replaced.")
+    ] = False,
+    json: Annotated[Path | None, typer.Option(help="The JSON file to write. Default: .strata/bench/chaos.json.")] = None,
 ) -> None:
-    """Kill replicas under load, and compare every greedy answer with the undisturbed one. Exits with 1 if one is lost or
-    different, or if the endpoint is not whole again. '--kill decode=2,gateway+controller' kills two that decode, one after the
-    other, and a gateway together with Ray Serve's controller."""
+    """Kill replicas under load and compare every greedy answer with an undisturbed run.
+
+    Exits with 1 if an answer is lost or different, or if the endpoint does not recover. '--kill decode=2,gateway+controller'
+    kills two decode replicas, one after the other, and a gateway together with Ray Serve's controller."""
     from strata.serving.chaos import session
 
     if during is not None:
-        if not session.at_an_edge(overrides or [], run, model, url, kill, during, seed):
+        if not session.kill_at_start_or_stop(overrides or [], run, model, url, kill, during, seed):
             raise typer.Exit(1)
         return
-    if not session.hold(overrides or [], run, model, url, kill, random, requests, concurrency, seed, overlap, json):
+    if not session.run(overrides or [], run, model, url, kill, random, requests, concurrency, seed, overlap, json):
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""Kills while an endpoint starts or stops: it must come up, or end with an error in words; and nothing may be left of it."""
+"""Kills while an endpoint starts or stops. It must come up or end with an error message, and leave no processes."""
 
 import contextlib
 import random
@@ -12,51 +12,51 @@ from typing import Literal
 
 import psutil
 
-from strata.serving.chaos.kills import Blow
+from strata.serving.chaos.kills import Fault
 from strata.serving.chaos.victims import Processes, Replica
 
 Edge = Literal["start", "stop"]
 
 LOOK_S = 0.1
-LATEST_S = 5.0  # after the victim's process has appeared, or after the signal to stop
+LATEST_S = 5.0  # latest kill, after the process has appeared
 LIMIT_S = 600.0
 STOP_LIMIT_S = 90.0
-LEFT_S = 60.0  # Ray's agents take that long to notice the end of their node
+LEFT_S = 60.0  # Ray's agents need that long to notice the end of their node
 RAW = "Traceback (most recent call last)"
 
 
 @dataclass(frozen=True)
 class Ending:
-    blow: Blow
-    what: str  # happened, in words
+    fault: Fault
+    what: str  # description of the outcome
     holds: bool
 
 
-def kill_at_start(command: Sequence[str], log: Path, ready: str, blow: Blow, seed: int) -> Ending:
-    with _running(command, log) as (process, family):
-        struck = _strike(Processes(process.pid), blow, random.Random(f"start {blow} {seed}"), lambda: process.poll() is None)
-        if not struck:
-            return Ending(blow, f"nobody to kill: {_tail(log)}", False)
+def kill_at_start(command: Sequence[str], log: Path, ready: str, fault: Fault, seed: int) -> Ending:
+    with _running(command, log) as (process, descendants):
+        killed = _kill(Processes(process.pid), fault, random.Random(f"start {fault} {seed}"), lambda: process.poll() is None)
+        if not killed:
+            return Ending(fault, f"no process to kill: {_tail(log)}", False)
         _wait(lambda: process.poll() is not None or ready in log.read_text(errors="replace"), LIMIT_S)
         came_up, code = process.poll() is None and ready in log.read_text(errors="replace"), process.poll()
         if came_up:
             _end(process)
             code = process.returncode
-    left = _left(family)
+    left = _left(descendants)
     raw = RAW in log.read_text(errors="replace")
     happened = "came up" if came_up else f"ended with code {code}: {_tail(log)}"
-    said = code == 0 if came_up else code not in (0, None)
-    return Ending(blow, happened + _complaints(raw, left), said and not raw and not left)
+    clean = code == 0 if came_up else code not in (0, None)
+    return Ending(fault, happened + _complaints(raw, left), clean and not raw and not left)
 
 
-def kill_at_stop(command: Sequence[str], log: Path, ready: str, blow: Blow, seed: int) -> Ending:
-    draw = random.Random(f"stop {blow} {seed}")
-    with _running(command, log) as (process, family):
+def kill_at_stop(command: Sequence[str], log: Path, ready: str, fault: Fault, seed: int) -> Ending:
+    draw = random.Random(f"stop {fault} {seed}")
+    with _running(command, log) as (process, descendants):
         _wait(lambda: process.poll() is not None or ready in log.read_text(errors="replace"), LIMIT_S)
         if process.poll() is not None or ready not in log.read_text(errors="replace"):
-            return Ending(blow, f"it did not come up: {_tail(log)}", False)
-        family |= set(psutil.Process(process.pid).children(recursive=True))
-        victims = _choose(Processes(process.pid), blow, draw)
+            return Ending(fault, f"it did not come up: {_tail(log)}", False)
+        descendants |= set(psutil.Process(process.pid).children(recursive=True))
+        victims = _choose(Processes(process.pid), fault, draw)
         process.send_signal(signal.SIGINT)
         time.sleep(draw.random())
         for victim in victims:
@@ -64,25 +64,25 @@ def kill_at_stop(command: Sequence[str], log: Path, ready: str, blow: Blow, seed
         began = time.monotonic()
         ended = _wait(lambda: process.poll() is not None, STOP_LIMIT_S)
         took = time.monotonic() - began
-    left = _left(family)
+    left = _left(descendants)
     raw = RAW in log.read_text(errors="replace")
     happened = (
         f"stopped after {took:.1f} s with code {process.returncode}" if ended else f"did not stop within {STOP_LIMIT_S:.0f} s"
     )
-    return Ending(blow, happened + _complaints(raw, left), ended and process.returncode == 0 and not raw and not left)
+    return Ending(fault, happened + _complaints(raw, left), ended and process.returncode == 0 and not raw and not left)
 
 
 @contextlib.contextmanager
 def _running(command: Sequence[str], log: Path) -> Iterator[tuple[subprocess.Popen[bytes], set[psutil.Process]]]:
-    """With the processes that it starts, as far as they were seen."""
-    family: set[psutil.Process] = set()
+    """Yields the process and a set that collects its descendants."""
+    descendants: set[psutil.Process] = set()
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
     try:
-        yield process, family
+        yield process, descendants
     finally:
         with contextlib.suppress(psutil.NoSuchProcess):
-            family |= set(psutil.Process(process.pid).children(recursive=True))
+            descendants |= set(psutil.Process(process.pid).children(recursive=True))
         _end(process)
 
 
@@ -96,17 +96,17 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _strike(population: Processes, blow: Blow, draw: random.Random, lives: Callable[[], bool]) -> bool:
-    if not _wait(lambda: not lives() or all(population.find(kind) for kind in blow), LIMIT_S) or not lives():
+def _kill(population: Processes, fault: Fault, draw: random.Random, lives: Callable[[], bool]) -> bool:
+    if not _wait(lambda: not lives() or all(population.find(kind) for kind in fault), LIMIT_S) or not lives():
         return False
     time.sleep(draw.uniform(0, LATEST_S))
-    for victim in _choose(population, blow, draw):
+    for victim in _choose(population, fault, draw):
         population.kill(victim)
     return True
 
 
-def _choose(population: Processes, blow: Blow, draw: random.Random) -> list[Replica]:
-    found = {kind: population.find(kind) for kind in blow}
+def _choose(population: Processes, fault: Fault, draw: random.Random) -> list[Replica]:
+    found = {kind: population.find(kind) for kind in fault}
     return [draw.choice(alive) for alive in found.values() if alive]
 
 
@@ -119,13 +119,13 @@ def _wait(true: Callable[[], bool], limit_s: float) -> bool:
     return True
 
 
-def _left(family: set[psutil.Process]) -> list[psutil.Process]:
-    _, alive = psutil.wait_procs(list(family), timeout=LEFT_S)
+def _left(descendants: set[psutil.Process]) -> list[psutil.Process]:
+    _, alive = psutil.wait_procs(list(descendants), timeout=LEFT_S)
     return list(alive)
 
 
 def _complaints(raw: bool, left: Sequence[psutil.Process]) -> str:
-    return ("; with a traceback" if raw else "") + (f"; {len(left)} processes stayed" if left else "")
+    return ("; with a traceback" if raw else "") + (f"; {len(left)} processes are left" if left else "")
 
 
 def _tail(log: Path) -> str:

@@ -1,4 +1,4 @@
-"""The kills: when, which, and how long until the endpoint has another in its place."""
+"""Schedules kills, and measures the time until each killed process is replaced."""
 
 import asyncio
 import random
@@ -16,25 +16,25 @@ from strata.serving.chaos.victims import OF_RAY, ROLES, Kind, Population, Replic
 from strata.serving.metrics import counters
 
 BACK_LIMIT_S = 300.0
-PERIOD_S = 0.25  # between two looks at the processes
+PERIOD_S = 0.25  # poll interval of the processes
 PROBE_S = 0.05
-# Parts of the load's expected length between which kills fall.
+# Kills are scheduled between these shares of the load's expected duration.
 FIRST, LAST = 0.05, 0.75
-# How long requests still come when the last killed replica is back: it must take its share of them.
+# The load continues for this long after the last replacement, which must serve requests too.
 AFTER_S = 5.0
-# How long a new controller takes to find its replicas: those that it rejects are gone then.
+# A new controller needs this long to find its replicas. Those it rejects are gone by then.
 SETTLE_S = 8.0
-# How much later than the kernel a busy client may notice that its connection is gone.
+# Delay after which a busy client may notice a closed connection.
 NOTICE_S = 2.0
 
 
 ENGINES = (Kind.PREFILL, Kind.DECODE)
-Blow = tuple[Kind, ...]  # killed at once
+Fault = tuple[Kind, ...]  # processes killed simultaneously
 
 
 @dataclass(frozen=True)
 class Plan:
-    kinds: Blow
+    kinds: Fault
     at_s: float  # since the load began
 
     @property
@@ -44,45 +44,47 @@ class Plan:
 
 @dataclass
 class Kill:
-    """Moments are of `time.monotonic`; None: it did not come to that within BACK_LIMIT_S."""
+    """One killed process. Times are of `time.monotonic`, or None if it did not happen within BACK_LIMIT_S."""
 
     kind: Kind
     pid: int
     at: float
-    blow: int = 0  # of the plan: kills of one blow are made at once
+    fault: int = 0  # number in the plan; kills of one fault are simultaneous
     back: float | None = None
-    # Of a gateway: the first new connection that was accepted, the first request that was answered.
+    # For a gateway: time of the first accepted connection and of the first answered request.
     accepted: float | None = None
     answered: float | None = None
 
     def breaks(self, attempt: Attempt) -> bool:
-        """A gateway takes the connections that it holds along, and until there is another nobody answers."""
+        """Whether this kill explains a failed attempt. A gateway's connections break with it, and none is up until the next."""
         if self.kind != Kind.GATEWAY or not attempt.retryable:
             return False
         over = float("inf") if self.answered is None else self.answered + NOTICE_S
         return self.at <= attempt.ended <= over
 
 
-def plan(blows: Sequence[Blow], seed: int, expected_s: float) -> list[Plan]:
-    """One in each of as many equal parts, so that they are spread, at a random moment of its part."""
+def plan(faults: Sequence[Fault], seed: int, expected_s: float) -> list[Plan]:
+    """Spreads the faults: one in each of as many equal intervals, at a random time within it."""
     draw = random.Random(f"kills {seed}")
-    order = draw.sample(blows, len(blows))
+    order = draw.sample(faults, len(faults))
     share = (LAST - FIRST) / max(len(order), 1)
     return [Plan(kinds, expected_s * (FIRST + share * (part + draw.random()))) for part, kinds in enumerate(order)]
 
 
-def at_random(blows: Sequence[Blow], count: int, seed: int) -> list[Blow]:
-    """So many, each one of `blows`."""
-    return random.Random(f"blows {seed}").choices(blows, k=count)
+def at_random(faults: Sequence[Fault], count: int, seed: int) -> list[Fault]:
+    """Draws `count` of the faults, with replacement."""
+    return random.Random(f"blows {seed}").choices(faults, k=count)
 
 
 @dataclass
 class Killer:
-    """`wanted` is how many there are of each kind when nobody is killed. `probe` is a request that shows whether the endpoint
-    answers again. Without `overlap` a replica is not killed before the last ones killed of its role are back, so that of two
-    there is always one; with `spare` it is, but an engine only while another one answers."""
+    """Kills processes by a plan and waits for their replacement.
 
-    http: httpx.AsyncClient  # opens a new connection each time
+    `wanted` is the number of processes of each kind before any kill. `probe` is a request that tests whether the endpoint
+    answers again. Without `overlap`, a replica is killed only after the last killed ones of its role are replaced, so one of two
+    always runs. With `spare`, kills do not wait for that, but an engine is killed only while another answers."""
+
+    http: httpx.AsyncClient  # with a new connection per request
     population: Population
     wanted: Mapping[str, int]
     meter: counters.Meter
@@ -91,15 +93,15 @@ class Killer:
     overlap: bool
     spare: bool = False
     kills: list[Kill] = field(default_factory=list)
-    whole: bool = False
-    stopped: bool = False  # kills nobody any more, but still sees the killed ones replaced
+    recovered: bool = False
+    stopped: bool = False  # no further kills, but waits for replacements
     over: bool = False
 
     def excuses(self, attempt: Attempt) -> bool:
         return any(kill.breaks(attempt) for kill in self.kills)
 
     async def carry_out(self, plans: Sequence[Plan]) -> None:
-        """Returns, and is `over`, some time after the last replica is back."""
+        """Carries out the plan. Sets `over` and returns some time after the last replacement."""
         began = time.monotonic()
         async with asyncio.TaskGroup() as tasks:
             latest: dict[str, asyncio.Task[bool]] = {}
@@ -107,61 +109,61 @@ class Killer:
                 draw = random.Random(f"{number} {self.seed}")
                 if self.spare:
                     await asyncio.sleep(began + one.at_s - time.monotonic())
-                    if not await self._see_that_others_answer(one) or self.stopped:
+                    if not await self._wait_for_spare_engine(one) or self.stopped:
                         break
-                    tasks.create_task(self._all_back(await self._strike(number, one, draw)))
+                    tasks.create_task(self._all_back(await self._kill(number, one, draw)))
                     continue
                 before = [] if self.overlap else [latest[role] for role in one.roles & latest.keys()]
-                blow = tasks.create_task(self._strike_after(before, began, number, one, draw))
-                latest |= dict.fromkeys(one.roles, blow)
-        self.whole = await self._see_whole()
+                fault = tasks.create_task(self._kill_after(before, began, number, one, draw))
+                latest |= dict.fromkeys(one.roles, fault)
+        self.recovered = await self._wait_for_recovery()
         await asyncio.sleep(AFTER_S if plans else 0)
         self.over = True
 
-    async def _strike_after(
+    async def _kill_after(
         self, before: Sequence[asyncio.Task[bool]], began: float, number: int, one: Plan, draw: random.Random
     ) -> bool:
-        """Whether everything it killed came back."""
+        """Whether all killed processes were replaced."""
         for task in before:
             if not await task:
-                return False  # the endpoint did not replace that one: a further kill would show nothing new
+                return False  # not replaced: a further kill would add no information
         await asyncio.sleep(began + one.at_s - time.monotonic())
         if self.stopped:
             return False
-        return await self._all_back(await self._strike(number, one, draw))
+        return await self._all_back(await self._kill(number, one, draw))
 
-    async def _strike(self, number: int, one: Plan, draw: random.Random) -> list[tuple[Kill, set[Replica]]]:
-        """The kills, each with those of its kind that were alive before it. None if there was nobody to kill."""
-        await self.meter.read()  # what their processes have counted goes with them
+    async def _kill(self, number: int, one: Plan, draw: random.Random) -> list[tuple[Kill, set[Replica]]]:
+        """Kills processes. Returns each kill with the processes of its kind alive before it; empty without a process to kill."""
+        await self.meter.read()  # the counters of the killed processes are lost with them
         chosen = []
         for kind, times in Counter(one.kinds).items():
             alive = await self._find(kind)
             chosen += [(kind, victim, set(alive)) for victim in draw.sample(alive, min(times, len(alive)))]
-        struck = []
+        killed = []
         for kind, victim, alive_before in chosen:
-            # Noted first: a client may feel it before this goes on.
-            kill = Kill(kind, victim.pid, time.monotonic(), blow=number)
+            # Recorded first: a client may notice the kill before this continues.
+            kill = Kill(kind, victim.pid, time.monotonic(), fault=number)
             self.kills.append(kill)
             self.population.kill(victim)
-            struck.append((kill, alive_before))
-        return struck
+            killed.append((kill, alive_before))
+        return killed
 
-    async def _all_back(self, struck: Sequence[tuple[Kill, set[Replica]]]) -> bool:
-        back = await asyncio.gather(*(self._see_back(kill, alive) for kill, alive in struck))
+    async def _all_back(self, killed: Sequence[tuple[Kill, set[Replica]]]) -> bool:
+        back = await asyncio.gather(*(self._wait_for_replacement(kill, alive) for kill, alive in killed))
         return bool(back) and all(back)
 
-    async def _see_that_others_answer(self, one: Plan) -> bool:
-        """Waits until an engine would be left. Those that it kills may be any, so all of them count as answering now."""
-        killed = sum(kind.role in ENGINES for kind in one.kinds)
+    async def _wait_for_spare_engine(self, one: Plan) -> bool:
+        """Waits until more engines answer than the plan kills. Any of them may be chosen."""
+        to_kill = sum(kind.role in ENGINES for kind in one.kinds)
         deadline = time.monotonic() + BACK_LIMIT_S
         while time.monotonic() < deadline and not self.stopped:
-            if await self.meter.read() and sum(self._counted(role) for role in ENGINES) > killed:
+            if await self.meter.read() and sum(self._counted(role) for role in ENGINES) > to_kill:
                 return True
             await asyncio.sleep(PERIOD_S)
         return False
 
-    async def _see_whole(self) -> bool:
-        """Whether as many replicas of each role answer in the end as in the beginning."""
+    async def _wait_for_recovery(self) -> bool:
+        """Whether each role has as many answering replicas at the end as at the start."""
         deadline = time.monotonic() + BACK_LIMIT_S
         while time.monotonic() < deadline:
             if await self.meter.read() and all(self._counted(role) >= self.wanted[role] for role in ROLES if role in self.wanted):
@@ -170,30 +172,30 @@ class Killer:
         return False
 
     async def _find(self, kind: Kind) -> list[Replica]:
-        """With overlap the only one may be gone just now. None: nobody came in its place."""
+        """Waits for a process to kill: with overlap, the only one may be being replaced. Empty if none came."""
         deadline = time.monotonic() + BACK_LIMIT_S
         while not (alive := self.population.find(kind)) and time.monotonic() < deadline:
             await asyncio.sleep(PERIOD_S)
         return alive
 
-    async def _see_back(self, kill: Kill, alive_before: set[Replica]) -> bool:
-        """The time counts from the latest kill: one that comes meanwhile delays this one's successor too."""
-        seeing = asyncio.ensure_future(self._see_it_replaced(kill, alive_before))
-        while not seeing.done():
-            await asyncio.wait({seeing}, timeout=PERIOD_S)
+    async def _wait_for_replacement(self, kill: Kill, alive_before: set[Replica]) -> bool:
+        """Waits for the replacement. The limit counts from the latest kill, because later kills delay this replacement too."""
+        replacement = asyncio.ensure_future(self._replaced(kill, alive_before))
+        while not replacement.done():
+            await asyncio.wait({replacement}, timeout=PERIOD_S)
             if time.monotonic() - self.kills[-1].at > BACK_LIMIT_S:
-                seeing.cancel()
+                replacement.cancel()
                 return False
-        seeing.result()
+        replacement.result()
         kill.back = time.monotonic()
         return True
 
-    async def _see_it_replaced(self, kill: Kill, alive_before: set[Replica]) -> None:
+    async def _replaced(self, kill: Kill, alive_before: set[Replica]) -> None:
         if kill.kind == Kind.GATEWAY:
-            await self._see_answers(kill)
-        await self._see_successor(kill.kind, alive_before)
+            await self._wait_for_gateway(kill)
+        await self._wait_for_successor(kill.kind, alive_before)
 
-    async def _see_answers(self, kill: Kill) -> None:
+    async def _wait_for_gateway(self, kill: Kill) -> None:
         address = self.http.base_url
         while kill.accepted is None:
             try:
@@ -209,8 +211,8 @@ class Killer:
             else:
                 await asyncio.sleep(PROBE_S)
 
-    async def _see_successor(self, kind: Kind, before: set[Replica]) -> None:
-        """A new process, as many as there were, and as many that the endpoint itself counts as answering."""
+    async def _wait_for_successor(self, kind: Kind, before: set[Replica]) -> None:
+        """Waits for a new process, the wanted number of processes, and the wanted number in the endpoint's own count."""
         while True:
             alive = self.population.find(kind)
             looked = time.monotonic()

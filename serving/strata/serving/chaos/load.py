@@ -1,4 +1,4 @@
-"""The load: so many clients at once, each of which takes the next request when its last one is answered."""
+"""Closed-loop load: concurrent clients, each sending the next request when its last one is answered."""
 
 import asyncio
 import itertools
@@ -11,15 +11,15 @@ from strata.serving import access
 from strata.serving.chaos.client import Attempt, send
 from strata.serving.chaos.requests import Request
 
-RETRY_FOR_S = 120.0  # a gateway and the controller that replaces it may die together
+RETRY_FOR_S = 120.0  # a gateway and the controller that replaces it may be killed together
 LONGEST_WAIT_S = 1.0
 
 
 @dataclass(frozen=True)
 class Sent:
-    """Every attempt but the last was broken by a gateway's death."""
+    """A request and its attempts. All but the last were broken by the death of a gateway."""
 
-    number: int  # which of the requests
+    number: int  # index in the requests
     attempts: tuple[Attempt, ...]
 
     @property
@@ -35,20 +35,21 @@ async def drive(
     goes_on: Callable[[], bool] = lambda: False,
     excused: Callable[[Attempt], bool] = lambda attempt: False,
 ) -> list[Sent]:
-    """Every request once, and then again from the first for as long as it `goes_on`. A failed attempt is made again if it
-    is `excused`, as the `openai` client does by itself."""
+    """Sends every request once, and then starts over while `goes_on` is true.
+
+    Retries a failed attempt if it is `excused`, as the `openai` client does by itself."""
     numbers = itertools.count()
     sent: list[Sent] = []
 
     async def one_client(http: httpx.AsyncClient) -> None:
         while True:
-            turn, number = divmod(next(numbers), len(requests))
-            if turn and not goes_on():
+            cycle, number = divmod(next(numbers), len(requests))
+            if cycle and not goes_on():
                 return
-            request = requests[number].salted(f"{salt}-{turn}")
+            request = requests[number].salted(f"{salt}-{cycle}")
             sent.append(Sent(number, await _until_answered(http, request, excused)))
 
-    # Idle connections go before a server's usual five seconds: a request must not meet one that is just being closed.
+    # Expire idle connections before a server's usual five seconds, so that no request meets one being closed.
     limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency, keepalive_expiry=2.0)
     async with (
         httpx.AsyncClient(base_url=url, headers=access.headers_for(url), limits=limits) as http,

@@ -1,4 +1,4 @@
-"""The outcome as tables, and as JSON with all that one needs to doubt it."""
+"""Results as tables, and as JSON with hardware, versions and every failure."""
 
 from dataclasses import asdict
 from typing import Any
@@ -11,11 +11,18 @@ from strata.serving.chaos.run import Outcome, Pass, Verdict
 from strata.serving.metrics import counters
 
 SHOWN_FAILURES = 5
+LABELS = {
+    "broken by gateway": "broken by the death of a gateway",
+    "sent again by the client": "retries by the client",
+    "not back": "not replaced",
+    "ended though not killed": "ended without a kill",
+    "whole in the end": "recovered in the end",
+}
 
 
 def numbers(outcome: Outcome) -> dict[str, int]:
-    """What the clients saw, by the names that the table and the JSON use."""
-    sent, lost = len(outcome.storm.sent), outcome.count(Verdict.LOST)
+    """Counts from the clients, with the keys of the JSON file."""
+    sent, lost = len(outcome.disturbed.sent), outcome.count(Verdict.LOST)
     return {
         "sent": sent,
         "answered": sent - lost,
@@ -26,12 +33,12 @@ def numbers(outcome: Outcome) -> dict[str, int]:
         "kills": len(outcome.kills),
         "not back": outcome.not_back,
         "ended though not killed": outcome.restarted,
-        "whole in the end": int(outcome.whole),
+        "whole in the end": int(outcome.recovered),
     }
 
 
 def counted(one: Pass) -> dict[str, dict[str, float]]:
-    """What the endpoint says it did."""
+    """Counts from the endpoint's own metrics."""
     return {
         "retried": counters.by(one.counted, metrics.SERVE_RETRIES, "reason"),
         "migrated": counters.by(one.counted, metrics.SERVE_MIGRATIONS, "outcome"),
@@ -40,13 +47,15 @@ def counted(one: Pass) -> dict[str, dict[str, float]]:
 
 
 def summary(outcome: Outcome) -> Table:
-    """Everything beside the undisturbed pass, where that had it too."""
+    """The disturbed run beside the undisturbed one."""
     table = Table(box=None, header_style="bold")
     table.add_column("requests")
     for name in _passes(outcome):
         table.add_column(name, justify="right")
     for name, number in numbers(outcome).items():
-        table.add_row(name, str(len(outcome.peace.sent)) if name in ("sent", "answered") else "", str(number))
+        table.add_row(
+            LABELS.get(name, name), str(len(outcome.baseline.sent)) if name in ("sent", "answered") else "", str(number)
+        )
     both = [counted(one) for one in _passes(outcome).values()]
     for what in both[0]:
         table.add_row(what, *(f"{sum(one[what].values()):g}" for one in both))
@@ -54,24 +63,24 @@ def summary(outcome: Outcome) -> Table:
             values = [one[what].get(how, 0.0) for one in both]
             if any(values):
                 table.add_row(f"  {how}", *(f"{value:g}" for value in values))
-    table.add_row("longest pause in a stream", *(f"{one.longest_gap_s:.2f} s" for one in _passes(outcome).values()))
-    table.add_row("time", *(f"{one.ended - one.began:.1f} s" for one in _passes(outcome).values()))
+    table.add_row("longest ITL", *(f"{one.longest_gap_s:.2f} s" for one in _passes(outcome).values()))
+    table.add_row("duration", *(f"{one.ended - one.began:.1f} s" for one in _passes(outcome).values()))
     return table
 
 
 def kills_table(outcome: Outcome) -> Table:
     table = Table(box=None, header_style="bold")
-    for column in ("killed", "process", "at s", "back after s", "refused for s", "answers after s"):
+    for column in ("killed", "pid", "at s", "replaced after s", "refused for s", "answers after s"):
         table.add_column(column, justify="left" if column == "killed" else "right")
     for kill in sorted(outcome.kills, key=lambda kill: kill.at):
         since = (kill.back, kill.accepted, kill.answered)
         cells = [_seconds(kill, moment) for moment in (since if kill.kind == "gateway" else since[:1])]
-        table.add_row(kill.kind, str(kill.pid), f"{kill.at - outcome.storm.began:.1f}", *cells)
+        table.add_row(kill.kind, str(kill.pid), f"{kill.at - outcome.disturbed.began:.1f}", *cells)
     return table
 
 
 def failures(outcome: Outcome) -> list[str]:
-    """The first few in words; the JSON has them all."""
+    """One line for each of the first failures. The JSON file has all."""
     return [
         f"request {one['request']} {one['verdict']}: " + (one["error"] or f"expected {one['expected']}, got {one['answer']}")
         for one in _failures(outcome)[:SHOWN_FAILURES]
@@ -79,7 +88,7 @@ def failures(outcome: Outcome) -> list[str]:
 
 
 def as_json(outcome: Outcome) -> dict[str, Any]:
-    began = outcome.storm.began
+    began = outcome.disturbed.began
     return {
         **benchmark_record.header(),
         "holds": outcome.holds,
@@ -95,7 +104,7 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
         "kills": [
             {
                 "kind": kill.kind,
-                "blow": kill.blow,
+                "blow": kill.fault,
                 "pid": kill.pid,
                 "at_s": kill.at - began,
                 "back_after_s": _after(kill, kill.back),
@@ -114,20 +123,20 @@ def _failures(outcome: Outcome) -> list[dict[str, Any]]:
         {
             "request": one.number,
             "verdict": verdict,
-            "began_s": one.attempts[0].began - outcome.storm.began,
-            "ended_s": one.last.ended - outcome.storm.began,
+            "began_s": one.attempts[0].began - outcome.disturbed.began,
+            "ended_s": one.last.ended - outcome.disturbed.began,
             "error": one.last.error,
             "body": outcome.requests[one.number].body,
             "expected": asdict(expected[one.number]),
             "answer": asdict(one.last.answer) if one.last.answer else None,
         }
-        for one, verdict in zip(outcome.storm.sent, outcome.verdicts(), strict=True)
+        for one, verdict in zip(outcome.disturbed.sent, outcome.verdicts(), strict=True)
         if verdict != Verdict.SAME
     ]
 
 
 def _passes(outcome: Outcome) -> dict[str, Pass]:
-    return {"undisturbed": outcome.peace, "disturbed": outcome.storm}
+    return {"undisturbed": outcome.baseline, "disturbed": outcome.disturbed}
 
 
 def _after(kill: Kill, moment: float | None) -> float | None:

@@ -1,13 +1,13 @@
-"""The requests: the same for the same seed, of all the kinds whose answers a kill could spoil.
+"""Random requests of all kinds, reproducible by seed.
 
-All are greedy with one sequence, for only their answers are promised to be the same on another replica.
+All are greedy with one sequence: only their answers are guaranteed to be the same on another replica.
 """
 
 import random
 from dataclasses import dataclass
 from typing import Any
 
-# Ids that every vocabulary has; special tokens are mostly before them.
+# Ids in every vocabulary; special tokens mostly have lower ids.
 TOKEN_IDS = range(100, 500)
 WORDS = (
     "import ",
@@ -25,7 +25,7 @@ WORDS = (
     "not ",
     "value ",
 )
-CHAT_ROOM = 32  # tokens that a chat template may add around the message
+TEMPLATE_TOKENS = 32  # upper bound for a chat template
 STOPS = ("\n", ")", ":", "self", ".")
 LONGEST_ANSWER = 128
 
@@ -40,7 +40,7 @@ class Request:
         return bool(self.body["stream"])
 
     def salted(self, salt: str) -> "Request":
-        """The same request, for which no KV block is cached that another salt left: or a second pass would prefill nothing."""
+        """The same request with a cache salt, so that KV blocks cached by another pass are not reused."""
         return Request(self.path, self.body | {"cache_salt": salt})
 
 
@@ -52,8 +52,8 @@ def make(count: int, seed: int, model: str, context: int) -> tuple[Request, ...]
 def _one(draw: random.Random, model: str, context: int) -> Request:
     shape = draw.choice((_from_ids, _from_text, _chat))
     answer = draw.randint(1, min(LONGEST_ANSWER, context // 2))
-    path, asked = shape(draw, context - answer)
-    body: dict[str, Any] = {"model": model, "temperature": 0, "max_tokens": answer, "stream": draw.random() < 0.7, **asked}
+    path, prompt = shape(draw, context - answer)
+    body: dict[str, Any] = {"model": model, "temperature": 0, "max_tokens": answer, "stream": draw.random() < 0.7, **prompt}
     if draw.random() < 0.25:
         body["stop"] = draw.sample(STOPS, draw.randint(1, 2))
     if draw.random() < 0.25:
@@ -63,19 +63,19 @@ def _one(draw: random.Random, model: str, context: int) -> Request:
     return Request(path, body)
 
 
-def _from_ids(draw: random.Random, room: int) -> tuple[str, dict[str, Any]]:
-    return "/v1/completions", {"prompt": draw.choices(TOKEN_IDS, k=draw.randint(1, room))}
+def _from_ids(draw: random.Random, limit: int) -> tuple[str, dict[str, Any]]:
+    return "/v1/completions", {"prompt": draw.choices(TOKEN_IDS, k=draw.randint(1, limit))}
 
 
-def _from_text(draw: random.Random, room: int) -> tuple[str, dict[str, Any]]:
-    return "/v1/completions", {"prompt": _text(draw, room)}
+def _from_text(draw: random.Random, limit: int) -> tuple[str, dict[str, Any]]:
+    return "/v1/completions", {"prompt": _text(draw, limit)}
 
 
-def _chat(draw: random.Random, room: int) -> tuple[str, dict[str, Any]]:
-    message = {"role": "user", "content": _text(draw, max(1, room - CHAT_ROOM))}
+def _chat(draw: random.Random, limit: int) -> tuple[str, dict[str, Any]]:
+    message = {"role": "user", "content": _text(draw, max(1, limit - TEMPLATE_TOKENS))}
     return "/v1/chat/completions", {"messages": [message]}
 
 
-def _text(draw: random.Random, room: int) -> str:
-    """At most `room` bytes, and so, whatever the tokenizer, as many tokens."""
-    return "".join(draw.choices(WORDS, k=room))[: draw.randint(1, room)]
+def _text(draw: random.Random, limit: int) -> str:
+    """At most `limit` bytes, and so at most `limit` tokens with any tokenizer."""
+    return "".join(draw.choices(WORDS, k=limit))[: draw.randint(1, limit)]

@@ -1,4 +1,4 @@
-"""A `strata chaos` from its words to its report."""
+"""Runs `strata chaos`: parses its options, starts the endpoint and reports the results."""
 
 import contextlib
 import json
@@ -19,9 +19,9 @@ from strata.serving.chaos.run import run as carry_out
 from strata.serving.chaos.victims import Kind
 
 
-def hold(
+def run(
     overrides: Sequence[str],
-    run: str | None,
+    run_name: str | None,
     model: Path | None,
     url: str | None,
     kill: str,
@@ -32,72 +32,73 @@ def hold(
     overlap: bool,
     path: Path | None,
 ) -> bool:
-    """Whether everything held."""
-    blows = parse_blows(kill)
+    """Returns whether every answer was the same and the endpoint recovered."""
+    faults = parse_faults(kill)
     if at_random is not None:
-        if not blows:
-            raise UserError("--random has nothing to draw from.", "Name with --kill what may be killed.")
-        blows = kills.at_random(blows, at_random, seed)
-    if url and (overrides or run or model):
-        raise UserError("--url names an endpoint that runs already, so there is nothing to serve.", "Leave the rest out.")
+        if not faults:
+            raise UserError("--random needs processes to draw from, and --kill is empty.", "Name them with --kill.")
+        faults = kills.at_random(faults, at_random, seed)
+    if url and (overrides or run_name or model):
+        raise UserError("--url names a running endpoint, which excludes --run, --model and overrides.", "Use either.")
     console = Console(highlight=False, soft_wrap=True)
     with contextlib.ExitStack() as stack:
         if url is None:
             with console.status("Starting the endpoint …"):
-                url = stack.enter_context(endpoint.started(overrides, run, model))
+                url = stack.enter_context(endpoint.started(overrides, run_name, model))
         url = url.rstrip("/")
-        with console.status(f"{count} requests undisturbed, then under {sum(map(len, blows))} kills …"):
+        with console.status(f"{count} requests undisturbed, then with {sum(map(len, faults))} kills …"):
             requests, node = requests_for(url, count, seed), victims.node_of(url)
-            outcome = carry_out(url, node, requests, blows, concurrency, seed, overlap, spare=at_random is not None)
-    _tell(outcome, path or cache_dir() / "bench" / "chaos.json", console)
+            outcome = carry_out(url, node, requests, faults, concurrency, seed, overlap, spare=at_random is not None)
+    _report(outcome, path or cache_dir() / "bench" / "chaos.json", console)
     return outcome.holds
 
 
-def at_an_edge(
+def kill_at_start_or_stop(
     overrides: Sequence[str], run: str | None, model: Path | None, url: str | None, kill: str, during: str, seed: int
 ) -> bool:
-    """Kills while endpoints start or stop. Whether each came up or ended as it should."""
+    """Kills while endpoints start or stop. Returns whether each came up or ended correctly."""
     if during not in ("start", "stop") or url:
         raise UserError(
-            f"--during {during}: there is no such moment of an endpoint that chaos starts.", "Use start or stop, without --url."
+            f"--during {during} is not valid{' with --url' if url else ''}.",
+            "Use --during start or --during stop, without --url.",
         )
     console = Console(highlight=False, soft_wrap=True)
-    strike = edges.kill_at_start if during == "start" else edges.kill_at_stop
+    kill_during = edges.kill_at_start if during == "start" else edges.kill_at_stop
     holds = True
-    for number, blow in enumerate(parse_blows(kill)):
-        with ports.reserve() as held, console.status(f"An endpoint that loses {' and '.join(blow)} at its {during} …"):
+    for number, fault in enumerate(parse_faults(kill)):
+        with ports.reserve() as held, console.status(f"Killing {' and '.join(fault)} during {during} …"):
             command = endpoint.command(overrides, run, model, held.port)
-            ending = strike(command, endpoint.log_file(), endpoint.READY, blow, seed + number)
+            ending = kill_during(command, endpoint.log_file(), endpoint.READY, fault, seed + number)
         holds &= ending.holds
-        console.print(f"{'+'.join(blow)} at the {during}: {ending.what}", style=None if ending.holds else "red", markup=False)
+        console.print(f"{'+'.join(fault)} during {during}: {ending.what}", style=None if ending.holds else "red", markup=False)
     return holds
 
 
-def parse_blows(text: str) -> list[kills.Blow]:
-    """`decode=2,gateway+controller`: what is killed at once, as often as it is to be killed."""
-    blows: list[kills.Blow] = []
+def parse_faults(text: str) -> list[kills.Fault]:
+    """Parses `decode=2,gateway+controller`: faults with their number, processes of a fault joined by +."""
+    faults: list[kills.Fault] = []
     for part in filter(None, text.split(",")):
         names, equals, times = part.partition("=")
         kinds = names.split("+")
         if not set(kinds) <= set(Kind) or (equals and not times.isdigit()):
-            fix = f"Use {', '.join(Kind)}: with how often (decode=2), or several at once (decode+controller)."
-            raise UserError(f"--kill cannot read '{part}'.", fix)
-        blows += [tuple(Kind(kind) for kind in kinds)] * int(times or 1)
-    return blows
+            fix = f"Use {', '.join(Kind)}, with a number (decode=2) or joined by + (decode+controller)."
+            raise UserError(f"--kill: '{part}' is not valid.", fix)
+        faults += [tuple(Kind(kind) for kind in kinds)] * int(times or 1)
+    return faults
 
 
 def requests_for(url: str, count: int, seed: int) -> tuple[Request, ...]:
-    """As the endpoint's only model wants them."""
+    """Requests for the endpoint's model and context length."""
     try:
         card = httpx.get(f"{url}/v1/models", headers=access.headers_for(url)).raise_for_status().json()["data"][0]
     except httpx.HTTPError as error:
         raise UserError(
-            f"Nothing answers at {url}: {error}", "Start the endpoint with 'make serve', or leave --url out."
+            f"No endpoint answers at {url}: {error}", "Start the endpoint with 'make serve', or omit --url."
         ) from None
     return make(count, seed, card["id"], card["max_model_len"])
 
 
-def _tell(outcome: Outcome, path: Path, console: Console) -> None:
+def _report(outcome: Outcome, path: Path, console: Console) -> None:
     console.print(report.summary(outcome))
     console.print(report.kills_table(outcome))
     for line in report.failures(outcome):
@@ -105,5 +106,5 @@ def _tell(outcome: Outcome, path: Path, console: Console) -> None:
     write_atomic(path, json.dumps(report.as_json(outcome), indent=2))
     picture = path.with_suffix(".png")
     timeline.draw(outcome, picture)
-    verdict = "every answer is the undisturbed one" if outcome.holds else "not everything held"
+    verdict = "passed: every answer is the same as undisturbed" if outcome.holds else "failed"
     console.print(f"{verdict}; written to {path} and {picture}")

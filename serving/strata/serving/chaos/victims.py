@@ -1,4 +1,4 @@
-"""The processes of an endpoint's replicas on this machine, found by the titles that Ray and vLLM give them."""
+"""Finds the processes of an endpoint on this machine, by the process titles that Ray and vLLM set."""
 
 import contextlib
 import re
@@ -13,9 +13,10 @@ from strata.platform.errors import UserError
 
 
 class Kind(StrEnum):
-    """A replica's own process, or the engine under it alone: the first takes its connections along, the second leaves a
-    replica behind that must notice. The controller is Ray Serve's, which replaces the others and which no request passes. The
-    GCS is Ray's, without which nothing new is placed."""
+    """A kind of process to kill.
+
+    A replica loses its connections. If only its engine is killed, the replica must notice. Ray Serve's controller replaces
+    replicas and handles no requests. Without Ray's GCS nothing new is placed."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -31,34 +32,34 @@ class Kind(StrEnum):
 
 
 OF_RAY = (Kind.CONTROLLER, Kind.GCS)
-ROLES = (Kind.GATEWAY, Kind.PREFILL, Kind.DECODE)  # of replicas, which the endpoint counts
+ROLES = (Kind.GATEWAY, Kind.PREFILL, Kind.DECODE)  # of replicas, which the endpoint's metrics count
 ENGINE = re.compile(r"VLLM::EngineCore\b")
 
 
 @dataclass(frozen=True)
 class Replica:
     pid: int
-    created: float  # tells it from a later process with the same number
+    created: float  # distinguishes it from a later process with the same PID
 
 
 class Population(Protocol):
     def find(self, kind: Kind) -> list[Replica]: ...
 
     def kill(self, replica: Replica) -> None:
-        """With SIGKILL. One that is gone already needs none."""
+        """Sends SIGKILL. Does nothing if the process has ended."""
 
 
 @dataclass(frozen=True)
 class Processes:
-    """Those that descend from `root`: the serve command, or the node of Ray that runs the replicas."""
+    """Descendants of `root`: the serve command, or the Ray node that runs the replicas."""
 
     root: int
 
     def find(self, kind: Kind) -> list[Replica]:
         replicas = [process for process in _descendants(self.root) if is_replica(title(process), kind.role)]
         if kind == kind.role:
-            return [_named(process) for process in replicas]
-        return [_named(child) for process in replicas for child in _descendants(process.pid) if ENGINE.match(title(child))]
+            return [_replica(process) for process in replicas]
+        return [_replica(child) for process in replicas for child in _descendants(process.pid) if ENGINE.match(title(child))]
 
     def kill(self, replica: Replica) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -68,7 +69,7 @@ class Processes:
 
 
 def is_replica(title: str, role: str) -> bool:
-    """While a method runs its name stands behind: `ray::ServeReplica:strata:decode.handle_request`."""
+    """Whether a title is of that role. Ray appends the running method: `ray::ServeReplica:strata:decode.handle_request`."""
     if role == Kind.GCS:
         return title.endswith("/gcs_server")
     name = "ServeController" if role == Kind.CONTROLLER else f"ServeReplica:strata:{role}"
@@ -76,7 +77,7 @@ def is_replica(title: str, role: str) -> bool:
 
 
 def title(process: psutil.Process) -> str:
-    """Empty for one that has just ended."""
+    """The process title; empty if the process has just ended."""
     try:
         return next(iter(process.cmdline()), "")
     except psutil.Error:
@@ -84,7 +85,7 @@ def title(process: psutil.Process) -> str:
 
 
 def node_of(url: str) -> int:
-    """The process under which the endpoint at `url` has its replicas: what started the gateway that listens there."""
+    """The ancestor of the replicas of the endpoint at `url`, found through the gateway that listens there."""
     port = urlsplit(url).port
     listening = {
         connection.pid
@@ -96,13 +97,13 @@ def node_of(url: str) -> int:
         if is_replica(title(process), "gateway"):
             return _root(process)
     raise UserError(
-        f"No Strata gateway on this machine listens at {url}, so there is nothing here to kill.",
-        "Start the endpoint on this machine, as this user; or leave --url out, and one is started for you.",
+        f"No Strata gateway on this machine listens at {url}.",
+        "Start the endpoint on this machine as this user, or omit --url to start one.",
     )
 
 
 def _root(gateway: psutil.Process) -> int:
-    """The command that started the Ray node, which may have started engines itself; the node where it has no such parent."""
+    """The command that started the Ray node, which may have started engines itself, or else the Ray node."""
     node = gateway.parent()
     assert node is not None
     return node.ppid() if node.ppid() > 1 else node.pid
@@ -115,5 +116,5 @@ def _descendants(pid: int) -> list[psutil.Process]:
         return []
 
 
-def _named(process: psutil.Process) -> Replica:
+def _replica(process: psutil.Process) -> Replica:
     return Replica(process.pid, process.create_time())
