@@ -1,4 +1,4 @@
-"""How many replicas for how much load."""
+"""Autoscaling policies: number of replicas by load."""
 
 from types import SimpleNamespace
 
@@ -22,15 +22,15 @@ def test_replicas_follow_the_load_within_bounds(loads: list[float], wanted: int)
     assert autoscaling.replicas(context)[0] == wanted
 
 
-def test_serve_takes_the_policy() -> None:
+def test_serve_accepts_the_policy() -> None:
     policy = AutoscalingConfig(**autoscaling.config(1, 4)).policy.get_policy()
     assert policy.__name__ == "replicas" and policy.__module__ == "strata.serving.runtime.autoscaling"
 
 
-@pytest.mark.parametrize(("told", "wanted"), [([3.0, 2.0], 3), ([9.0], 4), ([0.0], 1), ([], 3)])
-def test_gateways_are_as_many_as_they_say(told: list[float], wanted: int) -> None:
+@pytest.mark.parametrize(("reported", "wanted"), [([3.0, 2.0], 3), ([9.0], 4), ([0.0], 1), ([], 3)])
+def test_number_of_gateways_is_the_reported_one(reported: list[float], wanted: int) -> None:
     context = SimpleNamespace(
-        aggregated_metrics={"wanted": dict(enumerate(told))} if told else None,
+        aggregated_metrics={"wanted": dict(enumerate(reported))} if reported else None,
         target_num_replicas=3,
         capacity_adjusted_min_replicas=1,
         capacity_adjusted_max_replicas=4,

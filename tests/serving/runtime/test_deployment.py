@@ -1,4 +1,4 @@
-"""Bringing the application up: the first failed start ends it, and a controller that dies meanwhile does not."""
+"""First start of the application: a failed replica ends it, the death of the controller does not."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +18,7 @@ def application(status: str, **messages: str) -> Any:
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What Serve answers, one look after the other."""
+    """Replaces `serve.status` by these answers, one per call."""
     answers: list[Any] = []
 
     def status() -> Any:
@@ -33,25 +33,25 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return answers
 
 
-def test_it_is_up_when_serve_says_so(looks: list[Any]) -> None:
+def test_returns_when_the_application_runs(looks: list[Any]) -> None:
     looks += [application("DEPLOYING", decode=""), application("RUNNING", decode="")]
     deployment.bring_up(None)
     assert not looks
 
 
-def test_a_controller_that_dies_meanwhile_is_waited_for(looks: list[Any]) -> None:
+def test_waits_for_a_restarted_controller(looks: list[Any]) -> None:
     looks += [ActorDiedError(), SimpleNamespace(applications={}), application("DEPLOYING", decode=""), application("RUNNING")]
     deployment.bring_up(None)
     assert not looks
 
 
-def test_the_first_failed_start_ends_it(looks: list[Any]) -> None:
+def test_first_failed_replica_raises(looks: list[Any]) -> None:
     looks += [application("DEPLOYING", gateway="", decode="A replica failed to start with exception. Error:\nValueError: no")]
     with pytest.raises(RuntimeError, match="ValueError: no"):
         deployment.bring_up(None)
 
 
-def test_an_application_that_is_taken_away_ends_it(looks: list[Any]) -> None:
+def test_deleted_application_raises(looks: list[Any]) -> None:
     looks += [application("DELETING")]
     with pytest.raises(RuntimeError):
         deployment.bring_up(None)

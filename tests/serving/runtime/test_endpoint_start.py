@@ -1,4 +1,4 @@
-"""Parts of the start that depend on others' deaths, without engines."""
+"""Start of the endpoint while replicas die, without engines."""
 
 import threading
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from strata.serving.runtime.start_progress import StartProgress
 
 
 class Directory:
-    """As replicas come and go: empty at the first looks, since the decode replica died after Serve had said that it is up."""
+    """A directory whose entries change with each query: the decode replica died after Serve reported it as up."""
 
     def __init__(self, *looks: dict[str, dict[str, Any]]) -> None:
         self._looks = list(looks)
@@ -34,20 +34,20 @@ def progress(limit_s: float = 20) -> StartProgress:
     return StartProgress(limit_s, lambda line: None, list, lambda: "0 of 1 decode up")
 
 
-def test_a_decode_replica_that_died_is_waited_for() -> None:
+def test_start_waits_for_a_replaced_decode_replica() -> None:
     decode, prefill = {"decode-1": {"context": 64}}, {"prefill-1": {"phases": {}}}
     coming = Directory({}, {}, prefill, decode | prefill)
     found = progress().during("waiting", lambda: endpoint._replicas(coming, ("decode", "prefill")))  # type: ignore[arg-type]
     assert found == {"decode": [{"context": 64}], "prefill": [{"phases": {}}]}
 
 
-def test_one_that_never_comes_back_ends_the_start() -> None:
+def test_start_fails_if_a_replica_is_not_replaced() -> None:
     with pytest.raises(UserError, match="still waiting for the engines: 0 of 1 decode up"):
         progress(0.5).during("waiting for the engines", lambda: endpoint._replicas(Directory({}), ("decode",)))  # type: ignore[arg-type]
 
 
 class Gateway(HTTPServer):
-    """Answers with one status after the other, and the last one for ever; 0 breaks the connection."""
+    """Answers with these statuses in order and then repeats the last. 0 closes the connection."""
 
     statuses: list[int]
     keys: list[str | None]
@@ -89,24 +89,24 @@ def warm_up(gateway: Gateway, *statuses: int, limit_s: float = 20) -> None:
     start.during("waiting for a first answer", lambda: endpoint._warm_up(url, "m", 4, start, 0.0))
 
 
-def test_a_replica_that_dies_in_the_warm_up_is_waited_for(gateway: Gateway) -> None:
+def test_warm_up_is_retried_if_a_replica_dies(gateway: Gateway) -> None:
     warm_up(gateway, 503, 0, 200, 503, 200)
     assert len(gateway.keys) == 6 and set(gateway.keys) == {None}
 
 
-def test_an_answer_that_never_comes_ends_the_start(gateway: Gateway) -> None:
+def test_start_fails_without_a_first_answer(gateway: Gateway) -> None:
     with pytest.raises(UserError, match="still waiting for a first answer"):
         warm_up(gateway, 503, limit_s=0.6)
 
 
-def test_a_model_that_fails_with_its_first_answer_is_refused(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_that_fails_on_the_first_request_is_refused(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint, "_cause", lambda failure, began: failure)
     with pytest.raises(UserError, match=r"vLLM cannot serve this model: HTTP 500: .*no such layer"):
         warm_up(gateway, 500)
     assert len(gateway.keys) == 1
 
 
-def test_a_death_without_a_reason_is_no_fault_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_death_without_a_cause_is_not_blamed_on_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint, "_cause", lambda failure, began: None)
     monkeypatch.setattr(endpoint, "_logs", lambda began: [])
     monkeypatch.setattr(endpoint, "_statuses", list)
@@ -127,7 +127,7 @@ UNKNOWN = KILLED.replace("RuntimeError: Engine core initialization failed. See r
 
 
 @pytest.mark.parametrize(("message", "cause"), [(KILLED, None), (UNKNOWN, "ValueError: no such layer. See root")])
-def test_a_reason_is_told_apart_from_a_death(message: str, cause: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cause_is_distinguished_from_an_engine_death(message: str, cause: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     deployed = SimpleNamespace(applications={"strata": SimpleNamespace(deployments={"decode": SimpleNamespace(message=message)})})
     monkeypatch.setattr("ray.serve.status", lambda: deployed)
     monkeypatch.setattr(endpoint, "_logs", lambda began: [])
@@ -135,7 +135,7 @@ def test_a_reason_is_told_apart_from_a_death(message: str, cause: str | None, mo
     assert found == cause or (cause and found and found.startswith(cause))
 
 
-def test_the_warm_up_sends_a_key(gateway: Gateway, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warm_up_sends_an_api_key(gateway: Gateway, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "keys"
     file.write_text("a-key\n")
     monkeypatch.setenv(FILE, str(file))

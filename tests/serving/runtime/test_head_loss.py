@@ -1,7 +1,7 @@
-"""An endpoint on a cluster whose head is lost and comes back, with the head's state in a real Redis.
+"""Loss and restart of a cluster's head node, with its state in a real Redis.
 
-Two Ray nodes on this machine stand in for pods: a head without CPUs, as `infra/components/gcs-ft` has it on Kubernetes, and one
-that has the engine and the gateway. The head's processes are killed all at once, as a lost pod's are.
+Two Ray nodes on this machine stand in for pods: a head without CPUs, as in `infra/components/gcs-ft`, and a worker with the
+engine and the gateway. The head's processes are killed simultaneously, as with a lost pod.
 """
 
 import json
@@ -42,7 +42,7 @@ serve.run(application(Arguments(recipe={recipe!r}, model={model!r}, name="tiny")
 
 @contextmanager
 def process(*command: str, **environment: str) -> Iterator[psutil.Process]:
-    """With all that it starts: each gets a session of its own, and is killed as a whole."""
+    """Runs a command in its own session, and kills it with all its descendants at the end."""
     started = subprocess.Popen(command, env=os.environ | environment, start_new_session=True, stdout=subprocess.DEVNULL)
     here = psutil.Process(started.pid)
     try:
@@ -53,10 +53,10 @@ def process(*command: str, **environment: str) -> Iterator[psutil.Process]:
 
 
 def kill_all(root: psutil.Process) -> None:
-    """Stopped first, so that none of them notices another's death before its own."""
-    family = [root, *root.children(recursive=True)] if root.is_running() else []
+    """Kills a process tree. SIGSTOP comes first, so that no process notices the death of another."""
+    processes = [root, *root.children(recursive=True)] if root.is_running() else []
     for number in (signal.SIGSTOP, signal.SIGKILL):
-        for member in family:
+        for member in processes:
             try:
                 member.send_signal(number)
             except psutil.NoSuchProcess:
@@ -79,7 +79,7 @@ def wait_for(what: Callable[[], bool], limit_s: float) -> None:
 
 @dataclass
 class Client(threading.Thread):
-    """Sends the same greedy request again and again."""
+    """Repeats the same greedy request."""
 
     url: str
     answers: list[tuple[float, str]] = field(default_factory=list)
@@ -93,10 +93,10 @@ class Client(threading.Thread):
 
     def run(self) -> None:
         while not self.ended.wait(0.1):
-            self.answers.append((time.monotonic(), ask(self.url)))
+            self.answers.append((time.monotonic(), complete(self.url)))
 
 
-def ask(url: str) -> str:
+def complete(url: str) -> str:
     try:
         request = {"prompt": "import os\n", "max_tokens": 8, "temperature": 0}
         answer = httpx.post(f"{url}/v1/completions", json=request, timeout=60)
@@ -105,13 +105,13 @@ def ask(url: str) -> str:
         return repr(error)
 
 
-def test_an_endpoint_outlives_the_head_and_is_whole_when_it_is_back(trained: Path, tmp_path: Path) -> None:
+def test_endpoint_outlives_the_head_and_recovers_after_its_restart(trained: Path, tmp_path: Path) -> None:
     redis = shutil.which("redis-server", path=f"{BIN}:{os.environ['PATH']}")
     if redis is None:
-        pytest.skip("There is no redis-server; 'make test' fetches one where there is apt.")
+        pytest.skip("There is no redis-server; 'make test' downloads one on systems with apt.")
     with ExitStack() as held:
         numbers = [held.enter_context(ports.reserve()).port for _ in range(3)]
-        # A new pod has a folder of its own. Short ones, since Ray puts sockets in them.
+        # A new pod has a new folder. Short paths, because Ray creates Unix sockets in them.
         folders = [held.enter_context(tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True)) for _ in range(2)]
         lose_and_restore_the_head(trained, tmp_path, redis, numbers, folders)
 
@@ -127,7 +127,7 @@ def lose_and_restore_the_head(trained: Path, tmp_path: Path, redis: str, numbers
     head_command = [*start, "--head", f"--port={head_port}", "--num-cpus=0", "--include-dashboard=false"]
     of_head = {"RAY_REDIS_ADDRESS": f"127.0.0.1:{redis_port}", "RAY_REDIS_PASSWORD": PASSWORD} | common
     head_command += [f"--redis-password={PASSWORD}"]
-    # KubeRay gives workers of a fault-tolerant cluster so long to wait for a new head.
+    # The reconnect timeout that KubeRay sets for workers of a fault-tolerant cluster.
     of_worker = {"RAY_gcs_rpc_server_reconnect_timeout_s": "600"} | common
     resources = json.dumps({"strata-decode": 1, "strata-gateway": 1})
     worker_command = [*start, f"--address={address}", "--num-cpus=2", f"--resources={resources}"]
@@ -135,7 +135,7 @@ def lose_and_restore_the_head(trained: Path, tmp_path: Path, redis: str, numbers
         wait_for(lambda: not ports.is_free(head_port), 60)
         with process(*worker_command, **of_worker) as worker:
             run(DEPLOY.format(address=address, recipe=str(tmp_path / "recipe.yaml"), model=model))
-            expected = ask(url)
+            expected = complete(url)
             engines = replicas(worker, "decode")
             assert len(engines) == 1 and len(expected) > 0
             client = Client(url)
@@ -150,10 +150,10 @@ def lose_and_restore_the_head(trained: Path, tmp_path: Path, redis: str, numbers
                 client.join()
                 assert {answer for _, answer in client.answers} == {expected}
                 assert sum(at > lost for at, _ in client.answers) > 5
-                # Serve's new controller replaces what dies, and keeps what lives.
+                # Serve's new controller replaces dead replicas and leaves the others running.
                 (gateway,) = replicas(worker, "gateway")
                 gateway.kill()
-                wait_for(lambda: ask(url) == expected, 120)
+                wait_for(lambda: complete(url) == expected, 120)
                 assert replicas(worker, "decode") == engines
 
 

@@ -1,4 +1,4 @@
-"""The application that Ray Serve builds on a cluster, from a recipe and a model folder; no process starts here."""
+"""The application that Ray Serve builds on a cluster, from a recipe and a model folder. No process is started."""
 
 import json
 from pathlib import Path
@@ -23,11 +23,11 @@ def model(tmp_path: Path) -> Path:
     return folder
 
 
-def test_every_engine_goes_to_its_own_nodes_and_gateways_to_all(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engines_have_dedicated_nodes_and_gateways_run_on_all(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SECRET, "long and random")
     built = kuberay_app.application(Arguments(recipe="h200", model=model))
     gateway = built._bound_deployment
-    assert gateway.ray_actor_options["resources"] == {"strata-gateway": 0.25}, "four of them share what a node offers"
+    assert gateway.ray_actor_options["resources"] == {"strata-gateway": 0.25}, "four gateways share a node's resource"
     assert gateway._deployment_config.autoscaling_config.max_replicas == 8
     spec, *engines = gateway.init_args
     assert spec.model_id == "mine" and spec.network.host is None
@@ -38,13 +38,13 @@ def test_every_engine_goes_to_its_own_nodes_and_gateways_to_all(model: Path, mon
     }
 
 
-def test_replicas_ask_for_what_the_manifests_offer() -> None:
-    """The two rooms do not know each other."""
+def test_replicas_request_the_resources_of_the_manifests() -> None:
+    """The two packages do not import each other."""
     assert app.GATEWAY_RESOURCE == names.GATEWAY_RESOURCE
     assert names.ENGINE_RESOURCE.format(group="decode") == "strata-decode"
 
 
-def test_an_update_builds_the_same_secret(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secret_is_the_same_after_an_update(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def secret() -> bytes:
         built = kuberay_app.application(Arguments(recipe="laptop", model=model))._bound_deployment
         return bytes(built.init_args[0].network.secret)
@@ -59,12 +59,12 @@ def test_an_update_builds_the_same_secret(model: Path, monkeypatch: pytest.Monke
         secret()
 
 
-def test_a_model_that_is_not_there_is_said(tmp_path: Path) -> None:
+def test_missing_model_folder(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="There is no model folder"):
         kuberay_app.application(Arguments(recipe="laptop", model=tmp_path / "nowhere"))
 
 
-def test_the_manifests_configuration_is_one_that_serve_takes(root: Path) -> None:
+def test_serve_accepts_the_configuration_of_the_manifests(root: Path) -> None:
     import yaml
 
     manifest = yaml.safe_load((root / "infra/base/serve/rayservice.yaml").read_text())

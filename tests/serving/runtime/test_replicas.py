@@ -1,4 +1,4 @@
-"""A replica that is taken away finishes what it has, and is offered nothing new."""
+"""Draining: a replica that is removed finishes its calls and accepts no new ones."""
 
 import asyncio
 import os
@@ -27,7 +27,7 @@ def test_draining() -> None:
 
         async def handle(call: Call) -> None:
             await may_end.wait()
-            call.end({"told": "all"})
+            call.end({"done": True})
 
         directory: Any = Directory()
         presence = _Presence(directory, "decode", "d-1", Server(handle, dict, SECRET), "127.0.0.1", "node-1")

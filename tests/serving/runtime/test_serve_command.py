@@ -1,4 +1,4 @@
-"""`strata serve` from start to stop: what it refuses, and what it leaves behind (nothing)."""
+"""`strata serve`: errors at the start, and no processes left after the end."""
 
 import json
 import os
@@ -20,20 +20,20 @@ from strata.serving.models import choice
 from strata.serving.runtime import endpoint
 
 
-def test_too_little_memory_is_said_before_anything_starts(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_is_reported_before_the_start(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint, "available_memory", lambda: 2**29)
     with pytest.raises(UserError, match=r"needs about \d+\.\d GiB of memory; 0.5 are free"):
         endpoint.check(load().serve, trained / "runs" / "tiny" / "export")
 
 
-def test_a_run_without_export_says_how_to_get_one(own_home: Path) -> None:
+def test_run_without_export_names_the_command(own_home: Path) -> None:
     runs.create("bare", load(), "laptop")
     with pytest.raises(UserError, match=r"has no export[\s\S]*strata export bare"):
         choice.choose([], "bare", None, None)
 
 
-def test_a_choice_can_be_made_again(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The start-up benchmark passes it on to `strata serve`: settings lost there would make the comparison unfair."""
+def test_choice_is_passed_on_as_arguments(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The start-up benchmark passes them to `strata serve`. Lost settings would make the comparison unfair."""
     monkeypatch.setenv("STRATA_HOME", str(trained))
     chosen = choice.choose(["serve.eager=false"], "tiny", None, None)
     assert chosen.section.eager is False
@@ -46,7 +46,7 @@ def serve(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_port_in_use(trained: Path) -> None:
+def test_port_in_use(trained: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -55,8 +55,8 @@ def test_a_port_in_use(trained: Path) -> None:
     assert "is in use" in answer.stderr and "serve.port=" in answer.stderr
 
 
-def test_a_model_vllm_does_not_know(trained: Path, tmp_path: Path) -> None:
-    """Its files are whole, so only vLLM can tell: the engine's own words come back, and no process stays."""
+def test_model_unknown_to_vllm(trained: Path, tmp_path: Path) -> None:
+    """The files are valid, so only vLLM can refuse it: its message is printed, and no process is left."""
     strange = tmp_path / "strange"
     shutil.copytree(trained / "runs" / "tiny" / "export", strange)
     config = json.loads((strange / "config.json").read_text())
@@ -69,14 +69,13 @@ def test_a_model_vllm_does_not_know(trained: Path, tmp_path: Path) -> None:
 
 
 def _engines() -> list[psutil.Process]:
-    """vLLM engines that no living endpoint owns."""
+    """vLLM engines without a living parent."""
     engines = [p for p in psutil.process_iter(["name", "ppid"]) if p.info["name"] == "VLLM::EngineCor"]
     return [p for p in engines if p.info["ppid"] == 1]
 
 
-def test_no_process_outlives_a_command_that_was_killed(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that was asked to end is looked at where the session's endpoint ends, in conftest.py. This one needs API keys, also for
-    its own first requests."""
+def test_no_process_outlives_a_killed_command(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """conftest.py checks the same for a command that is stopped. This endpoint requires API keys, also for its warm-up."""
     file = tmp_path / "keys"
     file.write_text("a-key\n")
     monkeypatch.setenv("STRATA_API_KEYS_FILE", str(file))
@@ -86,22 +85,24 @@ def test_no_process_outlives_a_command_that_was_killed(trained: Path, tmp_path: 
         second = serve(trained, "--run", "tiny", f"serve.port={served.port.port}")
         assert second.returncode == 1 and f"Port {served.port.port} on 127.0.0.1 is in use" in second.stderr
         served.wait_until_it_answers()
-        asked = {"model": "tiny", "prompt": "x", "max_tokens": 1}
-        assert httpx.post(f"{served.url}/v1/completions", json=asked).status_code == 401
-        with_key = httpx.post(f"{served.url}/v1/completions", json=asked, headers={"authorization": "Bearer a-key"})
+        request = {"model": "tiny", "prompt": "x", "max_tokens": 1}
+        assert httpx.post(f"{served.url}/v1/completions", json=request).status_code == 401
+        with_key = httpx.post(f"{served.url}/v1/completions", json=request, headers={"authorization": "Bearer a-key"})
         assert with_key.status_code == 200, with_key.text
-        family = served.process.children(recursive=True)
-        assert len([p for p in family if p.name().startswith("VLLM")]) == 2
+        descendants = served.process.children(recursive=True)
+        assert len([p for p in descendants if p.name().startswith("VLLM")]) == 2
     finally:
         process.kill()
     process.wait(timeout=60)
-    family = [p for p in family if not _name(p).startswith(("ray::DashboardA", "ray::RuntimeEnv"))]  # they take a minute
-    _, alive = psutil.wait_procs(family, timeout=30)
+    descendants = [
+        p for p in descendants if not _name(p).startswith(("ray::DashboardA", "ray::RuntimeEnv"))
+    ]  # these need a minute
+    _, alive = psutil.wait_procs(descendants, timeout=30)
     assert not alive
 
 
 def _wait_until_claimed(port: int) -> None:
-    """Long before anything listens there."""
+    """The port is claimed long before a server listens."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:
@@ -112,28 +113,30 @@ def _wait_until_claimed(port: int) -> None:
     raise AssertionError("the endpoint has not claimed its port")
 
 
-def test_an_engine_that_dies_during_the_start_ends_it(trained: Path) -> None:
+def test_engine_death_during_the_start_ends_it(trained: Path) -> None:
     served, process = start_serving(trained, trained, "serve.prefill.replicas=0")
     try:
         deadline = time.monotonic() + 200
         while not (engines := [p for p in served.process.children(recursive=True) if _name(p).startswith("VLLM")]):
             assert process.poll() is None and time.monotonic() < deadline, served.output.read_text()
             time.sleep(0.05)
-        family = served.process.children(recursive=True)
+        descendants = served.process.children(recursive=True)
         engines[0].kill()
         assert process.wait(timeout=120) == 1
     finally:
         process.kill()
-    told = served.output.read_text()
-    assert "An engine ended while it started" in told and "fix:" in told and "Traceback (most recent call last)" not in told
-    family = [p for p in family if not _name(p).startswith(("ray::DashboardA", "ray::RuntimeEnv"))]
-    _, alive = psutil.wait_procs(family, timeout=30)
+    printed = served.output.read_text()
+    assert (
+        "An engine ended while it started" in printed and "fix:" in printed and "Traceback (most recent call last)" not in printed
+    )
+    descendants = [p for p in descendants if not _name(p).startswith(("ray::DashboardA", "ray::RuntimeEnv"))]
+    _, alive = psutil.wait_procs(descendants, timeout=30)
     assert not alive
     assert ports.is_free(served.port.port)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "'::'"])
-def test_other_machines_are_not_let_in_without_keys(trained: Path, host: str) -> None:
+def test_public_host_needs_api_keys(trained: Path, host: str) -> None:
     answer = serve(trained, "--run", "tiny", f"serve.host={host}")
     assert answer.returncode == 1
     assert "without an API key" in answer.stderr and "serve.allow_unauthenticated=true" in answer.stderr
@@ -146,7 +149,7 @@ def _name(process: psutil.Process) -> str:
         return ""
 
 
-def test_chat_talks_to_the_endpoint(endpoint: Served) -> None:
+def test_chat(endpoint: Served) -> None:
     done = subprocess.run(
         [STRATA, "chat", "--url", endpoint.url, "--max-tokens", "5"],
         input="import os\n\ndef f\n",

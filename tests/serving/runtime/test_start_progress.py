@@ -1,4 +1,4 @@
-"""The waits of a start: they print, they end, and they hear Ctrl-C."""
+"""Waits during the start: progress lines, timeouts and Ctrl-C."""
 
 import signal
 import threading
@@ -13,8 +13,8 @@ from strata.serving.runtime import start_progress
 from strata.serving.runtime.start_progress import StartProgress, last_lines
 
 
-def progress(limit_s: float, said: list[str], logs: list[Path], describe: Callable[[], str] = lambda: "") -> StartProgress:
-    return StartProgress(limit_s, said.append, lambda: logs, describe)
+def progress(limit_s: float, printed: list[str], logs: list[Path], describe: Callable[[], str] = lambda: "") -> StartProgress:
+    return StartProgress(limit_s, printed.append, lambda: logs, describe)
 
 
 @pytest.fixture
@@ -24,12 +24,12 @@ def log(tmp_path: Path) -> Path:
     return file
 
 
-def test_the_result_and_the_error_of_a_wait_are_its_own() -> None:
+def test_wait_returns_the_result_or_raises_the_error() -> None:
     start = progress(60, [], [])
     assert start.during("waiting", lambda: 7) == 7
     with pytest.raises(ZeroDivisionError):
         start.during("waiting", lambda: 1 // 0)
-    with pytest.raises(TimeoutError):  # the work's own, not taken for the loop's
+    with pytest.raises(TimeoutError):  # raised by the work, not mistaken for the wait's own
         start.during("waiting", _time_out)
 
 
@@ -37,7 +37,7 @@ def _time_out() -> None:
     raise TimeoutError
 
 
-def test_a_wait_that_hangs_ends_with_the_last_words_and_what_to_do(log: Path) -> None:
+def test_timeout_shows_the_last_log_lines_and_the_fix(log: Path) -> None:
     start = progress(0.3, [], [log], lambda: "0 of 1 prefill, 1 of 1 decode up")
     began = time.monotonic()
     with pytest.raises(UserError) as error:
@@ -49,28 +49,28 @@ def test_a_wait_that_hangs_ends_with_the_last_words_and_what_to_do(log: Path) ->
 
 
 @pytest.mark.parametrize("describe", [lambda: threading.Event().wait() and "", lambda: str(1 // 0)])
-def test_a_state_that_nobody_tells_is_left_out(monkeypatch: pytest.MonkeyPatch, describe: Callable[[], str]) -> None:
-    """Serve's controller may be what hangs."""
+def test_unknown_state_is_omitted(monkeypatch: pytest.MonkeyPatch, describe: Callable[[], str]) -> None:
+    """Serve's controller may be the process that hangs."""
     monkeypatch.setattr(start_progress, "DESCRIBE_S", 0.1)
     with pytest.raises(UserError, match=r"still waiting\.$|still waiting\.\n"):
         progress(0.1, [], [], describe).during("waiting", threading.Event().wait)
 
 
-def test_it_says_what_it_waits_for(monkeypatch: pytest.MonkeyPatch, log: Path) -> None:
+def test_progress_lines_name_the_wait(monkeypatch: pytest.MonkeyPatch, log: Path) -> None:
     monkeypatch.setattr(start_progress, "SAY_EVERY_S", 0.3)
-    said: list[str] = []
-    progress(60, said, [log]).during("waiting for the engines", lambda: time.sleep(1.5))
-    assert 2 <= len(said) <= 5
-    assert said[0].endswith(" s: waiting for the engines · waiting for a port")
+    printed: list[str] = []
+    progress(60, printed, [log]).during("waiting for the engines", lambda: time.sleep(1.5))
+    assert 2 <= len(printed) <= 5
+    assert printed[0].endswith(" s: waiting for the engines · waiting for a port")
 
 
-def test_ctrl_c_ends_a_wait_that_hangs() -> None:
+def test_ctrl_c_ends_a_wait() -> None:
     threading.Timer(0.3, lambda: signal.raise_signal(signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
         progress(60, [], []).during("waiting", threading.Event().wait)
 
 
-def test_the_newest_log_that_says_anything(tmp_path: Path, log: Path) -> None:
+def test_last_lines_come_from_the_newest_non_empty_log(tmp_path: Path, log: Path) -> None:
     silent, gone = tmp_path / "worker-2.err", tmp_path / "worker-3.err"
     silent.write_text(":actor_name:ServeReplica\n\n")
     assert last_lines([log, silent, gone], 1) == ["waiting for a port"]

@@ -1,4 +1,4 @@
-"""The Serve application: gateways, decode replicas, prefill replicas."""
+"""Builds the Ray Serve application: gateways, decode replicas and prefill replicas."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,18 +13,18 @@ from strata.serving.spec import EngineSpec, GatewaySpec
 
 NAME = "strata"
 DRAIN_S = 30.0
-START_FAILURES = 1_000_000  # no limit: `deployment.py` says why
+START_FAILURES = 1_000_000  # no limit, for the reason in `deployment.py`
 GATEWAY_RESOURCE = "strata-gateway"
 
 
 def build(
     gateway: GatewaySpec, prefill: EngineSpec, decode: EngineSpec, started_by: Mapping[str, Any] | None = None
 ) -> Application:
-    """`started_by` is a part of the engines' runtime environment: the process that forks them."""
+    """`started_by`: entries of the engines' runtime environment that name the process which forks them."""
     engines = [_engines(DecodeReplica, decode, started_by or {}).bind(decode)]
     if prefill.pool.replicas:
         engines.append(_engines(PrefillReplica, prefill, started_by or {}).bind(prefill))
-    # Serve wants one deployment that the others hang from.
+    # Serve needs one ingress deployment, to which the others are bound.
     return _gateways(gateway, prefill.pool.most + decode.pool.most).bind(gateway, *engines)
 
 
@@ -45,7 +45,7 @@ def _engines(replica: type, spec: EngineSpec, started_by: Mapping[str, Any]) -> 
 
 def _gateways(spec: GatewaySpec, most_nodes: int) -> serve.Deployment:
     resources = {"resources": {GATEWAY_RESOURCE: 1 / spec.gateways}} if spec.on_every_node else {}
-    # Workers of a cluster that was started before have the environment of that start, without the file of keys.
+    # Workers of an existing cluster have the environment of its start, without the file of API keys.
     keys = {"runtime_env": {"env_vars": {FILE: spec.keys_file}}} if spec.keys_file else {}
     return serve.deployment(
         GatewayReplica,

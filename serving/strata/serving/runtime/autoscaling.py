@@ -1,30 +1,30 @@
-"""How many replicas a pool should have, by what its replicas say of their load.
+"""Autoscaling policy of Ray Serve, from the load that replicas report.
 
-Requests do not pass through Serve, so its own count of them is zero: each replica reports a load (`record_autoscaling_stats`),
-1.0 when it is full, and this is the policy that Serve asks. Delays before it acts, and bounds, are Serve's.
+Requests do not pass through Serve, so its own request count is zero. Each replica reports its load
+(`record_autoscaling_stats`), 1.0 at capacity, and Serve calls this policy. Serve applies the delays and the bounds.
 """
 
 import math
 from typing import Any
 
-# Replicas are sized to be so full: the rest is for what comes while another one starts.
+# Target load of a replica. The rest is headroom for requests that arrive while another replica starts.
 FULL = 0.8
-# Prompts at once that fill a prefill engine: it works on one after the other, and the second one waits.
+# Concurrent prompts at which a prefill engine is at capacity: it processes them one after the other.
 PREFILLS = 2
 UPSCALE_DELAY_S = 10.0
 DOWNSCALE_DELAY_S = 300.0
-GATEWAY_DELAY_S = 1.0  # until it has one, a node gets no traffic
+GATEWAY_DELAY_S = 1.0  # a node without a gateway gets no traffic
 
 
 def replicas(context: Any) -> tuple[int, dict[str, Any]]:
-    """`context` is Serve's AutoscalingContext."""
+    """Policy for engines. `context` is Serve's AutoscalingContext."""
     loads = (context.aggregated_metrics or {}).get("load", {})
     wanted = math.ceil(sum(loads.values()) / FULL) if loads else context.target_num_replicas
     return min(max(wanted, context.capacity_adjusted_min_replicas), context.capacity_adjusted_max_replicas), {}
 
 
 def gateways(context: Any) -> tuple[int, dict[str, Any]]:
-    """As many as the gateways themselves say, who see the engines come and go."""
+    """Policy for gateways: the number that the gateways report, from the nodes with engines."""
     wanted = (context.aggregated_metrics or {}).get("wanted", {})
     number = int(max(wanted.values())) if wanted else context.target_num_replicas
     return min(max(number, context.capacity_adjusted_min_replicas), context.capacity_adjusted_max_replicas), {}

@@ -1,8 +1,8 @@
-"""Deploys the application, and decides how often Ray Serve may fail to start a replica of it.
+"""Deploys the application, and limits the failures to start a replica.
 
-At the start the first failure is the answer: a model that cannot be loaded cannot be loaded twice either. Later there is no
-number of failures after which to stop, since an endpoint that once worked is not mended by giving up. Serve has one limit for
-both, which it counts anew after its controller was restarted, so it gets no limit and the start is watched here.
+During the first start, one failure ends it: a retry would fail to load the model again. Later, retries are unlimited, because
+giving up does not fix an endpoint that once worked. Serve has a single limit for both, and resets its count when the
+controller restarts. So Serve has no limit here, and this module watches the first start.
 """
 
 import time
@@ -11,14 +11,14 @@ from typing import Any
 from strata.serving.runtime.app import NAME
 
 LOOK_S = 0.2
-# For the controller: it gives up after as many failures in a row as the smaller of the deployment's own limit and of this times
-# the number of replicas.
+# The controller gives up after consecutive failures: the smaller of the deployment's limit and this value times the number of
+# replicas.
 CONTROLLER = {"runtime_env": {"env_vars": {"RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "1000000"}}}
-FAILED = "failed to start"  # in a deployment's message, from the first failure on
+FAILED = "failed to start"  # in a deployment's message after the first failure
 
 
 def bring_up(application: Any) -> None:
-    """Returns when every replica is up. Raises RuntimeError with Serve's message when one could not start."""
+    """Returns when every replica is up. Raises RuntimeError with Serve's message if a replica fails to start."""
     from ray import serve
     from ray.exceptions import RayActorError
 
@@ -29,7 +29,7 @@ def bring_up(application: Any) -> None:
             deployed = serve.status().applications.get(NAME)
         except RayActorError:
             deployed = None
-        if deployed is None:  # the controller died; Ray restarts it, and it goes on where it was
+        if deployed is None:  # the controller died; Ray restarts it, and it recovers its state
             time.sleep(LOOK_S)
             continue
         if deployed.status == "RUNNING":

@@ -1,7 +1,7 @@
-"""The endpoint on a cluster that others run, such as KubeRay's: what `import_path` of a Serve configuration names.
+"""Application builder for KubeRay: the `import_path` of a Serve configuration.
 
-`strata serve` stays with its endpoint until Ctrl-C; here Ray Serve builds the application itself, from the same recipe, and
-builds it anew on every update. What must be the same then is not drawn but given: the secret the processes know each other by.
+Ray Serve builds the application from the recipe, and rebuilds it on every update. The secret that authenticates the links
+between processes must not change with an update, so it comes from the environment instead of a random generator.
 """
 
 import hashlib
@@ -24,8 +24,8 @@ SECRET = "STRATA_LINK_SECRET"
 
 class Arguments(BaseModel):
     recipe: str
-    model: Path  # a folder that every node sees
-    name: str | None = None  # what clients call it; else the run's name
+    model: Path  # a folder mounted on every node
+    name: str | None = None  # model name in the API; default: the run's name
 
 
 def application(arguments: Arguments) -> Application:
@@ -43,7 +43,7 @@ def application(arguments: Arguments) -> Application:
 
 
 def _secret() -> bytes:
-    given = os.environ.get(SECRET)
-    if not given:
-        raise UserError(f"{SECRET} is not set.", "Give every pod the same long random value, from a Secret.")
-    return hashlib.blake2b(given.encode(), digest_size=SECRET_BYTES).digest()
+    secret = os.environ.get(SECRET)
+    if not secret:
+        raise UserError(f"{SECRET} is not set.", "Set it in every pod to the same long random value, from a Secret.")
+    return hashlib.blake2b(secret.encode(), digest_size=SECRET_BYTES).digest()

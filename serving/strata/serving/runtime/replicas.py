@@ -1,7 +1,8 @@
-"""The three deployments. Thin on purpose: the driver imports this file, so vLLM is imported inside, in the replica.
+"""The three Ray Serve deployments: prefill, decode and gateway replicas.
 
-Requests do not pass through Serve: it places, starts, watches, scales and replaces replicas, which find each other in the
-directory and talk over links. Serve's own request path costs a hundred microseconds a token.
+The driver imports this module, so vLLM is imported only in the replica. Requests do not pass through Serve, whose request path
+costs a hundred microseconds per token. Serve places, starts, monitors, scales and replaces the replicas. They find each other in
+the directory and communicate over links.
 """
 
 import asyncio
@@ -22,13 +23,13 @@ from strata.serving.transport.link import Server
 from strata.serving.transport.peers import Peers
 
 PUBLISH_S = 10.0
-METRICS_LOOK_S = 5.0  # gateways need each other for nothing but their numbers
-# Within Serve's graceful_shutdown_timeout_s; what has not ended by then is continued elsewhere.
+METRICS_LOOK_S = 5.0  # gateways need each other only for metrics
+# Within Serve's graceful_shutdown_timeout_s. Streams that have not ended by then continue on another replica.
 DRAIN_LOOK_S = 0.2
 
 
 class _Phases:
-    """When this replica's process began, had its imports and had its engine: where the seconds of a start went."""
+    """Durations of the phases of a replica's start: process, imports, engine."""
 
     def __init__(self) -> None:
         self._last = psutil.Process().create_time()
@@ -42,7 +43,7 @@ class _Phases:
 
 @dataclass
 class _Presence:
-    """A replica's listed address, and the calls that come to it."""
+    """Registration of a replica in the directory, and its server for calls."""
 
     directory: Directory
     role: str
@@ -55,16 +56,16 @@ class _Presence:
     async def begin(self, entry: dict[str, Any]) -> None:
         entry = entry | {"node": self.node, "address": await self.server.listen(self.host or _node_address())}
         await self.directory.publish(self.role, self.name, entry)
-        self.publishing = asyncio.get_running_loop().create_task(self._publish_for_ever(entry))
+        self.publishing = asyncio.get_running_loop().create_task(self._publish_repeatedly(entry))
 
-    async def _publish_for_ever(self, entry: dict[str, Any]) -> None:
-        """A caller that could not reach this replica for a moment struck it off the list."""
+    async def _publish_repeatedly(self, entry: dict[str, Any]) -> None:
+        """Publishes again, because a caller that could not reach this replica removes its entry."""
         while True:
             await asyncio.sleep(PUBLISH_S)
             await self.directory.publish(self.role, self.name, entry)
 
     async def end(self) -> None:
-        """No new calls; those under way are finished first."""
+        """Withdraws the entry and waits for the calls in progress."""
         if self.publishing is not None:
             self.publishing.cancel()
         await self.directory.withdraw(self.role, self.name)
@@ -98,18 +99,18 @@ def _import_engine() -> Any:
 
 
 class _EngineReplica:
-    """What the two kinds share: an engine, and Serve's questions about it."""
+    """Base of prefill and decode replicas: the engine, its health check and its load."""
 
-    _full: int  # calls that fill it
-    _presence: _Presence | None = None  # until it is up
+    _capacity: int  # concurrent calls at a load of 1.0
+    _presence: _Presence | None = None  # None during the start
 
     async def _start(self, spec: EngineSpec, name: str) -> Any:
-        """Returns the module that knows vLLM."""
+        """Starts the engine. Returns the module that imports vLLM."""
         serve_ports.listen_on(spec.network.host)
         self._phases = _Phases()
         self._phases.done("process")
         serve_logs.keep_open()
-        # In a thread, for Serve's own messages to this replica go on meanwhile.
+        # In a thread, so that the replica can answer Serve's messages during the import.
         engine = await asyncio.to_thread(_import_engine)
         self._phases.done("imports")
         self._engine = await engine.start(spec, name, spec.network.host or _node_address())
@@ -120,11 +121,11 @@ class _EngineReplica:
         await self._engine.check_health()
 
     def _load(self, server: Server) -> dict[str, Any]:
-        """What callers learn with every ping."""
+        """Load and health, sent to callers with every ping."""
         return {"calls": server.calls, "healthy": self._engine.healthy}
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        return {"load": self._presence.server.calls / self._full if self._presence is not None else 0.0}
+        return {"load": self._presence.server.calls / self._capacity if self._presence is not None else 0.0}
 
     async def __del__(self) -> None:
         if self._presence is not None:
@@ -137,7 +138,7 @@ class PrefillReplica(_EngineReplica):
         engine = await self._start(spec, name)
         calls = engine.prefill_calls(self._engine, spec)
         server = Server(calls.handle, lambda: self._load(server) | {"queued_tokens": calls.queued_tokens}, spec.network.secret)
-        self._full = PREFILLS
+        self._capacity = PREFILLS
         self._presence = _Presence(Directory(spec.model_id), "prefill", name, server, spec.network.host, _own_node())
         await self._presence.begin({"phases": self._phases.seconds, "context": self._engine.context})
 
@@ -150,7 +151,7 @@ class DecodeReplica(_EngineReplica):
         pool = Peers(directory, "prefill", spec.network.secret) if spec.disaggregated else None
         calls = engine.decode_calls(self._engine, spec, pool)
         server = Server(calls.handle, lambda: self._load(server), spec.network.secret)
-        self._full = spec.max_sequences
+        self._capacity = spec.max_sequences
         self._presence = _Presence(directory, "decode", name, server, spec.network.host, _own_node())
         await self._presence.begin({"phases": self._phases.seconds, "context": self._engine.context})
 
@@ -176,7 +177,7 @@ class GatewayReplica:
         self._spec, self._engines = spec, [decode] if prefill is None else [decode, prefill]
 
         async def answer(call: Any) -> None:
-            """Other gateways' calls."""
+            """Handles calls of other gateways."""
             if call.method == VERDICT:
                 app.suspects.hear(**call.meta)
                 call.end({})
@@ -189,10 +190,10 @@ class GatewayReplica:
         await self._presence.begin({})
         self._http = http.server(app)
         self._serving = asyncio.get_running_loop().create_task(self._http.serve(sockets=[http.listen(spec.host, spec.port)]))
-        gc.freeze()  # what is here by now stays: collecting garbage need not look through it while streams wait
+        gc.freeze()  # objects of the start are permanent; the garbage collector need not scan them while streams wait
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Gateways there should be: so many on each node that has engines."""
+        """The wanted number of gateways: `spec.gateways` per node with engines."""
         nodes = {peer.entry["node"] for peers in self._engines for peer in peers.all()}
         return {"wanted": float(len(nodes) * self._spec.gateways)}
 
@@ -201,7 +202,7 @@ class GatewayReplica:
             raise RuntimeError("The HTTP server ended.")
 
     async def __del__(self) -> None:
-        """uvicorn takes no new connections and waits for the answers under way."""
+        """Stops uvicorn, which accepts no new connections and waits for the responses in progress."""
         self._http.should_exit = True
         await self._serving
         await self._presence.end()
