@@ -34,7 +34,7 @@ MEANWHILE = {
 
 @dataclass(frozen=True)
 class Observation:
-    """State of the endpoint. `replicas`, by role, is None if no gateway answers. `given_up`: the reason if Serve stopped retrying."""
+    """State of the endpoint. `replicas`, by role, is None if no gateway answers. `given_up`: Serve's reason to stop retrying."""
 
     replicas: Mapping[str, float] | None
     controller: bool
