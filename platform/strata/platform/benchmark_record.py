@@ -1,11 +1,17 @@
-"""Header of every benchmark's JSON: date, machine and versions."""
+"""Header of every benchmark's JSON: benchmark, command, date, machine and versions.
+
+`docs/docgen` selects the table of a results page by `benchmark`.
+"""
 
 import os
 import platform
+import shlex
 import shutil
 import subprocess
+import sys
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -18,8 +24,22 @@ PACKAGES = (
 )  # fmt: skip
 
 
-def header() -> dict[str, Any]:
-    return {"date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": machine(), "versions": versions()}
+def header(benchmark: str) -> dict[str, Any]:
+    return {
+        "benchmark": benchmark,
+        "command": command(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "versions": versions(),
+    }
+
+
+def command() -> str:
+    """Command line of this process, without the interpreter's and the program's folders."""
+    _, *words = sys.orig_argv
+    if words[:1] == ["-m"]:
+        return shlex.join(["python", *words])
+    return shlex.join([Path(words[0]).name, *words[1:]]) if words else "python"
 
 
 def machine() -> dict[str, Any]:

@@ -37,11 +37,13 @@ def bench_startup(
     run: Annotated[str | None, typer.Option(help="The run to serve. Default: the newest with an export.")] = None,
     model: Annotated[Path | None, typer.Option(help="A Hugging Face model folder instead of a run.")] = None,
     repeat: Annotated[int, typer.Option(help="Rounds; each starts ours and the peer, in turn.", min=1)] = 3,
+    json: Annotated[Path | None, typer.Option(help="The file to write. Default: startup.json among the benchmarks.")] = None,
 ) -> None:
     """Time from the command to the first answer, beside two bare vLLM servers started side by side."""
+    from strata.platform.files import cache_dir
     from strata.serving.bench import startup
 
-    startup.bench(overrides or [], run, model, repeat)
+    startup.bench(overrides or [], run, model, repeat, json or cache_dir() / "bench" / "startup.json")
 
 
 def bench_transfer(

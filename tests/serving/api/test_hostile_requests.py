@@ -1,7 +1,8 @@
 """Malformed, hostile and random requests, many at once, beside plain streams.
 
 None may be answered with a 5xx, end a process, hold up a stream for more than 2 s, or leave memory, descriptors or blocks
-behind. STRATA_HOSTILE sets how many are drawn (10000 for the whole bar), STRATA_FUZZ_SEED draws others.
+behind. STRATA_HOSTILE sets how many are drawn (10000 for the whole bar), STRATA_FUZZ_SEED draws others, and STRATA_HOSTILE_JSON
+names a file for the figures.
 """
 
 import asyncio
@@ -22,13 +23,14 @@ import httpx
 import psutil
 import pytest
 import schemathesis
-from beside import measuring
+from beside import Measured, measuring
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from raw_http import Raw, nearly_http, throw
 from schemathesis import GenerationMode
 from support import Served
 
+from strata.platform import benchmark_record
 from strata.serving.api import openapi
 from strata.serving.api.requests import error_type
 
@@ -533,11 +535,27 @@ def test_hostile_and_random_requests(endpoint: Served, nothing_left_behind: Call
     complaints = [f"{why}: {_brief(each)} -> {body[:200]!r}" for each, status, body in answers if (why := wrong(status, body))]
     tally = Counter(status for _, status, _ in answers)
     print(f"{len(answers)} requests: {dict(sorted(tally.items()))}\n{beside}")
+    if path := os.environ.get("STRATA_HOSTILE_JSON"):
+        Path(path).write_text(json.dumps(as_json(tally, len(complaints), beside), indent=2))
     assert not complaints, "\n".join([f"{len(complaints)} complaints", *complaints[:20]])
     assert not beside.broken and beside.streams, beside.broken[:5]
     assert beside.longest_pause_s < LONGEST_PAUSE_S, beside
     assert max(beside.grown_mib().values()) < MOST_GROWN_MIB, beside
     assert tally[429] < len(answers) / 10, "most were turned away, not tried"
+
+
+def as_json(tally: Counter[int], wrong_answers: int, beside: Measured) -> dict[str, Any]:
+    return {
+        **benchmark_record.header("hostile"),
+        "command": f"STRATA_HOSTILE={REQUESTS} pytest -s tests/serving/api/test_hostile_requests.py",
+        "requests": tally.total(),
+        "by_status": {str(status): count for status, count in sorted(tally.items())},
+        "wrong_answers": wrong_answers,
+        "streams": beside.streams,
+        "broken_streams": len(beside.broken),
+        "longest_pause_s": beside.longest_pause_s,
+        "largest_growth_mib": max(beside.grown_mib().values()),
+    }
 
 
 def _brief(each: Shot | Raw) -> str:

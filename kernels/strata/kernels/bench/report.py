@@ -120,7 +120,7 @@ def overhead_table(outcome: Outcome) -> Table:
 
 
 def as_json(outcome: Outcome) -> dict[str, Any]:
-    header = benchmark_record.header()
+    header = benchmark_record.header("kernels")
     return {
         **header,
         "machine": header["machine"] | _cuda(outcome.device),

@@ -114,7 +114,7 @@ def bench(contenders: dict[str, Sequence[str]], rounds: int, limit_s: float, pat
         engines = {name: start(name, folder, parts, {"max_model_len": CONTEXT}) for name, parts in contenders.items()}
         for engine in engines.values():
             stack.callback(engine.close)
-        result: dict[str, Any] = benchmark_record.header()
+        result: dict[str, Any] = benchmark_record.header("vllm-plugin")
         result["contenders"] = {name: {"parts": list(parts)} for name, parts in contenders.items()}
         for name, seconds in _each(engines, list(engines), Engine.wait_until_up, result):
             result["contenders"][name]["up_after_s"] = seconds

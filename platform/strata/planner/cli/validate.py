@@ -4,6 +4,7 @@ import typer
 
 from strata.planner.cli.options import Json, answer
 from strata.planner.cli.output import jsonable
+from strata.platform import benchmark_record
 
 
 def plan_validate(json: Json = None) -> None:
@@ -11,8 +12,7 @@ def plan_validate(json: Json = None) -> None:
     from strata.planner.cli import comparison
 
     found = comparison.checks()
-    answer(
-        lambda _: comparison.tables(found), lambda: {"checks": [{**jsonable(one), "passed": one.passed} for one in found]}, json
-    )
+    checks = [{**jsonable(one), "passed": one.passed} for one in found]
+    answer(lambda _: comparison.tables(found), lambda: {**benchmark_record.header("plan-validate"), "checks": checks}, json)
     if not all(one.passed for one in found):
         raise typer.Exit(1)

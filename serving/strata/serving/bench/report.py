@@ -84,7 +84,7 @@ def ratios(results: Results, contender: str, level: Level) -> dict[str, dict[str
 
 def as_json(subject: Subject, settings: Settings, results: Results) -> dict[str, Any]:
     return {
-        **benchmark_record.header(),
+        **benchmark_record.header("serve"),
         "model": {"id": subject.model_id, "vocab": subject.vocab, "context": subject.context},
         "settings": asdict(settings) | {"serve": _serve(subject, settings), "words": subject.words},
         "calibration": asdict(results.calibration),

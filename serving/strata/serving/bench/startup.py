@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx
 import typer
@@ -34,7 +35,7 @@ Starter = Callable[[choice.Choice, contextlib.ExitStack], Started]  # ports are 
 OURS, BARE = "strata serve", "two bare vLLM servers"
 
 
-def bench(overrides: Sequence[str], run: str | None, model: Path | None, rounds: int) -> None:
+def bench(overrides: Sequence[str], run: str | None, model: Path | None, rounds: int, path: Path) -> None:
     chosen = choice.choose(overrides, run, model, None)
     model_dir.check(chosen.folder)
     if chosen.section.device != "cpu":
@@ -50,31 +51,33 @@ def bench(overrides: Sequence[str], run: str | None, model: Path | None, rounds:
                 console.print(f"round {number + 1}: {name} {seconds[name][-1]:.1f} s")
     except KeyboardInterrupt:
         if all(seconds.values()):
-            _report(seconds, console, partial=True)
+            _report(seconds, console, path, partial=True)
         console.print("Stopped before all rounds were measured.")
         raise typer.Exit(130) from None
-    _report(seconds, console, partial=False)
+    _report(seconds, console, path, partial=False)
 
 
-def _report(seconds: dict[str, list[float]], console: Console, partial: bool) -> None:
-    medians = {name: statistics.median(values) for name, values in seconds.items()}
-    ratio = medians[OURS] / medians[BARE]
+def _report(seconds: dict[str, list[float]], console: Console, path: Path, partial: bool) -> None:
+    medians = _medians(seconds)
     table = Table(box=None, header_style="bold")
     for column in ("time to first answer", "median s", "min s", "max s"):
         table.add_column(column, justify="left" if column.startswith("time") else "right")
     for name, values in seconds.items():
         table.add_row(name, *(f"{value:.1f}" for value in (medians[name], min(values), max(values))))
     console.print(table)
-    console.print(f"ratio {ratio:.2f}")
-    result = {
-        **benchmark_record.header(),
-        "seconds": seconds,
-        "ratio_of_medians": ratio,
-        "partial": partial,
-    }
-    path = cache_dir() / "bench" / "startup.json"
-    write_atomic(path, json.dumps(result, indent=2))
+    console.print(f"ratio {medians[OURS] / medians[BARE]:.2f}")
+    write_atomic(path, json.dumps(as_json(seconds, partial), indent=2))
     console.print(f"written to {path}")
+
+
+def as_json(seconds: dict[str, list[float]], partial: bool) -> dict[str, Any]:
+    medians = _medians(seconds)
+    ratio = medians[OURS] / medians[BARE]
+    return {**benchmark_record.header("startup"), "seconds": seconds, "ratio_of_medians": ratio, "partial": partial}
+
+
+def _medians(seconds: dict[str, list[float]]) -> dict[str, float]:
+    return {name: statistics.median(values) for name, values in seconds.items()}
 
 
 def _time_to_answer(chosen: choice.Choice, start: Starter) -> float:

@@ -76,9 +76,12 @@ def bench(device: Device, size: int, fragments: Sequence[int], repeats: int, pat
                 LABELS[name], str(count), *(f"{value:.2f}" for value in milliseconds), f"{size / reading.total_s / 1e9:.1f}"
             )
     console.print(table)
-    result = {**benchmark_record.header(), "device": device, "bytes": size, "readings": readings}
-    write_atomic(path, json.dumps(result, indent=2))
+    write_atomic(path, json.dumps(as_json(device, size, readings), indent=2))
     console.print(f"written to {path}")
+
+
+def as_json(device: Device, size: int, readings: dict[str, dict[int, Any]]) -> dict[str, Any]:
+    return {**benchmark_record.header("transfer"), "device": device, "bytes": size, "readings": readings}
 
 
 def _in_subprocess(task: Task, environment: dict[str, str]) -> Reading:

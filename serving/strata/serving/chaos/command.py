@@ -36,7 +36,10 @@ def chaos(
     overlap: Annotated[
         bool, typer.Option("--overlap", help="Kill the next replica of a role before the last one is replaced.")
     ] = False,
-    json: Annotated[Path | None, typer.Option(help="The JSON file to write. Default: .strata/bench/chaos.json.")] = None,
+    json: Annotated[
+        Path | None,
+        typer.Option(help="The JSON file to write. Default: chaos.json, chaos-start.json or chaos-stop.json in .strata/bench."),
+    ] = None,
 ) -> None:
     """Kill replicas under load and compare every greedy answer with an undisturbed run.
 
@@ -45,7 +48,7 @@ def chaos(
     from strata.serving.chaos import session
 
     if during is not None:
-        if not session.kill_at_start_or_stop(overrides or [], run, model, url, kill, during, seed):
+        if not session.kill_at_start_or_stop(overrides or [], run, model, url, kill, during, seed, json):
             raise typer.Exit(1)
         return
     if not session.run(overrides or [], run, model, url, kill, random, requests, concurrency, seed, overlap, json):

@@ -1,11 +1,13 @@
 """Results as tables, and as JSON with hardware, versions and every failure."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from rich.table import Table
 
 from strata.platform import benchmark_record, metrics
+from strata.serving.chaos.edges import Edge, Ending
 from strata.serving.chaos.kills import Kill
 from strata.serving.chaos.run import Outcome, Pass, Verdict
 from strata.serving.metrics import counters
@@ -90,7 +92,7 @@ def failures(outcome: Outcome) -> list[str]:
 def as_json(outcome: Outcome) -> dict[str, Any]:
     began = outcome.disturbed.began
     return {
-        **benchmark_record.header(),
+        **benchmark_record.header("chaos"),
         "holds": outcome.holds,
         "numbers": numbers(outcome),
         "passes": {
@@ -114,6 +116,16 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
             for kill in outcome.kills
         ],
         "failures": _failures(outcome),
+    }
+
+
+def edges_as_json(during: Edge, endings: Sequence[Ending]) -> dict[str, Any]:
+    """Kills while endpoints start or stop."""
+    return {
+        **benchmark_record.header("chaos-edges"),
+        "during": during,
+        "holds": all(ending.holds for ending in endings),
+        "endings": [{"killed": list(ending.blow), "outcome": ending.what, "holds": ending.holds} for ending in endings],
     }
 
 

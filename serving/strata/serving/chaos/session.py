@@ -54,24 +54,34 @@ def run(
 
 
 def kill_at_start_or_stop(
-    overrides: Sequence[str], run: str | None, model: Path | None, url: str | None, kill: str, during: str, seed: int
+    overrides: Sequence[str],
+    run: str | None,
+    model: Path | None,
+    url: str | None,
+    kill: str,
+    during: str,
+    seed: int,
+    path: Path | None,
 ) -> bool:
     """Kills while endpoints start or stop. Returns whether each came up or ended correctly."""
-    if during not in ("start", "stop") or url:
+    if (during != "start" and during != "stop") or url:
         raise UserError(
             f"--during {during} is not valid{' with --url' if url else ''}.",
             "Use --during start or --during stop, without --url.",
         )
     console = Console(highlight=False, soft_wrap=True)
     kill_during = edges.kill_at_start if during == "start" else edges.kill_at_stop
-    holds = True
+    endings = []
+    path = path or cache_dir() / "bench" / f"chaos-{during}.json"
     for number, fault in enumerate(parse_faults(kill)):
         with ports.reserve() as held, console.status(f"Killing {' and '.join(fault)} during {during} …"):
             command = endpoint.command(overrides, run, model, held.port)
             ending = kill_during(command, endpoint.log_file(), endpoint.READY, fault, seed + number)
-        holds &= ending.holds
+        endings.append(ending)
+        write_atomic(path, json.dumps(report.edges_as_json(during, endings), indent=2))
         console.print(f"{'+'.join(fault)} during {during}: {ending.what}", style=None if ending.holds else "red", markup=False)
-    return holds
+    console.print(f"written to {path}")
+    return all(ending.holds for ending in endings)
 
 
 def parse_faults(text: str) -> list[kills.Fault]:

@@ -42,12 +42,17 @@ def bench_checkpoint(
     stalls.bench(chosen, saves, rounds, json)
 
 
-def bench_memory() -> None:
+def bench_memory(
+    json: Annotated[Path | None, typer.Option(help="The file to write. Default: memory.json among the benchmarks.")] = None,
+) -> None:
     """What workers on this machine's CPUs come to hold, beside what 'strata plan' says they will, in three layouts. Past an error
     of a tenth it exits with 1."""
+    from json import dumps
+
     from rich.console import Console
     from rich.table import Table
 
+    from strata.platform.files import cache_dir, write_atomic
     from strata.training.bench import memory
 
     console = Console(highlight=False)
@@ -57,5 +62,8 @@ def bench_memory() -> None:
     for row in rows:
         result.add_row(row.layout, f"{row.planned / 2**20:.0f} MiB", f"{row.measured / 2**20:.0f} MiB", f"{row.error:+.1%}")
     console.print(result)
+    path = json or cache_dir() / "bench" / "memory.json"
+    write_atomic(path, dumps(memory.as_json(rows), indent=2))
+    console.print(f"written to {path}")
     if any(abs(row.error) > memory.BAR for row in rows):
         raise typer.Exit(1)

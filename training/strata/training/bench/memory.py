@@ -6,14 +6,15 @@ its records carry, stands for all.
 """
 
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from strata.planner.memory.activations import OWN_ON_CPU
 from strata.planner.memory.plan import peak_bytes
 from strata.planner.recipes import from_recipe
-from strata.platform import recipe_file
+from strata.platform import benchmark_record, recipe_file
 from strata.platform.files import cache_dir
 from strata.platform.recipe import DataSection, ModelSection, Recipe
 from strata.training.bench import launch
@@ -46,6 +47,10 @@ class Row:
     @property
     def error(self) -> float:
         return self.planned / self.measured - 1
+
+
+def as_json(rows: Sequence[Row]) -> dict[str, Any]:
+    return {**benchmark_record.header("memory"), "bar": BAR, "layouts": [asdict(row) | {"error": row.error} for row in rows]}
 
 
 def compare(data: DataSection | None = None, say: Callable[[str], None] = lambda _: None) -> list[Row]:

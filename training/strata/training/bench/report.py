@@ -73,7 +73,7 @@ def table(outcome: Outcome) -> Table:
 
 
 def as_json(outcome: Outcome) -> dict[str, Any]:
-    return circumstances(outcome.recipe) | {
+    return circumstances("train", outcome.recipe) | {
         "warmup_steps": outcome.warmup,
         "with_ray": outcome.with_ray,
         "flops_per_token": flops_per_token(outcome.recipe.model),
@@ -94,9 +94,9 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def circumstances(recipe: Recipe) -> dict[str, Any]:
+def circumstances(benchmark: str, recipe: Recipe) -> dict[str, Any]:
     """When, where and with what something was measured."""
-    return {**benchmark_record.header(), "recipe": recipe.model_dump(mode="json")}
+    return {**benchmark_record.header(benchmark), "recipe": recipe.model_dump(mode="json")}
 
 
 def name_of(contender: Contender, with_ray: bool) -> str:

@@ -61,4 +61,4 @@ def _measured(recipe: Recipe, mode: str, saves: int, tokens: Path) -> list[float
 
 def _as_json(recipe: Recipe, stalls: dict[str, list[float]], medians: dict[str, float]) -> dict[str, Any]:
     ratio = medians["async"] / medians["sync"]
-    return report.circumstances(recipe) | {"stall_seconds": stalls, "median_seconds": medians, "ratio": ratio}
+    return report.circumstances("checkpoint", recipe) | {"stall_seconds": stalls, "median_seconds": medians, "ratio": ratio}
