@@ -16,7 +16,7 @@ ARGS ?=
 STRATA := $(VENV)/bin/strata
 export PYTHONUNBUFFERED := 1
 
-.PHONY: help setup train serve chat doctor runs demo bench-startup bench-serve bench-transfer chaos bench-train bench-checkpoint bench-memory bench-kernels monitor top dashboards deploy crds test test-gpu lint clean lock
+.PHONY: help setup train serve chat doctor runs demo bench-startup bench-serve bench-transfer chaos bench-train bench-checkpoint bench-memory bench-kernels monitor top dashboards docs pictures deploy crds test test-gpu lint clean lock
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -76,6 +76,13 @@ top: setup ## GPUs or cores, runs and the endpoint, live in the terminal
 
 dashboards: setup ## write the boards' JSON and ConfigMaps anew
 	@$(STRATA) dashboards build
+
+docs: setup ## write the results tables and the references anew from docs/results/data and the code
+	@PYTHONPATH=docs $(VENV)/bin/python -m docgen
+
+pictures: setup ## draw the pictures of docs/layouts.md and docs/planner.md anew
+	@$(VENV)/bin/python docs/draw_layouts.py
+	@$(VENV)/bin/python docs/draw_planner.py
 
 deploy: setup ## show what RECIPE would change on a cluster (TARGET=gke, ack or kind), ask, apply; ARGS="--image R:T --with auth"
 	@$(STRATA) deploy apply --target "$(TARGET)" --recipe "$(RECIPE)" $(if $(RUN),--run "$(RUN)") $(ARGS)

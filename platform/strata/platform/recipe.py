@@ -1,7 +1,7 @@
-"""The recipe: one file that says everything about a run.
+"""Recipe models: one pydantic model for each section of a recipe.
 
-Each section is one model here; rooms take their section, never the whole recipe. Loading (files, `extends`, overrides)
-is in `recipe_file.py`.
+Packages receive their section, never the whole recipe. `recipe_file.py` loads files, `extends` and overrides. `make docs` writes
+docs/reference/recipe.md from these models, so every field has a description.
 """
 
 from pathlib import Path
@@ -19,11 +19,11 @@ class Section(BaseModel):
 
 
 class MoESection(Section):
-    """Turns every feed-forward block into a mixture of `experts`, each of them `ffn` wide."""
+    """Mixture of experts in place of every feed-forward block. Each expert is `model.ffn` wide."""
 
-    experts: Annotated[int, Field(ge=2)]
-    top_k: Positive = Field(2, description="experts that a token passes through")
-    shared_ffn: Annotated[int, Field(ge=0)] = Field(0, description="width of an expert that every token passes through")
+    experts: Annotated[int, Field(ge=2)] = Field(description="experts of a layer")
+    top_k: Positive = Field(2, description="experts that process each token")
+    shared_ffn: Annotated[int, Field(ge=0)] = Field(0, description="width of an expert that processes every token; 0: none")
     balance: Annotated[float, Field(ge=0)] = Field(0.01, description="weight of the load-balancing loss")
 
     @model_validator(mode="after")
@@ -34,19 +34,21 @@ class MoESection(Section):
 
 
 class ModelSection(Section):
-    """A Llama-shaped decoder. `context` is both the training sequence length and what serving accepts."""
+    """Llama-shaped decoder."""
 
-    layers: Positive
-    hidden: Positive
-    heads: Positive
-    kv_heads: Positive
-    ffn: Positive
-    vocab: Annotated[int, Field(ge=512, description="256 bytes, the special tokens and at least some merges")]
-    context: Annotated[int, Field(ge=16)]
-    rope_theta: Annotated[float, Field(gt=0)] = 10_000.0
-    norm_eps: Annotated[float, Field(gt=0, lt=1e-2)] = 1e-5
-    tie_embeddings: bool = True
-    moe: MoESection | None = Field(None, description="a mixture of experts in place of each feed-forward block")
+    layers: Positive = Field(description="decoder layers")
+    hidden: Positive = Field(description="width of the residual stream; an even multiple of heads")
+    heads: Positive = Field(description="query heads; a multiple of kv_heads")
+    kv_heads: Positive = Field(description="key and value heads; below heads, grouped-query attention")
+    ffn: Positive = Field(description="width of the feed-forward block")
+    vocab: Annotated[int, Field(ge=512)] = Field(description="vocabulary size: 256 bytes, the special tokens and the merges")
+    context: Annotated[int, Field(ge=16)] = Field(
+        description="training sequence length, and the longest sequence that serving accepts"
+    )
+    rope_theta: Annotated[float, Field(gt=0)] = Field(10_000.0, description="base of the rotary embedding's frequencies")
+    norm_eps: Annotated[float, Field(gt=0, lt=1e-2)] = Field(1e-5, description="epsilon of RMSNorm")
+    tie_embeddings: bool = Field(True, description="use the input embedding as the output projection")
+    moe: MoESection | None = Field(None, description="mixture of experts in place of each feed-forward block")
 
     @model_validator(mode="after")
     def heads_divide(self) -> Self:
@@ -62,14 +64,14 @@ class ModelSection(Section):
 
 
 class DataSection(Section):
-    """Without `path` or `hf` the corpus is the Python standard library's own source."""
+    """Corpus. Without `path` or `hf` it is the source code of the Python standard library."""
 
-    path: Path | None = Field(None, description="a text, JSONL or Parquet file, or a folder of them")
-    hf: str | None = Field(None, description="a Hugging Face dataset id")
-    hf_config: str | None = None
-    hf_split: str = "train"
-    text_field: str = Field("text", description="the field that holds the text in JSONL, Parquet and hf datasets")
-    holdout: Annotated[float, Field(gt=0, lt=0.5)] = Field(0.05, description="share of the documents kept for validation")
+    path: Path | None = Field(None, description="text, JSONL or Parquet file, or a folder of them")
+    hf: str | None = Field(None, description="Hugging Face dataset id")
+    hf_config: str | None = Field(None, description="configuration of the Hugging Face dataset")
+    hf_split: str = Field("train", description="split of the Hugging Face dataset")
+    text_field: str = Field("text", description="field with the text in JSONL, Parquet and Hugging Face datasets")
+    holdout: Annotated[float, Field(gt=0, lt=0.5)] = Field(0.05, description="share of the documents held out for validation")
 
     @model_validator(mode="after")
     def one_source(self) -> Self:
@@ -79,39 +81,45 @@ class DataSection(Section):
 
 
 class TrainSection(Section):
-    steps: Positive
+    """Optimization, evaluation and checkpoints."""
+
+    steps: Positive = Field(description="optimizer steps of the run")
     batch: Positive = Field(description="sequences per optimizer step, over all workers")
     micro_batch: Positive = Field(description="sequences per forward pass on one data-parallel worker")
-    lr: Annotated[float, Field(gt=0, lt=1)]
+    lr: Annotated[float, Field(gt=0, lt=1)] = Field(description="peak learning rate")
     embedding_lr_ratio: Annotated[float, Field(gt=0)] = Field(
-        1.0, description="the embeddings' rate over lr; narrow models want 10"
+        1.0, description="learning rate of the embeddings over lr; narrow models train best near 10"
     )
-    min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
-    warmup: Annotated[int, Field(ge=0)] = 0
-    weight_decay: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    clip: Annotated[float, Field(gt=0)] = 1.0
-    precision: Literal["fp32", "bf16"] = "fp32"
+    min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = Field(0.1, description="final learning rate over lr")
+    warmup: Annotated[int, Field(ge=0)] = Field(0, description="steps of linear warm-up; fewer than steps")
+    weight_decay: Annotated[float, Field(ge=0, lt=1)] = Field(0.1, description="weight decay of AdamW")
+    clip: Annotated[float, Field(gt=0)] = Field(1.0, description="largest gradient norm; larger gradients are scaled down")
+    precision: Literal["fp32", "bf16"] = Field("fp32", description="precision of parameters and activations in a step")
     matmul: Literal["highest", "high", "medium"] = Field(
-        "highest", description="torch's float32_matmul_precision: below highest, fp32 products may use TF32 or bf16 units"
+        "highest", description="torch's float32_matmul_precision; below highest, fp32 products may use TF32 or bf16 units"
     )
-    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
-    eval_every: Positive = 100
-    eval_sequences: Positive = 64
-    checkpoint_every: Positive = 100
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = Field(0, description="seed of the weights and of the data order")
+    eval_every: Positive = Field(100, description="steps between evaluations")
+    eval_sequences: Positive = Field(64, description="held-out sequences of an evaluation")
+    checkpoint_every: Positive = Field(100, description="steps between checkpoints")
     recompute: Literal["none", "selective", "full"] = Field(
-        "none", description="activations computed again in the backward pass: all but matrix products, or whole layers"
+        "none", description="activations recomputed in the backward pass; selective: all but matrix products, full: whole layers"
     )
     kernels: Literal["strata", "torch", "liger"] = Field(
-        "strata", description="what norms, rotations, attention and the loss run on: our kernels, plain torch, or Liger's (GPUs)"
+        "strata", description="kernels of norms, rotary embedding, attention and loss; liger needs GPUs"
     )
     compile: bool = Field(False, description="torch.compile each layer: minutes at the start, faster steps")
     checkpoints: str | None = Field(
-        None, description="where checkpoints go, any fsspec or pyarrow URI (s3://, gs://, file://); else the run's folder"
+        None, description="fsspec or pyarrow URI of the checkpoints (s3://, gs://, file://); unset: the run's folder"
     )
-    checkpoint_upload: Literal["async", "sync"] = Field("async", description="whether steps go on while a checkpoint is written")
-    keep: Positive = Field(3, description="checkpoints kept, newest first")
-    keep_best: bool = Field(True, description="keep the checkpoint with the lowest validation loss too")
-    max_failures: Annotated[int, Field(ge=0)] = Field(2, description="worker losses survived before the run fails")
+    checkpoint_upload: Literal["async", "sync"] = Field(
+        "async", description="async: steps continue while a checkpoint is written"
+    )
+    keep: Positive = Field(3, description="newest checkpoints to retain")
+    keep_best: bool = Field(True, description="retain the checkpoint with the lowest validation loss too")
+    max_failures: Annotated[int, Field(ge=0)] = Field(
+        2, description="worker failures that the run recovers from; one more fails it"
+    )
 
     @model_validator(mode="after")
     def warmup_ends(self) -> Self:
@@ -121,23 +129,23 @@ class TrainSection(Section):
 
 
 class ParallelSection(Section):
-    """How the model and its batch are cut over the workers. What is left of them after the tensor, pipeline and sequence
-    dimensions is data parallel; experts are spread over data-parallel workers."""
+    """Parallel layout. Workers that remain after the tensor, pipeline and sequence dimensions are data parallel; experts are
+    distributed over data-parallel workers."""
 
-    workers: Positive = 1
+    workers: Positive = Field(1, description="worker processes; a multiple of tensor x pipeline x sequence")
     zero: Annotated[int, Field(ge=0, le=3)] = Field(
-        1, description="what data-parallel workers share out: 1 optimizer, 2 and gradients, 3 and parameters"
+        1, description="ZeRO stage: 1 shards the optimizer state, 2 the gradients too, 3 the parameters too"
     )
-    tensor: Positive = Field(1, description="workers that share each matrix (Megatron's column and row split)")
-    pipeline: Positive = Field(1, description="stages the layers are cut into")
-    schedule: Literal["1f1b", "dualpipev"] = Field("1f1b", description="the order of a pipeline's micro-batches")
-    sequence: Positive = Field(1, description="workers that share each sequence (Ulysses)")
-    expert: Positive = Field(1, description="workers that share a layer's experts")
+    tensor: Positive = Field(1, description="tensor-parallel workers (Megatron's column and row split)")
+    pipeline: Positive = Field(1, description="pipeline stages")
+    schedule: Literal["1f1b", "dualpipev"] = Field("1f1b", description="pipeline schedule")
+    sequence: Positive = Field(1, description="sequence-parallel workers (Ulysses)")
+    expert: Positive = Field(1, description="expert-parallel workers; divides the data-parallel workers")
     offload: Literal["none", "optimizer", "all"] = Field(
-        "none", description="kept in the host's memory: the optimizer's state, or the parameters too"
+        "none", description="state in host memory; optimizer: optimizer state, all: parameters too"
     )
-    device: Device = "cpu"
-    cpus_per_worker: Positive = 1
+    device: Device = Field("cpu", description="device of the workers")
+    cpus_per_worker: Positive = Field(1, description="CPU cores of a worker")
 
     @model_validator(mode="after")
     def workers_divide(self) -> Self:
@@ -150,11 +158,11 @@ class ParallelSection(Section):
 
     @property
     def data(self) -> int:
-        """Workers that train on sequences of their own."""
+        """Data-parallel workers."""
         return self.workers // (self.tensor * self.pipeline * self.sequence)
 
 
-# Arguments of vLLM's engine that other keys of a recipe decide, or the endpoint itself.
+# Arguments of vLLM's engine that other keys of a recipe or the endpoint itself set.
 OWN_ENGINE_ARGUMENTS = frozenset(
     {
         *("model", "served_model_name", "tokenizer", "dtype", "enforce_eager", "attention_backend", "attention_config"),
@@ -176,20 +184,22 @@ EngineArguments = Annotated[dict[str, Any], AfterValidator(_not_our_own)]
 
 
 class PoolSection(Section):
-    """One pool of engines, prefill or decode."""
+    """Pool of engines, prefill or decode."""
 
-    replicas: NonNegative = 1
-    max_replicas: Positive | None = Field(None, description="with load the pool grows up to so many; without it, it does not")
-    gpus: Annotated[float, Field(gt=0)] = Field(1.0, description="GPUs a replica takes; below 1, replicas share one")
-    tensor_parallel: Positive = 1
-    gpu_memory: Annotated[float, Field(gt=0, lt=1)] = Field(0.9, description="share of each GPU's memory an engine takes")
+    replicas: NonNegative = Field(1, description="engine replicas; serve.prefill.replicas=0 is aggregated serving")
+    max_replicas: Positive | None = Field(None, description="replicas that the pool may scale up to under load; unset: fixed")
+    gpus: Annotated[float, Field(gt=0)] = Field(1.0, description="GPUs of a replica; below 1, replicas share a GPU")
+    tensor_parallel: Positive = Field(1, description="tensor-parallel size of an engine; equals gpus unless gpus is below 1")
+    gpu_memory: Annotated[float, Field(gt=0, lt=1)] = Field(0.9, description="share of each GPU's memory for an engine")
     sm_share: Annotated[float, Field(gt=0, le=1)] | None = Field(
-        None, description="share of a GPU's multiprocessors an engine may use at once (CUDA MPS); for replicas that share one"
+        None, description="share of a GPU's multiprocessors for an engine (CUDA MPS); needs gpus below 1"
     )
     step_tokens: Positive | None = Field(
-        None, description="tokens an engine takes on in one step, of prompts and streams; fewer: steadier streams, slower prompts"
+        None,
+        description="prompt and stream tokens of one engine step; fewer: lower ITL, higher TTFT; unset: vLLM's default, but 2048 "
+        "(512 with serve.kernels=strata) for a GPU decode engine beside a prefill pool",
     )
-    engine: EngineArguments = Field({}, description="further arguments of vLLM's engine for this pool, above serve.engine's")
+    engine: EngineArguments = Field({}, description="further vLLM engine arguments of this pool; override serve.engine")
 
     @property
     def most(self) -> int:
@@ -215,53 +225,59 @@ class PoolSection(Section):
 
 
 class RemotePrefillSection(Section):
-    """When a decode engine has a prompt prefilled by the prefill pool instead of doing it itself."""
+    """Conditions under which the prefill pool prefills a prompt instead of the decode engine."""
 
-    when: Literal["cheaper", "always"] = Field("cheaper", description="by measured rates and queues, or whenever it is possible")
-    min_tokens: NonNegative = Field(256, description="fewer tokens that are not cached never leave")
-    max_queue_s: Annotated[float, Field(gt=0)] = Field(2.0, description="a prefill engine with more work ahead is busy")
+    when: Literal["cheaper", "always"] = Field(
+        "cheaper", description="cheaper: by measured rates and queues; always: whenever a prefill engine is up"
+    )
+    min_tokens: NonNegative = Field(256, description="uncached prompt tokens below which prefill stays local")
+    max_queue_s: Annotated[float, Field(gt=0)] = Field(
+        2.0, description="queue of a prefill engine above which prefill stays local"
+    )
     stall_weight: Annotated[float, Field(ge=0)] = Field(
-        0.25, description="how much a second of each running stream's delay counts beside a second of the request's own"
+        0.25, description="weight of a second of delay of each running stream, relative to the request's own delay"
     )
 
 
 class ServeSection(Section):
-    host: str = Field("127.0.0.1", description="address to listen on; other machines reach only one that is not loopback")
-    port: Annotated[int, Field(ge=1, le=65535)] = 8000
+    """OpenAI-compatible endpoint."""
+
+    host: str = Field("127.0.0.1", description="address to listen on; loopback admits this machine only")
+    port: Annotated[int, Field(ge=1, le=65535)] = Field(8000, description="port of the endpoint")
     allow_unauthenticated: bool = Field(
-        False, description="let other machines in without an API key (STRATA_API_KEYS_FILE); needed only if host is not loopback"
+        False, description="admit other machines without an API key (STRATA_API_KEYS_FILE); needed only if host is not loopback"
     )
     start_timeout_s: Positive | None = Field(
-        None, description="seconds in which the engines must start and answer; 600 on CPUs, 1800 on GPUs unless set"
+        None, description="seconds until the engines must answer; unset: 600 on CPUs, 1800 on GPUs"
     )
-    device: Device = "cpu"
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: Device = Field("cpu", description="device of the engines")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="dtype of weights and activations")
     eager: bool = Field(False, description="skip torch.compile: slower tokens, a much faster start")
     kernels: Literal["vllm", "strata"] = Field(
-        "vllm", description="whose attention GPU engines run: the one that vLLM chooses, or ours, through a plugin of vLLM's"
+        "vllm", description="attention kernels of GPU engines: vLLM's own choice, or Strata's through a vLLM plugin"
     )
-    kv_cache_gib: Positive = Field(1, description="KV cache of one CPU engine; on GPUs gpu_memory decides")
-    max_sequences: Positive = Field(64, description="sequences an engine runs at once")
-    max_queue: NonNegative = Field(256, description="sequences that may wait beyond those running; more get 429 and Retry-After")
-    prefix_caching: bool = Field(True, description="keep KV blocks of prompts for others that begin alike")
-    tool_parser: str | None = Field(None, description="how this model writes tool calls: a tool parser of vLLM's, such as hermes")
-    reasoning_parser: str | None = Field(None, description="how it marks its reasoning: a reasoning parser of vLLM's")
+    kv_cache_gib: Positive = Field(1, description="KV cache of a CPU engine, in GiB; on GPUs gpu_memory decides")
+    max_sequences: Positive = Field(64, description="sequences that an engine runs concurrently")
+    max_queue: NonNegative = Field(256, description="sequences that may wait; further requests get 429 with Retry-After")
+    prefix_caching: bool = Field(True, description="reuse KV blocks of prompts with a common prefix")
+    tool_parser: str | None = Field(None, description="vLLM tool parser of the model, such as hermes")
+    reasoning_parser: str | None = Field(None, description="vLLM reasoning parser of the model")
     engine: EngineArguments = Field(
-        {}, description="further arguments of vLLM's engine, as vLLM names them: {max_model_len: 8192, kv_cache_dtype: fp8}"
+        {}, description="further vLLM engine arguments, such as {max_model_len: 8192, kv_cache_dtype: fp8}"
     )
-    gateways: Positive = Field(1, description="front processes that share the port")
-    prefill: PoolSection = Field(PoolSection(), description="0 replicas: aggregated serving")
-    decode: PoolSection = PoolSection()
-    remote_prefill: RemotePrefillSection = RemotePrefillSection()
+    gateways: Positive = Field(1, description="gateway processes that share the port")
+    prefill: PoolSection = Field(PoolSection(), description="prefill engines")
+    decode: PoolSection = Field(PoolSection(), description="decode engines")
+    remote_prefill: RemotePrefillSection = Field(RemotePrefillSection(), description="choice between local and remote prefill")
 
     @model_validator(mode="after")
     def something_decodes(self) -> Self:
         if self.decode.replicas == 0:
-            raise ValueError("decode.replicas=0 leaves nobody to answer; only prefill.replicas may be 0")
+            raise ValueError("decode.replicas=0 leaves no engine to answer; only prefill.replicas may be 0")
         return self
 
     @model_validator(mode="after")
-    def steps_have_room_for_every_stream(self) -> Self:
+    def steps_hold_every_stream(self) -> Self:
         for name, pool in (("prefill", self.prefill), ("decode", self.decode)):
             if pool.step_tokens is not None and pool.step_tokens < self.max_sequences:
                 raise ValueError(
@@ -278,27 +294,29 @@ class ServeSection(Section):
 
 
 class DeploySection(Section):
-    """What Kubernetes has to give when `strata deploy` puts the recipe there. A laptop needs none of it."""
+    """Kubernetes deployment by `strata deploy`. A laptop needs none of it."""
 
-    name: str = Field("strata", description="of the endpoint; the job is <name>-train, the interactive cluster <name>-lab")
-    image: str | None = Field(None, description="the container image, with a tag or digest that will not change")
-    storage: str | None = Field(None, description="behind /mnt/strata: a bucket on GKE, a NAS mount target on ACK")
-    gpu: str | None = Field(None, description="the type of GPU, such as h100")
-    prefill_gpu: str | None = Field(None, description="the prefill pool's, if it is another")
-    decode_gpu: str | None = Field(None, description="the decode pool's, if it is another")
-    gpus_per_node: Positive | None = Field(None, description="else those of the largest machine with this GPU")
-    nodes: Positive | None = Field(None, description="nodes of each type of GPU there are; else as many as training takes")
-    cpus: Positive | None = Field(None, description="of each worker pod; else its GPUs' share of the node")
-    memory_gib: Positive | None = Field(None, description="of each worker pod; else its GPUs' share of the node")
+    name: str = Field("strata", description="name of the endpoint; the job is <name>-train, the interactive cluster <name>-lab")
+    image: str | None = Field(None, description="container image, with an immutable tag or digest")
+    storage: str | None = Field(None, description="storage behind /mnt/strata: a bucket on GKE, a NAS mount target on ACK")
+    gpu: str | None = Field(None, description="GPU type, such as h100")
+    prefill_gpu: str | None = Field(None, description="GPU type of the prefill pool, if different")
+    decode_gpu: str | None = Field(None, description="GPU type of the decode pool, if different")
+    gpus_per_node: Positive | None = Field(None, description="GPUs of a node; unset: those of the largest machine with this GPU")
+    nodes: Positive | None = Field(None, description="available nodes of each GPU type; unset: as many as training needs")
+    cpus: Positive | None = Field(None, description="CPUs of a worker pod; unset: its GPUs' share of the node")
+    memory_gib: Positive | None = Field(None, description="memory of a worker pod, in GiB; unset: its GPUs' share of the node")
 
 
 class Recipe(Section):
-    model: ModelSection
-    data: DataSection = DataSection()
-    train: TrainSection
-    parallel: ParallelSection = ParallelSection()
-    serve: ServeSection = ServeSection()
-    deploy: DeploySection = DeploySection()
+    """All sections of a run."""
+
+    model: ModelSection = Field(description="model shape")
+    data: DataSection = Field(DataSection(), description="corpus")
+    train: TrainSection = Field(description="optimization, evaluation and checkpoints")
+    parallel: ParallelSection = Field(ParallelSection(), description="parallel layout")
+    serve: ServeSection = Field(ServeSection(), description="endpoint")
+    deploy: DeploySection = Field(DeploySection(), description="Kubernetes deployment")
 
     @model_validator(mode="after")
     def batch_divides(self) -> Self:

@@ -2,7 +2,7 @@
 
 NIXL's Python API hard-codes a delay of zero for its progress thread, which then polls without end: each idle engine
 burns a core, and a laptop has two. With a delay the thread sleeps until UCX has an event, and a transfer is as fast as
-before (measured: docs/log.md). There is no setting for it, so the one value is changed on its way in. GPU hosts keep
+before (measured: docs/results/serving.md). There is no setting for it, so the one value is changed on its way in. GPU hosts keep
 the default: they have cores to spare, and RDMA gains from polling.
 """
 

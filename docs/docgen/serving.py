@@ -1,0 +1,163 @@
+"""Tables of `strata bench serve`, `startup`, `transfer` and of the vLLM plugin's benchmark."""
+
+import statistics
+from typing import Any, NamedTuple
+
+from docgen.markdown import bold, milliseconds, number, table
+from docgen.record import Run
+
+BARE = "vllm"
+
+
+class Metric(NamedTuple):
+    name: str
+    kind: str  # of the requests; "" for all of them
+    key: str
+    least: float | None = None  # ratio to bare vLLM that is aimed at
+    most: float | None = None
+
+    def misses(self, ratio: float) -> bool:
+        return (self.least is not None and ratio < self.least) or (self.most is not None and ratio > self.most)
+
+    @property
+    def aim(self) -> str:
+        limit = f"at least {self.least}" if self.least is not None else f"at most {self.most}"
+        return f"{self.name} {limit}"
+
+
+UNIFORM = (
+    Metric("output tokens/s", "", "tokens_per_s", least=0.97),
+    Metric("TTFT p50", "", "ttft_p50", most=1.1),
+    Metric("ITL p50", "", "itl_p50", most=1.2),
+    Metric("ITL p99", "", "itl_p99", most=1.2),
+)
+MIXED = (
+    Metric("output tokens/s", "", "tokens_per_s", least=0.9),
+    Metric("TTFT p50, short prompts", "short", "ttft_p50"),
+    Metric("ITL p50, short prompts", "short", "itl_p50"),
+    Metric("ITL p99, short prompts", "short", "itl_p99", most=0.33),
+    Metric("TTFT p50, long prompts", "long", "ttft_p50"),
+)
+
+
+def serve(run: Run) -> str:
+    metrics = MIXED if run["settings"]["workload"]["name"] == "mixed" else UNIFORM
+    others = [name for name in run["contenders"] if name != BARE]
+    columns = ["load", "metric", f"`{BARE}`", *(cell for name in others for cell in (f"`{name}`", "ratio"))]
+    rows = []
+    for level in levels(run):
+        for place, metric in enumerate(metrics):
+            bare = value(run, BARE, level, metric)
+            cells = [] if place else [label(level)]
+            cells += [""] * bool(place) + [metric.name, shown(metric, bare)]
+            for name in others:
+                cells += [shown(metric, value(run, name, level, metric)), ratio(run, name, level, metric)]
+            rows.append(cells)
+    return "\n\n".join([_workload(run), table(columns, rows, numeric=2), *_legend(run, metrics)])
+
+
+def levels(run: Run) -> list[dict[str, Any]]:
+    """Loads that any contender was measured at, in their order."""
+    found: list[dict[str, Any]] = []
+    for contender in run["contenders"].values():
+        found += [one["level"] for one in contender["levels"] if one["level"] not in found]
+    return found
+
+
+def value(run: Run, contender: str, level: dict[str, Any], metric: Metric) -> float | None:
+    found = _measured(run, contender, level)
+    summary = found.get("kinds", {}).get(metric.kind, {}) if metric.kind else found.get("summary", {})
+    return summary.get(metric.key)
+
+
+def shown(metric: Metric, found: float | None) -> str:
+    return number(found) if metric.key == "tokens_per_s" else milliseconds(found)
+
+
+def ratio(run: Run, contender: str, level: dict[str, Any], metric: Metric) -> str:
+    """To bare vLLM: the run's own ratio, else that of the two figures."""
+    one = _measured(run, contender, level)
+    ratios = one.get("ratios_of_kinds", {}).get(metric.kind, {}) if metric.kind else one.get("ratios", {})
+    found, bare = (value(run, name, level, metric) for name in (contender, BARE))
+    result = ratios.get(metric.key) or (None if found is None or not bare else found / bare)
+    if result is None:
+        return "-"
+    return bold(f"{result:.2f}", contender.startswith("strata") and metric.misses(result))
+
+
+def _measured(run: Run, contender: str, level: dict[str, Any]) -> dict[str, Any]:
+    levels = run["contenders"].get(contender, {"levels": []})["levels"]
+    return next((one for one in levels if one["level"] == level), {})
+
+
+def label(level: dict[str, Any]) -> str:
+    return f"{level['concurrency']} concurrent" if level.get("concurrency") else f"{level['rate']:g} requests/s"
+
+
+def _workload(run: Run) -> str:
+    settings, workload = run["settings"], run["settings"]["workload"]
+    prompts = f"{workload['input']} input and {workload['output']} output tokens"
+    if workload["name"] == "mixed":
+        prompts += f", {workload['long_share']:.0%} of the prompts {workload['long_input']:,} tokens long"
+    clients = f"{settings['clients']} client process{'es' * (settings['clients'] > 1)}"
+    rounds = "one round" if settings["rounds"] == 1 else f"medians of {settings['rounds']} rounds"
+    start = "servers up side by side" if settings["side_by_side"] else "servers started in sequence"
+    return f"Workload `{workload['name']}`: {prompts}; {clients}; {start}; {rounds}."
+
+
+def _legend(run: Run, metrics: tuple[Metric, ...]) -> list[str]:
+    about = [f"`{name}`: {one['about']}" for name, one in run["contenders"].items()]
+    aims = "; ".join(metric.aim for metric in metrics if metric.least is not None or metric.most is not None)
+    lines = ["; ".join(about) + ".", f"Aims, as ratios to `{BARE}`: {aims}. A missed aim is **bold**."]
+    doubts = [
+        f"`{name}`, {label(one['level'])}: {one['doubts']}"
+        for name, contender in run["contenders"].items()
+        for one in contender["levels"]
+        if one.get("doubts")
+    ]
+    lines += [f"The load generator may limit these figures: {'; '.join(doubts)}."] if doubts else []
+    return lines + [f"`{name}` has no figures: {reason.splitlines()[0]}" for name, reason in run.get("failed", {}).items()]
+
+
+def startup(run: Run) -> str:
+    medians = {name: statistics.median(seconds) for name, seconds in run["seconds"].items()}
+    rows = [
+        (name, number(medians[name], ".1f", " s"), number(min(seconds), ".1f", " s"), number(max(seconds), ".1f", " s"))
+        for name, seconds in run["seconds"].items()
+    ]
+    times = table(("time to first answer", "median", "least", "most"), rows, numeric=1)
+    ratio = run["ratio_of_medians"]
+    return f"{times}\n\nRatio of the medians: {bold(f'{ratio:.2f}', ratio > 1)} (aim: at most 1)."
+
+
+def transfer(run: Run) -> str:
+    rows = [
+        (way, count, milliseconds(one["total_s"]), milliseconds(one["post_s"]), f"{run['bytes'] / one['total_s'] / 1e9:.1f} GB/s")
+        for way, readings in run["readings"].items()
+        for count, one in readings.items()
+    ]
+    memory = f"{run['bytes'] / 2**20:.0f} MiB between two processes, {run['device'].upper()} memory"
+    return table((memory, "descriptors", "best", "of that posting", "bandwidth"), rows, numeric=1)
+
+
+def vllm_plugin(run: Run) -> str:
+    rows = []
+    for workload, ratios in run["ratio_to_vllm"].items():
+        for name, found in ratios.items():
+            if name != BARE:
+                error = found["standard_error"]
+                spread = "" if error is None else f" ± {error:.3f}"
+                missed = found["ratio"] + (error or 0.0) < 1
+                rows.append((workload, f"`{name}`", bold(f"{found['ratio']:.3f}{spread}", missed)))
+    speeds = table(("workload", "engine", f"output tokens/s ÷ `{BARE}`, with standard error"), rows, numeric=2)
+    answers = [
+        (
+            f"`{name}`",
+            f"{found['equal']} of {found['of']}",
+            number(found["log_probabilities_apart"]["mean"], ".3f"),
+            number(found["log_probabilities_apart"]["most"], ".3f"),
+        )
+        for name, found in run["answers"].items()
+    ]
+    columns = (f"greedy answers beside `{BARE}`", "identical", "log-probability difference, mean", "largest")
+    return f"{speeds}\n\n{table(columns, answers, numeric=1)}"
