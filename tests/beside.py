@@ -10,12 +10,16 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import httpx
 import psutil
 from support import Served
+
+from strata.platform import benchmark_record
 
 SAMPLE_S = 1.0
 IMPORTED_S = 20.0
@@ -38,6 +42,21 @@ class Measured:
             f"{self.streams} plain streams beside them: longest pause {self.longest_pause_s:.2f} s, "
             f"longest time to the first token {self.longest_start_s:.2f} s; memory grown by at most (MiB): {grown}"
         )
+
+
+def as_json(statuses: Counter[int], wrong_answers: int, measured: Measured) -> dict[str, Any]:
+    """Figures of a load of hostile requests, for docs/results/data."""
+    return {
+        **benchmark_record.header("hostile"),
+        "command": f"STRATA_HOSTILE={statuses.total()} pytest -s tests/serving/api/test_hostile_requests.py",
+        "requests": statuses.total(),
+        "by_status": {str(status): count for status, count in sorted(statuses.items())},
+        "wrong_answers": wrong_answers,
+        "streams": measured.streams,
+        "broken_streams": len(measured.broken),
+        "longest_pause_s": measured.longest_pause_s,
+        "largest_growth_mib": max(measured.grown_mib().values()),
+    }
 
 
 @contextlib.contextmanager

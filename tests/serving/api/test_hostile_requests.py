@@ -23,14 +23,13 @@ import httpx
 import psutil
 import pytest
 import schemathesis
-from beside import Measured, measuring
+from beside import as_json, measuring
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from raw_http import Raw, nearly_http, throw
 from schemathesis import GenerationMode
 from support import Served
 
-from strata.platform import benchmark_record
 from strata.serving.api import openapi
 from strata.serving.api.requests import error_type
 
@@ -542,20 +541,6 @@ def test_hostile_and_random_requests(endpoint: Served, nothing_left_behind: Call
     assert beside.longest_pause_s < LONGEST_PAUSE_S, beside
     assert max(beside.grown_mib().values()) < MOST_GROWN_MIB, beside
     assert tally[429] < len(answers) / 10, "most were turned away, not tried"
-
-
-def as_json(tally: Counter[int], wrong_answers: int, beside: Measured) -> dict[str, Any]:
-    return {
-        **benchmark_record.header("hostile"),
-        "command": f"STRATA_HOSTILE={REQUESTS} pytest -s tests/serving/api/test_hostile_requests.py",
-        "requests": tally.total(),
-        "by_status": {str(status): count for status, count in sorted(tally.items())},
-        "wrong_answers": wrong_answers,
-        "streams": beside.streams,
-        "broken_streams": len(beside.broken),
-        "longest_pause_s": beside.longest_pause_s,
-        "largest_growth_mib": max(beside.grown_mib().values()),
-    }
 
 
 def _brief(each: Shot | Raw) -> str:

@@ -39,7 +39,7 @@ def bench(recipe: Recipe, saves: int, rounds: int, path: Path | None) -> dict[st
         result.add_row(mode, f"{1000 * median:.1f} ms", f"{median / medians['sync']:.3f}")
     console.print(result)
     target = path or cache_dir() / "bench" / "checkpoint.json"
-    write_atomic(target, json.dumps(_as_json(recipe, stalls, medians), indent=2))
+    write_atomic(target, json.dumps(as_json(recipe, stalls, medians), indent=2))
     console.print(f"written to {target}")
     return medians
 
@@ -59,6 +59,6 @@ def _measured(recipe: Recipe, mode: str, saves: int, tokens: Path) -> list[float
     return [record["checkpoint_stall_s"] for record in history if "checkpoint_stall_s" in record][1:]
 
 
-def _as_json(recipe: Recipe, stalls: dict[str, list[float]], medians: dict[str, float]) -> dict[str, Any]:
+def as_json(recipe: Recipe, stalls: dict[str, list[float]], medians: dict[str, float]) -> dict[str, Any]:
     ratio = medians["async"] / medians["sync"]
     return report.circumstances("checkpoint", recipe) | {"stall_seconds": stalls, "median_seconds": medians, "ratio": ratio}

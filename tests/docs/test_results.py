@@ -1,0 +1,219 @@
+"""Results pages: fresh, complete, and rendered from the JSON that each benchmark writes."""
+
+import json
+import random
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import beside
+import pytest
+import torch
+from docgen import record, results
+from typer.testing import CliRunner
+
+from strata.kernels.bench import report as kernel_report
+from strata.kernels.bench import vllm_plugin
+from strata.kernels.bench.case import OURS, Bar, Case
+from strata.kernels.bench.ceilings import Ceilings
+from strata.kernels.bench.harness import Result, Row
+from strata.kernels.bench.vllm_engine import Answer as Generated
+from strata.kernels.bench.vllm_engine import Engine
+from strata.planner.cli import comparison
+from strata.platform import benchmark_record, recipe_file
+from strata.platform.cli import build
+from strata.serving.bench import report as serving_report
+from strata.serving.bench import startup, transfer
+from strata.serving.bench.clients.calibration import Calibration
+from strata.serving.bench.clients.load import Level, Record
+from strata.serving.bench.clients.measure import Slo, by_kind, summarise
+from strata.serving.bench.clients.workloads import Workload
+from strata.serving.bench.contenders.subject import Subject
+from strata.serving.bench.results import Measured, Ran, Results, Settings
+from strata.serving.chaos import edges
+from strata.serving.chaos import report as chaos_report
+from strata.serving.chaos.client import Answer, Attempt
+from strata.serving.chaos.kills import Kill, Plan
+from strata.serving.chaos.load import Sent
+from strata.serving.chaos.requests import Request
+from strata.serving.chaos.run import Outcome, Pass
+from strata.serving.chaos.victims import Kind
+from strata.training.bench import memory, stalls
+from strata.training.bench import report as training_report
+from strata.training.bench.contest import Round
+
+RECIPE = recipe_file.load("laptop")
+
+
+def serve(name: str) -> record.Run:
+    workload = Workload(name, vocab=50, input=6, output=4, long_input=30, long_share=0.25, turns=3)  # type: ignore[arg-type]
+    levels = [Level(32, concurrency=16), Level(60, rate=2.0)]
+    settings = Settings(workload, levels, clients=2, slo=Slo(0.2, 0.05), seed=0, cross_check=False, rounds=2, side_by_side=True)
+
+    def ran(slower: float) -> Ran:
+        kinds = ("short", "long") if name == "mixed" else ("all",)
+        records = [_streamed(number / 10, 0.1 * slower, 0.01 * slower, kinds[number % len(kinds)]) for number in range(10)]
+        measured = [Measured(level, summarise(records, settings.slo), by_kind(records, settings.slo), [0.1]) for level in levels]
+        return Ran(12.5, measured, None)
+
+    found = Results(Calibration(2, 60_000, 0.01, 0.0101, 0.0105), failed={"ray": "It ended with code 1.\nTraceback"})
+    for contender, slower in (("vllm", 1.0), ("strata", 2.0)):
+        found.add(contender, ran(slower))
+    subject = Subject(Path("dummy"), "dummy", RECIPE.serve, (), 600, 256)
+    return serving_report.as_json(subject, settings, found)
+
+
+def _streamed(start: float, ttft: float, itl: float, kind: str) -> Record:
+    arrivals = tuple(start + ttft + itl * number for number in range(5))
+    return Record(kind, start, arrivals[-1], arrivals, 5, None)
+
+
+def kernels() -> record.Run:
+    case = Case("rms_norm", "forward 8 x 8", lambda device: None, (Bar(0.9, "copy"), Bar(1.0, "Liger")), memory_limit=10)  # type: ignore[arg-type, return-value]
+    answers = {OURS: Result(1e-3, (1.0, 0.9, 1.1), extra=100), "Liger": Result(1e-3, (0.5,)), "gone": Result(trouble="missing")}
+    row = Row(case, answers, bytes=int(3.8e9), flops=10)
+    outcome = kernel_report.Outcome(torch.device("cpu"), [row], Ceilings(copy=4e12, matmul=800e12), {})
+    return kernel_report.as_json(outcome)
+
+
+def plugin() -> record.Run:
+    """The comparison with engines that answer from here."""
+    draw = random.Random(0)
+
+    def answer(engine: Engine, prompts: list[list[int]], tokens: int, at_once: int | None = None) -> list[Generated]:
+        return [Generated([draw.randrange(2)] * tokens, [{0: -0.5, 1: -0.6}] * tokens) for _ in prompts]
+
+    engines = {name: object.__new__(Engine) for name in (vllm_plugin.PLAIN, vllm_plugin.OURS)}
+    run = benchmark_record.header("vllm-plugin") | {"contenders": {name: {} for name in engines}}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Engine, "answer", answer)
+        patch.setattr(Engine, "seconds", lambda engine, prompts, tokens, at_once=None: 1.0 + draw.random())
+        vllm_plugin._compare_answers(engines, 50, run)
+        vllm_plugin._compare_speed(engines, 50, 2, float("inf"), run)
+    return run
+
+
+def train() -> record.Run:
+    rounds = {"bare": [Round([0.1], 1000.0, 3.0, 2**30)], "ours": [Round([0.1], 900.0, 3.1, None)]}
+    outcome = training_report.Outcome(RECIPE, 2, True, rounds, {"liger": "its kernels need a GPU"}, 1e12)  # type: ignore[arg-type]
+    return training_report.as_json(outcome)
+
+
+def chaos() -> record.Run:
+    answer, requests = Answer("a", "stop", 1, 1, ()), (Request("/v1/completions", {}), Request("/v1/completions", {}))
+    fine, lost = Attempt(0, 1, answer, None, longest_gap_s=1.25), Attempt(0, 1, None, "broken")
+    peace = Pass(0, 1, (Sent(0, (fine,)), Sent(1, (fine,))), {})
+    storm = Pass(0, 1, (Sent(0, (fine,)), Sent(1, (lost,))), {})
+    kills = (Kill(Kind.DECODE, 1, at=0.2, back=3.2), Kill(Kind.GATEWAY, 2, at=0.3, blow=1))
+    outcome = Outcome(requests, peace, storm, tuple(Plan((kill.kind,), kill.at) for kill in kills), kills)
+    return chaos_report.as_json(outcome)
+
+
+def chaos_edges() -> record.Run:
+    endings = [edges.Ending((Kind.DECODE,), "came up", True), edges.Ending((Kind.GCS, Kind.GATEWAY), "with a traceback", False)]
+    return chaos_report.edges_as_json("start", endings)
+
+
+def hostile() -> record.Run:
+    measured = beside.Measured(3, [], 1.03, 0.2, {7: ("engine", 2**20, 3 * 2**20)})
+    return beside.as_json(Counter({200: 5, 400: 9, 500: 1}), 1, measured)
+
+
+def plan_validate() -> record.Run:
+    done = CliRunner().invoke(build(), ["plan", "validate", "--json", "-"])
+    assert done.exit_code == 0, done.output
+    run: record.Run = json.loads(done.stdout)
+    return run
+
+
+# A run of each kind, as its benchmark writes it, and what its table must have.
+RUNS: dict[str, tuple[Callable[[], record.Run], list[str]]] = {
+    "serve": (
+        lambda: serve("uniform"),
+        ["| 16 concurrent | output tokens/s |", "**2.00**", "2 requests/s", "`ray` has no figures"],
+    ),
+    "serve, mixed": (lambda: serve("mixed"), ["ITL p99, short prompts", "TTFT p50, long prompts | 100.0 ms | 200 ms | 2.00 |"]),
+    "startup": (
+        lambda: startup.as_json({startup.OURS: [40.0, 44.0], startup.BARE: [40.0]}, partial=True),
+        ["| strata serve | 42.0 s | 40.0 s | 44.0 s |", "**1.05**", record.PARTIAL],
+    ),
+    "transfer": (
+        lambda: transfer.as_json("gpu", 2**28, {"way": {64: {"first_s": 1.0, "post_s": 0.001, "total_s": 0.002}}}),
+        ["256 MiB between two processes, GPU memory", "| way | 64 | 2.0 ms | 1.0 ms | 134.2 GB/s |"],
+    ),
+    "vllm-plugin": (plugin, ["| served | `strata` |", "±", "of 16"]),
+    "train": (train, ["| strata train | 900 |", "**0.90**", "| bare torch | 1,000 |", "Not run: liger"]),
+    "checkpoint": (
+        lambda: stalls.as_json(RECIPE, {"sync": [0.5], "async": [0.01]}, {"sync": 0.5, "async": 0.01}),
+        ["| async | 10.0 ms | 0.020 |"],
+    ),
+    "memory": (
+        lambda: memory.as_json([memory.Row("data 2, ZeRO 0", 2**30, 2**29, 2**20)]),
+        ["| 1024 MiB | 512 MiB | **+100.0%** |"],
+    ),
+    "kernels": (kernels, ["| forward 8 x 8 | 1 ms | 3,800 GB/s | 95% | **0.50** |", "1 met, 2 missed", "**100 B of memory"]),
+    "chaos": (chaos, ["| answers lost | **1** |", "| decode | 1 | 3.0 s | 3.0 s |", "| gateway | 1 | **never** |"]),
+    "chaos-edges": (chaos_edges, ["endpoint starts", "| decode | came up |", "| gcs + gateway | **with a traceback** |"]),
+    "hostile": (hostile, ["| 5xx | **1** |", "5 x 200, 9 x 400", "2 MiB", "STRATA_HOSTILE=15 pytest"]),
+    "plan-validate": (plan_validate, ["| step time | 23 | 3.7% | 11.9% | mean 6%, worst 15% |"]),
+}
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_every_benchmark_has_a_table(kind: str) -> None:
+    make, expected = RUNS[kind]
+    run = json.loads(json.dumps(make()))
+    assert run["benchmark"] == kind.split(",")[0]
+    assert {"command", "date", "machine", "versions"} <= set(run)
+    text = results.block(run)
+    for words in expected:
+        assert words in text, text
+
+
+def test_every_table_is_tested_with_a_run_of_its_benchmark() -> None:
+    assert {kind.split(",")[0] for kind in RUNS} == set(results.TABLES) - {"table"}
+
+
+def test_pages_are_fresh() -> None:
+    stale = [str(path.relative_to(results.ROOT)) for path, text in results.pages().items() if path.read_text() != text]
+    assert not stale, f"run 'make docs': {stale}"
+
+
+def test_every_data_file_is_in_a_table() -> None:
+    assert {path.stem for path in results.DATA.glob("*.json")} == results.names_used() - set(results.COMPUTED)
+
+
+def test_every_block_ends() -> None:
+    for path in results.pages():
+        assert len(results.BLOCK.findall(path.read_text())) == path.read_text().count("<!-- results: "), path
+
+
+def test_recorded_planner_errors_are_those_of_this_planner() -> None:
+    recorded = {check["name"]: check for check in results.load("plan-validate")["checks"]}
+    found = {check.name: check for check in comparison.checks()}
+    assert recorded.keys() == found.keys(), "strata plan validate --json docs/results/data/plan-validate.json"
+    for name, check in found.items():
+        assert (recorded[name]["mean"], recorded[name]["worst"]) == pytest.approx((check.mean, check.worst)), name
+
+
+def test_a_stale_page_is_found() -> None:
+    page = results.ROOT / "docs" / "results" / "kernels.md"
+    assert results.fill(page.read_text().replace("93%", "99%", 1)) == page.read_text()
+
+
+def test_commands_lose_the_options_that_name_output_files() -> None:
+    run = {"command": "strata bench serve --json /tmp/x.json --clients 6 --plot=/tmp/x.png 'serve.engine={a: 1}'"}
+    assert record.command(run) == '```sh\nstrata bench serve --clients 6 "serve.engine={a: 1}"\n```'
+
+
+def test_long_commands_are_wrapped_between_options() -> None:
+    lines = record.command({"command": f"strata chaos {'--kill ' + 'decode,' * 14} --requests 5 {'a.b=1 ' * 20}"}).splitlines()
+    assert len(lines) > 3 and all(line.endswith(" \\") for line in lines[1:-2])
+    assert not any(line.endswith("--kill \\") for line in lines)
+
+
+def test_the_header_has_the_command_without_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.orig_argv", ["/x/python", "/x/bin/strata", "bench", "train", "a b"])
+    assert benchmark_record.command() == "strata bench train 'a b'"
+    monkeypatch.setattr("sys.orig_argv", ["/x/python", "-m", "strata.kernels.bench.vllm_plugin", "--rounds", "8"])
+    assert benchmark_record.command() == "python -m strata.kernels.bench.vllm_plugin --rounds 8"
