@@ -27,13 +27,6 @@ def test_from_corpus_to_streamed_answer(trained: Path, endpoint: Served) -> None
     assert "answers at" in endpoint.output.read_text() and "curl" in endpoint.output.read_text()
 
 
-def test_readme_names_only_commands_that_exist(root: Path) -> None:
-    targets = set(re.findall(r"^([a-z-]+):", (root / "Makefile").read_text(), re.MULTILINE))
-    named = set(re.findall(r"\bmake ([a-z-]+)", (root / "README.md").read_text()))
-    assert {"demo", "test", "setup", "train", "serve", "chat", "doctor", "clean", "help"} <= targets
-    assert named <= targets
-
-
 @pytest.mark.skipif(not (VENV / ".strata-setup").is_file(), reason="make demo would set up another environment")
 def test_make_demo_on_a_small_recipe(root: Path, own_home: Path, trained: Path) -> None:
     words = [f"VENV={VENV}", "RUN=demo", f"ARGS=data.path={trained / 'corpus'} serve.port=8765 {' '.join(TINY)}"]

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shlex
 import subprocess
 import sys
 import time
@@ -12,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 import yaml
 from support import ROOT
 
 from strata.deploy import render
 from strata.deploy.validate import problems
-from strata.platform import cli, recipe_file
+from strata.platform import recipe_file
 
 INFRA = ROOT / "infra"
 OVERLAYS = ("gke", "ack", "kind")
@@ -386,25 +384,6 @@ def test_a_guides_recipe_and_components_render(target: str, tmp_path: Path) -> N
         assert (ROOT / "docs" / link).exists(), link
     for mentioned in re.findall(r"--with ([a-z-]+)", guide):
         assert mentioned in COMPONENTS, mentioned
-
-
-@pytest.mark.parametrize("page", ["cluster-gke", "cluster-ack", "monitoring"])
-def test_a_pages_commands_are_those_that_there_are(page: str) -> None:
-    text = (ROOT / "docs" / f"{page}.md").read_text()
-    common = re.search(r'^common="(.*)"$', text, re.MULTILINE)
-    shell = "".join(re.findall(r"```sh\n(.*?)```", text, re.DOTALL)).replace("$common", common[1] if common else "")
-    lines = [line.partition(" | ")[0] for line in shell.splitlines() if line.startswith("strata ")]
-    lines += re.findall(r"`(strata deploy [^`]*--[^`]*|strata dashboards [^`]*--[^`]*)`", text)
-    assert lines
-    strata = typer.main.get_command(cli.build())
-    for line in lines:
-        words = shlex.split(line, comments=True)[1:]
-        command: Any = strata
-        while hasattr(command, "commands"):
-            command = command.commands[words.pop(0)]
-        command.make_context(line, words)  # refuses options that it does not have, and misses those that it must
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    assert set(re.findall(r"(?:`|^)make ([a-z-]+)", text, re.MULTILINE)) <= targets
 
 
 # The image
