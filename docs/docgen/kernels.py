@@ -28,7 +28,7 @@ def _operation(op: str, cases: list[dict[str, Any]]) -> str:
 
 
 def _verdicts(case: dict[str, Any]) -> list[bool | None]:
-    """Of the bars, and of the memory limit where the operation has one."""
+    """Verdicts on the bars, and on the memory limit where the operation has one."""
     extra, limit = case["contenders"].get(OURS, {}).get("extra_bytes"), case["memory_limit"]
     memory = [] if limit is None or extra is None else [bool(extra <= limit)]
     return [bar["met"] for bar in case["bars"]] + memory

