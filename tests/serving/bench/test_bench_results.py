@@ -114,7 +114,8 @@ def chosen(tmp_path: Path) -> subject.Subject:
 
 def test_json_has_machine_versions_settings_and_results(tmp_path: Path) -> None:
     tree = json.loads(json.dumps(report.as_json(chosen(tmp_path), SETTINGS, results())))
-    assert {"date", "machine", "versions", "model", "settings", "calibration", "contenders", "failed"} == set(tree)
+    header = {"benchmark", "command", "date", "machine", "versions"}
+    assert header | {"model", "settings", "calibration", "contenders", "failed"} == set(tree)
     assert {"cores", "gpus", "memory_gib", "processor"} <= set(tree["machine"])
     assert {"python", "ray", "torch"} <= set(tree["versions"])
     assert tree["settings"]["serve"]["max_sequences"] == 64 and tree["settings"]["workload"]["input"] == 6
