@@ -16,7 +16,7 @@ from typing import Any
 
 import uvloop
 
-from strata.serving.engine.request_context import Turn
+from strata.serving.engine.request_context import RequestContext
 from strata.serving.gateway import http
 from strata.serving.gateway.admission import Admission
 from strata.serving.gateway.app import App
@@ -70,12 +70,12 @@ class Replica:
             call.data(b"x" * asked.get("answer", 10))
         else:
             call.head({"status": 200, "type": "text/event-stream", "headers": {}})
-            began, turn = time.monotonic(), Turn()
+            began, context = time.monotonic(), RequestContext()
             for count in range(asked["events"]):
                 await asyncio.sleep(0.01 if count > (time.monotonic() - began) * asked["rate"] else 0)
-                turn.fresh = [1]
-                call.data(turn.piece(EVENT))
-            call.data(turn.piece("data: [DONE]\n\n"))
+                context.unsent = [1]
+                call.data(context.pack_event(EVENT))
+            call.data(context.pack_event("data: [DONE]\n\n"))
         call.end({"prompt_tokens": 3, "tokens": 1, "queued_s": 0.0})
 
 

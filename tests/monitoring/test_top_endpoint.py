@@ -89,7 +89,7 @@ def test_it_reads_what_gateways_and_engines_write() -> None:
     gateway.request_ended("/v1/chat/completions", 200, 0.5)
     gateway.request_ended("/metrics", 200, 0.01)
     gateway.first_token(0.012)
-    gateway.tokens_came([0.002] * 99)
+    gateway.inter_token_latencies([0.002] * 99)
     gateway.tokens(50, 100)
     gateway.rejected("queue-full")
     engine.prefilled("remote", "long")

@@ -20,8 +20,8 @@ from strata.serving.vllm_patches.nixl_delay import DELAY_US
 Role = Literal["prefill", "decode"]
 LEASE_S = 12
 TRANSFERRED_BLOCK = 128
-STEADY_STEP = 2048
-STEADY_STEP_IN_GRAPHS = 512
+DECODE_STEP_TOKENS = 2048
+DECODE_STEP_TOKENS_IN_GRAPHS = 512
 LARGEST_GRAPH = 1024
 READ_BY_CUDA = "UCX_CUDA_IPC_ENABLE_GET_ZCOPY"
 
@@ -54,10 +54,10 @@ class EngineSpec:
     tool_parser: str | None
     reasoning_parser: str | None
     pool: PoolSection
-    further: dict[str, Any]  # arguments of vLLM's engine
+    extra_engine_args: dict[str, Any]  # arguments of vLLM's engine
     disaggregated: bool  # there is a prefill pool
-    pools_alike: bool  # its engines divide a block among as many GPUs as the decode pool's
-    side_by_side: bool  # on a GPU whose multiprocessors engines share
+    same_tensor_parallel: bool  # its engines divide a block among as many GPUs as the decode pool's
+    uses_mps: bool  # on a GPU whose multiprocessors engines share
     rule: Rule
     network: Network
     # On nodes that are there for its role: they offer the Ray resource of that name, one for each engine they have room for.
@@ -82,10 +82,10 @@ class EngineSpec:
             tool_parser=serve.tool_parser,
             reasoning_parser=serve.reasoning_parser,
             pool=pool,
-            further=serve.engine | pool.engine,
+            extra_engine_args=serve.engine | pool.engine,
             disaggregated=serve.prefill.replicas > 0,
-            pools_alike=serve.prefill.tensor_parallel == serve.decode.tensor_parallel,
-            side_by_side=mps.wanted(serve),
+            same_tensor_parallel=serve.prefill.tensor_parallel == serve.decode.tensor_parallel,
+            uses_mps=mps.wanted(serve),
             rule=Rule(**serve.remote_prefill.model_dump()),
             network=network,
         )
@@ -115,7 +115,7 @@ class EngineSpec:
                 # node read each other's blocks over TCP (vllm-project/vllm 52607), unless it is told otherwise.
                 READ_BY_CUDA: os.environ.get(READ_BY_CUDA, "on"),
             }
-            return common | gpu | (mps.environment(self.pool.sm_share, self.role == "prefill") if self.side_by_side else {})
+            return common | gpu | (mps.environment(self.pool.sm_share, self.role == "prefill") if self.uses_mps else {})
         cpu = {
             "OMP_NUM_THREADS": str(self.threads),
             "VLLM_CPU_KVCACHE_SPACE": str(self.kv_cache_gib),
@@ -156,13 +156,13 @@ class EngineSpec:
         if self.our_kernels:
             small = step is not None and step <= LARGEST_GRAPH
             kwargs |= vllm_plugin.engine_arguments(largest_graph=step if small else None)
-        return kwargs | self.further
+        return kwargs | self.extra_engine_args
 
     def _step_tokens(self) -> int | None:
         """vLLM's own choice makes the most of a GPU. A decode engine with a prefill pool is there for its streams: what it still
         prefills itself comes in smaller pieces, and the smaller ones pay where kernels can have them in CUDA graphs."""
         if self.pool.step_tokens is None and self.device == "gpu" and self.role == "decode" and self.disaggregated:
-            return max(STEADY_STEP_IN_GRAPHS if self.our_kernels else STEADY_STEP, self.max_sequences)
+            return max(DECODE_STEP_TOKENS_IN_GRAPHS if self.our_kernels else DECODE_STEP_TOKENS, self.max_sequences)
         return self.pool.step_tokens
 
     def frontend_kwargs(self) -> dict[str, Any]:
@@ -183,7 +183,7 @@ class EngineSpec:
         }
         if self.device == "cpu":
             transfer["kv_buffer_device"] = "cpu"
-        elif self.pools_alike:  # else vLLM must be able to take a block apart by its heads
+        elif self.same_tensor_parallel:  # else vLLM must be able to take a block apart by its heads
             transfer["kv_connector_module_path"] = "strata.serving.vllm_patches.nixl_layout"
         return transfer
 

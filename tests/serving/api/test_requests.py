@@ -216,15 +216,15 @@ def test_the_status_says_the_type(status: int, kind: str) -> None:
     ],
 )
 def test_errors_of_vllms_name_the_recipes_keys(theirs: str, ours: str) -> None:
-    assert vllm_messages.in_our_words(theirs) == ours
+    assert vllm_messages.translate(theirs) == ours
 
 
 def test_errors_of_vllms_within_a_stream_have_our_shape() -> None:
     theirs = {"error": {"message": "set --tool-call-parser", "type": "BadRequestError", "param": None, "code": 400}}
-    error = vllm_messages.error_in(f"data: {json.dumps(theirs)}\n\n")
+    error = vllm_messages.parse_error_event(f"data: {json.dumps(theirs)}\n\n")
     assert error is not None and error.body == ApiError(400, "set serve.tool_parser").body
     for event in ("data: [DONE]\n\n", 'data: {"id":"x","choices":[{"text":"{\\"error\\": 1}"}]}\n\n'):
-        assert vllm_messages.error_in(event) is None
+        assert vllm_messages.parse_error_event(event) is None
 
 
 def test_validation_names_the_parameter() -> None:

@@ -21,9 +21,9 @@ def histograms(decode: Replica, gateway: Gateway) -> itl_attribution.Histograms:
 
 
 def load(decode: Replica, gateway: Gateway) -> None:
-    decode.streams_went_on([FAST] * 980, "nothing")
-    decode.streams_went_on([FAST] * 5 + [SLOW] * 15, "pool-prefill")
-    gateway.tokens_came([FAST] * 970 + [SLOW] * 30)
+    decode.inter_token_latencies([FAST] * 980, "nothing")
+    decode.inter_token_latencies([FAST] * 5 + [SLOW] * 15, "pool-prefill")
+    gateway.inter_token_latencies([FAST] * 970 + [SLOW] * 30)
 
 
 @pytest.fixture

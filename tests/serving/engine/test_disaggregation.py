@@ -93,13 +93,13 @@ def ask(
         telemetry = Telemetry("tiny", "decode", "d-1")
         load = PoolLoad(EngineStats(telemetry, 1), rule.min_tokens)
         engine = disaggregation.Engine(vllm or Vllm(), pool, rule, PrefixIndex(16, 100), load, telemetry)  # type: ignore[arg-type]
-        now = request_context.Turn()
-        request_context.current.set(now)
+        context = request_context.RequestContext()
+        request_context.current.set(context)
         outputs = [o async for o in engine.generate(PROMPT, params or SamplingParams(), "r-1")]
-        assert now.decision is not None and now.finished and now.fresh == [1]
+        assert context.decision is not None and context.finished and context.unsent == [1]
         for link in links:
             link.close()
-        return now.decision.where, now.decision.reason, outputs[0].outputs[0].text
+        return context.decision.where, context.decision.reason, outputs[0].outputs[0].text
 
     return asyncio.run(run())
 
@@ -170,7 +170,7 @@ def test_a_request_that_is_cancelled_is_cancelled_at_the_prefill_engine() -> Non
         load = PoolLoad(EngineStats(telemetry, 1), 0)
         pool: Any = Pool([Peer("p-1", link, {})])
         engine = disaggregation.Engine(Vllm(), pool, ALWAYS, PrefixIndex(16, 100), load, telemetry)
-        request_context.current.set(request_context.Turn())
+        request_context.current.set(request_context.RequestContext())
         asking = asyncio.ensure_future(anext(engine.generate(PROMPT, SamplingParams(), "r-1")))
         await asyncio.sleep(0.1)
         asking.cancel()
@@ -194,15 +194,15 @@ def test_an_answer_with_two_prompts_is_finished_with_the_second() -> None:
         load = PoolLoad(EngineStats(telemetry, 1), 0)
         pool: Any = Pool([])
         engine = disaggregation.Engine(Waiting(), pool, ALWAYS, PrefixIndex(16, 100), load, telemetry)
-        now = request_context.Turn()
-        request_context.current.set(now)
+        context = request_context.RequestContext()
+        request_context.current.set(context)
         quick, slow = (
             asyncio.ensure_future(anext(engine.generate(PROMPT, SamplingParams(), name))) for name in ("quick", "slow")
         )
         await quick
-        assert not now.finished
+        assert not context.finished
         may_end.set()
         await slow
-        assert now.finished
+        assert context.finished
 
     asyncio.run(run())

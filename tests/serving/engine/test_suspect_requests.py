@@ -1,6 +1,6 @@
 """Requests that kill engines: stopped after two victims, while all that were beside them are answered.
 
-Gateway, links, replicas' calls and the rules of the ward are real; vLLM's engine is a stand-in that dies of chosen token ids.
+Gateway, links, replicas' calls and the rules of the quarantine are real; vLLM's engine is a stand-in that dies of chosen token ids.
 """
 
 import asyncio
@@ -18,11 +18,11 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from strata.serving.api.requests import ApiError
 from strata.serving.engine import replica_api, request_context
-from strata.serving.engine import suspect_requests as ward
+from strata.serving.engine import suspect_requests
 from strata.serving.engine.disaggregation import Engine, KillsEngines
 from strata.serving.engine.pool_load import PoolLoad
 from strata.serving.engine.replica_api import DecodeCalls, PrefillCalls
-from strata.serving.engine.suspect_requests import Ward, cause_of_death, killed_for_memory
+from strata.serving.engine.suspect_requests import Quarantine, cause_of_death, killed_for_memory
 from strata.serving.gateway.admission import Admission
 from strata.serving.gateway.app import App
 from strata.serving.gateway.suspects import REFUSED_S, REMEMBERED, Content, Suspects
@@ -172,7 +172,7 @@ class Endpoint:
 
     def __init__(self) -> None:
         self._addresses: dict[str, str] = {}
-        decode, others = (Peers(self, role, SECRET, look_s=0.05) for role in ("decode", "gateway"))  # type: ignore[arg-type]
+        decode, others = (Peers(self, role, SECRET, poll_s=0.05) for role in ("decode", "gateway"))  # type: ignore[arg-type]
         self.app = App("g-1", "tiny", decode, None, others, Admission(lambda: 100), GatewayTelemetry("tiny", "g-1"))
         self.client = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://gateway", timeout=30)  # type: ignore[arg-type]
 
@@ -341,14 +341,14 @@ def prefilled(prefillers: list[Vllm], decoder: Vllm, prompt: list[int]) -> str |
 
         pool: Any = SimpleNamespace(all=alive, least_busy=least_busy)
         engine = engine_of(decoder, pool, ALWAYS)
-        request_context.current.set(request_context.Turn())
+        request_context.current.set(request_context.RequestContext())
         params = SimpleNamespace(n=1, prompt_logprobs=None, extra_args=None)
         params.clone = lambda: params
         asked = {"type": "token", "prompt_token_ids": prompt}
         try:
             return "".join([output.outputs[0].text async for output in engine.generate(asked, params, "r")])
         except (KillsEngines, EngineDeadError) as error:
-            verdict = engine.ward.verdict(request_context.current.get().request)
+            verdict = engine.quarantine.verdict(request_context.current.get().request)
             assert isinstance(error, KillsEngines) or (verdict and verdict["guilty"])
             return error
         finally:
@@ -377,88 +377,90 @@ def test_a_prefill_engine_killed_from_outside_blames_nobody() -> None:
     assert prefilled(pool, decoder, [1, 2, 3]) == ANSWER
 
 
-def in_a_ward(test: Callable[[Ward, set[str]], Awaitable[None]]) -> None:
+def in_quarantine(test: Callable[[Quarantine, set[str]], Awaitable[None]]) -> None:
     async def inside() -> None:
         waiting: set[str] = set()
-        await asyncio.wait_for(test(Ward(lambda: bool(waiting)), waiting), 10)
+        await asyncio.wait_for(test(Quarantine(lambda: bool(waiting)), waiting), 10)
 
     asyncio.run(inside())
 
 
 def test_a_suspect_waits_for_the_others_and_they_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ward, "KNOWN_S", 0.05)
+    monkeypatch.setattr(suspect_requests, "KNOWN_S", 0.05)
 
-    async def test(ward: Ward, waiting: set[str]) -> None:
+    async def test(quarantine: Quarantine, waiting: set[str]) -> None:
         waiting.add("fresh")
-        await ward.enter("fresh", 0)
-        suspect = asyncio.ensure_future(ward.enter("suspect", 1))
+        await quarantine.enter("fresh", 0)
+        suspect = asyncio.ensure_future(quarantine.enter("suspect", 1))
         await asyncio.sleep(0.1)
-        assert not suspect.done() and ward.verdict("suspect") is None, "it is not on the engine"
-        late = asyncio.ensure_future(ward.enter("late", 0))
+        assert not suspect.done() and quarantine.verdict("suspect") is None, "it is not on the engine"
+        late = asyncio.ensure_future(quarantine.enter("late", 0))
         waiting.clear()
         await suspect
         waiting.add("suspect")
         await asyncio.sleep(0.1)
         assert not late.done()
-        assert ward.verdict("suspect") == {"strikes": 2, "guilty": True}
-        assert ward.verdict("fresh") == {"strikes": 1, "guilty": False}
+        assert quarantine.verdict("suspect") == {"strikes": 2, "guilty": True}
+        assert quarantine.verdict("fresh") == {"strikes": 1, "guilty": False}
         waiting.clear()
         await late
-        assert ward.verdict("suspect") == {"strikes": 2, "guilty": False}, "it has its first token, and another came after it"
-        ward.leave("late")
-        assert ward.verdict("suspect") == {"strikes": 2, "guilty": True}
+        assert quarantine.verdict("suspect") == {"strikes": 2, "guilty": False}, (
+            "it has its first token, and another came after it"
+        )
+        quarantine.leave("late")
+        assert quarantine.verdict("suspect") == {"strikes": 2, "guilty": True}
 
-    in_a_ward(test)
+    in_quarantine(test)
 
 
 def test_a_suspect_of_two_engines_is_alone() -> None:
-    async def test(ward: Ward, waiting: set[str]) -> None:
-        await ward.enter("fresh", 0)
-        suspect = asyncio.ensure_future(ward.enter("suspect", 2))
+    async def test(quarantine: Quarantine, waiting: set[str]) -> None:
+        await quarantine.enter("fresh", 0)
+        suspect = asyncio.ensure_future(quarantine.enter("suspect", 2))
         await asyncio.sleep(0.1)
         assert not suspect.done()
-        ward.leave("fresh")
+        quarantine.leave("fresh")
         await suspect
-        late = asyncio.ensure_future(ward.enter("late", 0))
+        late = asyncio.ensure_future(quarantine.enter("late", 0))
         await asyncio.sleep(0.1)
-        assert not late.done() and ward.verdict("suspect") == {"strikes": 3, "guilty": True}
-        ward.leave("suspect")
+        assert not late.done() and quarantine.verdict("suspect") == {"strikes": 3, "guilty": True}
+        quarantine.leave("suspect")
         await late
 
-    in_a_ward(test)
+    in_quarantine(test)
 
 
 def test_waiting_is_bounded_and_survives_who_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     for limit in ("PROBATION_S", "SETTLING_S", "ALONE_S"):
-        monkeypatch.setattr(ward, limit, 0.2)
+        monkeypatch.setattr(suspect_requests, limit, 0.2)
 
-    async def test(ward: Ward, waiting: set[str]) -> None:
+    async def test(quarantine: Quarantine, waiting: set[str]) -> None:
         waiting.add("stuck")
-        await ward.enter("stuck", 0)
-        await ward.enter("suspect", 1)
-        assert ward.verdict("suspect") == {"strikes": 2, "guilty": False}, "the other may have killed it as well"
-        await ward.enter("late", 0)
-        gone = asyncio.ensure_future(ward.enter("gone", 2))
+        await quarantine.enter("stuck", 0)
+        await quarantine.enter("suspect", 1)
+        assert quarantine.verdict("suspect") == {"strikes": 2, "guilty": False}, "the other may have killed it as well"
+        await quarantine.enter("late", 0)
+        gone = asyncio.ensure_future(quarantine.enter("gone", 2))
         await asyncio.sleep(0.05)
         gone.cancel()
-        await ward.enter("next", 0)
-        assert ward.verdict("gone") is None
+        await quarantine.enter("next", 0)
+        assert quarantine.verdict("gone") is None
 
-    in_a_ward(test)
+    in_quarantine(test)
 
 
 def test_sequences_of_one_suspect_enter_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ward, "KNOWN_S", 0.05)
+    monkeypatch.setattr(suspect_requests, "KNOWN_S", 0.05)
 
-    async def test(ward: Ward, waiting: set[str]) -> None:
-        await asyncio.gather(*(ward.enter("suspect", 1) for _ in range(3)))
+    async def test(quarantine: Quarantine, waiting: set[str]) -> None:
+        await asyncio.gather(*(quarantine.enter("suspect", 1) for _ in range(3)))
         for _ in range(2):
-            ward.leave("suspect")
-        assert ward.verdict("suspect") is not None
-        ward.leave("suspect")
-        assert ward.verdict("suspect") is None
+            quarantine.leave("suspect")
+        assert quarantine.verdict("suspect") is not None
+        quarantine.leave("suspect")
+        assert quarantine.verdict("suspect") is None
 
-    in_a_ward(test)
+    in_quarantine(test)
 
 
 @pytest.mark.parametrize(
@@ -498,7 +500,7 @@ def test_refusals_end_and_are_bounded() -> None:
     now = REFUSED_S + 1
     assert suspects.strikes(content) == 0
     for number in range(2 * REMEMBERED):
-        suspects.hear(str(number), GUILTY)
+        suspects.record(str(number), GUILTY)
         suspects.judge(content_of("chat", {"n": number}), {"strikes": 1, "guilty": False})
     assert len(suspects._refused) == len(suspects._strikes) == REMEMBERED
 

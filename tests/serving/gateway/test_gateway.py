@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from strata.serving.engine.request_context import Turn
+from strata.serving.engine.request_context import RequestContext
 from strata.serving.gateway import connection, http
 from strata.serving.gateway.admission import Admission
 from strata.serving.gateway.app import App
@@ -72,24 +72,24 @@ class Replica:
         tree = json.loads(call.body)
         if tree.get("prompt") == "fail":
             raise RuntimeError("the engine gave up on this request")
-        now = Turn(resumed=tuple(call.meta["resumed"]))
+        context = RequestContext(resumed=tuple(call.meta["resumed"]))
         if tree.get("prompt") == "refuse":
             call.head({"status": 400, "type": "application/json", "headers": {}})
             call.data(json.dumps({"error": {"message": "no", "type": "x", "param": None, "code": 400}}).encode())
             call.end({})
             return
-        if tree.get("stream") and not now.resumed:
+        if tree.get("stream") and not context.resumed:
             call.head({"status": 200, "type": "text/event-stream", "headers": {"x-strata-prefill": f"local; reason={self.name}"}})
-        for count, word in enumerate(WORDS[len(now.resumed) :]):
+        for count, word in enumerate(WORDS[len(context.resumed) :]):
             if count == self.dies_after:
                 self.server.close()
                 await asyncio.sleep(60)
             await asyncio.sleep(self.pause_s)
             if tree.get("stream"):
-                now.fresh, now.finished = [WORDS.index(word)], word == WORDS[-1]
-                call.data(now.piece(f"data: {word}\n\n"))
+                context.unsent, context.finished = [WORDS.index(word)], word == WORDS[-1]
+                call.data(context.pack_event(f"data: {word}\n\n"))
         if tree.get("stream"):
-            call.data(now.piece("data: [DONE]\n\n"))
+            call.data(context.pack_event("data: [DONE]\n\n"))
         else:
             call.head({"status": 200, "type": "application/json", "headers": {}})
             call.data(json.dumps({"text": " ".join(WORDS)}).encode())

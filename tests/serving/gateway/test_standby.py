@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from strata.serving.engine.request_context import Turn
+from strata.serving.engine.request_context import RequestContext
 from strata.serving.gateway import http, relay
 from strata.serving.gateway.admission import Admission
 from strata.serving.gateway.app import App
@@ -36,16 +36,16 @@ class Replica:
         tree = json.loads(call.body)
         if tree["prompt"] == "fail":
             raise RuntimeError("the engine gave up on this request")
-        now = Turn(resumed=tuple(call.meta["resumed"]))
+        context = RequestContext(resumed=tuple(call.meta["resumed"]))
         streams = tree.get("stream") and tree["prompt"] != "refuse"
-        if streams and not now.resumed:
+        if streams and not context.resumed:
             call.head({"status": 200, "type": "text/event-stream", "headers": {}})
-        for count, word in enumerate([*WORDS, "[DONE]"][len(now.resumed) :] if streams else ()):
+        for count, word in enumerate([*WORDS, "[DONE]"][len(context.resumed) :] if streams else ()):
             if count == self.dies_after:
                 self.server.close()
                 await asyncio.sleep(60)
-            now.fresh, now.finished = [WORDS.index(word)] if word in WORDS else [], word == "[DONE]"
-            call.data(now.piece(f"data: {word}\n\n"))
+            context.unsent, context.finished = [WORDS.index(word)] if word in WORDS else [], word == "[DONE]"
+            call.data(context.pack_event(f"data: {word}\n\n"))
             await asyncio.sleep(0.01)
         if not streams:
             status = 400 if tree["prompt"] == "refuse" else 200

@@ -34,7 +34,7 @@ def used_gateway(replica: str = "gateway-1") -> Gateway:
     gateway = Gateway("tiny", replica)
     gateway.request_ended("/v1/completions", 200, 0.25)
     gateway.first_token(0.012)
-    gateway.tokens_came([0.002, 0.003, 0.002])
+    gateway.inter_token_latencies([0.002, 0.003, 0.002])
     gateway.tokens(100, 4)
     gateway.queued(0.001)
     gateway.rejected("queue-full")
@@ -115,9 +115,9 @@ def test_histograms_agree_with_prometheus_clients_own() -> None:
     gateway = Gateway("tiny", "gateway-1")
     for gap in gaps:
         theirs.observe(gap)
-    gateway.tokens_came(gaps[:600])
-    gateway.tokens_came(gaps[600:])
-    gateway.tokens_came([])
+    gateway.inter_token_latencies(gaps[:600])
+    gateway.inter_token_latencies(gaps[600:])
+    gateway.inter_token_latencies([])
     text = gateway.text()
     for bound in metric.buckets:
         expected = registry.get_sample_value(f"{metric.name}_bucket", {"le": str(bound)})

@@ -10,7 +10,7 @@ from strata.serving.routing.policy import FORGET_S, Decision, Load, Pool, Prompt
 RULE = Rule(when="cheaper", min_tokens=256, max_queue_s=1.0, stall_weight=1.0)
 UNKNOWN = Rates(None, None, None, None)
 # Twins: 100,000 tokens a second on either side; blocks travel ten times as fast; 5 ms to hand over.
-TWINS = Rates(local_tokens_per_s=1e5, remote_tokens_per_s=1e5, transfer_s_per_token=1e-6, handover_s=0.005)
+TWINS = Rates(local_tokens_per_s=1e5, remote_tokens_per_s=1e5, transfer_s_per_token=1e-6, handoff_s=0.005)
 IDLE = Load(running=0, waiting=0, queued_tokens=0)
 BUSY = Load(running=32, waiting=0, queued_tokens=0)
 FREE = Pool(engines=1, queued_tokens=0)
@@ -29,7 +29,7 @@ FREE = Pool(engines=1, queued_tokens=0)
         # Nothing measured: length decides.
         (Prompt(256, 0), IDLE, FREE, UNKNOWN, Decision("remote", "long")),
         (Prompt(8000, 0), IDLE, Pool(1, 10**9), UNKNOWN, Decision("remote", "long")),
-        (Prompt(8000, 0), IDLE, FREE, replace(TWINS, handover_s=None), Decision("remote", "long")),
+        (Prompt(8000, 0), IDLE, FREE, replace(TWINS, handoff_s=None), Decision("remote", "long")),
         # An idle engine delays nobody, and is nearer.
         (Prompt(8000, 0), IDLE, FREE, TWINS, Decision("local", "cheaper-here")),
         # 512 tokens would delay one stream by 5.1 ms; to hand them over takes 5.5. With 1024 it is 10.2 against 6.0.

@@ -112,7 +112,7 @@ def test_the_callee_frees_what_a_lost_caller_held() -> None:
     async def test(replica: Replica, link: Link) -> None:
         link.call("hang", {})
         await asyncio.sleep(0.05)
-        link.abandon()
+        link.abort()
         await asyncio.sleep(0.05)
         assert replica.cancelled == 1 and not replica.server.connections
 

@@ -39,7 +39,7 @@ def sentence_piece() -> Tokenizer:
 def native(monkeypatch: pytest.MonkeyPatch) -> type:
     known = tokenizers.decoders.DecodeStream
     monkeypatch.setattr(tokenizers.decoders, "DecodeStream", known)  # to be put back
-    detokenizer_tail.enough()
+    detokenizer_tail.install()
     return known
 
 

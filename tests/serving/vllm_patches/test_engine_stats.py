@@ -178,9 +178,9 @@ def test_gaps_are_told_apart_by_what_was_beside_them(replica: Replica) -> None:
     step(4, num_skipped_waiting_reqs=1)  # its blocks on their way
     step(5, kv_connector_stats=transfers((4096, 1000)))
     assert went_on(replica) == {"nothing": 1, "prefill": 2, "hand-over": 12}
-    stats.prompts_elsewhere = 1
+    stats.remote_prefills = 1
     step(6)
-    stats.prompts_elsewhere = 0
+    stats.remote_prefills = 0
     step(7)  # it began while a prompt was still elsewhere
     step(8)
     assert went_on(replica) == {"nothing": 9, "prefill": 2, "hand-over": 12, "pool-prefill": 13}

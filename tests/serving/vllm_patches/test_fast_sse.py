@@ -13,7 +13,7 @@ from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
 from vllm.outputs import CompletionOutput, RequestOutput
 
-from strata.serving.vllm_patches.fast_sse import LeanChat, LeanCompletion
+from strata.serving.vllm_patches.fast_sse import FastChat, FastCompletion
 
 TEXTS = ["Hello", ' "quoted"\n', "", "naïve ☃ 𝄞", "\u2028\x7f", "end"]
 
@@ -81,7 +81,7 @@ def test_events_equal_vllms(fingerprint: str | None, options: dict | None, stop_
         )
         return parsed(events(generator))
 
-    assert completion(LeanCompletion) == completion(OpenAIServingCompletion)
+    assert completion(FastCompletion) == completion(OpenAIServingCompletion)
     asked = ChatCompletionRequest(model="m", messages=[{"role": "user", "content": "x"}], stream=True, stream_options=options)
 
     def chat(kind: type) -> list[Any]:
@@ -90,4 +90,4 @@ def test_events_equal_vllms(fingerprint: str | None, options: dict | None, stop_
         )
         return parsed(events(generator))
 
-    assert chat(LeanChat) == chat(OpenAIServingChat)
+    assert chat(FastChat) == chat(OpenAIServingChat)

@@ -1,19 +1,19 @@
-"""What becomes of a stream whose decode replica was lost: the rule, as a pure function of the request.
+"""Rules for continuing a stream on another replica after its decode replica was lost. Pure functions of the request.
 
-- Nothing sent yet, or not streamed: it begins again elsewhere. Always possible, for the client has seen nothing.
-- Streamed text so far: another replica goes on from prompt + emitted tokens. Greedy answers are the same as undisturbed
-  ones; samples without a seed are samples from the same distribution.
-- What depends on more than the tokens so far cannot go on exactly, and is not continued inexactly: several sequences in one
-  answer (n > 1, several prompts), guided decoding (the grammar's state), penalties that count generated tokens apart from
-  the prompt's, forbidden words, and samples with a seed (the generator's state). The stream ends with an error event that
-  says so and that the request can be sent again.
+- Nothing sent yet, or not streamed: the request is retried on another replica. Always possible: the client has seen nothing.
+- Tokens already streamed: another replica continues from prompt + emitted tokens. Greedy output is identical to that of an
+  uninterrupted run; sampling without a seed draws from the same distribution.
+- Output that depends on more than the tokens so far cannot be continued exactly, so it is not continued: several sequences
+  (n > 1, several prompts), guided decoding (grammar state), penalties that count generated tokens separately from the prompt,
+  `bad_words`, and sampling with a seed (generator state). The stream ends with an error event that names the reason and that
+  the request can be sent again.
 """
 
 from typing import Any
 
 
 def obstacle(tree: dict[str, Any]) -> str | None:
-    """`tree` is the request as the client sent it. Fields of wrong types never get here: they were refused."""
+    """Reason why a stream cannot be continued, or None. `tree` is the parsed request; wrong types were refused before."""
     if (tree.get("n") or 1) > 1 or tree.get("use_beam_search"):
         return "several sequences (n > 1)"
     prompt = tree.get("prompt")

@@ -1,11 +1,11 @@
-"""Grammars are tried in a process of their own before vLLM sees them.
+"""Compiles client grammars in a separate process before vLLM sees them.
 
-vLLM gives what a client sends to xgrammar three times: it parses it in the replica's process while every stream waits,
-compiles it in a thread of the engine's process, and asks it for the allowed tokens in the engine's loop. Only the compilation
-of regular expressions has a time limit, and its thread goes on. A schema whose `pattern` has 50,000 brackets ends the replica
-with a segmentation fault, and then the next one to which the request moves; a grammar of 60 short rules stalls the engine for
-good. Nothing but a process can be stopped then: the helper below loads the model's tokenizer once and forks for each trial,
-so that one that crashes or takes too long costs the others nothing.
+vLLM passes a client's grammar to xgrammar three times: it parses it in the replica's process while every stream waits,
+compiles it in a thread of the engine's process, and computes the allowed tokens in the engine's loop. Only the compilation of
+regular expressions has a time limit, and its thread keeps running. A schema whose `pattern` has 50,000 brackets crashes the
+replica with a segmentation fault, and then the next replica that receives the request. A grammar of 60 short rules stalls the
+engine for good. Only a process can be stopped in these cases: the helper below loads the model's tokenizer once and forks for
+each trial, so a trial that crashes or runs too long affects nothing else.
 """
 
 import asyncio
@@ -22,21 +22,21 @@ from typing import Any
 
 from strata.serving.api.requests import MAX_DEPTH, ApiError, nesting
 
-Grammar = tuple[str, str]  # json | regex | grammar, and its text
+Grammar = tuple[str, str]  # (json | regex | grammar, text)
 
 MAX_CHARACTERS = 2**17
-CPU_SECONDS = 2  # an ordinary schema takes 0.03 s with 128,000 tokens, one of 1,000 properties 0.25 s
-MEMORY = 256 * 2**20  # an ordinary schema takes 15 MiB, the largest tried 55; the engine will need as much
-STEPS = 16  # tokens generated in a trial: some grammars compile at once and are slow to follow, or end in a dead end
-MAX_WAITING = 16  # trials take turns: with more than this before it a request is told to come back
-REMEMBERED = 1024  # a client sends the same few schemas again and again
+CPU_SECONDS = 2  # with 128,000 tokens an ordinary schema needs 0.03 s, a schema of 1,000 properties 0.25 s
+MEMORY = 256 * 2**20  # an ordinary schema needs 15 MiB, the largest tested 55; the engine will need as much
+STEPS = 16  # tokens generated in a trial: some grammars compile fast but are slow to match, or reach a dead end
+MAX_WAITING = 16  # trials run one at a time; beyond this queue length requests are refused with a 429
+REMEMBERED = 1024  # verdicts; clients send the same few schemas repeatedly
 
 
 class GrammarTrial:
     def __init__(self, model_dir: str, vocab_size: int) -> None:
         self._command = (sys.executable, "-m", __name__, model_dir, str(vocab_size))
         self._helper: asyncio.subprocess.Process | None = None
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._waiting = 0
         self._verdicts: OrderedDict[bytes, str] = OrderedDict()
 
@@ -47,16 +47,16 @@ class GrammarTrial:
             raise ApiError(400, f"This grammar cannot be used: {wrong}", param=param)
 
     async def fault(self, grammars: list[Grammar]) -> str:
-        """What is wrong with them, empty if nothing is."""
+        """Error message for the grammars; empty if they are usable."""
         question = json.dumps(grammars).encode()
         if len(question) > MAX_CHARACTERS:
             return f"it has more than {MAX_CHARACTERS} characters."
         key = hashlib.sha256(question).digest()
         if key not in self._verdicts:
             if self._waiting >= MAX_WAITING:
-                raise ApiError(429, "Too many new grammars at once. Try again.", headers={"retry-after": "2"})
-            # A client that leaves must not leave its answer to the next one.
-            self._verdicts[key] = await asyncio.shield(asyncio.ensure_future(self._ask(question)))
+                raise ApiError(429, "Too many new grammars are being checked. Try again.", headers={"retry-after": "2"})
+            # Shielded: if the client disconnects, its answer must still be read from the helper, not by the next request.
+            self._verdicts[key] = await asyncio.shield(asyncio.ensure_future(self._query(question)))
             while len(self._verdicts) > REMEMBERED:
                 self._verdicts.popitem(last=False)
         return self._verdicts[key]
@@ -66,10 +66,10 @@ class GrammarTrial:
             self._helper.stdin.close()
             await self._helper.wait()
 
-    async def _ask(self, question: bytes) -> str:
+    async def _query(self, question: bytes) -> str:
         self._waiting += 1
         try:
-            async with self._turn:
+            async with self._lock:
                 helper = await self._started()
                 assert helper.stdin is not None and helper.stdout is not None
                 helper.stdin.write(question + b"\n")
@@ -77,14 +77,14 @@ class GrammarTrial:
                 answer = await helper.stdout.readline()
                 if not answer:
                     await helper.wait()
-                    raise RuntimeError("the helper that tries grammars ended")
+                    raise RuntimeError("the grammar trial process ended")
                 verdict: str = json.loads(answer)
                 return verdict
         finally:
             self._waiting -= 1
 
     async def _started(self) -> asyncio.subprocess.Process:
-        """With the first grammar: three seconds and 300 MB that an endpoint without any need not spend."""
+        """Helper process, started with the first grammar: it costs three seconds and 300 MB."""
         if self._helper is None or self._helper.returncode is not None:
             pipe = asyncio.subprocess.PIPE
             environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -93,7 +93,7 @@ class GrammarTrial:
 
 
 def _grammars(request: Any) -> tuple[str, list[Grammar]]:
-    """The parameter they come from, and (kind, text) of each, as vLLM will give it to xgrammar."""
+    """Request parameter that holds the grammars, and (kind, text) of each as vLLM passes it to xgrammar."""
     from vllm.exceptions import VLLMValidationError
     from vllm.v1.structured_output.utils import choice_as_grammar, convert_lark_to_ebnf, grammar_is_likely_lark
 
@@ -108,7 +108,7 @@ def _grammars(request: Any) -> tuple[str, list[Grammar]]:
         if wanted is None:
             return param, []
         if max(len(text) for text in ("", wanted.regex, wanted.grammar) if text is not None) > MAX_CHARACTERS:
-            raise ApiError(400, f"A grammar may have {MAX_CHARACTERS} characters.", param=param)
+            raise ApiError(400, f"A grammar may have at most {MAX_CHARACTERS} characters.", param=param)
         if wanted.json is not None:
             return param, [("json", _schema(wanted.json, param))]
         if wanted.regex is not None:
@@ -128,14 +128,14 @@ def _schema(schema: Any, param: str) -> str:
 
     if isinstance(schema, str):
         if len(schema) > MAX_CHARACTERS or nesting(schema) > MAX_DEPTH:
-            raise ApiError(400, f"A schema may have {MAX_CHARACTERS} characters and {MAX_DEPTH} levels.", param=param)
+            raise ApiError(400, f"A schema may have at most {MAX_CHARACTERS} characters and {MAX_DEPTH} levels.", param=param)
         schema = json.loads(schema)
     if not isinstance(schema, dict):
         raise ApiError(400, "The schema must be a JSON object.", param=param)
     if has_xgrammar_unsupported_json_features(schema):
-        # vLLM would turn to another backend, of which an engine can have one alone.
+        # vLLM would switch to another backend, but an engine can have only one.
         refused = "multipleOf, uniqueItems, contains, patternProperties, propertyNames, or a pattern or format with a length"
-        raise ApiError(400, f"The schema uses what is not supported: one of {refused}.", param=param)
+        raise ApiError(400, f"The schema uses an unsupported feature: one of {refused}.", param=param)
     return json.dumps(schema)
 
 
@@ -152,21 +152,25 @@ def _serve(model_dir: str, vocab_size: int) -> None:
 
 
 def _in_a_fork(tokens: Any, grammars: list[Grammar]) -> str:
-    """Processor time, not the clock's, limits it: on a busy machine the same grammars pass."""
+    """Runs a trial in a fork. The limit is CPU time, not wall time: the same grammars pass on a busy machine."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
-        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)  # at its end SIGPROF ends the process
+        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)  # on expiry SIGPROF ends the process
         os.write(writing, b"." + _try(tokens, grammars).encode())
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading, "rb") as answers:
         answer = answers.read()
     os.waitpid(child, 0)
-    return answer[1:].decode() if answer else f"it takes more than {CPU_SECONDS} s or {MEMORY // 2**20} MiB, or crashes."
+    return (
+        answer[1:].decode()
+        if answer
+        else f"it needs more than {CPU_SECONDS} s or {MEMORY // 2**20} MiB, or crashes the compiler."
+    )
 
 
 def _try(tokens: Any, grammars: list[Grammar]) -> str:
@@ -181,14 +185,14 @@ def _try(tokens: Any, grammars: list[Grammar]) -> str:
                 grammar = compiler.compile_regex(text)
             else:
                 grammar = compiler.compile_grammar(text)
-            if not _can_be_followed(xgrammar, grammar, tokens.vocab_size):
+            if not _has_a_match(xgrammar, grammar, tokens.vocab_size):
                 return "no text can satisfy it."
     except Exception as error:
-        return re.sub(r"^\[.*?\] \S+: ", "", str(error)).strip()[:300]  # without xgrammar's clock and source file
+        return re.sub(r"^\[.*?\] \S+: ", "", str(error)).strip()[:300]  # without xgrammar's timestamp and source file
     return ""
 
 
-def _can_be_followed(xgrammar: Any, grammar: Any, vocab_size: int) -> bool:
+def _has_a_match(xgrammar: Any, grammar: Any, vocab_size: int) -> bool:
     import numpy
 
     matcher = xgrammar.GrammarMatcher(grammar)

@@ -1,6 +1,6 @@
-"""What vLLM accepts from a client although it fails on it, stalls on it, or lets one client hold up all the others.
+"""Limits on request parameters that vLLM accepts but fails on, stalls on, or that let one client delay all others.
 
-Found by sending it (vLLM 0.29); what vLLM itself refuses with a 400 is left to it.
+Found by testing vLLM 0.29. Parameters that vLLM itself refuses with a 400 are not repeated here.
 """
 
 import math
@@ -10,24 +10,24 @@ from typing import Any
 
 from strata.serving.api.requests import INT64, ApiError
 
-MAX_SEQUENCES = 128  # of one request, all its prompts together
-MAX_BEAMS = 10  # beam search asks for twice as many logprobs, of which vLLM gives 20
-MAX_LENGTH_PENALTY = 10  # an exponent; beyond a few hundred it is no float any more, and vLLM fails
-MAX_STOP_CHARACTERS = 1024  # so much text is held back from a stream until it cannot be the stop string
-MAX_BAD_WORD_CHARACTERS = 8192  # tokenized twice while every stream of this replica waits: a megabyte takes 8 s
-MAX_REPETITION_PATTERN = 256  # each token is compared with so many patterns, in the engine's loop
-MAX_TOKEN_ID = 2**31 - 1  # the tokenizer fails beyond
-MAX_TOKENIZE_BYTES = 2**20  # a prompt waits behind it for its own tokenization: a megabyte takes 1 s
+MAX_SEQUENCES = 128  # per request, over all prompts
+MAX_BEAMS = 10  # beam search requests twice as many logprobs, and vLLM's maximum is 20
+MAX_LENGTH_PENALTY = 10  # an exponent: beyond a few hundred it overflows a float, and vLLM fails
+MAX_STOP_CHARACTERS = 1024  # a stream holds back this much text until it cannot match the stop string
+MAX_BAD_WORD_CHARACTERS = 8192  # tokenized twice while every stream of this replica waits: a megabyte needs 8 s
+MAX_REPETITION_PATTERN = 256  # each token is compared with this many patterns, in the engine's loop
+MAX_TOKEN_ID = 2**31 - 1  # the tokenizer fails on larger ids
+MAX_TOKENIZE_BYTES = 2**20  # prompts queue behind it for tokenization: a megabyte needs 1 s
 
-# A grammar leaves some tokens, each of these takes some away: when none is left vLLM fails. No other pair of masks does.
+# These masks, combined with a grammar's, can leave no token, and vLLM then fails. No other pair of masks can.
 AGAINST_A_GRAMMAR = ("allowed_token_ids", "bad_words", "min_tokens")
 
-# What vLLM passes to the template by name: a second value of that name is an error of Python's, not of the client's.
+# Arguments that vLLM passes to the template by name. A duplicate would raise a TypeError instead of a 400.
 RENDERER_ARGUMENTS = frozenset({"model_config", "tokenizer", "conversation", "messages", "tools", "chat_template", "tokenize"})
 
 
 def check(request: Any, max_sequences: int) -> None:
-    """Of a request for text."""
+    """Checks a completion or chat request."""
     _numbers(request)
     _text(request)
     _sequences(request, max_sequences)
@@ -38,10 +38,10 @@ def check(request: Any, max_sequences: int) -> None:
 
 
 def check_tokenizing(request: Any, body_bytes: int) -> None:
-    """Of a request to tokenize or detokenize, for which vLLM has no limit."""
+    """Checks a request to tokenize or detokenize, for which vLLM has no limit."""
     if body_bytes > MAX_TOKENIZE_BYTES:
         raise ApiError(
-            400, f"At most {MAX_TOKENIZE_BYTES} bytes can be tokenized at once; {body_bytes} were sent.", param="prompt"
+            400, f"At most {MAX_TOKENIZE_BYTES} bytes can be tokenized per request; {body_bytes} were sent.", param="prompt"
         )
     _numbers(request)
     _template(request)
@@ -53,9 +53,9 @@ def _template(request: Any) -> None:
 
 
 def _numbers(request: Any) -> None:
-    """A string can still become a number that no parser let through: pydantic reads "nan", and integers of any size."""
+    """Refuses non-finite and oversized numbers. The JSON parser does, but pydantic converts strings: "nan", or any integer."""
     for name in type(request).model_fields:
-        if name in ("prompt", "messages", "tools"):  # token ids: vLLM compares them with the vocabulary
+        if name in ("prompt", "messages", "tools"):  # token ids are compared with the vocabulary later
             continue
         for number in _within(getattr(request, name)):
             if isinstance(number, float) and not math.isfinite(number):
@@ -88,9 +88,9 @@ def _within(value: Any) -> Iterator[int | float]:
 def _text(request: Any) -> None:
     stop = getattr(request, "stop", None) or []
     if max(map(len, [stop] if isinstance(stop, str) else stop), default=0) > MAX_STOP_CHARACTERS:
-        raise ApiError(400, f"A stop string may have {MAX_STOP_CHARACTERS} characters.", param="stop")
+        raise ApiError(400, f"A stop string may have at most {MAX_STOP_CHARACTERS} characters.", param="stop")
     if sum(map(len, getattr(request, "bad_words", None) or [])) > MAX_BAD_WORD_CHARACTERS:
-        message = f"'bad_words' may have {MAX_BAD_WORD_CHARACTERS} characters in all."
+        message = f"'bad_words' may have at most {MAX_BAD_WORD_CHARACTERS} characters in total."
         raise ApiError(400, message, param="bad_words")
 
 
@@ -101,12 +101,12 @@ def _sequences(request: Any, max_sequences: int) -> None:
     if n > most:
         raise ApiError(400, f"'n' must be at most {most}{' with beam search' if beams else ''}.", param="n")
     if beams and getattr(request, "echo", False) and getattr(request, "logprobs", None) is not None:
-        # Beam search has none of the prompt's, and vLLM fails when it looks for them.
+        # Beam search has no prompt logprobs, and vLLM fails on them.
         raise ApiError(400, "'echo' with 'logprobs' is not possible with beam search.", param="echo")
     prompt = getattr(request, "prompt", None)
     prompts = len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
     if n * prompts > MAX_SEQUENCES:
-        message = f"{prompts} prompts with n={n} are {n * prompts} sequences; one request may have {MAX_SEQUENCES}."
+        message = f"{prompts} prompts with n={n} are {n * prompts} sequences; a request may have at most {MAX_SEQUENCES}."
         raise ApiError(400, message, param="prompt")
 
 

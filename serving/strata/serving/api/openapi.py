@@ -1,6 +1,6 @@
-"""The endpoint's OpenAPI document, for client generators and for the tests that make requests from it.
+"""OpenAPI document of the endpoint, for client generators and for property-based tests.
 
-Parameters that vLLM takes beyond these work too, within the limits of `limits.py`; what is here is what we test.
+It lists the tested parameters. vLLM's other parameters work too, within the limits of `limits.py`.
 """
 
 from typing import Any
@@ -11,13 +11,13 @@ from strata.serving.api.requests import MAX_ENTRIES, MAX_VALUES, ROLES, SERVICE_
 Schema = dict[str, Any]
 
 _ERRORS = {
-    "400": "The request is not valid, and 'param' names what is wrong; or engines failed because of it.",
+    "400": "The request is not valid ('param' names the parameter), or it crashed engines.",
     "404": "No such route or model.",
-    "405": "The route has another method.",
+    "405": "The route does not allow this method.",
     "408": "The request took too long to arrive.",
     "413": "The request is larger than 16 MiB.",
-    "429": "Too many requests at once; Retry-After says when to come back.",
-    "503": "No replica is ready to answer; Retry-After says when to come back.",
+    "429": "Too many concurrent requests. Retry-After holds the seconds to wait.",
+    "503": "No replica is ready. Retry-After holds the seconds to wait.",
 }
 
 
@@ -27,10 +27,10 @@ def document(model_id: str) -> Schema:
         "openapi": "3.1.0",
         "info": {"title": "Strata", "version": "1", "description": f"OpenAI's API for the model '{model_id}'."},
         "paths": {
-            "/health": {"get": _get("health", "Whether requests are answered.", {"description": "They are."})},
+            "/health": {"get": _get("health", "Health of the endpoint.", {"description": "A healthy engine is up."})},
             "/metrics": {"get": _get("metrics", "Prometheus metrics.", _plain("The metrics."))},
             "/openapi.json": {"get": _get("openapi", "This document.", _json({"type": "object"}))},
-            "/v1/models": {"get": _get("listModels", "The model.", _json(_ref("ModelList")))},
+            "/v1/models": {"get": _get("listModels", "Served models.", _json(_ref("ModelList")))},
             "/v1/models/{id}": {
                 "get": _get("retrieveModel", "The model.", _json(_ref("Model"))),
                 "parameters": [{"name": "id", "in": "path", "required": True, "schema": {"type": "string", "enum": [model_id]}}],
@@ -60,15 +60,15 @@ def _get(name: str, summary: str, answer: Schema) -> Schema:
     return {"operationId": name, "summary": summary, "responses": {"200": answer} | _errors("404", "405", "503")}
 
 
-def _post(name: str, summary: str, asked: str, answer: str, streams: bool = False) -> Schema:
-    given = _json(_ref(answer))
+def _post(name: str, summary: str, request: str, answer: str, streams: bool = False) -> Schema:
+    response = _json(_ref(answer))
     if streams:
-        given["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+        response["content"]["text/event-stream"] = {"schema": {"type": "string"}}
     return {
         "operationId": name,
         "summary": summary,
-        "requestBody": {"required": True, "content": {"application/json": {"schema": _ref(asked)}}},
-        "responses": {"200": given} | _errors(*_ERRORS),
+        "requestBody": {"required": True, "content": {"application/json": {"schema": _ref(request)}}},
+        "responses": {"200": response} | _errors(*_ERRORS),
     }
 
 
@@ -93,7 +93,7 @@ def _object(properties: Schema, *required: str) -> Schema:
 
 
 def _request(properties: Schema, *required: str) -> Schema:
-    """Unknown parameters are refused."""
+    """Object schema that refuses unknown parameters."""
     return _object(properties, *required) | {"additionalProperties": False}
 
 
@@ -117,12 +117,12 @@ _PROMPT = {
     "oneOf": [_TEXT, _TOKEN_IDS | {"minItems": 1}, _list(_TEXT, 1, MAX_SEQUENCES)],
 }
 _STOP = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
-_STREAM_OPTIONS = _object({"include_usage": _BOOL}) | {"description": "With 'stream' alone."}
+_STREAM_OPTIONS = _object({"include_usage": _BOOL}) | {"description": "Only with 'stream'."}
 _JSON_SCHEMA = _object({"name": _TEXT, "schema": {"type": "object"}, "strict": _BOOL}, "name", "schema")
 
 _SAMPLING: Schema = {
     "max_tokens": _integer(1) | {"description": "Prompt and answer together must fit the model's context."},
-    "n": {"type": "integer", "minimum": 1, "maximum": MAX_SEQUENCES, "description": "Above 1 it needs a temperature above 0."},
+    "n": {"type": "integer", "minimum": 1, "maximum": MAX_SEQUENCES, "description": "Values above 1 need a temperature above 0."},
     "temperature": _number(0, 2),
     "top_p": {"type": ["number", "null"], "exclusiveMinimum": 0, "maximum": 1},
     "top_k": _integer(0),
@@ -133,7 +133,7 @@ _SAMPLING: Schema = {
     "seed": _integer(-(2**63)),
     "stop": {"oneOf": [_STOP, _list(_STOP, most=4), {"type": "null"}]},
     "stop_token_ids": _list({"type": "integer", "minimum": 0}),
-    "bad_words": _list(_TEXT, most=128) | {"description": f"At most {MAX_BAD_WORD_CHARACTERS} characters in all."},
+    "bad_words": _list(_TEXT, most=128) | {"description": f"At most {MAX_BAD_WORD_CHARACTERS} characters in total."},
     "min_tokens": {"type": "integer", "minimum": 0, "description": "At most 'max_tokens'."},
     "ignore_eos": _BOOL,
     "logit_bias": {
@@ -200,7 +200,7 @@ _MESSAGES = _list(
 _CHAT: Schema = {
     "max_completion_tokens": _integer(1),
     "logprobs": _BOOL,
-    "top_logprobs": _integer(0, 20) | {"description": "With 'logprobs' alone."},
+    "top_logprobs": _integer(0, 20) | {"description": "Only with 'logprobs'."},
     "tools": _list(
         _object(
             {

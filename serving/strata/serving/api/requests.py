@@ -1,6 +1,6 @@
-"""Parses what a client sent into a checked request, or refuses it in OpenAI's error shape. Nothing here reaches an engine.
+"""Parses and validates client requests, with errors in OpenAI's format. Nothing here calls an engine.
 
-The gateway calls `parse`, the decode replica `validate`: between the two a request is plain data of bounded size and depth.
+The gateway calls `parse`, the decode replica `validate`. Between the two a request is plain data of bounded size and depth.
 """
 
 import difflib
@@ -12,34 +12,34 @@ import msgspec
 from pydantic import BaseModel, ValidationError
 
 MAX_BODY_BYTES = 16 * 2**20
-MAX_DEPTH = 64  # xgrammar's time to read a schema grows with the cube of its depth: 60 levels take 0.1 s, 300 take 8 s
+MAX_DEPTH = 64  # xgrammar's parse time grows with the cube of a schema's depth: 60 levels need 0.1 s, 300 need 8 s
 MAX_VALUES = 2**20  # commas: a prompt of a million token ids
-MAX_BRACKETS = 2**17  # and colons; those in text count too (code has 3 in 100 characters). Parsing so many takes 0.2 s
-# Of one object or list that is not a prompt of token ids, and of all of them together: pydantic writes an error for each
-# wrong entry (a list of 100,000 wrong ones takes it 5 s).
+MAX_BRACKETS = 2**17  # and colons, including those in text (code has 3 in 100 characters). Parsing this many needs 0.2 s
+# Entries of one object or list that is not a prompt of token ids, and of all together. pydantic builds an error for each wrong
+# entry: a list of 100,000 wrong entries needs 5 s.
 MAX_ENTRIES = 4096
 MAX_CONTAINERS = 2**14
-MAX_MESSAGE = 1000  # of our own errors: pydantic and vLLM quote what they refuse, whatever its size
+MAX_MESSAGE = 1000  # characters of an error: pydantic and vLLM quote values of any size
 INT64 = range(-(2**63), 2**63)
 
 # vLLM passes these from the body to its connectors unchecked: with them a client could name another request's blocks,
-# or kill a decode engine (CVE-2026-94622). They are refused wherever they stand, `vllm_xargs` included.
+# or crash a decode engine (CVE-2026-94622). They are refused at every level, `vllm_xargs` included.
 FORBIDDEN = frozenset({"kv_transfer_params", "ec_transfer_params"})
 
-# Parameters of OpenAI's API and of vLLM's that have no effect here. To ignore one that was set would be a wrong answer.
+# Parameters of OpenAI's API and of vLLM that have no effect here. Silently ignoring one would produce a wrong answer.
 UNSUPPORTED = {
     "prompt_embeds": "send text or token ids as 'prompt'",
     "chat_template": "the model's own template is used",
-    "media_io_kwargs": "the model reads text alone",
-    "mm_processor_kwargs": "the model reads text alone",
+    "media_io_kwargs": "the model accepts only text",
+    "mm_processor_kwargs": "the model accepts only text",
     "vllm_xargs": "no extension reads it",
     "priority": "requests are served in the order of their arrival",
     "request_id": "send the header 'x-request-id'",
     "suffix": "the model continues text, it does not fill in",
     "functions": "use 'tools'",
     "function_call": "use 'tool_choice'",
-    "modalities": "the model writes text alone",
-    "audio": "the model writes text alone",
+    "modalities": "the model generates only text",
+    "audio": "the model generates only text",
     "prediction": "the model has no use for it",
     "web_search_options": "the model has no tools of its own",
     "verbosity": "the model has no such setting",
@@ -48,14 +48,14 @@ UNSUPPORTED = {
     "return_assistant_tokens_mask": "no answer has it",
     "routed_experts_prompt_start": "no answer has routed experts",
 }
-DONE_ANYWAY = {"modalities": ["text"]}
-# Parameters of OpenAI's API that say something about a request, and ask for nothing.
+NO_EFFECT = {"modalities": ["text"]}
+# Parameters of OpenAI's API that only annotate a request.
 NOTES = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"})
 SERVICE_TIERS = ("auto", "default")
 NAMED_ELSEWHERE = NOTES | UNSUPPORTED.keys() | {"best_of", "service_tier"}
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
-# The types of errors, by status; a status that is not here is the client's fault below 500, and the server's above.
+# Error types by status. Other statuses are the client's fault below 500 and the server's above.
 TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -70,7 +70,7 @@ AnyRequest = TypeVar("AnyRequest", bound=BaseModel)
 
 
 class ApiError(Exception):
-    """An answer in OpenAI's error shape. Every error of every route is one of these."""
+    """Error response in OpenAI's format. Every route reports errors with it."""
 
     def __init__(self, status: int, message: str, *, param: str | None = None, headers: dict[str, str] | None = None) -> None:
         message = message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]}..."
@@ -85,7 +85,7 @@ def error_type(status: int) -> str:
 
 
 def parse(body: bytes) -> dict[str, Any]:
-    """msgspec is strict where Python's own parser is not: no NaN, no lone surrogates, nothing but UTF-8."""
+    """Parses the body. msgspec is stricter than Python's parser: no NaN, no lone surrogates, only UTF-8."""
     if body.count(b",") >= MAX_VALUES or body.count(b"[") + body.count(b"{") + body.count(b":") > MAX_BRACKETS:
         raise ApiError(400, f"The JSON of the request has more than {MAX_VALUES} values or {MAX_BRACKETS} lists and keys.")
     try:
@@ -110,28 +110,29 @@ def validate(tree: dict[str, Any], model: type[AnyRequest]) -> AnyRequest:
         where = ".".join(str(part) for part in first["loc"])
         raise ApiError(400, f"{where}: {first['msg']}" if where else str(first["msg"]), param=where or None) from None
     except Exception as error:
-        # vLLM's own validators run before pydantic's: they raise errors of vLLM's, and trip over values of a wrong type.
-        # It is the client's data all the same.
-        said = error.args[0] if error.args else error  # without the parameter and the value, which vLLM's errors append
-        raise ApiError(400, f"The request is not valid: {said}", param=getattr(error, "parameter", None)) from None
+        # vLLM's own validators run before pydantic's. They raise vLLM's errors, and any error on values of a wrong type.
+        reason = error.args[0] if error.args else error  # without the parameter and the value, which vLLM's errors append
+        raise ApiError(400, f"The request is not valid: {reason}", param=getattr(error, "parameter", None)) from None
     if checked.model_extra:
         _refuse_unknown(checked.model_extra, model)
-        checked.model_extra.clear()  # what vLLM does not know must not answer when something asks for an attribute
+        checked.model_extra.clear()  # else unknown parameters would be readable as attributes
     if "request_id" in model.model_fields:
-        # The engines tell requests apart by this alone: a client must not choose another's.
+        # Engines identify requests by this id, so a client must not choose it.
         checked.request_id = uuid.uuid4().hex  # type: ignore[attr-defined]
     return checked
 
 
 def _walk(tree: dict[str, Any]) -> None:
-    """Level by level, not by recursion: a client chooses how deep its JSON is."""
+    """Checks every level of the request, without recursion: the client chooses the depth."""
     level: list[tuple[tuple[str, ...], Any]] = [((), tree)]
     seen = 0
     for _ in range(MAX_DEPTH):
         below: list[tuple[tuple[str, ...], Any]] = []
         for path, node in level:
             if isinstance(node, dict) and (found := FORBIDDEN & node.keys()):
-                raise ApiError(400, f"'{min(found)}' is set by the server alone; remove it from the request.", param=min(found))
+                raise ApiError(
+                    400, f"'{min(found)}' can only be set by the server; remove it from the request.", param=min(found)
+                )
             if _token_ids(path, node):
                 if max(node) not in INT64:
                     raise _too_large(path[0])
@@ -156,7 +157,7 @@ def _walk(tree: dict[str, Any]) -> None:
 
 def _refuse_ignored(tree: dict[str, Any]) -> None:
     for key in UNSUPPORTED.keys() & tree.keys():
-        if tree[key] and tree[key] != DONE_ANYWAY.get(key):
+        if tree[key] and tree[key] != NO_EFFECT.get(key):
             raise ApiError(400, f"'{key}' is not supported: {UNSUPPORTED[key]}.", param=key)
     if (best_of := tree.get("best_of")) is not None and best_of != (tree.get("n") or 1):
         raise ApiError(
@@ -167,7 +168,7 @@ def _refuse_ignored(tree: dict[str, Any]) -> None:
 
 
 def _refuse_unknown(extra: dict[str, Any], model: type[BaseModel]) -> None:
-    """A name that nobody knows is most likely misspelt; OpenAI's own API refuses it too."""
+    """Refuses unknown parameters, most of which are misspelt. OpenAI's API refuses them too."""
     for name in sorted(name for name, value in extra.items() if value is not None and name not in NAMED_ELSEWHERE):
         alike = difflib.get_close_matches(name[:50], model.model_fields, 1)
         hint = f" Did you mean '{alike[0]}'?" if alike else ""
@@ -175,7 +176,7 @@ def _refuse_unknown(extra: dict[str, Any], model: type[BaseModel]) -> None:
 
 
 def _token_ids(path: tuple[str, ...], node: Any) -> bool:
-    """A prompt, or one of several. Such a list may be long, so it is looked at as a whole, not entry by entry."""
+    """Whether `node` is a prompt of token ids. The list may be long, so it is checked as a whole, not entry by entry."""
     if not (path == ("tokens",) or (path[:1] == ("prompt",) and len(path) <= 2)):
         return False
     return isinstance(node, list) and set(map(type, node)) == {int} and min(node) >= 0
@@ -186,8 +187,8 @@ def _too_large(where: str) -> ApiError:
 
 
 def _refuse_early(tree: dict[str, Any]) -> None:
-    """What vLLM would act on while it validates. A structural tag goes to xgrammar in this process, and xgrammar can crash
-    (see `grammar_trial.py`); the contents of messages become iterators that can be read once."""
+    """Refuses parameters that vLLM would act on during validation. It passes a structural tag to xgrammar in this process,
+    and xgrammar can crash (see `grammar_trial.py`); it turns message contents into iterators that can be read only once."""
     wanted, structured = tree.get("response_format"), tree.get("structured_outputs")
     if isinstance(wanted, dict) and wanted.get("type") == "structural_tag":
         raise ApiError(400, "'response_format' may be of type text, json_object or json_schema.", param="response_format")
@@ -200,7 +201,7 @@ def _refuse_early(tree: dict[str, Any]) -> None:
         for part in _dicts(message.get("content")):
             if part.get("type", "text") not in TEXT_PARTS:
                 kind = str(part["type"])[:50]
-                raise ApiError(400, f"The model reads text alone: content of type '{kind}' is not supported.", param="messages")
+                raise ApiError(400, f"The model accepts only text: content of type '{kind}' is not supported.", param="messages")
         for call in _dicts(message.get("tool_calls")):
             function = call.get("function")
             arguments = function.get("arguments") if isinstance(function, dict) else None
@@ -213,7 +214,7 @@ def _dicts(value: Any) -> list[dict[str, Any]]:
 
 
 def nesting(text: str) -> int:
-    """Of JSON within a string, which vLLM reads by recursion. Brackets within its own strings count too."""
+    """Nesting depth of JSON in a string, which vLLM parses recursively. Brackets within its strings count too."""
     depth = deepest = 0
     for bracket in re.findall(r"[\[\]{}]", text):
         depth += 1 if bracket in "[{" else -1

@@ -1,9 +1,11 @@
-"""Refuses token ids that the model's embedding does not have, in everything that is about to reach an engine.
+"""Refuses token ids outside the model's embedding, in every request that is about to reach an engine.
 
-vLLM compares the ids of a prompt with the larger of the tokenizer's and the model's vocabulary, and counts the tokenizer's one
+vLLM compares the ids of a prompt with the larger of the tokenizer's and the model's vocabulary, and its tokenizer limit is one
 too high: id V of a model with V embeddings passes, the embedding raises IndexError, and the engine dies. The ids of `bad_words`
-are compared with the tokenizer's alone. `logit_bias`, `stop_token_ids`, `allowed_token_ids` and `logprob_token_ids` are compared
-with the model's, as they should be. Written for vLLM 0.29; no longer needed where its input processor does so with all of them.
+are compared only with the tokenizer's vocabulary. `logit_bias`, `stop_token_ids`, `allowed_token_ids` and `logprob_token_ids`
+are compared with the model's, which is correct.
+
+Written for vLLM 0.29. No longer needed when vLLM's input processor compares all of them with the model's vocabulary.
 """
 
 from collections.abc import Sequence
@@ -13,7 +15,7 @@ from vllm.exceptions import VLLMValidationError
 
 
 def check(ids: Sequence[int] | None, size: int, name: str) -> None:
-    """Raises what vLLM's own checks raise, which its OpenAI classes answer with a 400."""
+    """Raises the error of vLLM's own checks, which its OpenAI classes answer with a 400."""
     if not ids or (min(ids) >= 0 and max(ids) < size):
         return
     wrong = next(token for token in ids if not 0 <= token < size)
@@ -22,8 +24,8 @@ def check(ids: Sequence[int] | None, size: int, name: str) -> None:
 
 
 def guard(engine: Any) -> None:
-    """Checks every request on its way from vLLM's input processor to the engine, whoever made it: text can become ids that only
-    the tokenizer knows, and a resumed stream has the ids that another replica generated."""
+    """Wraps vLLM's input processor to check every request: text can tokenize to ids that only the tokenizer knows, and a
+    resumed stream has ids that another replica generated."""
     processor, size = engine.input_processor, engine.model_config.get_vocab_size()
     process = processor.process_inputs
 

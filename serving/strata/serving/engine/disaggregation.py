@@ -18,7 +18,8 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from strata.serving.api import vocabulary
 from strata.serving.engine import request_context
 from strata.serving.engine.pool_load import PoolLoad
-from strata.serving.engine.suspect_requests import Ward
+from strata.serving.engine.request_context import RequestContext
+from strata.serving.engine.suspect_requests import Quarantine
 from strata.serving.metrics.telemetry import Replica as Telemetry
 from strata.serving.routing import policy
 from strata.serving.routing.policy import Decision
@@ -32,7 +33,7 @@ logger = logging.getLogger("ray.serve")
 REMOTE_TRIES = 2
 # How long the engine may take to notice by itself that the blocks it waits for are gone with their owner.
 NOTICE_S = 3.0
-LOOK_S = 0.25
+POLL_S = 0.25
 # What an engine is told, and tells, when another is to decode (vLLM's NIXL connector).
 FOR_ANOTHER = {
     "do_remote_decode": True,
@@ -71,8 +72,8 @@ def obstacle(prompt: Any, params: SamplingParams) -> str | None:
     return None
 
 
-def ward_of(engine: Any) -> Ward:
-    return Ward(lambda: any(state.is_prefilling for state in engine.output_processor.request_states.values()))
+def quarantine_of(engine: Any) -> Quarantine:
+    return Quarantine(lambda: any(state.is_prefilling for state in engine.output_processor.request_states.values()))
 
 
 class Engine:
@@ -86,18 +87,18 @@ class Engine:
         prefixes: PrefixIndex,
         load: PoolLoad,
         telemetry: Telemetry,
-        stands_in: bool = False,
+        standby: bool = False,
     ) -> None:
-        """`stands_in`: this is a prefill engine, called because no decode replica is up."""
+        """`standby`: this is a prefill engine, called because no decode replica is up."""
         self._real = real
         self._pool = pool
         self._rule = rule
         self._prefixes = prefixes
         self._load = load
         self._telemetry = telemetry
-        self._stands_in = stands_in
+        self._standby = standby
         self._resumption = Resumption(real)
-        self.ward = ward_of(real)
+        self.quarantine = quarantine_of(real)
         self._entered: set[str] = set()  # sequences that are on the engine
 
     def __getattr__(self, name: str) -> Any:
@@ -106,49 +107,49 @@ class Engine:
     async def generate(
         self, prompt: Any, sampling_params: SamplingParams, request_id: str, **more: Any
     ) -> AsyncIterator[RequestOutput]:
-        now = request_context.current.get()
-        now.open += 1
+        context = request_context.current.get()
+        context.open += 1
         try:
             params = sampling_params
-            if now.resumed:
+            if context.resumed:
                 original = list(prompt["prompt_token_ids"])
-                params = self._resumption.expect(request_id, original, now.resumed, sampling_params)
-                prompt = {**prompt, "prompt_token_ids": [*original, *now.resumed]}
-            first, outputs = await self._begin(now, prompt, params, request_id, more)
-            if now.resumed:
-                now.replaying = True
-                yield self._resumption.shown(request_id, original, now.resumed, sampling_params)
-                now.replaying = False
-            _note_first(now, first)
-            _note(now, first)
+                params = self._resumption.expect(request_id, original, context.resumed, sampling_params)
+                prompt = {**prompt, "prompt_token_ids": [*original, *context.resumed]}
+            first, outputs = await self._begin(context, prompt, params, request_id, more)
+            if context.resumed:
+                context.replaying = True
+                yield self._resumption.shown(request_id, original, context.resumed, sampling_params)
+                context.replaying = False
+            _note_first(context, first)
+            _note(context, first)
             yield first
             async for output in outputs:
-                _note(now, output)
+                _note(context, output)
                 yield output
-            self._remember(prompt, now)
+            self._remember(prompt, context)
         except Exception as error:
-            now.failure = error
+            context.failure = error
             raise
         finally:
             self._resumption.forget(request_id)
             if request_id in self._entered and not self._real.errored:  # who was there when it died stays
                 self._entered.remove(request_id)
-                self.ward.leave(now.request)
+                self.quarantine.leave(context.request)
 
-    async def _enter(self, now: request_context.Turn, request_id: str) -> None:
+    async def _enter(self, context: RequestContext, request_id: str) -> None:
         if request_id not in self._entered:
-            await self.ward.enter(now.request, now.strikes)
+            await self.quarantine.enter(context.request, context.strikes)
             self._entered.add(request_id)
 
-    async def _begin(self, now: request_context.Turn, prompt: Any, params: SamplingParams, request_id: str, more: Any) -> Begun:
+    async def _begin(self, context: RequestContext, prompt: Any, params: SamplingParams, request_id: str, more: Any) -> Begun:
         decision, cached = self._decide(prompt, params)
         if decision.where == "remote":
-            begun = await self._begin_remotely(now, decision, prompt, params, request_id, more)
+            begun = await self._begin_remotely(context, decision, prompt, params, request_id, more)
             if begun is not None:
                 return begun
             decision = Decision("local", "prefill-failed")
-        self._decided(now, decision, "")
-        await self._enter(now, request_id)
+        self._decided(context, decision, "")
+        await self._enter(context, request_id)
         with self._load.prefilling_here(len(prompt.get("prompt_token_ids", ())) - cached):
             outputs = self._real.generate(prompt, params, request_id, **more)
             first = await anext(outputs)
@@ -156,15 +157,15 @@ class Engine:
         return first, outputs
 
     async def _begin_remotely(
-        self, now: request_context.Turn, decision: Decision, prompt: Any, params: SamplingParams, request_id: str, more: Any
+        self, context: RequestContext, decision: Decision, prompt: Any, params: SamplingParams, request_id: str, more: Any
     ) -> Begun | None:
-        handed = await self._prefill_remotely(now, prompt, request_id)
+        handed = await self._prefill_remotely(context, prompt, request_id)
         if handed is None:
             return None
         peer, blocks = handed
         remote = params.clone()
         remote.extra_args = {**(params.extra_args or {}), "kv_transfer_params": blocks}
-        await self._enter(now, request_id)
+        await self._enter(context, request_id)
         began = time.monotonic()
         outputs = self._real.generate(prompt, remote, request_id, **more)
         try:
@@ -173,22 +174,22 @@ class Engine:
             logger.warning("%s; prefilling on the decode engine.", error)
             self._telemetry.remote_prefill_failed()
             return None
-        self._load.handed_over(len(prompt["prompt_token_ids"]), time.monotonic() - began)
-        self._decided(now, decision, blocks["remote_engine_id"])
+        self._load.record_handoff(len(prompt["prompt_token_ids"]), time.monotonic() - began)
+        self._decided(context, decision, blocks["remote_engine_id"])
         return first, outputs
 
-    def _decided(self, now: request_context.Turn, decision: Decision, engine: str) -> None:
-        if now.decision is None:
-            now.decision, now.engine = decision, engine
+    def _decided(self, context: RequestContext, decision: Decision, engine: str) -> None:
+        if context.decision is None:
+            context.decision, context.engine = decision, engine
         self._telemetry.prefilled(decision.where, decision.reason)
 
-    def _remember(self, prompt: Any, now: request_context.Turn) -> None:
+    def _remember(self, prompt: Any, context: RequestContext) -> None:
         """The next turn of a conversation begins with this one."""
         if self._pool is not None and "prompt_token_ids" in prompt:
-            self._prefixes.add([*prompt["prompt_token_ids"], *now.generated[:-1]], prompt.get("cache_salt"))
+            self._prefixes.add([*prompt["prompt_token_ids"], *context.generated[:-1]], prompt.get("cache_salt"))
 
     def _decide(self, prompt: Any, params: SamplingParams) -> tuple[Decision, int]:
-        reason = policy.STANDING_IN if self._stands_in else obstacle(prompt, params)
+        reason = policy.ON_STANDBY if self._standby else obstacle(prompt, params)
         if reason is not None:
             return Decision("local", reason), 0
         tokens = prompt["prompt_token_ids"]
@@ -197,7 +198,7 @@ class Engine:
         return policy.decide(asked, self._load.here(), self._load.pool(self._pool), self._load.rates(), self._rule), cached
 
     async def _prefill_remotely(
-        self, now: request_context.Turn, prompt: Any, request_id: str
+        self, context: RequestContext, prompt: Any, request_id: str
     ) -> tuple[Peer, dict[str, Any]] | None:
         """The engine that holds the blocks, and how to ask for them; None if no prefill engine could do it."""
         assert self._pool is not None
@@ -213,14 +214,14 @@ class Engine:
             with self._load.prefilling_at(peer, len(tokens)):
                 began = time.monotonic()
                 meta = {"request_id": request_id, "cache_salt": prompt.get("cache_salt")}
-                asked = peer.link.call("prefill", meta | {"request": now.request, "strikes": now.strikes}, body)
+                asked = peer.link.call("prefill", meta | {"request": context.request, "strikes": context.strikes}, body)
                 try:
                     answer = await _only(asked)
                 except LinkLost as error:
                     logger.warning("Prefill on %s failed: %s", peer.name, error)
                     self._telemetry.remote_prefill_failed()
                     if error.verdict is not None:
-                        now.strikes = error.verdict["strikes"]
+                        context.strikes = error.verdict["strikes"]
                         if error.verdict["guilty"]:
                             raise KillsEngines(error.verdict) from None
                     continue
@@ -247,7 +248,7 @@ async def _first(outputs: AsyncIterator[RequestOutput], peer: Peer) -> RequestOu
     gone_since: float | None = None
     try:
         while True:
-            done, _ = await asyncio.wait({waiting}, timeout=LOOK_S)
+            done, _ = await asyncio.wait({waiting}, timeout=POLL_S)
             if done:
                 first = waiting.result()
                 if first.outputs and first.outputs[0].finish_reason == "error":
@@ -263,21 +264,21 @@ async def _first(outputs: AsyncIterator[RequestOutput], peer: Peer) -> RequestOu
             await asyncio.wait({waiting})
 
 
-def _note_first(now: request_context.Turn, first: RequestOutput) -> None:
-    now.prompt_tokens += len(first.prompt_token_ids or ())
+def _note_first(context: RequestContext, first: RequestOutput) -> None:
+    context.prompt_tokens += len(first.prompt_token_ids or ())
     if first.metrics is not None and first.metrics.scheduled_ts:
-        now.queued_s = first.metrics.scheduled_ts - first.metrics.queued_ts
+        context.queued_s = first.metrics.scheduled_ts - first.metrics.queued_ts
 
 
-def _note(now: request_context.Turn, output: RequestOutput) -> None:
+def _note(context: RequestContext, output: RequestOutput) -> None:
     for part in output.outputs:
         if part.finish_reason == "error":
             raise RuntimeError("the engine gave up on this request")
-        now.fresh.extend(part.token_ids)
-        now.generated.extend(part.token_ids)
+        context.unsent.extend(part.token_ids)
+        context.generated.extend(part.token_ids)
     if output.finished:
-        now.open -= 1
-        now.finished = now.open == 0
+        context.open -= 1
+        context.finished = context.open == 0
 
 
 async def prefill(engine: Any, tokens: bytes, request_id: str, cache_salt: str | None) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from vllm.v1.executor.abstract import Executor
 
 from strata.platform.errors import UserError
 from strata.serving.api import vocabulary
-from strata.serving.engine import seed
+from strata.serving.engine import preforked
 from strata.serving.engine.disaggregation import Engine
 from strata.serving.engine.pool_load import PoolLoad
 from strata.serving.engine.replica_api import DecodeCalls, PrefillCalls
@@ -74,7 +74,7 @@ async def start(spec: EngineSpec, replica: str, host: str) -> Started:
     os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"] = host
     # An engine can have one kind of grammar only, and would take the one that its first request needs; this one was tried.
     grammars = StructuredOutputsConfig(backend="xgrammar")
-    _check_names(spec.further)
+    _check_names(spec.extra_engine_args)
     args = AsyncEngineArgs(
         model=spec.model_dir, served_model_name=[spec.model_id], structured_outputs_config=grammars, **spec.engine_kwargs()
     )
@@ -85,7 +85,7 @@ async def start(spec: EngineSpec, replica: str, host: str) -> Started:
         # vLLM puts its CPU worker into a process of its own, to bind OpenMP threads there. Our threads are set by the
         # environment instead, so scheduler and worker share a process: one import of vLLM less per engine.
         config.parallel_config.distributed_executor_backend = "uni"
-        seed.use()
+        preforked.install()
     with _alone_on_the_gpu(spec):
         vllm = AsyncLLM(config, Executor.get_class(config), log_stats=True, log_requests=False)
     state = State()
@@ -93,7 +93,7 @@ async def start(spec: EngineSpec, replica: str, host: str) -> Started:
     await init_app_state(vllm, state, frontend, await vllm.get_supported_tasks())
     telemetry = Telemetry(spec.model_id, spec.role, replica)
     stats = engine_stats.attach(vllm, telemetry)
-    detokenizer_tail.enough()
+    detokenizer_tail.install()
     vocabulary.guard(vllm)
     # As vLLM's own server does. Half a million objects are here to stay; to look through them for garbage takes a quarter of a
     # second, in which no stream goes on.
@@ -121,12 +121,12 @@ def _alone_on_the_gpu(spec: EngineSpec) -> Iterator[None]:
 
 
 def prefill_calls(started: Started, spec: EngineSpec) -> PrefillCalls:
-    return PrefillCalls(started.vllm, decode_calls(started, spec, None, stands_in=True))
+    return PrefillCalls(started.vllm, decode_calls(started, spec, None, standby=True))
 
 
-def decode_calls(started: Started, spec: EngineSpec, pool: Peers | None, stands_in: bool = False) -> DecodeCalls:
+def decode_calls(started: Started, spec: EngineSpec, pool: Peers | None, standby: bool = False) -> DecodeCalls:
     cache = started.vllm.vllm_config.cache_config
     prefixes = PrefixIndex(cache.block_size, cache.num_gpu_blocks if cache.enable_prefix_caching else 0)
     load = PoolLoad(started.stats, spec.rule.min_tokens)
-    engine = Engine(started.vllm, pool, spec.rule, prefixes, load, started.telemetry, stands_in)
+    engine = Engine(started.vllm, pool, spec.rule, prefixes, load, started.telemetry, standby)
     return DecodeCalls(started.app_state, engine, started.metrics, spec.max_sequences)

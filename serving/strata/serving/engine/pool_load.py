@@ -11,14 +11,14 @@ from strata.serving.transport.peers import Peer, Peers
 from strata.serving.vllm_patches.engine_stats import EngineStats
 
 # A shorter prompt says more about fixed costs than about speed, whatever the rule.
-TELLING_TOKENS = 64
+MIN_SAMPLE_TOKENS = 64
 
 
 class PoolLoad:
     def __init__(self, stats: EngineStats, min_tokens: int) -> None:
         """`min_tokens`: of prompts for which there is a choice."""
         self._stats = stats
-        self._telling = max(TELLING_TOKENS, min_tokens)
+        self._min_sample_tokens = max(MIN_SAMPLE_TOKENS, min_tokens)
         self._queued_here = 0  # prompt tokens that wait for, or are in, prefill on this engine
         self._queued_at: Counter[str] = Counter()  # the same on prefill engines, sent there by us
         self._local, self._remote, self._handover = RateMeter(), RateMeter(), RateMeter()
@@ -43,7 +43,7 @@ class PoolLoad:
             local_tokens_per_s=self._local.per_second(now) or remote,  # engines are alike until we know better
             remote_tokens_per_s=remote,
             transfer_s_per_token=self._stats.transfer_s_per_token,
-            handover_s=self._handover.seconds_each(now),
+            handoff_s=self._handover.seconds_each(now),
         )
 
     @contextmanager
@@ -57,11 +57,11 @@ class PoolLoad:
     @contextmanager
     def prefilling_at(self, peer: Peer, tokens: int) -> Iterator[None]:
         self._queued_at[peer.name] += tokens
-        self._stats.prompts_elsewhere += 1
+        self._stats.remote_prefills += 1
         try:
             yield
         finally:
-            self._stats.prompts_elsewhere -= 1
+            self._stats.remote_prefills -= 1
             self._queued_at[peer.name] -= tokens
             if not self._queued_at[peer.name]:
                 del self._queued_at[peer.name]
@@ -70,14 +70,14 @@ class PoolLoad:
         """`first` is the request's first output, with the engine's own clock in it."""
         tokens = len(first.prompt_token_ids or ()) - (first.num_cached_tokens or 0)
         clock = first.metrics
-        if tokens >= self._telling and clock is not None and clock.scheduled_ts and clock.first_token_ts:
+        if tokens >= self._min_sample_tokens and clock is not None and clock.scheduled_ts and clock.first_token_ts:
             self._local.add(tokens, clock.first_token_ts - clock.scheduled_ts, time.monotonic())
 
     def prefilled_there(self, tokens: int, engine_s: float) -> None:
-        if tokens >= self._telling:
+        if tokens >= self._min_sample_tokens:
             self._remote.add(tokens, engine_s, time.monotonic())
 
-    def handed_over(self, tokens: int, seconds: float) -> None:
+    def record_handoff(self, tokens: int, seconds: float) -> None:
         """From the prefill engine's answer to the first token here, less the way of the blocks, which counts by token."""
         transfer = tokens * (self._stats.transfer_s_per_token or 0.0)
         self._handover.add(1, max(seconds - transfer, 1e-4), time.monotonic())

@@ -20,14 +20,15 @@ from strata.serving.api.grammar_trial import GrammarTrial
 from strata.serving.api.headers import PREFILL
 from strata.serving.api.requests import ApiError, validate
 from strata.serving.engine import disaggregation, request_context
-from strata.serving.engine.suspect_requests import Ward, cause_of_death, killed_for_memory
+from strata.serving.engine.request_context import RequestContext
+from strata.serving.engine.suspect_requests import Quarantine, cause_of_death, killed_for_memory
 from strata.serving.transport.link import MAX_ANSWER_BYTES, Call
-from strata.serving.vllm_patches.fast_sse import LeanChat, LeanCompletion
+from strata.serving.vllm_patches.fast_sse import FastChat, FastCompletion
 
 logger = logging.getLogger("ray.serve")
 
 Metrics = Callable[[], str]  # this replica's, as text
-FAREWELL_S = 0.2  # for what was told last to leave
+FLUSH_S = 0.2  # for what was told last to leave
 
 
 class DecodeCalls:
@@ -35,11 +36,11 @@ class DecodeCalls:
         self._engine = engine
         self._metrics = metrics
         self._max_sequences = max_sequences
-        self.death = _Death(engine, engine.ward)
+        self.death = _Death(engine, engine.quarantine)
         self._trial = GrammarTrial(engine.model_config.model, engine.model_config.get_vocab_size())
         self._completion, self._chat = app_state.openai_serving_completion, app_state.openai_serving_chat
         self._tokenization = app_state.serving_tokenization
-        for serving, lean in ((self._completion, LeanCompletion), (self._chat, LeanChat)):
+        for serving, lean in ((self._completion, FastCompletion), (self._chat, FastChat)):
             serving.engine_client = engine
             serving.__class__ = lean  # vLLM builds its serving objects itself; these add no state of their own
 
@@ -61,58 +62,58 @@ class DecodeCalls:
         limits.check(request, self._max_sequences)
         await self._trial.check(request)
         request.request_id = call.meta["request_id"]
-        now = request_context.Turn(tuple(call.meta.get("resumed", ())), call.meta["request_id"], call.meta.get("strikes", 0))
-        request_context.current.set(now)
-        with self.death.concerns(call, now.request):
-            await self._respond(call, now, request)
+        context = RequestContext(tuple(call.meta.get("resumed", ())), call.meta["request_id"], call.meta.get("strikes", 0))
+        request_context.current.set(context)
+        with self.death.concerns(call, context.request):
+            await self._respond(call, context, request)
 
-    async def _respond(self, call: Call, now: request_context.Turn, request: Any) -> None:
+    async def _respond(self, call: Call, context: RequestContext, request: Any) -> None:
         create = self._completion.create_completion if call.method == "completions" else self._chat.create_chat_completion
         try:
             result = await create(request, None)
             if isinstance(result, ErrorResponse):
-                self._refuse(call, now, request, result)
+                self._refuse(call, context, request, result)
             elif hasattr(result, "__aiter__"):
-                await self._stream(call, now, request, result)
+                await self._stream(call, context, request, result)
             else:
-                _answer(call, 200, result.model_dump_json().encode(), headers=_named(now), trailer=_trailer(now, result))
+                _answer(call, 200, result.model_dump_json().encode(), headers=_named(context), trailer=_trailer(context, result))
         except (ApiError, asyncio.CancelledError):
             raise
         except Exception as error:
-            self._refuse(call, now, request, create_error_response(now.failure or error))
+            self._refuse(call, context, request, create_error_response(context.failure or error))
 
-    async def _stream(self, call: Call, now: request_context.Turn, request: Any, events: AsyncIterator[str]) -> None:
-        started = bool(now.resumed)
+    async def _stream(self, call: Call, context: RequestContext, request: Any, events: AsyncIterator[str]) -> None:
+        started = bool(context.resumed)
         async with contextlib.aclosing(events):  # type: ignore[type-var]
             async for event in events:
-                if now.failure is not None:
+                if context.failure is not None:
                     # vLLM makes an event of it; before the first token a status code says it better.
-                    self._refuse(call, now, request, create_error_response(now.failure))
+                    self._refuse(call, context, request, create_error_response(context.failure))
                     return
-                if now.replaying:
+                if context.replaying:
                     continue
-                if (wrong := vllm_messages.error_in(event)) is not None:
+                if (wrong := vllm_messages.parse_error_event(event)) is not None:
                     event = f"data: {json.dumps(wrong.body)}\n\n"
                 if not started:
                     started = True
-                    call.head({"status": 200, "type": "text/event-stream", "headers": _named(now)})
-                call.data(now.piece(event))
-        call.end(_trailer(now, None))
+                    call.head({"status": 200, "type": "text/event-stream", "headers": _named(context)})
+                call.data(context.pack_event(event))
+        call.end(_trailer(context, None))
 
-    def _refuse(self, call: Call, now: request_context.Turn, request: Any, refusal: ErrorResponse) -> None:
-        if isinstance(now.failure, EngineDeadError) or self._engine.errored:
+    def _refuse(self, call: Call, context: RequestContext, request: Any, refusal: ErrorResponse) -> None:
+        if isinstance(context.failure, EngineDeadError) or self._engine.errored:
             self.death.tell()
             raise EngineDeadError
-        if isinstance(now.failure, disaggregation.KillsEngines):
-            call.end({"lost": str(now.failure), "verdict": now.failure.verdict})
+        if isinstance(context.failure, disaggregation.KillsEngines):
+            call.end({"lost": str(context.failure), "verdict": context.failure.verdict})
             return
         error = refusal.error
         if error.code >= 500 and limits.is_structured(request):
             raise ApiError(400, "The grammar left no token to go on with.", param="response_format")
-        if error.code >= 500 or isinstance(now.failure, EngineGenerateError):
-            raise now.failure or RuntimeError(error.message)  # not the client's fault: elsewhere it may go well
+        if error.code >= 500 or isinstance(context.failure, EngineGenerateError):
+            raise context.failure or RuntimeError(error.message)  # not the client's fault: elsewhere it may go well
         shaped = vllm_messages.refusal(error)
-        _answer(call, shaped.status, json.dumps(shaped.body).encode(), headers=_named(now))
+        _answer(call, shaped.status, json.dumps(shaped.body).encode(), headers=_named(context))
 
     async def _tokenize(self, call: Call) -> None:
         tree = json.loads(call.body)
@@ -147,12 +148,12 @@ class PrefillCalls:
         request = call.meta["request"]
         with death.concerns(call, request):
             try:
-                await death.ward.enter(request, call.meta["strikes"])
+                await death.quarantine.enter(request, call.meta["strikes"])
                 try:
                     done = await disaggregation.prefill(self._engine, call.body, call.meta["request_id"], call.meta["cache_salt"])
                 finally:
                     if not self._engine.errored:  # who was there when it died stays
-                        death.ward.leave(request)
+                        death.quarantine.leave(request)
             except Exception:
                 if self._engine.errored:
                     death.tell()
@@ -166,9 +167,9 @@ class _Death:
     """The end of a replica whose engine died: without it the process is of no use. Callers are told which of their requests were
     there and go elsewhere, and Serve starts another replica."""
 
-    def __init__(self, engine: Any, ward: Ward) -> None:
+    def __init__(self, engine: Any, quarantine: Quarantine) -> None:
         self._processes = engine.engine_core.resources.engine_manager.processes
-        self.ward = ward
+        self.quarantine = quarantine
         self._open: dict[Call, str] = {}  # calls, each with the request that it is for
         self._killed_for_memory = killed_for_memory()
         self._told = False
@@ -190,11 +191,11 @@ class _Death:
         cause, failed = cause_of_death([process.exitcode for process in self._processes], out_of_memory)
         logger.error("The engine died (%s); this replica ends.", cause)
         for call, request in self._open.items():
-            verdict = self.ward.verdict(request) if failed else None
+            verdict = self.quarantine.verdict(request) if failed else None
             call.end({"lost": f"the engine died: {cause}", "verdict": verdict, "ending": True})
         for call in self._open:
             call.close_server()
-        asyncio.get_running_loop().call_later(FAREWELL_S, os._exit, 1)
+        asyncio.get_running_loop().call_later(FLUSH_S, os._exit, 1)
 
 
 def _answer(
@@ -213,16 +214,16 @@ def _answer(
     call.end(trailer or {})
 
 
-def _named(now: request_context.Turn) -> dict[str, str]:
-    if now.decision is None:
+def _named(context: RequestContext) -> dict[str, str]:
+    if context.decision is None:
         return {}
-    detail = f"engine={now.engine}" if now.engine else f"reason={now.decision.reason}"
-    return {PREFILL: f"{now.decision.where}; {detail}"}
+    detail = f"engine={context.engine}" if context.engine else f"reason={context.decision.reason}"
+    return {PREFILL: f"{context.decision.where}; {detail}"}
 
 
-def _trailer(now: request_context.Turn, response: Any) -> dict[str, Any]:
+def _trailer(context: RequestContext, response: Any) -> dict[str, Any]:
     """What the gateway counts. Of a whole answer it sees no tokens, so they are told."""
-    told: dict[str, Any] = {"prompt_tokens": now.prompt_tokens, "queued_s": now.queued_s}
+    told: dict[str, Any] = {"prompt_tokens": context.prompt_tokens, "queued_s": context.queued_s}
     if response is not None:
         told["tokens"] = response.usage.completion_tokens
     return told

@@ -16,7 +16,7 @@ FINISHED = 1
 
 
 @dataclass
-class Turn:
+class RequestContext:
     resumed: tuple[int, ...] = ()  # tokens that another replica generated, and the client has
     request: str = field(default_factory=lambda: uuid.uuid4().hex)  # the same on every replica
     strikes: int = 0  # engines that failed while it was on them
@@ -29,19 +29,19 @@ class Turn:
     prompt_tokens: int = 0
     queued_s: float = 0.0
     generated: list[int] = field(default_factory=list)  # by this replica
-    fresh: list[int] = field(default_factory=list)  # generated, and not yet handed to the caller
+    unsent: list[int] = field(default_factory=list)  # generated, and not yet handed to the caller
 
-    def piece(self, event: str) -> bytes:
+    def pack_event(self, event: str) -> bytes:
         """An event for the client, and before it the tokens that are in it: with them the stream can go on elsewhere."""
-        tokens, self.fresh = self.fresh, []
+        tokens, self.unsent = self.unsent, []
         return _COUNT.pack(FINISHED * self.finished, len(tokens)) + struct.pack(f"!{len(tokens)}I", *tokens) + event.encode()
 
 
-def open_piece(piece: bytes) -> tuple[bool, tuple[int, ...], bytes]:
+def unpack_event(piece: bytes) -> tuple[bool, tuple[int, ...], bytes]:
     """Finished or not, the tokens, and the event."""
     flags, count = _COUNT.unpack_from(piece)
     start = _COUNT.size + 4 * count
     return bool(flags & FINISHED), struct.unpack_from(f"!{count}I", piece, _COUNT.size), piece[start:]
 
 
-current: ContextVar[Turn] = ContextVar("turn")
+current: ContextVar[RequestContext] = ContextVar("context")

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-VICTIMS = 2  # engines that a request may take with it
+MAX_FAILED_ENGINES = 2  # engines that a request may take with it
 PROBATION_S = 10.0  # at most, until a suspect has its first token
 SETTLING_S = 10.0  # at most, until the others have theirs
 ALONE_S = 30.0  # at most: alone on an engine, and before that until the others are done
 KNOWN_S = 0.25  # until an engine knows of a request that entered
-LOOK_S = 0.02
+POLL_S = 0.02
 FROM_OUTSIDE = (0, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT)
 
 
@@ -54,7 +54,7 @@ class Stay:
     sequences: int = 1
 
 
-class Ward:
+class Quarantine:
     def __init__(self, prefilling: Callable[[], bool]) -> None:
         """`prefilling`: whether any request on the engine is without its first token."""
         self._prefilling = prefilling
@@ -71,7 +71,7 @@ class Ward:
             return
         while self._closed_for not in (None, request):
             await self._opened.wait()
-        self._let_in(request, strikes)
+        self._admit(request, strikes)
 
     def leave(self, request: Hashable) -> None:
         stay = self._inside.get(request)
@@ -92,9 +92,9 @@ class Ward:
         else:
             clear = not any(other.strikes or other.entered > stay.entered for other in others)
         strikes = stay.strikes + 1
-        return {"strikes": strikes, "guilty": strikes >= VICTIMS and clear}
+        return {"strikes": strikes, "guilty": strikes >= MAX_FAILED_ENGINES and clear}
 
-    def _let_in(self, request: Hashable, strikes: int, apart: bool = False) -> None:
+    def _admit(self, request: Hashable, strikes: int, apart: bool = False) -> None:
         if request in self._inside:
             self._inside[request].sequences += 1
             return
@@ -105,17 +105,17 @@ class Ward:
         await self._probation.acquire()
         if request in self._inside:  # another of its sequences, which waited behind the first
             self._probation.release()
-            self._let_in(request, strikes)
+            self._admit(request, strikes)
             return
         self._closed_for = request
         self._opened.clear()
-        alone = strikes >= VICTIMS
+        alone = strikes >= MAX_FAILED_ENGINES
         try:
             apart = await _until(lambda: not (self._inside if alone else self._prefilling()), ALONE_S if alone else SETTLING_S)
         except BaseException:
             self._open()
             raise
-        self._let_in(request, strikes, apart)
+        self._admit(request, strikes, apart)
         self._watching = asyncio.get_running_loop().create_task(self._watch(request, alone))  # held, or it may be collected
 
     async def _watch(self, request: Hashable, alone: bool) -> None:
@@ -141,5 +141,5 @@ async def _until(done: Callable[[], bool], limit_s: float) -> bool:
     while not done():
         if time.monotonic() > deadline:
             return False
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(POLL_S)
     return True

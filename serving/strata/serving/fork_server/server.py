@@ -22,7 +22,7 @@ from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Any
 
-from strata.serving.engine import seed
+from strata.serving.engine import preforked
 from strata.serving.fork_server import launch
 
 # What Ray runs in place of its Python interpreter.
@@ -143,7 +143,7 @@ def _become(wanted: dict[str, Any], given: list[int]) -> None:
         os.environ.clear()
         os.environ.update(wanted["environment"])
         os.chdir(wanted["folder"])
-        seed.plant()
+        preforked.fork()
         _title_by_package()
         script = wanted["argv"][0]
         sys.argv[:] = wanted["argv"]

@@ -1,1 +1,1 @@
-"""The endpoint's front: HTTP to clients, links to decode replicas. Light processes without vLLM, one or more on a host."""
+"""HTTP gateway: accepts client requests and relays them to decode replicas. Runs without vLLM, one or more processes per host."""

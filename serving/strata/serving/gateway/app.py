@@ -1,4 +1,4 @@
-"""The routes of the endpoint, as a plain ASGI application: what is not listed here does not exist."""
+"""ASGI application of the gateway: its routes, API keys, admission, and metrics."""
 
 import asyncio
 import json
@@ -25,13 +25,13 @@ from strata.serving.transport.peers import Peer, Peers
 
 logger = logging.getLogger("ray.serve")
 
-UPLOAD_S = 60.0  # to send the whole of a request
+UPLOAD_S = 60.0  # limit for receiving a whole request
 METRICS_S = 5.0
 GENERATING = {"/v1/completions": "completions", "/v1/chat/completions": "chat"}
 TOKENIZING = {"/tokenize": "tokenize", "/detokenize": "detokenize"}
-OPEN = ("/health", "/-/healthz", "/-/routes", "/metrics")  # without a key: of those who watch the endpoint
-OF_NODE = b"scope=node"
-VERDICT = "verdict"  # the call by which gateways tell each other of requests that engines failed under
+OPEN = ("/health", "/-/healthz", "/-/routes", "/metrics")  # need no API key: probes and scrapers call them
+NODE_SCOPE = b"scope=node"
+VERDICT = "verdict"  # call between gateways: shares the verdict on a request under which an engine failed
 
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Headers = list[tuple[bytes, bytes]]
@@ -60,7 +60,7 @@ class App:
         self._engines = Engines(decode, prefill)
         self._admission = admission
         self._telemetry = telemetry
-        self.suspects = Suspects(self._tell_gateways)
+        self.suspects = Suspects(self._broadcast_verdict)
         self._budget = Budget()
         self._collecting: dict[bool, asyncio.Task[str]] = {}
         self._began = int(time.time())
@@ -73,7 +73,7 @@ class App:
     async def _respond(self, scope: dict[str, Any], receive: Receive, send: Send, hold: Hold) -> None:
         path, method = scope["path"], scope["method"]
         named, unusable = request_id(scope["headers"])
-        send = answer = _Named(send, named)
+        send = answer = _WithRequestId(send, named)
         try:
             if unusable:
                 raise ApiError(400, f"'{REQUEST_ID}' must have at most {MAX_REQUEST_ID} characters, of printable ASCII.")
@@ -83,7 +83,7 @@ class App:
                 await self._generate(GENERATING[path], path, scope["headers"], receive, send, hold)
                 return
             if method == "POST" and path in TOKENIZING:
-                status, media, body = await self._ask(TOKENIZING[path], scope["headers"], receive, hold)
+                status, media, body = await self._forward(TOKENIZING[path], scope["headers"], receive, hold)
             elif method in ("GET", "HEAD"):
                 status, media, body = await self._get(path, scope["query_string"])
             else:
@@ -110,7 +110,7 @@ class App:
         if path == "/openapi.json":
             return _json(openapi.document(self._model))
         if path == "/metrics":
-            return 200, "text/plain; version=0.0.4; charset=utf-8", (await self._metrics(of_node=query == OF_NODE)).encode()
+            return 200, "text/plain; version=0.0.4; charset=utf-8", (await self._metrics(node_only=query == NODE_SCOPE)).encode()
         if path == "/v1/models":
             return _json({"object": "list", "data": [self._card()]})
         if path.startswith("/v1/models/"):
@@ -147,9 +147,9 @@ class App:
         self._telemetry.request_ended(path, status, time.monotonic() - began)
 
     async def _run(self, relay: Relay, receive: Receive) -> None:
-        """Until it is answered or the client has gone; then what it holds is freed at once."""
+        """Run the relay until the response is complete or the client disconnects, then free what it holds."""
         running = asyncio.ensure_future(relay.run())
-        gone = asyncio.ensure_future(receive())  # nothing more is to come from the client but its leaving
+        gone = asyncio.ensure_future(receive())  # the body was read: the next message can only be a disconnect
         try:
             await asyncio.wait({running, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not running.done():
@@ -159,16 +159,16 @@ class App:
             running.cancel()
             gone.cancel()
             relay.cancel()
-            # An exception knows this frame, and its task the exception: without this, megabytes of an answer that was refused
-            # would wait for the garbage collector.
+            # A task, its exception and this frame form a reference cycle. Without this, megabytes of a refused answer would
+            # stay in memory until the garbage collector runs.
             del running, gone
 
-    def _tell_gateways(self, digest: str, verdict: dict[str, Any]) -> None:
+    def _broadcast_verdict(self, digest: str, verdict: dict[str, Any]) -> None:
         for gateway in self._gateways.all():
             if gateway.name != self._name:
                 gateway.link.call(VERDICT, {"digest": digest, "verdict": verdict})
 
-    async def _ask(self, method: str, headers: Headers, receive: Receive, hold: Hold) -> tuple[int, str, bytes]:
+    async def _forward(self, method: str, headers: Headers, receive: Receive, hold: Hold) -> tuple[int, str, bytes]:
         body = await _body(headers, receive, hold)
         tree = requests.parse(body)
         _require_model(tree.get("model"), self._model)
@@ -176,24 +176,24 @@ class App:
         tried: frozenset[str] = frozenset()
         while len(tried) < TRIES and (peer := self._engines.least_busy(tried)) is not None and peer.name not in tried:
             try:
-                return await _ask(peer, method, body)
+                return await _call(peer, method, body)
             except LinkLost:
                 tried |= {peer.name}
         raise ApiError(503, "No engine is up.", headers={"retry-after": "5"})
 
-    async def _metrics(self, of_node: bool) -> str:
-        """Collected once for all who ask meanwhile: it takes time of every replica, and no key is needed to ask."""
-        if of_node not in self._collecting:
-            task = self._collecting[of_node] = asyncio.ensure_future(self._collect_metrics(of_node))
-            task.add_done_callback(lambda _: self._collecting.pop(of_node))
-        return await asyncio.shield(self._collecting[of_node])
+    async def _metrics(self, node_only: bool) -> str:
+        """Metrics text. Concurrent scrapes share one collection: it costs every replica time, and the route needs no key."""
+        if node_only not in self._collecting:
+            task = self._collecting[node_only] = asyncio.ensure_future(self._collect_metrics(node_only))
+            task.add_done_callback(lambda _: self._collecting.pop(node_only))
+        return await asyncio.shield(self._collecting[node_only])
 
-    async def _collect_metrics(self, of_node: bool) -> str:
-        """Everybody's, so that it does not matter which gateway is asked. On a cluster a gateway of every node is asked, and
-        `scope=node` keeps each series from being counted once a node."""
+    async def _collect_metrics(self, node_only: bool) -> str:
+        """Metrics of every gateway and replica, so any gateway can be scraped. On a cluster Prometheus scrapes a gateway of
+        every node; `scope=node` limits the answer to that node, so no series is counted twice."""
         gateways = [gateway for gateway in self._gateways.all() if gateway.name != self._name]
         peers = [*self._decode.all(), *(self._prefill.all() if self._prefill else []), *gateways]
-        if of_node:
+        if node_only:
             peers = [peer for peer in peers if peer.entry["node"] == self._node]
         texts = await asyncio.gather(*(_metrics_of(peer) for peer in peers))
         return exposition.merge([({}, text) for text in (self._telemetry.text(), *texts)])
@@ -202,24 +202,24 @@ class App:
 _REASONS = {408: "slow-upload", 413: "too-large", 429: "queue-full", 503: "no-replica"}
 
 
-async def _ask(peer: Peer, method: str, body: bytes) -> tuple[int, str, bytes]:
-    asked = peer.link.call(method, {}, body)
+async def _call(peer: Peer, method: str, body: bytes) -> tuple[int, str, bytes]:
+    call = peer.link.call(method, {}, body)
     try:
-        _, head = await asked.next()
-        _, answer = await asked.next()
-        kind, _ = await asked.next()
+        _, head = await call.next()
+        _, answer = await call.next()
+        kind, _ = await call.next()
         assert kind == Kind.END
     finally:
-        asked.cancel()
-    told = json.loads(head)
-    return told["status"], told["type"], answer
+        call.cancel()
+    meta = json.loads(head)
+    return meta["status"], meta["type"], answer
 
 
 async def _metrics_of(peer: Peer) -> str:
-    """Nothing, from one that is just dying: the others' numbers are still worth having."""
+    """Metrics text of one peer; empty if the peer is lost, so the others are still reported."""
     try:
         async with asyncio.timeout(METRICS_S):
-            return (await _ask(peer, "metrics", b""))[2].decode()
+            return (await _call(peer, "metrics", b""))[2].decode()
     except (LinkLost, TimeoutError):
         return ""
 
@@ -230,13 +230,13 @@ def _require_model(name: Any, model: str) -> None:
 
 
 def _sequences(tree: dict[str, Any]) -> int:
-    """An absurd `n` is the replica's to refuse."""
+    """Sequences to admit for a request. An invalid `n` counts as one; the replica refuses it."""
     n = tree.get("n")
     return n if isinstance(n, int) and 0 < n <= MAX_SEQUENCES else 1
 
 
 async def _body(headers: Headers, receive: Receive, hold: Hold) -> bytes:
-    """One that is too large is refused by its stated length, before any of it is read."""
+    """Request body. A body that is too large is refused by its Content-Length, before any of it is read."""
     stated = next((int(value) for name, value in headers if name == b"content-length"), 0)
     _check_size(stated)
     hold.require(stated)
@@ -247,10 +247,10 @@ async def _body(headers: Headers, receive: Receive, hold: Hold) -> bytes:
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise ClientGone
-                piece = message.get("body", b"")
-                _check_size(len(body) + len(piece))
-                hold.grow(len(piece))
-                body += piece
+                chunk = message.get("body", b"")
+                _check_size(len(body) + len(chunk))
+                hold.grow(len(chunk))
+                body += chunk
                 if not message.get("more_body", False):
                     return bytes(body)
     except TimeoutError:
@@ -283,8 +283,8 @@ async def _refuse(send: Send, error: ApiError) -> None:
     await _answer(send, error.status, json.dumps(error.body).encode(), {"content-type": "application/json"} | error.headers)
 
 
-class _Named:
-    """Adds the request's id to whatever is answered."""
+class _WithRequestId:
+    """Adds the request id header to a response."""
 
     def __init__(self, send: Send, name: str) -> None:
         self._send, self._name = send, name

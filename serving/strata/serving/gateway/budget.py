@@ -23,9 +23,9 @@ class Hold:
         return max(0, self._bytes - FREE_BYTES)
 
     def require(self, count: int) -> None:
-        """Raise a 429 if so many more bytes would not fit now."""
+        """Raises a 429 if `count` more bytes exceed the budget."""
         if max(0, self._bytes + count - FREE_BYTES) - self.counted > self._budget.left:
-            message = "The requests and answers under way are too large to hold another of this size. Try again later."
+            message = "The gateway's memory for requests and answers is full. Try again later."
             raise ApiError(429, message, headers={"retry-after": "1"})
 
     def grow(self, count: int) -> None:

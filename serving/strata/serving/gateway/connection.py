@@ -7,7 +7,7 @@ holds what arrived in the meantime. Here every state of a connection has a limit
 |---|---|---|
 | header | HEADER_BYTES, MAX_HEADERS | HEADER_S |
 | body | framing and trailers: FRAMING_BYTES; data: budget.py | UPLOAD_S of app.py |
-| answer under way | what arrives meanwhile: BEHIND_BYTES, then reading stops | - |
+| answer in progress | received meanwhile: BUFFERED_BYTES, then reading stops | - |
 | client does not read | the transport's buffer, WRITE_BYTES each time | STALLED_S |
 | idle | - | uvicorn's keep-alive timeout |
 | closing | what arrives is dropped | CLOSE_S, LINGER_S |
@@ -27,27 +27,27 @@ HEADER_S = 15.0
 HEADER_BYTES = 32 * 2**10
 MAX_HEADERS = 128
 FRAMING_BYTES = 256 * 2**10  # chunk sizes, chunk extensions and trailers: 16 MiB in chunks of 512 bytes need 230 KiB
-BEHIND_BYTES = 16 * 2**10
-BEHIND_LIMIT = 2**20  # what the event loop may still deliver after reading was paused is far less
+BUFFERED_BYTES = 16 * 2**10
+BUFFERED_LIMIT = 2**20  # far more than the event loop may still deliver after reading was paused
 MAX_PIPELINED = 8
 WRITE_BYTES = 64 * 2**10
 STALLED_S = 30.0
-CLOSE_S = 30.0  # to read the rest of an answer once the connection is to be closed
-# A connection that is closed while the client still sends is reset, and the client may never see the answer. So the rest is
-# received and dropped for so long.
+CLOSE_S = 30.0  # for the client to read the rest of an answer before the connection is closed
+# Closing a connection while the client still sends resets it, and the client may never see the answer. For this long the rest
+# is received and dropped.
 LINGER_S = 5.0
 
 
 class ConnectionTable:
-    """Open connections of one server. When they are too many, the one that has waited longest for its client makes room."""
+    """Open connections of one server. Beyond the limit, the connection that has waited longest for its client is closed."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._open: set[Connection] = set()
-        self._waiting: dict[Connection, None] = {}  # for the client to send a request or its rest, longest first
+        self._waiting: dict[Connection, None] = {}  # for more of a request from the client; longest wait first
 
     def opened(self, connection: "Connection") -> bool:
-        """Whether there is room for it."""
+        """Returns whether the connection fits the limit, after closing the one that has waited longest if needed."""
         self._open.add(connection)
         if len(self._open) > self._limit:
             if not self._waiting:
@@ -71,7 +71,7 @@ class ConnectionTable:
 
 
 class _Transport:
-    """The transport as uvicorn uses it. `close` has a deadline, and lets the client finish sending."""
+    """Transport wrapper for uvicorn. `close` has a deadline and lets the client finish sending."""
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport, self._loop = transport, loop
@@ -106,16 +106,16 @@ class Exchange(RequestResponseCycle):
 
     async def send(self, message: Any) -> None:
         if message["type"] == "http.response.start" and self.more_body:
-            self.keep_alive = False  # the rest of this request cannot be told from the next one
+            self.keep_alive = False  # the rest of this request cannot be distinguished from the next request
         body = memoryview(message.get("body", b""))
         last = max(0, len(body) - 1) // WRITE_BYTES * WRITE_BYTES
-        for start in range(0, last, WRITE_BYTES):  # each waits until the client has read most of the one before
-            piece = bytes(body[start : start + WRITE_BYTES])
-            await super().send({"type": "http.response.body", "body": piece, "more_body": True})
+        for start in range(0, last, WRITE_BYTES):  # each write waits until the client has read most of the previous one
+            chunk = bytes(body[start : start + WRITE_BYTES])
+            await super().send({"type": "http.response.body", "body": chunk, "more_body": True})
         await super().send(message | {"body": bytes(body[last:])} if last else message)
 
     def end(self) -> None:
-        """The client is gone, or was answered already."""
+        """Wakes the application: the client is gone, or was already answered."""
         self.disconnected = True
         self.message_event.set()
 
@@ -131,9 +131,9 @@ class Connection(HttpToolsProtocol):
         self._read_deadline: asyncio.TimerHandle | None = None
         self._in_header = False
         self._header_bytes = self._headers = 0
-        self._framing = 0  # bytes since the last request's end that were not the body's
-        self._behind = bytearray()  # received while a request is being answered
-        self._deaf = False  # what arrives is dropped, until the answer under way is complete
+        self._framing = 0  # bytes since the end of the last request that are not part of a body
+        self._buffered = bytearray()  # received while a request is being answered
+        self._discarding = False  # received bytes are dropped until the current answer is complete
         self._running: Exchange | None = None
 
     def connection_made(self, transport: Any) -> None:
@@ -142,7 +142,7 @@ class Connection(HttpToolsProtocol):
         if self._table.opened(self):
             self._expect_header()
         else:
-            self._refuse(ApiError(429, "Too many connections at once.", headers={"retry-after": "1"}))
+            self._refuse(ApiError(429, "Too many open connections.", headers={"retry-after": "1"}))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._table.closed(self)
@@ -159,16 +159,16 @@ class Connection(HttpToolsProtocol):
     def abort(self) -> None:
         self._wire.abort()
 
-    # What the client sends
+    # Bytes from the client
 
     def data_received(self, data: bytes) -> None:
-        if self._deaf or self._wire.is_closing():
+        if self._discarding or self._wire.is_closing():
             return
         if self._answering():
-            self._behind += data
-            if len(self._behind) > BEHIND_LIMIT:
+            self._buffered += data
+            if len(self._buffered) > BUFFERED_LIMIT:
                 self.abort()
-            elif len(self._behind) > BEHIND_BYTES:
+            elif len(self._buffered) > BUFFERED_BYTES:
                 self.flow.pause_reading()
         else:
             self._feed(data)
@@ -184,7 +184,7 @@ class Connection(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            self._deaf = True  # answered as a plain request; what follows is in another protocol
+            self._discarding = True  # answered as a plain request; what follows is in another protocol
             self.cycle.keep_alive = False
         except httptools.HttpParserError as error:
             cause = error.__context__ or error
@@ -222,7 +222,7 @@ class Connection(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_header:
-            return  # a trailer: nobody reads it
+            return  # a trailer: ignored
         self._headers += 1
         if self._headers > MAX_HEADERS:
             raise ApiError(431, f"The request has more than {MAX_HEADERS} headers.")
@@ -291,8 +291,8 @@ class Connection(HttpToolsProtocol):
         self._table.waiting(self)
         if self._in_header and self._header_deadline is None:
             self._expect_header()
-        if self._behind:
-            data, self._behind = bytes(self._behind), bytearray()
+        if self._buffered:
+            data, self._buffered = bytes(self._buffered), bytearray()
             self._feed(data)
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
@@ -304,8 +304,8 @@ class Connection(HttpToolsProtocol):
         running = self._running
         if running is not None and not running.response_complete:
             if running is not self.cycle or self._in_header or not running.more_body or running.response_started:
-                # The fault is behind a request that is being answered. Its answer is finished first.
-                self._deaf = True
+                # The error follows a request whose answer is in progress. That answer is completed first.
+                self._discarding = True
                 self.pipeline.clear()
                 running.keep_alive = False
                 return

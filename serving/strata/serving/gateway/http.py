@@ -1,4 +1,4 @@
-"""The gateway's HTTP server: uvicorn's, with `connection.py` for each connection."""
+"""HTTP server of the gateway: uvicorn with the bounded connections of `connection.py`."""
 
 import functools
 import resource
@@ -12,12 +12,12 @@ from strata.serving.gateway.connection import Connection, ConnectionTable
 KEEP_ALIVE_S = 75
 MAX_CONNECTIONS = 2048
 OTHER_FILES = 256  # descriptors that are not clients' connections
-# In the kernel, for each connection and direction. Without a limit it takes up to 6 MiB for a client that does not read.
+# Kernel buffer per connection and direction. The default grows to 6 MiB for a client that does not read.
 SOCKET_BYTES = 256 * 2**10
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """With SO_REUSEPORT, so that several gateways share a port: the kernel spreads connections over those that live."""
+    """Listening socket with SO_REUSEPORT: gateways share a port, and the kernel spreads connections over the live ones."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -31,7 +31,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def connection_limit() -> int:
-    """Within what this process may open, after raising that as far as it is allowed to."""
+    """Connections that fit the process's file descriptor limit, which is raised first as far as allowed."""
     wanted = MAX_CONNECTIONS + OTHER_FILES
     soft, hard = (wanted if each == resource.RLIM_INFINITY else each for each in resource.getrlimit(resource.RLIMIT_NOFILE))
     if soft < wanted:

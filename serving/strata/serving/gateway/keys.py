@@ -1,7 +1,8 @@
-"""Who may use the endpoint: those with a key that is in a file, one a line.
+"""API key authentication against a file with one key per line.
 
-The file is looked at again for every request, so that keys come and go without a restart (Kubernetes changes a mounted
-Secret in place). A file that is missing lets nobody in: it is asked for by name, so its absence is a mistake.
+The file's modification time is checked for every request, so keys can be added and removed without a restart (Kubernetes
+updates a mounted Secret in place). A missing file rejects every request: the file is configured by name, so its absence is an
+error.
 """
 
 import hashlib
@@ -19,11 +20,11 @@ class Keys:
         self._digests: frozenset[bytes] = frozenset()
 
     def check(self, headers: list[tuple[bytes, bytes]]) -> None:
-        """Raises a 401. By digest: how long a comparison takes says nothing about a key."""
+        """Raises a 401 for an unknown key. Digests are compared, so the time of a comparison reveals nothing about a key."""
         sent = next((value for name, value in headers if name == b"authorization"), b"")
         scheme, _, key = sent.partition(b" ")
         if scheme.lower() != b"bearer" or _digest(key) not in self._known():
-            message = "This endpoint needs an API key that it knows: Authorization: Bearer KEY."
+            message = "The API key is missing or unknown. Send the header Authorization: Bearer KEY."
             raise ApiError(401, message, headers={"www-authenticate": "Bearer"})
 
     def _known(self) -> frozenset[bytes]:
@@ -38,7 +39,7 @@ class Keys:
 
 
 def read(file: Path) -> list[bytes]:
-    """The keys of a file, one a line. Raises OSError."""
+    """Keys in a file, one per line. Raises OSError."""
     return [line.strip() for line in file.read_bytes().splitlines() if line.strip()]
 
 

@@ -1,4 +1,4 @@
-"""One request's way through the gateway, over as many replicas as it takes."""
+"""Relays one request to a replica and its answer to the client, with retry and stream migration when replicas fail."""
 
 import itertools
 import json
@@ -11,7 +11,7 @@ from typing import Any
 from strata.serving.api import failover, requests
 from strata.serving.api.headers import WAITED
 from strata.serving.api.requests import ApiError
-from strata.serving.engine.request_context import open_piece
+from strata.serving.engine.request_context import unpack_event
 from strata.serving.gateway.budget import Hold
 from strata.serving.gateway.standby import Engines
 from strata.serving.gateway.suspects import Content, Suspects
@@ -19,13 +19,13 @@ from strata.serving.metrics.telemetry import Gateway as Telemetry
 from strata.serving.transport.link import Kind, LinkLost, Overrun, Stream
 from strata.serving.transport.peers import Peer
 
-# A request that loses replica after replica may be what kills them.
+# A request that loses replica after replica may be the cause.
 TRIES = 4
-# Serve needs less than this to start an engine anew, should all be gone.
-PATIENCE_S = 300.0
+# Limit on waiting for a replica. Serve needs less to restart an engine when all are gone.
+REPLICA_WAIT_S = 300.0
 KEEP_ALIVE_S = 5.0
 EVENTS = "text/event-stream"
-# To clients behind a proxy that would collect a stream before it passes it on.
+# Keeps proxies from buffering a stream.
 UNBUFFERED = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
@@ -34,7 +34,7 @@ logger = logging.getLogger("ray.serve")
 
 
 class Relay:
-    """What outlives a replica: the client's connection, and what it has been sent."""
+    """State of one client request that outlives a replica: the connection and the tokens sent so far."""
 
     def __init__(
         self,
@@ -52,13 +52,13 @@ class Relay:
         self._peers, self._telemetry, self._send, self._hold = peers, telemetry, send, hold
         self._began = time.monotonic()
         self._emitted: list[int] = []
-        self._gaps: list[float] = []
+        self._inter_token_s: list[float] = []
         self._last_token_at = 0.0
-        self._waited_s = 0.0  # until there was a replica
-        self._outage_s = 0.0  # of it and later, while no engine was up
-        self._finished = False  # the last token is out; usage and the end mark may be missing
+        self._waited_s = 0.0  # until the first replica was available
+        self._outage_s = 0.0  # total time without any engine, then or later
+        self._finished = False  # the last token was sent; usage and [DONE] may be missing
         self._call: Stream | None = None
-        self.status: int | None = None  # of the answer, once it has begun
+        self.status: int | None = None  # of the response, once started
 
     @cached_property
     def _streams(self) -> bool:
@@ -74,22 +74,22 @@ class Relay:
         except ApiError as error:
             if self.status is None:
                 raise
-            # The answer has begun: what is wrong can only be said within it.
+            # The response has started: the error can only be sent as an event of the stream.
             await self._write(b"data: " + json.dumps(error.body).encode() + b"\n\n", more=False)
         finally:
             self.cancel()
-            if self._gaps:
-                self._telemetry.tokens_came(self._gaps)
+            if self._inter_token_s:
+                self._telemetry.inter_token_latencies(self._inter_token_s)
 
     async def _run(self) -> None:
         lost: frozenset[str] = frozenset()
         for tries in itertools.count(1):
             if strikes := self._suspects.strikes(self._content):
-                async with self._suspects.apart(self._content):
-                    peer, call = await self._ask(lost)
+                async with self._suspects.one_at_a_time(self._content):
+                    peer, call = await self._call_replica(lost)
                     await call.arrived()
             else:
-                peer, call = await self._ask(lost)
+                peer, call = await self._call_replica(lost)
             try:
                 await self._relay(call)
                 if strikes:
@@ -101,17 +101,17 @@ class Relay:
                     await self._write(b"data: [DONE]\n\n", more=False)
                     return
                 if error.verdict is not None and self._suspects.judge(self._content, error.verdict):
-                    logger.warning("Request %s kills engines (%s) and is refused.", self._request_id, error)
+                    logger.warning("Request %s crashes engines (%s) and is refused.", self._request_id, error)
                     continue  # to the refusal
-                self._check_that_it_can_go_on(tries, str(error))
+                self._check_resumable(tries, str(error))
             except Overrun:
-                raise ApiError(408, "The stream was ended: it was read more slowly than it was generated.") from None
+                raise ApiError(408, "The stream was ended: the client read it more slowly than it was generated.") from None
 
-    async def _ask(self, lost: frozenset[str]) -> tuple[Peer, Stream]:
+    async def _call_replica(self, lost: frozenset[str]) -> tuple[Peer, Stream]:
         peer = await self._replica(lost)
         if self._call is None:
             self._waited_s = time.monotonic() - self._began
-        strikes = self._suspects.strikes(self._content)  # another like it may have been refused meanwhile
+        strikes = self._suspects.strikes(self._content)  # the same content may have been refused meanwhile
         meta = {"request_id": self._request_id, "resumed": self._emitted, "strikes": strikes}
         self._call = peer.link.call(self._method, meta, self._body)
         return peer, self._call
@@ -123,16 +123,16 @@ class Relay:
         before, began = self._outage_s, time.monotonic()
         with self._telemetry.in_queue():
             while (peer := self._peers.least_busy(lost)) is None:
-                if time.monotonic() > began + PATIENCE_S:
+                if time.monotonic() > began + REPLICA_WAIT_S:
                     raise ApiError(503, "No engine is up.", headers={"retry-after": "10"})
                 await self._peers.changed(KEEP_ALIVE_S)
                 self._outage_s = before + time.monotonic() - began
-                await self._tell_that_it_waits()
+                await self._send_keep_alive()
         return peer
 
-    async def _tell_that_it_waits(self) -> None:
-        """In a comment, which clients skip. A stream that has not begun by then begins with it: a connection on which nothing
-        comes is what clients and proxies give up first. What goes wrong later is an event of the stream."""
+    async def _send_keep_alive(self) -> None:
+        """Sends an SSE comment, which clients skip. It starts a stream that has not started: clients and proxies drop silent
+        connections. Later errors are sent as events of the stream."""
         if self._outage_s >= KEEP_ALIVE_S and self._streams:
             await self._start(200, UNBUFFERED | {"content-type": EVENTS})
         if self.status is not None:
@@ -141,7 +141,7 @@ class Relay:
     async def _relay(self, call: Stream) -> None:
         whole, head = b"", {"status": 200, "type": EVENTS, "headers": {}}
         while True:
-            kind, payload = call.take() or await call.next()
+            kind, payload = call.get_nowait() or await call.next()
             if kind == Kind.DATA and head["type"] == EVENTS:
                 await self._events(call, payload)
             elif kind == Kind.DATA:
@@ -155,22 +155,22 @@ class Relay:
                 await self._end(head, whole, json.loads(payload))
                 return
 
-    async def _events(self, call: Stream, piece: bytes | None) -> None:
-        """Whatever has come by now leaves together."""
+    async def _events(self, call: Stream, payload: bytes | None) -> None:
+        """Sends all events that have arrived in one write."""
         events = []
-        while piece is not None:
-            self._finished, tokens, event = open_piece(piece)
+        while payload is not None:
+            self._finished, tokens, event = unpack_event(payload)
             self._emitted.extend(tokens)
             if tokens:
                 self._clock()
             events.append(event)
-            piece = call.take_if(Kind.DATA)
+            payload = call.get_nowait_if(Kind.DATA)
         await self._write(b"".join(events))
 
     def _clock(self) -> None:
         now = time.monotonic()
         if self._last_token_at:
-            self._gaps.append(now - self._last_token_at)
+            self._inter_token_s.append(now - self._last_token_at)
         else:
             self._telemetry.first_token(now - self._began)
         self._last_token_at = now
@@ -183,20 +183,22 @@ class Relay:
             await self._write(b"", more=False)
         elif self.status is None:
             await self._answer(head["status"], whole, head["headers"] | {"content-type": head["type"]})
-        else:  # refused by the replica that was to go on with a stream
+        else:  # refused by the replica that was to resume the stream
             await self._write(b"data: " + whole + b"\n\n", more=False)
 
-    def _check_that_it_can_go_on(self, tries: int, why: str) -> None:
+    def _check_resumable(self, tries: int, why: str) -> None:
         if tries == TRIES:
-            raise _again(f"This request failed on {tries} tries; the last time: {why}.")
+            raise _retryable(f"The request failed {tries} times. Last error: {why}.")
         if not self._emitted:
             self._telemetry.retried("replica-lost")
             return
-        # Parsed anew: a parsed request takes up to ten times the memory of its bytes, so it is not kept.
+        # Parsed again here: a parsed request needs up to ten times the memory of its bytes, so none is held.
         obstacle = failover.obstacle(requests.parse(self._body))
         self._telemetry.migrated("refused" if obstacle else "continued")
         if obstacle:
-            raise _again(f"The replica that generated this stream was lost, and a stream with {obstacle} cannot go on elsewhere.")
+            raise _retryable(
+                f"The replica of this stream was lost, and a stream with {obstacle} cannot continue on another replica."
+            )
 
     async def _answer(self, status: int, body: bytes, headers: dict[str, str]) -> None:
         await self._start(status, headers | {"content-length": str(len(body))})
@@ -214,5 +216,5 @@ class Relay:
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
 
 
-def _again(why: str) -> ApiError:
+def _retryable(why: str) -> ApiError:
     return ApiError(503, f"{why} Send the request again.", headers={"retry-after": "1"})

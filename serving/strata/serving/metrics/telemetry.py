@@ -42,7 +42,7 @@ class Gateway:
     def first_token(self, seconds: float) -> None:
         self._series.observe(metrics.SERVE_FIRST_TOKEN, seconds)
 
-    def tokens_came(self, gaps: Sequence[float]) -> None:
+    def inter_token_latencies(self, gaps: Sequence[float]) -> None:
         """All gaps of one stream, at its end: one by one they would cost more than sending the tokens may."""
         self._series.observe_all(metrics.SERVE_INTER_TOKEN, gaps)
 
@@ -85,9 +85,9 @@ class Replica:
                 for reason in reasons:
                     self._series.add(metrics.SERVE_PREFILLS, 0, where, reason)
             for beside in BESIDE:
-                self.streams_went_on((), beside)
+                self.inter_token_latencies((), beside)
         else:
-            self._series.add(metrics.SERVE_PREFILLS, 0, "local", policy.STANDING_IN)
+            self._series.add(metrics.SERVE_PREFILLS, 0, "local", policy.ON_STANDBY)
 
     def prefilled(self, where: str, reason: str) -> None:
         self._series.add(metrics.SERVE_PREFILLS, 1, where, reason)
@@ -98,7 +98,7 @@ class Replica:
     def remote_prefill_failed(self) -> None:
         self._series.add(metrics.SERVE_REMOTE_PREFILL_FAILURES, 1)
 
-    def streams_went_on(self, gaps: Sequence[float], beside: str) -> None:
+    def inter_token_latencies(self, gaps: Sequence[float], beside: str) -> None:
         """By one token each, in one step."""
         self._series.observe_all(metrics.SERVE_ENGINE_GAP, gaps, beside)
 

@@ -1,1 +1,1 @@
-"""Where a request is prefilled, and how much of its prompt is cached."""
+"""Prefill placement policy and an estimate of the prefix cache."""

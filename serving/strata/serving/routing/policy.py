@@ -1,11 +1,9 @@
-"""Whether a prompt is prefilled by the decode engine itself or by the prefill pool. Pure: what is known goes in, the choice
-and its reason come out.
+"""Policy that places a prefill on the decode engine (local) or in the prefill pool (remote). Pure functions.
 
-A local prefill costs the request its queue and its tokens, and it costs every other sequence on this engine as much time as
-its tokens take, for a step that prefills is a longer step (in chunks the delay is spread, its sum stays). A remote prefill
-costs the pool's queue, all of the prompt's tokens (what that engine has cached is not known here), the way back of the
-blocks that are missing here, and a hand-over. The smaller of the two wins; `stall_weight` says how much a second of someone
-else's delay counts.
+Cost of a local prefill: the queue on this engine, the uncached tokens, and the delay of every other sequence on this engine,
+since a step that prefills is a longer step (chunked prefill spreads the delay, its sum stays). Cost of a remote prefill: the
+pool's queue, all tokens of the prompt (the cache of that engine is not known here), the KV transfer of the blocks that are
+missing here, and a fixed handoff. The lower cost wins. `stall_weight` is the weight of a second of delay of another sequence.
 """
 
 import statistics
@@ -13,36 +11,36 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Literal
 
-# The reasons `decide` gives. (Callers have more, for requests that are not up to it.)
+# Reasons that `decide` returns. Callers have more, for requests that cannot be prefilled remotely.
 LOCAL = ("short", "cached", "no-prefill-engine", "prefill-busy", "cheaper-here")
-STANDING_IN = "no-decode-replica"  # on a prefill engine, which then decodes too
+ON_STANDBY = "no-decode-replica"  # prefilled and decoded on a prefill engine
 REMOTE = ("cheaper-there", "long", "always")
 FORGET_S = 60.0
 
 
 @dataclass(frozen=True)
 class Rule:
-    """The recipe's `serve.remote_prefill`."""
+    """Settings of `serve.remote_prefill` in a recipe."""
 
-    when: Literal["cheaper", "always"]  # always: whenever there is a prefill engine, and nothing below counts
-    min_tokens: int  # fewer uncached tokens than this never leave
-    max_queue_s: float  # a prefill engine with more work than this ahead is busy
-    stall_weight: float  # seconds of this request's wait that one second of one other sequence's delay is worth
+    when: Literal["cheaper", "always"]  # always: whenever there is a prefill engine; the other settings are ignored
+    min_tokens: int  # prompts with fewer uncached tokens are always local
+    max_queue_s: float  # a prefill engine with a longer queue is busy
+    stall_weight: float  # cost of one second of delay of one other sequence, in seconds of this request's wait
 
 
 @dataclass(frozen=True)
 class Prompt:
     tokens: int
-    cached: int  # tokens of its beginning that this engine is believed to have
+    cached: int  # prefix tokens that are probably cached on this engine
 
 
 @dataclass(frozen=True)
 class Load:
-    """Of this decode engine."""
+    """Load of this decode engine."""
 
     running: int
     waiting: int
-    queued_tokens: int  # of prompts it has been given and not yet prefilled
+    queued_tokens: int  # of prompts that are not yet prefilled
 
 
 @dataclass(frozen=True)
@@ -53,12 +51,12 @@ class Pool:
 
 @dataclass(frozen=True)
 class Rates:
-    """Measured; None until it has been."""
+    """Measured rates; None where there are no samples yet."""
 
     local_tokens_per_s: float | None
     remote_tokens_per_s: float | None
     transfer_s_per_token: float | None
-    handover_s: float | None
+    handoff_s: float | None
 
 
 @dataclass(frozen=True)
@@ -85,29 +83,29 @@ def decide(prompt: Prompt, here: Load, pool: Pool | None, rates: Rates, rule: Ru
 
 def _remote_is_cheaper(prompt: Prompt, here: Load, pool: Pool, rates: Rates, rule: Rule) -> bool | None:
     local, remote = rates.local_tokens_per_s, rates.remote_tokens_per_s
-    transfer, handover = rates.transfer_s_per_token, rates.handover_s
-    if local is None or remote is None or transfer is None or handover is None:
+    transfer, handoff = rates.transfer_s_per_token, rates.handoff_s
+    if local is None or remote is None or transfer is None or handoff is None:
         return None
-    # Those who wait are ahead of this prompt: when its turn comes they are streams, and stand still for it.
+    # Waiting requests are ahead of this prompt: they are streams when it is prefilled, and are delayed by it.
     delayed = here.running + here.waiting
     here_s_per_token = (1 + rule.stall_weight * delayed) / local
     there_s_per_token = 1 / remote + transfer
     if here_s_per_token <= there_s_per_token:
-        return False  # even with a queue here: else longer prompts would stay where shorter ones leave
+        return False  # also with a local queue: else longer prompts would stay local while shorter ones leave
     uncached = prompt.tokens - prompt.cached
     here_s = here.queued_tokens / local + uncached * here_s_per_token
-    there_s = (pool.queued_tokens + prompt.cached) / remote + uncached * there_s_per_token + handover
+    there_s = (pool.queued_tokens + prompt.cached) / remote + uncached * there_s_per_token + handoff
     return there_s < here_s
 
 
 class RateMeter:
-    """How fast something goes lately: the mean time per unit, in which a sample loses half its weight every `half_life_s`.
+    """Exponentially weighted mean time per unit; a sample loses half its weight every `half_life_s`.
 
-    What goes into the mean is the median of the last three samples, so that one stalled prefill, or the first one with its
-    warm-up, moves nothing. Feed it what it is to predict: a prompt of ten tokens says little about one of thousands.
+    Each update adds the median of the last three samples, so a single outlier (a stalled prefill, a warm-up) has no effect.
+    Samples must resemble what is predicted: a prompt of ten tokens does not predict one of thousands.
 
-    It is known from the third sample on, and for FORGET_S after the last. Else a pool whose first prefills were slow (engines
-    shake hands then) would be judged by them for ever: nobody is sent to a pool that is thought slow, so nothing is measured.
+    The rate is known from the third sample on, until FORGET_S after the last. Without this expiry a pool whose first prefills
+    were slow (because of NIXL handshakes) would stay unused: nothing is sent to a slow pool, so nothing new is measured.
     """
 
     def __init__(self, half_life_s: float = 30.0) -> None:
@@ -116,7 +114,7 @@ class RateMeter:
         self._sum = self._weight = self._at = 0.0
 
     def add(self, amount: float, seconds: float, now: float) -> None:
-        if amount <= 0 or seconds <= 0:  # a clock that did not tick says nothing about speed
+        if amount <= 0 or seconds <= 0:  # the clock did not advance: no information
             return
         if self._last and now - self._at > FORGET_S:
             self._last.clear()

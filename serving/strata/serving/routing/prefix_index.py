@@ -1,8 +1,7 @@
-"""What a decode replica believes its engine has in its prefix cache, so that the policy can tell new tokens from old ones
-without asking the engine's process.
+"""Estimate of the engine's prefix cache, so the policy can count uncached tokens without calling the engine's process.
 
-A belief: the engine evicts by its own order, and nothing tells us. Like the engine's, blocks are named by a hash over all
-tokens up to their end, the least recently used go first, and of one sequence the last block goes before the first.
+It is an estimate because the engine does not report evictions. It follows the engine's rules: a block is identified by a hash
+over all tokens up to its end, the least recently used blocks are evicted first, and within a sequence the last block first.
 """
 
 from array import array
@@ -14,10 +13,10 @@ class PrefixIndex:
     def __init__(self, block_size: int, capacity_blocks: int) -> None:
         self._block_size = block_size
         self._capacity = capacity_blocks
-        self._blocks: OrderedDict[int, None] = OrderedDict()  # the oldest first
+        self._blocks: OrderedDict[int, None] = OrderedDict()  # least recently used first
 
     def cached_tokens(self, token_ids: Sequence[int], salt: str | None = None) -> int:
-        """Never all of them: the engine must compute at least one token to have logits."""
+        """Number of prefix tokens that are probably cached. Never all: the engine must compute at least one token for logits."""
         blocks = 0
         for name in self._names(token_ids, len(token_ids) - 1, salt):
             if name not in self._blocks:
@@ -26,7 +25,7 @@ class PrefixIndex:
         return blocks * self._block_size
 
     def add(self, token_ids: Sequence[int], salt: str | None = None) -> None:
-        """Tokens whose keys and values the engine has computed: of an answer, all but the last."""
+        """Adds tokens whose KV entries the engine has computed: of generated tokens, all but the last."""
         for name in reversed(list(self._names(token_ids, len(token_ids), salt))):
             self._blocks[name] = None
             self._blocks.move_to_end(name)
@@ -34,11 +33,11 @@ class PrefixIndex:
             self._blocks.popitem(last=False)
 
     def _names(self, token_ids: Sequence[int], length: int, salt: str | None) -> Iterator[int]:
-        """Of each whole block within the first `length` tokens. Made one by one, for a lookup ends at the first miss."""
+        """Hash of each full block within the first `length` tokens. A generator, since a lookup ends at the first miss."""
         size = self._block_size
         tokens = array("I", token_ids)
         content, step = tokens.tobytes(), size * tokens.itemsize
-        name = hash(salt)  # prompts of different salts share nothing, whatever their tokens
+        name = hash(salt)  # prompts with different salts share no blocks
         for block in range(length // size):
             name = hash((name, content[block * step : (block + 1) * step]))
             yield name

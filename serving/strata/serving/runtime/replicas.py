@@ -169,7 +169,7 @@ class GatewayReplica:
         directory = Directory(spec.model_id)
         decode = Peers(directory, "decode", spec.network.secret)
         prefill = Peers(directory, "prefill", spec.network.secret) if spec.disaggregated else None
-        admission = Admission(lambda: spec.capacity(len(decode.all())) - sum(peer.link.elsewhere for peer in decode.all()))
+        admission = Admission(lambda: spec.capacity(len(decode.all())) - sum(peer.link.other_calls for peer in decode.all()))
         telemetry = Telemetry(spec.model_id, name)
         others = Peers(directory, "gateway", spec.network.secret, look_s=METRICS_LOOK_S)
         keys = Keys(Path(os.environ[FILE])) if FILE in os.environ else None
@@ -179,7 +179,7 @@ class GatewayReplica:
         async def answer(call: Any) -> None:
             """Handles calls of other gateways."""
             if call.method == VERDICT:
-                app.suspects.hear(**call.meta)
+                app.suspects.record(**call.meta)
                 call.end({})
                 return
             call.head({"status": 200, "type": "text/plain"})

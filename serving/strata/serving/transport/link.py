@@ -78,7 +78,7 @@ class _Frames(asyncio.Protocol):
             length, number, kind = FRAME.unpack_from(self._received, start)
             stop = start + FRAME.size + length
             if length > MAX_FRAME_BYTES:
-                self.abandon()
+                self.abort()
                 return
             if stop > end:
                 break
@@ -113,7 +113,7 @@ class _Frames(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
-    def abandon(self) -> None:
+    def abort(self) -> None:
         if self._transport is not None:
             self._transport.abort()
 
@@ -155,7 +155,7 @@ class _Callee(_Frames):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         if sum(not connection.trusted for connection in self.server.connections) >= MAX_STRANGERS:
-            self.abandon()
+            self.abort()
             return
         self.server.connections.add(self)
         self._watch()
@@ -164,7 +164,7 @@ class _Callee(_Frames):
         """Ends the connection of a caller that sends no pings: its calls are cancelled, and what waits for it is freed. Counted
         in looks, each a turn of the event loop: a loop that stood still does not take its own silence for the caller's."""
         if self._silent_s > self._patience():
-            self.abandon()
+            self.abort()
             return
         self._silent_s += PING_S
         self._watching = self._loop.call_later(PING_S, self._watch)
@@ -255,7 +255,7 @@ class Stream:
     def __init__(self, link: "Link", number: int) -> None:
         self._link = link
         self._number = number
-        self._pieces: deque[tuple[int, bytes]] = deque()
+        self._chunks: deque[tuple[int, bytes]] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._lost: LinkLost | Overrun | None = None
         self._ended = self._streaming = False
@@ -263,27 +263,27 @@ class Stream:
 
     async def next(self) -> tuple[int, bytes]:
         await self.arrived()
-        if not self._pieces and self._lost is not None:
+        if not self._chunks and self._lost is not None:
             raise self._lost
         return self._pop()
 
     async def arrived(self) -> None:
         """Returns when there is a piece, or the call is lost."""
-        while not self._pieces and self._lost is None:
+        while not self._chunks and self._lost is None:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
 
-    def take(self) -> tuple[int, bytes] | None:
+    def get_nowait(self) -> tuple[int, bytes] | None:
         """What has arrived already, without waiting."""
-        return self._pop() if self._pieces else None
+        return self._pop() if self._chunks else None
 
-    def take_if(self, kind: Kind) -> bytes | None:
-        return self._pop()[1] if self._pieces and self._pieces[0][0] == kind else None
+    def get_nowait_if(self, kind: Kind) -> bytes | None:
+        return self._pop()[1] if self._chunks and self._chunks[0][0] == kind else None
 
     def _pop(self) -> tuple[int, bytes]:
-        piece = self._pieces.popleft()
+        piece = self._chunks.popleft()
         if self.unread:
-            self._link.count_unread(self, -min(self.unread, len(piece[1])) if self._pieces else -self.unread)
+            self._link.count_unread(self, -min(self.unread, len(piece[1])) if self._chunks else -self.unread)
         return piece
 
     def put(self, kind: int, payload: bytes) -> None:
@@ -295,7 +295,7 @@ class Stream:
                 self._link.ending = self._link.ending or told.get("ending", False)
                 self.lose(LinkLost(told["lost"], told.get("verdict")))
                 return
-        self._pieces.append((kind, payload))
+        self._chunks.append((kind, payload))
         self._wake()
         if kind == Kind.DATA:
             if self._streaming:
@@ -308,7 +308,7 @@ class Stream:
         self.lose(Overrun())
 
     def _drop(self) -> None:
-        self._pieces.clear()
+        self._chunks.clear()
         self._link.count_unread(self, -self.unread)
 
     def lose(self, error: LinkLost | Overrun) -> None:
@@ -336,7 +336,7 @@ class Link(_Frames):
         super().__init__()
         self.address = address
         self.load: dict[str, Any] = {}
-        self.elsewhere = 0  # calls of others that it worked on when it told its load
+        self.other_calls = 0  # calls of others that it worked on when it told its load
         self._when_lost = when_lost
         self._streams: dict[int, Stream] = {}
         self._unread = 0  # bytes of all streams
@@ -390,13 +390,13 @@ class Link(_Frames):
         self._last_heard = self._loop.time()
         if kind == Kind.PONG:
             self.load = json.loads(payload)
-            self.elsewhere = max(0, int(self.load.get("calls", 0)) - self.calls)
+            self.other_calls = max(0, int(self.load.get("calls", 0)) - self.calls)
         elif stream := self._streams.get(number):
             stream.put(kind, payload)
 
     def _ping(self) -> None:
         if self._loop.time() - self._last_heard > SILENCE_S:
-            self.abandon()
+            self.abort()
             return
         self.send(0, Kind.PING)
         self._pinging = self._loop.call_later(PING_S, self._ping)

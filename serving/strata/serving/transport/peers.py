@@ -13,7 +13,7 @@ from strata.serving.transport.link import Link
 
 logger = logging.getLogger("ray.serve")
 
-LOOK_S = 0.5
+POLL_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Peer:
     @property
     def busy(self) -> int:
         """Calls that it works on: those of others, as it said last, and ours, which we know."""
-        return self.link.elsewhere + self.link.calls
+        return self.link.other_calls + self.link.calls
 
     @property
     def healthy(self) -> bool:
@@ -34,12 +34,12 @@ class Peer:
 
 
 class Peers:
-    def __init__(self, directory: Directory, role: str, secret: bytes, look_s: float = LOOK_S) -> None:
-        self._directory, self._role, self._secret, self._look_s = directory, role, secret, look_s
+    def __init__(self, directory: Directory, role: str, secret: bytes, poll_s: float = POLL_S) -> None:
+        self._directory, self._role, self._secret, self._look_s = directory, role, secret, poll_s
         self._peers: dict[str, Peer] = {}
         self._changed = asyncio.Event()
-        self.looked = False  # before that an empty list says nothing
-        self._looking = asyncio.get_running_loop().create_task(self._look_for_ever())
+        self.discovered = False  # before that an empty list says nothing
+        self._polling = asyncio.get_running_loop().create_task(self._poll_forever())
 
     def all(self) -> list[Peer]:
         return list(self._peers.values())
@@ -57,16 +57,16 @@ class Peers:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._changed.wait(), limit_s)
 
-    async def _look_for_ever(self) -> None:
+    async def _poll_forever(self) -> None:
         while True:
             try:
-                await self._look()
-                self.looked = True
+                await self._poll()
+                self.discovered = True
             except Exception:
                 logger.exception("Looking for %s replicas failed; trying again.", self._role)
             await asyncio.sleep(self._look_s)
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         names = await self._directory.names(self._role)
         for name in self._peers.keys() - names:
             # It drains, or Serve took it away: no new calls, and the ones under way end by themselves.

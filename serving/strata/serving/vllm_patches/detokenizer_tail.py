@@ -11,7 +11,7 @@ from tokenizers.decoders import DecodeStream
 TAIL = 256  # far more than one character's bytes, or the marks that a chat template ends with
 
 
-def enough() -> None:
+def install() -> None:
     """For all streams of this process. vLLM looks the class up in its module each time, so that another can take its place."""
     tokenizers.decoders.DecodeStream = _stream  # type: ignore[assignment,misc]
 

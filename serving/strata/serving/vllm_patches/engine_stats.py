@@ -38,8 +38,8 @@ class EngineStats(StatLoggerBase):  # type: ignore[misc]
         self.running = 0
         self.waiting = 0  # also for blocks from elsewhere
         self.kv_usage = 0.0
-        self.prompts_elsewhere = 0  # ours, that prefill engines work on
-        self._were_elsewhere = False  # when the last step ended
+        self.remote_prefills = 0  # ours, that prefill engines work on
+        self._had_remote_prefills = False  # when the last step ended
         self._transfer = RateMeter()  # bytes, of one shard
         self._bytes_moved = 0.0
         self._tokens_moved = 0
@@ -58,8 +58,8 @@ class EngineStats(StatLoggerBase):  # type: ignore[misc]
         if iteration_stats is not None:
             self._tokens_moved += iteration_stats.prompt_token_stats.external_kv_transfer
             if gaps := iteration_stats.inter_token_latencies_iter:
-                self._replica.streams_went_on(gaps, self._beside(scheduler_stats))
-        self._were_elsewhere = self.prompts_elsewhere > 0
+                self._replica.inter_token_latencies(gaps, self._beside(scheduler_stats))
+        self._had_remote_prefills = self.remote_prefills > 0
 
     def _beside(self, stats: Any) -> str:
         """Whatever makes this step longer than one of streams alone. A prompt that was handed over still has its last token
@@ -69,7 +69,7 @@ class EngineStats(StatLoggerBase):  # type: ignore[misc]
             return "prefill"
         if step is not None and (step.num_ctx_requests or stats.num_skipped_waiting_reqs or stats.kv_connector_stats):
             return "hand-over"
-        return "pool-prefill" if self._were_elsewhere or self.prompts_elsewhere else "nothing"
+        return "pool-prefill" if self._had_remote_prefills or self.remote_prefills else "nothing"
 
     def _record_scheduler(self, stats: Any) -> None:
         self.running = stats.num_running_reqs
@@ -103,7 +103,7 @@ class VllmSeries(PrometheusStatLogger):  # type: ignore[misc]
         super().record(scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)
 
 
-class _OfVllm(Collector):
+class _VllmCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         for family in REGISTRY.collect():
             if family.name.startswith("vllm:"):
@@ -113,4 +113,4 @@ class _OfVllm(Collector):
 
 def vllm_text() -> str:
     """To be merged with `exposition.merge` under a `replica` label of its own: vLLM labels by model and engine number only."""
-    return generate_latest(_OfVllm()).decode()
+    return generate_latest(_VllmCollector()).decode()

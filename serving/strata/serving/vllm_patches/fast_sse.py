@@ -16,7 +16,7 @@ from vllm.entrypoints.serve.utils.api_utils import should_include_usage
 from vllm.outputs import RequestOutput
 
 
-class LeanCompletion(OpenAIServingCompletion):  # type: ignore[misc]
+class FastCompletion(OpenAIServingCompletion):  # type: ignore[misc]
     def completion_stream_generator(
         self,
         request: Any,
@@ -37,7 +37,7 @@ class LeanCompletion(OpenAIServingCompletion):  # type: ignore[misc]
         return _completion(result_generator, request_id, created_time, model_name, usage, _fingerprint(self))
 
 
-class LeanChat(OpenAIServingChat):  # type: ignore[misc]
+class FastChat(OpenAIServingChat):  # type: ignore[misc]
     def chat_completion_stream_generator(
         self, request: Any, result_generator: Any, request_id: str, model_name: str, *rest: Any, **more: Any
     ) -> AsyncIterator[str]:

@@ -20,7 +20,7 @@ from vllm.utils.network_utils import make_zmq_path, make_zmq_socket
 
 logger = logging.getLogger(__name__)
 
-LOOK_S = 1.0  # how soon the thread notices that its engine ends
+POLL_S = 1.0  # how soon the thread notices that its engine ends
 
 
 class NixlConnector(NixlPullConnector):  # type: ignore[misc]
@@ -56,7 +56,7 @@ class Listener:
         ready.set()
         try:
             while not stop.is_set():
-                if self._socket.poll(1000 * LOOK_S):
+                if self._socket.poll(1000 * POLL_S):
                     self._answer(encoded)
         finally:
             self._context.destroy(linger=0)

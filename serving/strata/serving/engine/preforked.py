@@ -20,19 +20,19 @@ _SIZE = struct.Struct("!Q")
 
 
 @dataclass
-class _Seed:
+class _Preforked:
     pid: int
     orders: int  # written to once
     alive: int  # readable when the process has ended
     used: bool = False
 
 
-_seed: _Seed | None = None
+_process: _Preforked | None = None
 
 
-def plant() -> None:
+def fork() -> None:
     """To be called by a process with one thread."""
-    global _seed
+    global _process
     orders, ordering = os.pipe()
     alive, living = os.pipe()
     pid = os.fork()
@@ -42,7 +42,7 @@ def plant() -> None:
         _wait_and_run(orders)
     os.close(orders)
     os.close(living)
-    _seed = _Seed(pid, ordering, alive)
+    _process = _Preforked(pid, ordering, alive)
 
 
 def _wait_and_run(orders: int) -> None:
@@ -65,8 +65,8 @@ class _Popen(multiprocessing.popen_fork.Popen):
     method = "spawn"
 
     def _launch(self, process_obj: Any) -> None:
-        assert _seed is not None and not _seed.used
-        _seed.used = True
+        assert _process is not None and not _process.used
+        _process.used = True
         written = BytesIO()
         multiprocessing.context.set_spawning_popen(self)  # type: ignore[arg-type]
         try:
@@ -74,16 +74,16 @@ class _Popen(multiprocessing.popen_fork.Popen):
             reduction.dump(process_obj, written)
         finally:
             multiprocessing.context.set_spawning_popen(None)
-        self.pid, self.sentinel = _seed.pid, _seed.alive
-        self.finalizer = util.Finalize(self, util.close_fds, (_seed.orders, _seed.alive))  # type: ignore[attr-defined]
-        with open(_seed.orders, "wb", closefd=False) as stream:
+        self.pid, self.sentinel = _process.pid, _process.alive
+        self.finalizer = util.Finalize(self, util.close_fds, (_process.orders, _process.alive))  # type: ignore[attr-defined]
+        with open(_process.orders, "wb", closefd=False) as stream:
             stream.write(_SIZE.pack(written.getbuffer().nbytes) + written.getvalue())
 
 
 class Process(multiprocessing.context.SpawnProcess):
     @staticmethod
     def _Popen(process_obj: Any) -> Any:
-        kind = multiprocessing.popen_spawn_posix.Popen if _seed is None or _seed.used else _Popen
+        kind = multiprocessing.popen_spawn_posix.Popen if _process is None or _process.used else _Popen
         return kind(process_obj)
 
 
@@ -91,9 +91,9 @@ class Context(multiprocessing.context.SpawnContext):
     Process = Process
 
 
-def use() -> None:
+def install() -> None:
     """Has vLLM start its engine in the seed, where there is one."""
-    if _seed is not None:
+    if _process is not None:
         from vllm.v1.engine import utils
 
         utils.get_mp_context = Context
