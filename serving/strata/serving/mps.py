@@ -1,8 +1,8 @@
-"""Engines that share a GPU at the same time, by CUDA's Multi-Process Service, instead of taking turns on it.
+"""CUDA Multi-Process Service (MPS) for engines that share a GPU.
 
-Without it the GPU switches between processes every few milliseconds, and while a long prompt is prefilled every token of the
-other engine waits for such a turn. With it their kernels run side by side; but a large matrix product takes every
-multiprocessor it finds, so a prefill engine that is kept to a share of them leaves the others to the decode engine always.
+Without MPS the GPU switches between processes every few milliseconds, and during a long prefill every token of the other
+engine waits for a time slice. With MPS their kernels run concurrently. A large matrix product occupies every free
+multiprocessor, so limiting a prefill engine to a share of them reserves the others for the decode engine.
 """
 
 import os
@@ -26,14 +26,14 @@ def wanted(section: ServeSection) -> bool:
 
 
 def pipes() -> Path:
-    """Where engines find the service of this endpoint's process. Each has its own, which ends with it: engines of several
-    endpoints on one GPU take turns, as without it."""
+    """Pipe directory of this endpoint's MPS daemon. Each endpoint has its own daemon, which ends with it; engines of different
+    endpoints on one GPU are time-sliced, as without MPS."""
     return Path(tempfile.gettempdir()) / f"strata-mps-{os.getuid()}-{os.getpid()}"
 
 
 def environment(share: float | None, gives_way: bool) -> dict[str, str]:
-    """Of an engine. Without a share it may take every multiprocessor that is free; one that gives way has its blocks of threads
-    scheduled after the others', where both wait for room."""
+    """Environment of an engine. Without a share it may occupy every free multiprocessor. With `gives_way` its thread blocks
+    are scheduled after the others'."""
     found = {"CUDA_MPS_PIPE_DIRECTORY": str(pipes()), "CUDA_MPS_CLIENT_PRIORITY": "1" if gives_way else "0"}
     if share is not None:
         found["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = f"{100 * share:g}"
@@ -42,13 +42,13 @@ def environment(share: float | None, gives_way: bool) -> dict[str, str]:
 
 @contextmanager
 def running(section: ServeSection) -> Iterator[None]:
-    """For an endpoint on this machine. On a cluster it is a node's own business, as its driver is."""
+    """Runs the MPS daemon for an endpoint on this machine. On a cluster the nodes must provide it, like the driver."""
     if not wanted(section) or "RAY_ADDRESS" in os.environ:
         yield
         return
     control = shutil.which(CONTROL)
     if control is None:
-        raise UserError(f"sm_share needs {CONTROL}, which is not here.", "Install NVIDIA's MPS, or leave sm_share out.")
+        raise UserError(f"sm_share needs {CONTROL}, which is not installed.", "Install NVIDIA's MPS, or remove sm_share.")
     pipes().mkdir(exist_ok=True)
     service = os.environ | {"CUDA_MPS_PIPE_DIRECTORY": str(pipes()), "CUDA_MPS_LOG_DIRECTORY": str(pipes())}
     with processes.started([control, "-f"], pipes() / "control.out", service):
@@ -56,4 +56,4 @@ def running(section: ServeSection) -> Iterator[None]:
             yield
         finally:
             subprocess.run([control], input=b"quit -t 5\n", env=service, check=False, capture_output=True, timeout=STOP_LIMIT_S)
-    shutil.rmtree(pipes(), ignore_errors=True)  # kept where something went wrong: its logs may say what
+    shutil.rmtree(pipes(), ignore_errors=True)  # after an error the folder stays, with the daemon's logs

@@ -1,7 +1,7 @@
-"""What one engine is started with: plain data, made in the driver, read in a replica.
+"""Engine and gateway settings as plain data: created in the driver, read in a replica.
 
-The driver must not import vLLM (9 s of one core, before the first replica could start), so what crosses from driver to
-replica is this, and the replica turns it into Ray's and vLLM's own configurations (`engine.py`).
+The driver must not import vLLM (9 s of one core before the first replica could start). The replica converts this into vLLM's
+configuration (`engine.py`).
 """
 
 import os
@@ -28,9 +28,9 @@ READ_BY_CUDA = "UCX_CUDA_IPC_ENABLE_GET_ZCOPY"
 
 @dataclass(frozen=True)
 class Network:
-    """How the processes of one endpoint reach and know each other."""
+    """Address and shared secret of the links between an endpoint's processes."""
 
-    host: str | None  # where they listen for each other; None: on the address their node has in the cluster
+    host: str | None  # address to listen on; None: the node's address in the cluster
     secret: bytes
 
     @staticmethod
@@ -54,13 +54,13 @@ class EngineSpec:
     tool_parser: str | None
     reasoning_parser: str | None
     pool: PoolSection
-    extra_engine_args: dict[str, Any]  # arguments of vLLM's engine
+    extra_engine_args: dict[str, Any]  # for vLLM's AsyncEngineArgs
     disaggregated: bool  # there is a prefill pool
-    same_tensor_parallel: bool  # its engines divide a block among as many GPUs as the decode pool's
-    uses_mps: bool  # on a GPU whose multiprocessors engines share
+    same_tensor_parallel: bool  # both pools have the same tensor_parallel
+    uses_mps: bool  # engines share a GPU through MPS
     rule: Rule
     network: Network
-    # On nodes that are there for its role: they offer the Ray resource of that name, one for each engine they have room for.
+    # Runs on dedicated nodes, which offer the Ray resource `strata-<role>`, one unit per engine.
     on_own_nodes: bool = False
 
     @staticmethod
@@ -91,28 +91,30 @@ class EngineSpec:
         )
 
     def cpus(self) -> float:
-        """What the whole pool asks Ray for at most."""
+        """CPUs that the pool requests from Ray at its maximum size."""
         return float(self.pool.most * self.resources()["num_cpus"])
 
     def resources(self) -> dict[str, Any]:
-        """Of one replica, engine and all: it has its GPUs itself, and its engine's processes inherit them."""
+        """Ray resources of one replica. The replica owns the GPUs, and its engine's processes inherit them."""
         place = {"resources": {f"strata-{self.role}": 1}} if self.on_own_nodes else {}
         if self.device == "cpu":
             return {"num_cpus": 1} | place
         return {"num_cpus": 2, "num_gpus": self.pool.gpus} | place
 
     def environment(self) -> dict[str, str]:
-        """Set on the replica's process, and so on the engine processes it starts."""
+        """Environment of the replica's process, which its engine processes inherit."""
         common = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "TOKENIZERS_PARALLELISM": "false"}
-        common["VLLM_XGRAMMAR_CACHE_MB"] = os.environ.get("VLLM_XGRAMMAR_CACHE_MB", "128")  # vLLM's 512 are clients' to fill
+        common["VLLM_XGRAMMAR_CACHE_MB"] = os.environ.get(
+            "VLLM_XGRAMMAR_CACHE_MB", "128"
+        )  # vLLM's default of 512 could be filled by clients
         if self.device == "gpu":
             if self.our_kernels:
                 common |= vllm_plugin.environment()
             gpu = {
-                # What vLLM's own server comes to; Ray would set it to the replica's CPUs.
+                # As in vLLM's own server. Ray would set it to the replica's CPUs.
                 "OMP_NUM_THREADS": "1",
-                # Where UCX sees no NVLink (engines that share a card, cards on PCIe, virtual machines) it has engines of one
-                # node read each other's blocks over TCP (vllm-project/vllm 52607), unless it is told otherwise.
+                # Without NVLink (engines that share a GPU, GPUs on PCIe, virtual machines) UCX would transfer blocks between
+                # engines of one node over TCP (vllm-project/vllm 52607).
                 READ_BY_CUDA: os.environ.get(READ_BY_CUDA, "on"),
             }
             return common | gpu | (mps.environment(self.pool.sm_share, self.role == "prefill") if self.uses_mps else {})
@@ -120,25 +122,25 @@ class EngineSpec:
             "OMP_NUM_THREADS": str(self.threads),
             "VLLM_CPU_KVCACHE_SPACE": str(self.kv_cache_gib),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            # Lets vLLM keep the one-process executor that `engine.py` asks for.
+            # Required by the single-process executor that `engine.py` sets.
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             DELAY_US: "1000",
-            # vLLM sets this itself, unless NIXL is imported before, as our plugin does.
+            # vLLM sets this itself, but not if NIXL was imported before, which our plugin does.
             "UCX_RCACHE_MAX_UNRELEASED": "1024",
         }
         if self.eager:
-            # Without it vLLM still compiles its sampler, in the first request that samples: 25 s, and a C++ compiler.
+            # Without it vLLM compiles its sampler in the first request that samples: 25 s, and it needs a C++ compiler.
             cpu["TORCH_COMPILE_DISABLE"] = "1"
         return common | cpu
 
     def engine_kwargs(self) -> dict[str, Any]:
-        """vLLM's. All of an engine's GPUs are on one node: its processes are plain ones, not Ray's."""
+        """Arguments of vLLM's engine. An engine's GPUs are on one node, so its workers are plain processes, not Ray actors."""
         kwargs: dict[str, Any] = {
             "dtype": self.dtype,
             "enforce_eager": self.eager,
             "max_num_seqs": self.max_sequences,
             "enable_prefix_caching": self.prefix_caching,
-            "enable_logging_iteration_details": True,  # told to `engine_stats.py`, not logged
+            "enable_logging_iteration_details": True,  # read by `engine_stats.py`, not logged
         }
         if self.reasoning_parser is not None:
             kwargs["reasoning_parser"] = self.reasoning_parser
@@ -149,7 +151,7 @@ class EngineSpec:
             kwargs["distributed_executor_backend"] = "mp" if self.pool.tensor_parallel > 1 else "uni"
             kwargs["gpu_memory_utilization"] = self.pool.gpu_memory
             if self.disaggregated:
-                # A transfer is posted block by block, between two steps, and every running stream waits for that.
+                # A transfer is posted block by block between two steps, while every running stream waits.
                 kwargs["block_size"] = TRANSFERRED_BLOCK
         if (step := self._step_tokens()) is not None:
             kwargs["max_num_batched_tokens"] = step
@@ -159,14 +161,14 @@ class EngineSpec:
         return kwargs | self.extra_engine_args
 
     def _step_tokens(self) -> int | None:
-        """vLLM's own choice makes the most of a GPU. A decode engine with a prefill pool is there for its streams: what it still
-        prefills itself comes in smaller pieces, and the smaller ones pay where kernels can have them in CUDA graphs."""
+        """Token budget of a step. vLLM's default maximizes throughput. A decode engine with a prefill pool favours its streams:
+        its local prefills use smaller chunks, smaller still if our kernels can run them in CUDA graphs."""
         if self.pool.step_tokens is None and self.device == "gpu" and self.role == "decode" and self.disaggregated:
             return max(DECODE_STEP_TOKENS_IN_GRAPHS if self.our_kernels else DECODE_STEP_TOKENS, self.max_sequences)
         return self.pool.step_tokens
 
     def frontend_kwargs(self) -> dict[str, Any]:
-        """Of vLLM's OpenAI classes."""
+        """Arguments of vLLM's OpenAI classes."""
         if self.tool_parser is None:
             return {}
         return {"tool_call_parser": self.tool_parser, "enable_auto_tool_choice": True}
@@ -176,14 +178,14 @@ class EngineSpec:
             "kv_connector": "NixlConnector",
             "kv_connector_module_path": "strata.serving.vllm_patches.side_channel",
             "kv_role": "kv_producer" if self.role == "prefill" else "kv_consumer",
-            # Blocks that were lost with their owner are computed here, instead of failing the request.
+            # Blocks that were lost with their owner are recomputed here instead of failing the request.
             "kv_load_failure_policy": "recompute",
-            # Blocks whose reader died are free again after this many seconds (vLLM's default is 30).
+            # Seconds until blocks whose reader died are freed (vLLM's default is 30).
             "kv_connector_extra_config": {"kv_lease_duration": LEASE_S},
         }
         if self.device == "cpu":
             transfer["kv_buffer_device"] = "cpu"
-        elif self.same_tensor_parallel:  # else vLLM must be able to take a block apart by its heads
+        elif self.same_tensor_parallel:  # otherwise vLLM must split a block by heads
             transfer["kv_connector_module_path"] = "strata.serving.vllm_patches.nixl_layout"
         return transfer
 
@@ -199,8 +201,8 @@ class GatewaySpec:
     max_queue: int
     disaggregated: bool
     network: Network
-    keys_file: str | None = None  # of API keys; None: what the environment of the gateway's own process says
-    # So many on each node that has engines, instead of so many in all: each node offers one of this Ray resource.
+    keys_file: str | None = None  # file of API keys; None: the environment of the gateway's process decides
+    # `gateways` is per node with engines, not in total. Each node offers one unit of a Ray resource.
     on_every_node: bool = False
 
     @staticmethod
@@ -218,6 +220,6 @@ class GatewaySpec:
         )
 
     def capacity(self, decode_replicas: int) -> int:
-        """Sequences that may be under way, running or queued. Replicas that are being replaced count, for those who wait for
-        them will be served."""
+        """Maximum number of sequences in flight, running or queued. Replicas that are being replaced count: requests that
+        wait for them will be served."""
         return max(decode_replicas, self.decode_replicas) * self.max_sequences + self.max_queue

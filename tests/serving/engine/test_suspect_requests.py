@@ -19,7 +19,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from strata.serving.api.requests import ApiError
 from strata.serving.engine import replica_api, request_context
 from strata.serving.engine import suspect_requests
-from strata.serving.engine.disaggregation import Engine, KillsEngines
+from strata.serving.engine.disaggregation import Engine, CrashesEngines
 from strata.serving.engine.pool_load import PoolLoad
 from strata.serving.engine.replica_api import DecodeCalls, PrefillCalls
 from strata.serving.engine.suspect_requests import Quarantine, cause_of_death, killed_for_memory
@@ -325,10 +325,10 @@ def test_a_request_that_is_always_there_when_engines_are_killed_ends() -> None:
     run(test)
 
 
-def prefilled(prefillers: list[Vllm], decoder: Vllm, prompt: list[int]) -> str | KillsEngines | EngineDeadError:
+def prefilled(prefillers: list[Vllm], decoder: Vllm, prompt: list[int]) -> str | CrashesEngines | EngineDeadError:
     """The answer of a decode engine with a pool of prefill replicas, or how it failed."""
 
-    async def inside() -> str | KillsEngines | EngineDeadError:
+    async def inside() -> str | CrashesEngines | EngineDeadError:
         servers = [Server(PrefillCalls(vllm, calls_of(engine_of(vllm))).handle, dict, SECRET) for vllm in prefillers]
         links = [await Link.connect(await server.listen("127.0.0.1"), SECRET, lambda _: None) for server in servers]
         peers = [Peer(f"p-{number}", link, {}) for number, link in enumerate(links)]
@@ -347,9 +347,9 @@ def prefilled(prefillers: list[Vllm], decoder: Vllm, prompt: list[int]) -> str |
         asked = {"type": "token", "prompt_token_ids": prompt}
         try:
             return "".join([output.outputs[0].text async for output in engine.generate(asked, params, "r")])
-        except (KillsEngines, EngineDeadError) as error:
+        except (CrashesEngines, EngineDeadError) as error:
             verdict = engine.quarantine.verdict(request_context.current.get().request)
-            assert isinstance(error, KillsEngines) or (verdict and verdict["guilty"])
+            assert isinstance(error, CrashesEngines) or (verdict and verdict["guilty"])
             return error
         finally:
             for link in links:
@@ -360,7 +360,7 @@ def prefilled(prefillers: list[Vllm], decoder: Vllm, prompt: list[int]) -> str |
 
 def test_prefill_engines_are_victims_like_others() -> None:
     pool, decoder = [Vllm(), Vllm(), Vllm()], Vllm()
-    assert isinstance(prefilled(pool, decoder, POISON), KillsEngines)
+    assert isinstance(prefilled(pool, decoder, POISON), CrashesEngines)
     assert [vllm.errored for vllm in (*pool, decoder)] == [True, True, False, False]
 
 

@@ -188,7 +188,7 @@ def _too_large(where: str) -> ApiError:
 
 def _refuse_early(tree: dict[str, Any]) -> None:
     """Refuses parameters that vLLM would act on during validation. It passes a structural tag to xgrammar in this process,
-    and xgrammar can crash (see `grammar_trial.py`); it turns message contents into iterators that can be read only once."""
+    and xgrammar can crash (see `grammar_trial.py`); it makes message contents iterators that can be read only once."""
     wanted, structured = tree.get("response_format"), tree.get("structured_outputs")
     if isinstance(wanted, dict) and wanted.get("type") == "structural_tag":
         raise ApiError(400, "'response_format' may be of type text, json_object or json_schema.", param="response_format")

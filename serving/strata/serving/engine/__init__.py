@@ -1,1 +1,1 @@
-"""A vLLM engine inside a replica: its calls, disaggregated prefill, and crash attribution."""
+"""vLLM engine in a replica: RPC handlers, disaggregated prefill, and crash attribution."""

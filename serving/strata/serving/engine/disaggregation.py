@@ -1,7 +1,7 @@
-"""The engine as vLLM's OpenAI classes see it: its `generate` prefills here or on another engine, and takes over streams.
+"""Engine client for vLLM's OpenAI classes whose `generate` prefills locally or remotely and resumes migrated streams.
 
-Everything above (chat templates, tools, logprobs, usage) is vLLM's and knows nothing of it. A prefill engine that dies
-before, during or after its work costs time, never the request: it is prefilled on another one, and at last here.
+Everything above it (chat templates, tools, logprobs, usage) is vLLM's and unaware of it. If a prefill engine dies before,
+during or after a prefill, the request is not lost: it is prefilled on another engine, and finally here.
 """
 
 import asyncio
@@ -31,11 +31,11 @@ from strata.serving.vllm_patches.resume import Resumption
 logger = logging.getLogger("ray.serve")
 
 REMOTE_TRIES = 2
-# How long the engine may take to notice by itself that the blocks it waits for are gone with their owner.
+# Time for the engine itself to detect that the blocks it waits for were lost with their owner.
 NOTICE_S = 3.0
 POLL_S = 0.25
-# What an engine is told, and tells, when another is to decode (vLLM's NIXL connector).
-FOR_ANOTHER = {
+# `kv_transfer_params` of vLLM's NIXL connector for a prompt that another engine will decode.
+REMOTE_DECODE = {
     "do_remote_decode": True,
     "do_remote_prefill": False,
     "remote_engine_id": None,
@@ -44,7 +44,7 @@ FOR_ANOTHER = {
     "remote_port": None,
 }
 
-# A request's first output, and the rest of them.
+# First output of a request, and an iterator over the rest.
 Begun = tuple[RequestOutput, AsyncIterator[RequestOutput]]
 
 
@@ -52,17 +52,17 @@ class BlocksLost(Exception):
     """The KV blocks of a remote prefill did not arrive."""
 
 
-class KillsEngines(Exception):
-    """The prefill of a request took the last engine with it that a request may take."""
+class CrashesEngines(Exception):
+    """The request crashed as many engines as a request may crash."""
 
     def __init__(self, verdict: dict[str, Any]) -> None:
-        super().__init__(f"the request was on {verdict['strikes']} engines when they failed")
+        super().__init__(f"{verdict['strikes']} engines failed while running this request")
         self.verdict = verdict
 
 
 def obstacle(prompt: Any, params: SamplingParams) -> str | None:
-    """Why a request cannot be split. The hand-over names the blocks of one sequence, computed without a look back: several
-    sequences cannot share it, and logits of the prompt need the prompt's own forward pass."""
+    """Reason why a request cannot be prefilled remotely, or None. A KV transfer names the blocks of one sequence, so several
+    sequences cannot share it; prompt logprobs need the forward pass of the prompt on the decode engine."""
     if params.n > 1:
         return "several-sequences"
     if prompt.get("type") != "token":
@@ -77,7 +77,7 @@ def quarantine_of(engine: Any) -> Quarantine:
 
 
 class Engine:
-    """Stands in for vLLM's `AsyncLLM` wherever that is asked to generate; the rest is the real one's."""
+    """Proxy of vLLM's `AsyncLLM` that replaces `generate`; other attributes are those of the real engine."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Engine:
         telemetry: Telemetry,
         standby: bool = False,
     ) -> None:
-        """`standby`: this is a prefill engine, called because no decode replica is up."""
+        """`standby`: this is a prefill engine that decodes because no decode replica is up."""
         self._real = real
         self._pool = pool
         self._rule = rule
@@ -120,19 +120,19 @@ class Engine:
                 context.replaying = True
                 yield self._resumption.shown(request_id, original, context.resumed, sampling_params)
                 context.replaying = False
-            _note_first(context, first)
-            _note(context, first)
+            _count_prompt(context, first)
+            _count_output(context, first)
             yield first
             async for output in outputs:
-                _note(context, output)
+                _count_output(context, output)
                 yield output
-            self._remember(prompt, context)
+            self._index_prefix(prompt, context)
         except Exception as error:
             context.failure = error
             raise
         finally:
             self._resumption.forget(request_id)
-            if request_id in self._entered and not self._real.errored:  # who was there when it died stays
+            if request_id in self._entered and not self._real.errored:  # after a failure the set is needed for the verdict
                 self._entered.remove(request_id)
                 self.quarantine.leave(context.request)
 
@@ -148,21 +148,21 @@ class Engine:
             if begun is not None:
                 return begun
             decision = Decision("local", "prefill-failed")
-        self._decided(context, decision, "")
+        self._record_decision(context, decision, "")
         await self._enter(context, request_id)
         with self._load.prefilling_here(len(prompt.get("prompt_token_ids", ())) - cached):
             outputs = self._real.generate(prompt, params, request_id, **more)
             first = await anext(outputs)
-        self._load.prefilled_here(first)
+        self._load.prefilled_locally(first)
         return first, outputs
 
     async def _begin_remotely(
         self, context: RequestContext, decision: Decision, prompt: Any, params: SamplingParams, request_id: str, more: Any
     ) -> Begun | None:
-        handed = await self._prefill_remotely(context, prompt, request_id)
-        if handed is None:
+        transfer = await self._prefill_remotely(context, prompt, request_id)
+        if transfer is None:
             return None
-        peer, blocks = handed
+        peer, blocks = transfer
         remote = params.clone()
         remote.extra_args = {**(params.extra_args or {}), "kv_transfer_params": blocks}
         await self._enter(context, request_id)
@@ -175,16 +175,16 @@ class Engine:
             self._telemetry.remote_prefill_failed()
             return None
         self._load.record_handoff(len(prompt["prompt_token_ids"]), time.monotonic() - began)
-        self._decided(context, decision, blocks["remote_engine_id"])
+        self._record_decision(context, decision, blocks["remote_engine_id"])
         return first, outputs
 
-    def _decided(self, context: RequestContext, decision: Decision, engine: str) -> None:
+    def _record_decision(self, context: RequestContext, decision: Decision, engine: str) -> None:
         if context.decision is None:
             context.decision, context.engine = decision, engine
         self._telemetry.prefilled(decision.where, decision.reason)
 
-    def _remember(self, prompt: Any, context: RequestContext) -> None:
-        """The next turn of a conversation begins with this one."""
+    def _index_prefix(self, prompt: Any, context: RequestContext) -> None:
+        """Adds prompt and answer to the prefix index: the next request of a conversation starts with them."""
         if self._pool is not None and "prompt_token_ids" in prompt:
             self._prefixes.add([*prompt["prompt_token_ids"], *context.generated[:-1]], prompt.get("cache_salt"))
 
@@ -194,13 +194,13 @@ class Engine:
             return Decision("local", reason), 0
         tokens = prompt["prompt_token_ids"]
         cached = self._prefixes.cached_tokens(tokens, prompt.get("cache_salt")) if self._pool is not None else 0
-        asked = policy.Prompt(tokens=len(tokens), cached=cached)
-        return policy.decide(asked, self._load.here(), self._load.pool(self._pool), self._load.rates(), self._rule), cached
+        sized = policy.Prompt(tokens=len(tokens), cached=cached)
+        return policy.decide(sized, self._load.here(), self._load.pool(self._pool), self._load.rates(), self._rule), cached
 
     async def _prefill_remotely(
         self, context: RequestContext, prompt: Any, request_id: str
     ) -> tuple[Peer, dict[str, Any]] | None:
-        """The engine that holds the blocks, and how to ask for them; None if no prefill engine could do it."""
+        """Prefill engine and the transfer parameters of its blocks; None if no prefill engine succeeded."""
         assert self._pool is not None
         tried: frozenset[str] = frozenset()
         tokens = prompt["prompt_token_ids"]
@@ -214,36 +214,36 @@ class Engine:
             with self._load.prefilling_at(peer, len(tokens)):
                 began = time.monotonic()
                 meta = {"request_id": request_id, "cache_salt": prompt.get("cache_salt")}
-                asked = peer.link.call("prefill", meta | {"request": context.request, "strikes": context.strikes}, body)
+                call = peer.link.call("prefill", meta | {"request": context.request, "strikes": context.strikes}, body)
                 try:
-                    answer = await _only(asked)
+                    answer = await _only(call)
                 except LinkLost as error:
                     logger.warning("Prefill on %s failed: %s", peer.name, error)
                     self._telemetry.remote_prefill_failed()
                     if error.verdict is not None:
                         context.strikes = error.verdict["strikes"]
                         if error.verdict["guilty"]:
-                            raise KillsEngines(error.verdict) from None
+                            raise CrashesEngines(error.verdict) from None
                     continue
                 finally:
-                    asked.cancel()
+                    call.cancel()
             seconds = time.monotonic() - began
             self._telemetry.remote_prefill(seconds)
-            self._load.prefilled_there(answer["uncached"], answer["engine_s"])
+            self._load.prefilled_remotely(answer["uncached"], answer["engine_s"])
             return peer, answer["blocks"]
         return None
 
 
-async def _only(asked: Stream) -> dict[str, Any]:
-    kind, payload = await asked.next()
+async def _only(call: Stream) -> dict[str, Any]:
+    kind, payload = await call.next()
     assert kind == Kind.END
     answer: dict[str, Any] = json.loads(payload)
     return answer
 
 
 async def _first(outputs: AsyncIterator[RequestOutput], peer: Peer) -> RequestOutput:
-    """The first output after a hand-over. vLLM recomputes blocks whose transfer failed, but cannot tell every death of a
-    peer from a slow one; the link to its replica can."""
+    """First output after a KV transfer. vLLM recomputes blocks whose transfer failed, but cannot always distinguish a dead peer
+    from a slow one; the link to its replica can."""
     waiting = asyncio.ensure_future(anext(outputs))
     gone_since: float | None = None
     try:
@@ -264,16 +264,16 @@ async def _first(outputs: AsyncIterator[RequestOutput], peer: Peer) -> RequestOu
             await asyncio.wait({waiting})
 
 
-def _note_first(context: RequestContext, first: RequestOutput) -> None:
+def _count_prompt(context: RequestContext, first: RequestOutput) -> None:
     context.prompt_tokens += len(first.prompt_token_ids or ())
     if first.metrics is not None and first.metrics.scheduled_ts:
         context.queued_s = first.metrics.scheduled_ts - first.metrics.queued_ts
 
 
-def _note(context: RequestContext, output: RequestOutput) -> None:
+def _count_output(context: RequestContext, output: RequestOutput) -> None:
     for part in output.outputs:
         if part.finish_reason == "error":
-            raise RuntimeError("the engine gave up on this request")
+            raise RuntimeError("the engine ended this request with an error")
         context.unsent.extend(part.token_ids)
         context.generated.extend(part.token_ids)
     if output.finished:
@@ -282,8 +282,8 @@ def _note(context: RequestContext, output: RequestOutput) -> None:
 
 
 async def prefill(engine: Any, tokens: bytes, request_id: str, cache_salt: str | None) -> dict[str, Any]:
-    """On a prefill engine: one token is generated and thrown away; what counts is how to ask for the blocks. Also how many
-    tokens were computed, and in what time."""
+    """Runs a prompt on a prefill engine. Generates and discards one token; returns the transfer parameters of the blocks, the
+    number of computed tokens, and the time."""
     from vllm.inputs.engine import tokens_input
 
     ids = array("I")
@@ -293,13 +293,13 @@ async def prefill(engine: Any, tokens: bytes, request_id: str, cache_salt: str |
         temperature=0.0,
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
-        extra_args={"kv_transfer_params": dict(FOR_ANOTHER)},
+        extra_args={"kv_transfer_params": dict(REMOTE_DECODE)},
     )
     last: RequestOutput | None = None
     async for output in engine.generate(tokens_input(ids.tolist(), cache_salt=cache_salt), params, request_id):
         last = output
     if last is None or last.kv_transfer_params is None:
-        raise RuntimeError("the engine finished without saying where the blocks are")
+        raise RuntimeError("the engine returned no kv_transfer_params")
     clock = last.metrics
     return {
         "blocks": last.kv_transfer_params,

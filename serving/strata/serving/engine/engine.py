@@ -1,7 +1,7 @@
-"""A vLLM engine with its OpenAI classes, as vLLM's own server starts them, and with as few processes as it takes.
+"""Starts a vLLM engine with its OpenAI classes, as vLLM's own server does, in as few processes as possible.
 
-Ray Serve LLM's wrapper around the same engine is not used: what it adds (a second process for each GPU, a task that reads the
-configuration, a layer that takes every event apart and puts it together again) is what this endpoint does without.
+Ray Serve LLM's wrapper is not used: it adds a second process per GPU, a task that reads the configuration, and a layer that
+parses and serializes every event again.
 
 Imports vLLM: only replicas import this file.
 """
@@ -45,13 +45,13 @@ from strata.serving.vllm_patches.parent_watchdog import REPLICA_PID
 
 @dataclass(frozen=True)
 class Started:
-    """A running engine, with its numbers."""
+    """Running engine with its metrics."""
 
     vllm: Any  # AsyncLLM
     app_state: Any  # vLLM's OpenAI classes around it
     telemetry: Telemetry
     stats: EngineStats
-    labels: dict[str, str]  # of vLLM's own series, which know of one engine only
+    labels: dict[str, str]  # added to vLLM's own series, which have no replica label
 
     @property
     def context(self) -> int:
@@ -69,10 +69,10 @@ class Started:
 
 
 async def start(spec: EngineSpec, replica: str, host: str) -> Started:
-    """`host` is where other engines reach this one's side of a transfer."""
+    """Starts an engine. `host` is the address of its NIXL side channel."""
     os.environ[REPLICA_PID] = str(os.getpid())
     os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"] = host
-    # An engine can have one kind of grammar only, and would take the one that its first request needs; this one was tried.
+    # An engine has one grammar backend, chosen by its first request unless set. `grammar_trial.py` checks grammars with xgrammar.
     grammars = StructuredOutputsConfig(backend="xgrammar")
     _check_names(spec.extra_engine_args)
     args = AsyncEngineArgs(
@@ -82,8 +82,8 @@ async def start(spec: EngineSpec, replica: str, host: str) -> Started:
     if spec.disaggregated:
         hybrid_check.check_loaded(config.model_config.hf_text_config, config.model_config.is_hybrid)
     if spec.device == "cpu":
-        # vLLM puts its CPU worker into a process of its own, to bind OpenMP threads there. Our threads are set by the
-        # environment instead, so scheduler and worker share a process: one import of vLLM less per engine.
+        # vLLM runs its CPU worker in a separate process to bind OpenMP threads. Here the environment sets the threads, so
+        # scheduler and worker share a process, which saves one import of vLLM per engine.
         config.parallel_config.distributed_executor_backend = "uni"
         preforked.install()
     with _alone_on_the_gpu(spec):
@@ -95,8 +95,8 @@ async def start(spec: EngineSpec, replica: str, host: str) -> Started:
     stats = engine_stats.attach(vllm, telemetry)
     detokenizer_tail.install()
     vocabulary.guard(vllm)
-    # As vLLM's own server does. Half a million objects are here to stay; to look through them for garbage takes a quarter of a
-    # second, in which no stream goes on.
+    # As vLLM's own server does. Half a million objects live as long as the process; scanning them for garbage takes a quarter
+    # of a second, in which no stream advances.
     freeze_gc_heap()
     return Started(vllm, state, telemetry, stats, {"role": spec.role, "replica": replica})
 
@@ -104,14 +104,14 @@ async def start(spec: EngineSpec, replica: str, host: str) -> Started:
 def _check_names(arguments: dict[str, Any]) -> None:
     known = [field.name for field in fields(AsyncEngineArgs)]
     for name in arguments.keys() - set(known):
-        alike = " or ".join(difflib.get_close_matches(name, known, 3)) or "one of its documentation's 'Engine Arguments'"
-        raise UserError(f"vLLM's engine has no argument '{name}': {alike}?", "Mend serve.engine.")
+        alike = " or ".join(difflib.get_close_matches(name, known, 3)) or "see 'Engine Arguments' in its documentation"
+        raise UserError(f"vLLM's engine has no argument '{name}': {alike}?", "Correct serve.engine.")
 
 
 @contextmanager
 def _alone_on_the_gpu(spec: EngineSpec) -> Iterator[None]:
-    """Engines that share a GPU start one after the other: each measures how much memory is left for its KV cache, and would
-    take what the other one allocates meanwhile for its own."""
+    """Serializes the start of engines that share a GPU. Each measures the memory left for its KV cache and would count what
+    another engine allocates meanwhile as its own."""
     if spec.device == "cpu" or spec.pool.gpus >= 1:
         yield
         return

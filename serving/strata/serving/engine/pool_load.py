@@ -1,4 +1,4 @@
-"""What the policy is told about load and speed, as one decode replica sees it."""
+"""Load and rates of the local engine and the prefill pool, as inputs of the prefill policy."""
 
 import time
 from collections import Counter
@@ -10,18 +10,18 @@ from strata.serving.routing.policy import Load, Pool, RateMeter, Rates
 from strata.serving.transport.peers import Peer, Peers
 from strata.serving.vllm_patches.engine_stats import EngineStats
 
-# A shorter prompt says more about fixed costs than about speed, whatever the rule.
+# The time of a shorter prompt is mostly fixed cost, so it is no sample of a rate.
 MIN_SAMPLE_TOKENS = 64
 
 
 class PoolLoad:
     def __init__(self, stats: EngineStats, min_tokens: int) -> None:
-        """`min_tokens`: of prompts for which there is a choice."""
+        """`min_tokens`: shortest prompt that may be prefilled remotely."""
         self._stats = stats
         self._min_sample_tokens = max(MIN_SAMPLE_TOKENS, min_tokens)
-        self._queued_here = 0  # prompt tokens that wait for, or are in, prefill on this engine
-        self._queued_at: Counter[str] = Counter()  # the same on prefill engines, sent there by us
-        self._local, self._remote, self._handover = RateMeter(), RateMeter(), RateMeter()
+        self._queued_here = 0  # prompt tokens waiting for or in prefill on this engine
+        self._queued_at: Counter[str] = Counter()  # the same on prefill engines, sent by this replica
+        self._local, self._remote, self._handoff = RateMeter(), RateMeter(), RateMeter()
 
     def here(self) -> Load:
         return Load(running=self._stats.running, waiting=self._stats.waiting, queued_tokens=self._queued_here)
@@ -33,17 +33,17 @@ class PoolLoad:
         return Pool(engines=len(engines), queued_tokens=min(self.queued_tokens(peer) for peer in engines))
 
     def queued_tokens(self, peer: Peer) -> int:
-        """Ours, as we know them, or everybody's, as the engine said last: whichever are more."""
+        """Queued tokens of a prefill engine: those sent from here, or the engine's last report if that is larger."""
         return max(self._queued_at[peer.name], int(peer.link.load.get("queued_tokens", 0)))
 
     def rates(self) -> Rates:
         now = time.monotonic()
         remote = self._remote.per_second(now)
         return Rates(
-            local_tokens_per_s=self._local.per_second(now) or remote,  # engines are alike until we know better
+            local_tokens_per_s=self._local.per_second(now) or remote,  # assume equal engines until there are samples
             remote_tokens_per_s=remote,
             transfer_s_per_token=self._stats.transfer_s_per_token,
-            handoff_s=self._handover.seconds_each(now),
+            handoff_s=self._handoff.seconds_each(now),
         )
 
     @contextmanager
@@ -66,18 +66,18 @@ class PoolLoad:
             if not self._queued_at[peer.name]:
                 del self._queued_at[peer.name]
 
-    def prefilled_here(self, first: Any) -> None:
-        """`first` is the request's first output, with the engine's own clock in it."""
+    def prefilled_locally(self, first: Any) -> None:
+        """Records a local prefill. `first` is the request's first output, with the engine's timestamps."""
         tokens = len(first.prompt_token_ids or ()) - (first.num_cached_tokens or 0)
         clock = first.metrics
         if tokens >= self._min_sample_tokens and clock is not None and clock.scheduled_ts and clock.first_token_ts:
             self._local.add(tokens, clock.first_token_ts - clock.scheduled_ts, time.monotonic())
 
-    def prefilled_there(self, tokens: int, engine_s: float) -> None:
+    def prefilled_remotely(self, tokens: int, engine_s: float) -> None:
         if tokens >= self._min_sample_tokens:
             self._remote.add(tokens, engine_s, time.monotonic())
 
     def record_handoff(self, tokens: int, seconds: float) -> None:
-        """From the prefill engine's answer to the first token here, less the way of the blocks, which counts by token."""
+        """Records the fixed cost of a remote prefill: from its answer to the first token here, less the transfer."""
         transfer = tokens * (self._stats.transfer_s_per_token or 0.0)
-        self._handover.add(1, max(seconds - transfer, 1e-4), time.monotonic())
+        self._handoff.add(1, max(seconds - transfer, 1e-4), time.monotonic())

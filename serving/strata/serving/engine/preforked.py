@@ -1,7 +1,7 @@
-"""The engine's process, forked while the replica has one thread, and used when vLLM starts its engine.
+"""Engine process that is forked before Ray's threads exist, and used when vLLM starts its engine.
 
-vLLM would start a new interpreter, since a process with Ray's threads must not be forked. The seed is forked before there are
-any, and waits: for the process object that vLLM would have handed to the interpreter, or for the end of its replica.
+vLLM would start a new interpreter, since a process with Ray's threads must not be forked. This process is forked before there
+are any. It waits for the process object that vLLM would have passed to the new interpreter, or for the end of its replica.
 """
 
 import multiprocessing.context
@@ -22,8 +22,8 @@ _SIZE = struct.Struct("!Q")
 @dataclass
 class _Preforked:
     pid: int
-    orders: int  # written to once
-    alive: int  # readable when the process has ended
+    orders: int  # pipe that receives the process object
+    alive: int  # pipe that becomes readable when the process ends
     used: bool = False
 
 
@@ -31,7 +31,7 @@ _process: _Preforked | None = None
 
 
 def fork() -> None:
-    """To be called by a process with one thread."""
+    """Forks the process. The caller must have a single thread."""
     global _process
     orders, ordering = os.pipe()
     alive, living = os.pipe()
@@ -92,7 +92,7 @@ class Context(multiprocessing.context.SpawnContext):
 
 
 def install() -> None:
-    """Has vLLM start its engine in the seed, where there is one."""
+    """Makes vLLM start its engine in the preforked process, if there is one."""
     if _process is not None:
         from vllm.v1.engine import utils
 

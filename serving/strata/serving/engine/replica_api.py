@@ -1,4 +1,4 @@
-"""Calls that a replica answers: requests in OpenAI's shape, and on a prefill replica bare prefills."""
+"""RPC handlers of a replica: OpenAI requests, and prefills on a prefill replica."""
 
 import asyncio
 import contextlib
@@ -27,8 +27,8 @@ from strata.serving.vllm_patches.fast_sse import FastChat, FastCompletion
 
 logger = logging.getLogger("ray.serve")
 
-Metrics = Callable[[], str]  # this replica's, as text
-FLUSH_S = 0.2  # for what was told last to leave
+Metrics = Callable[[], str]  # returns the Prometheus text of this replica
+FLUSH_S = 0.2  # to send the last answers before the process exits
 
 
 class DecodeCalls:
@@ -36,13 +36,13 @@ class DecodeCalls:
         self._engine = engine
         self._metrics = metrics
         self._max_sequences = max_sequences
-        self.death = _Death(engine, engine.quarantine)
+        self.engine_failure = _EngineFailure(engine, engine.quarantine)
         self._trial = GrammarTrial(engine.model_config.model, engine.model_config.get_vocab_size())
         self._completion, self._chat = app_state.openai_serving_completion, app_state.openai_serving_chat
         self._tokenization = app_state.serving_tokenization
-        for serving, lean in ((self._completion, FastCompletion), (self._chat, FastChat)):
+        for serving, fast in ((self._completion, FastCompletion), (self._chat, FastChat)):
             serving.engine_client = engine
-            serving.__class__ = lean  # vLLM builds its serving objects itself; these add no state of their own
+            serving.__class__ = fast  # vLLM builds its serving objects itself; these add no state of their own
 
     async def handle(self, call: Call) -> None:
         try:
@@ -64,7 +64,7 @@ class DecodeCalls:
         request.request_id = call.meta["request_id"]
         context = RequestContext(tuple(call.meta.get("resumed", ())), call.meta["request_id"], call.meta.get("strikes", 0))
         request_context.current.set(context)
-        with self.death.concerns(call, context.request):
+        with self.engine_failure.reported_to(call, context.request):
             await self._respond(call, context, request)
 
     async def _respond(self, call: Call, context: RequestContext, request: Any) -> None:
@@ -76,7 +76,9 @@ class DecodeCalls:
             elif hasattr(result, "__aiter__"):
                 await self._stream(call, context, request, result)
             else:
-                _answer(call, 200, result.model_dump_json().encode(), headers=_named(context), trailer=_trailer(context, result))
+                _answer(
+                    call, 200, result.model_dump_json().encode(), headers=_headers(context), trailer=_trailer(context, result)
+                )
         except (ApiError, asyncio.CancelledError):
             raise
         except Exception as error:
@@ -87,7 +89,7 @@ class DecodeCalls:
         async with contextlib.aclosing(events):  # type: ignore[type-var]
             async for event in events:
                 if context.failure is not None:
-                    # vLLM makes an event of it; before the first token a status code says it better.
+                    # vLLM sends an error event; before the first token a status code is more useful to the client.
                     self._refuse(call, context, request, create_error_response(context.failure))
                     return
                 if context.replaying:
@@ -96,24 +98,24 @@ class DecodeCalls:
                     event = f"data: {json.dumps(wrong.body)}\n\n"
                 if not started:
                     started = True
-                    call.head({"status": 200, "type": "text/event-stream", "headers": _named(context)})
+                    call.head({"status": 200, "type": "text/event-stream", "headers": _headers(context)})
                 call.data(context.pack_event(event))
         call.end(_trailer(context, None))
 
     def _refuse(self, call: Call, context: RequestContext, request: Any, refusal: ErrorResponse) -> None:
         if isinstance(context.failure, EngineDeadError) or self._engine.errored:
-            self.death.tell()
+            self.engine_failure.report()
             raise EngineDeadError
-        if isinstance(context.failure, disaggregation.KillsEngines):
+        if isinstance(context.failure, disaggregation.CrashesEngines):
             call.end({"lost": str(context.failure), "verdict": context.failure.verdict})
             return
         error = refusal.error
         if error.code >= 500 and limits.is_structured(request):
-            raise ApiError(400, "The grammar left no token to go on with.", param="response_format")
+            raise ApiError(400, "The grammar allows no next token.", param="response_format")
         if error.code >= 500 or isinstance(context.failure, EngineGenerateError):
-            raise context.failure or RuntimeError(error.message)  # not the client's fault: elsewhere it may go well
+            raise context.failure or RuntimeError(error.message)  # not the client's fault: another replica may succeed
         shaped = vllm_messages.refusal(error)
-        _answer(call, shaped.status, json.dumps(shaped.body).encode(), headers=_named(context))
+        _answer(call, shaped.status, json.dumps(shaped.body).encode(), headers=_headers(context))
 
     async def _tokenize(self, call: Call) -> None:
         tree = json.loads(call.body)
@@ -124,8 +126,8 @@ class DecodeCalls:
         create = self._tokenization.create_detokenize if call.method == "detokenize" else self._tokenization.create_tokenize
         try:
             answer = await create(request, None)
-        except Exception as error:  # no engine is asked: what fails here fails on the client's data
-            raise ApiError(400, f"It cannot be {call.method}d: {error}") from None
+        except Exception as error:  # no engine is involved: the cause is the client's data
+            raise ApiError(400, f"The input cannot be {call.method}d: {error}") from None
         if isinstance(answer, ErrorResponse):
             raise vllm_messages.refusal(answer.error)
         _answer(call, 200, answer.model_dump_json().encode())
@@ -133,7 +135,7 @@ class DecodeCalls:
 
 class PrefillCalls:
     def __init__(self, engine: Any, standby: DecodeCalls) -> None:
-        """`standby` takes the requests that come here while no decode replica is up."""
+        """`standby` handles requests while no decode replica is up."""
         self._engine = engine
         self._standby = standby
         self.queued_tokens = 0
@@ -144,52 +146,52 @@ class PrefillCalls:
             return
         tokens = len(call.body) // 4
         self.queued_tokens += tokens
-        death = self._standby.death
+        failure = self._standby.engine_failure
         request = call.meta["request"]
-        with death.concerns(call, request):
+        with failure.reported_to(call, request):
             try:
-                await death.quarantine.enter(request, call.meta["strikes"])
+                await failure.quarantine.enter(request, call.meta["strikes"])
                 try:
                     done = await disaggregation.prefill(self._engine, call.body, call.meta["request_id"], call.meta["cache_salt"])
                 finally:
-                    if not self._engine.errored:  # who was there when it died stays
-                        death.quarantine.leave(request)
+                    if not self._engine.errored:  # after a failure the set is needed for the verdict
+                        failure.quarantine.leave(request)
             except Exception:
                 if self._engine.errored:
-                    death.tell()
+                    failure.report()
                 raise
             finally:
                 self.queued_tokens -= tokens
         call.end(done)
 
 
-class _Death:
-    """The end of a replica whose engine died: without it the process is of no use. Callers are told which of their requests were
-    there and go elsewhere, and Serve starts another replica."""
+class _EngineFailure:
+    """Ends a replica whose engine died. Callers receive the verdict on their requests and move them to other replicas; Serve
+    starts a new replica."""
 
     def __init__(self, engine: Any, quarantine: Quarantine) -> None:
         self._processes = engine.engine_core.resources.engine_manager.processes
         self.quarantine = quarantine
-        self._open: dict[Call, str] = {}  # calls, each with the request that it is for
+        self._open: dict[Call, str] = {}  # open calls and their requests
         self._killed_for_memory = killed_for_memory()
-        self._told = False
+        self._reported = False
 
     @contextlib.contextmanager
-    def concerns(self, call: Call, request: str) -> Iterator[None]:
-        """Whoever made the call is told, should the engine die within this block."""
+    def reported_to(self, call: Call, request: str) -> Iterator[None]:
+        """Registers a call to be ended with a verdict if the engine dies within this block."""
         self._open[call] = request
         try:
             yield
         finally:
             del self._open[call]
 
-    def tell(self) -> None:
-        if self._told:  # by the first request that noticed
+    def report(self) -> None:
+        if self._reported:  # by the first request that noticed
             return
-        self._told = True
+        self._reported = True
         out_of_memory = killed_for_memory() > self._killed_for_memory
         cause, failed = cause_of_death([process.exitcode for process in self._processes], out_of_memory)
-        logger.error("The engine died (%s); this replica ends.", cause)
+        logger.error("The engine died (%s); this replica exits.", cause)
         for call, request in self._open.items():
             verdict = self.quarantine.verdict(request) if failed else None
             call.end({"lost": f"the engine died: {cause}", "verdict": verdict, "ending": True})
@@ -208,13 +210,15 @@ def _answer(
 ) -> None:
     if len(body) > MAX_ANSWER_BYTES:
         limit = f"{MAX_ANSWER_BYTES // 2**20} MiB"
-        raise ApiError(400, f"The answer is larger than {limit}. Ask for a stream, or for fewer tokens, sequences or logprobs.")
+        raise ApiError(
+            400, f"The answer is larger than {limit}. Use stream=true, or request fewer tokens, sequences or logprobs."
+        )
     call.head({"status": status, "type": media, "headers": headers or {}})
     call.data(body)
     call.end(trailer or {})
 
 
-def _named(context: RequestContext) -> dict[str, str]:
+def _headers(context: RequestContext) -> dict[str, str]:
     if context.decision is None:
         return {}
     detail = f"engine={context.engine}" if context.engine else f"reason={context.decision.reason}"
@@ -222,8 +226,8 @@ def _named(context: RequestContext) -> dict[str, str]:
 
 
 def _trailer(context: RequestContext, response: Any) -> dict[str, Any]:
-    """What the gateway counts. Of a whole answer it sees no tokens, so they are told."""
-    told: dict[str, Any] = {"prompt_tokens": context.prompt_tokens, "queued_s": context.queued_s}
+    """Numbers for the gateway's metrics. For an answer that is not streamed it cannot count the tokens itself."""
+    trailer: dict[str, Any] = {"prompt_tokens": context.prompt_tokens, "queued_s": context.queued_s}
     if response is not None:
-        told["tokens"] = response.usage.completion_tokens
-    return told
+        trailer["tokens"] = response.usage.completion_tokens
+    return trailer

@@ -1,12 +1,12 @@
-"""Tells which request killed an engine, and keeps suspects apart until that is known.
+"""Finds the request that crashes engines, and isolates suspects until it is found.
 
-A request that was on an engine when the engine failed has a *strike* and is a suspect, and so are all that were beside it. A
-suspect enters its next engine on probation: only after every other request there has its first token, and with nobody else
-entering until it has its own. If the engine fails meanwhile, the suspect is what kills engines; later on, it is if nobody entered
-after it and no other suspect is there. Where that is not clear it runs alone on the next engine. All waiting is bounded, so that
-a suspect delays others by seconds at most.
+Every request that was on an engine when the engine failed gets a *strike* and becomes a suspect. A suspect enters its next
+engine on probation: only after every other request there has its first token, and no other request enters until the suspect
+has its own. If the engine fails during probation, the suspect is the cause. If it fails later, the suspect is the cause unless
+another request entered after it or another suspect is there. If the cause is not clear, the suspect runs alone on the next
+engine. All waits are bounded, so a suspect delays other requests by seconds at most.
 
-An engine that was killed from outside (SIGKILL, SIGTERM, a lost node) gives no strike, unless the kernel killed it for memory.
+An engine that was killed from outside (SIGKILL, SIGTERM, a lost node) causes no strikes, unless the kernel's OOM killer did it.
 """
 
 import asyncio
@@ -17,122 +17,127 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-MAX_FAILED_ENGINES = 2  # engines that a request may take with it
-PROBATION_S = 10.0  # at most, until a suspect has its first token
-SETTLING_S = 10.0  # at most, until the others have theirs
-ALONE_S = 30.0  # at most: alone on an engine, and before that until the others are done
-KNOWN_S = 0.25  # until an engine knows of a request that entered
+MAX_FAILED_ENGINES = 2  # strikes from which a request can be the cause
+PROBATION_S = 10.0  # limit for a suspect to get its first token
+SETTLING_S = 10.0  # limit for the others to get theirs
+ALONE_S = 30.0  # limit for running alone on an engine, and for the others to finish before that
+KNOWN_S = 0.25  # until an engine reports a request that entered
 POLL_S = 0.02
 FROM_OUTSIDE = (0, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT)
 
 
 def cause_of_death(exit_codes: list[int | None], out_of_memory: bool) -> tuple[str, bool]:
-    """In words, and whether the engine failed by itself. An engine that raised an exception tells so before its process ends."""
+    """Description, and whether the engine failed by itself. After an exception the engine reports before its process ends."""
     ended = [code for code in exit_codes if code is not None]
     if not ended:
         return "it raised an exception", True
     code = next((code for code in ended if code not in FROM_OUTSIDE), ended[0])
     if code == -signal.SIGKILL and out_of_memory:
-        return "killed for want of memory", True
+        return "out of memory", True
     words = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     return words, code not in FROM_OUTSIDE
 
 
 def killed_for_memory() -> int:
-    """Processes that the kernel of this machine has killed so far to free memory."""
+    """Number of OOM kills on this machine since boot."""
     counters = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
     return int(counters.get("oom_kill", 0))
 
 
 @dataclass
-class Stay:
-    """One request on one engine, from its first sequence's start to its last one's end."""
+class Residency:
+    """Request on an engine, from the start of its first sequence to the end of its last."""
 
     strikes: int
-    entered: int  # greater than of all who entered before
-    apart: bool  # on probation, and the others were settled
+    entered: int  # order of entry
+    isolated: bool  # entered on probation, after the others had their first tokens
     sequences: int = 1
 
 
 class Quarantine:
+    """Requests on one engine. Suspects enter it on probation."""
+
     def __init__(self, prefilling: Callable[[], bool]) -> None:
-        """`prefilling`: whether any request on the engine is without its first token."""
+        """`prefilling` returns whether any request on the engine has no first token yet."""
         self._prefilling = prefilling
-        self._inside: dict[Hashable, Stay] = {}
+        self._requests: dict[Hashable, Residency] = {}
         self._entries = 0
-        self._probation = asyncio.Lock()  # of one suspect at a time
-        self._closed_for: Hashable | None = None  # nobody else enters
-        self._opened = asyncio.Event()
+        self._probation = asyncio.Lock()  # held for one suspect at a time
+        self._exclusive: Hashable | None = None  # no other request enters
+        self._available = asyncio.Event()
 
     async def enter(self, request: Hashable, strikes: int) -> None:
         """Returns when the request may start on the engine. Each call needs a `leave`."""
-        if strikes and request not in self._inside:
+        if strikes and request not in self._requests:
             await self._enter_on_probation(request, strikes)
             return
-        while self._closed_for not in (None, request):
-            await self._opened.wait()
+        while self._exclusive not in (None, request):
+            await self._available.wait()
         self._admit(request, strikes)
 
     def leave(self, request: Hashable) -> None:
-        stay = self._inside.get(request)
-        if stay is None:
+        residency = self._requests.get(request)
+        if residency is None:
             return
-        stay.sequences -= 1
-        if not stay.sequences:
-            del self._inside[request]
+        residency.sequences -= 1
+        if not residency.sequences:
+            del self._requests[request]
 
     def verdict(self, request: Hashable) -> dict[str, Any] | None:
-        """The strikes of a request after this engine failed under it, and whether it is to blame. None if it was not there."""
-        stay = self._inside.get(request)
-        if stay is None:
+        """Strikes of a request after this engine failed, and whether it is the cause. None if it was not on the engine."""
+        residency = self._requests.get(request)
+        if residency is None:
             return None
-        others = [other for name, other in self._inside.items() if name != request]
-        if others and self._closed_for == request:
-            clear = stay.apart
+        others = [other for name, other in self._requests.items() if name != request]
+        if others and self._exclusive == request:
+            clear = residency.isolated
         else:
-            clear = not any(other.strikes or other.entered > stay.entered for other in others)
-        strikes = stay.strikes + 1
+            clear = not any(other.strikes or other.entered > residency.entered for other in others)
+        strikes = residency.strikes + 1
         return {"strikes": strikes, "guilty": strikes >= MAX_FAILED_ENGINES and clear}
 
-    def _admit(self, request: Hashable, strikes: int, apart: bool = False) -> None:
-        if request in self._inside:
-            self._inside[request].sequences += 1
+    def _admit(self, request: Hashable, strikes: int, isolated: bool = False) -> None:
+        if request in self._requests:
+            self._requests[request].sequences += 1
             return
         self._entries += 1
-        self._inside[request] = Stay(strikes, self._entries, apart)
+        self._requests[request] = Residency(strikes, self._entries, isolated)
 
     async def _enter_on_probation(self, request: Hashable, strikes: int) -> None:
         await self._probation.acquire()
-        if request in self._inside:  # another of its sequences, which waited behind the first
+        if request in self._requests:  # another sequence of the same request
             self._probation.release()
             self._admit(request, strikes)
             return
-        self._closed_for = request
-        self._opened.clear()
+        self._exclusive = request
+        self._available.clear()
         alone = strikes >= MAX_FAILED_ENGINES
         try:
-            apart = await _until(lambda: not (self._inside if alone else self._prefilling()), ALONE_S if alone else SETTLING_S)
+            isolated = await _until(
+                lambda: not (self._requests if alone else self._prefilling()), ALONE_S if alone else SETTLING_S
+            )
         except BaseException:
-            self._open()
+            self._end_probation()
             raise
-        self._admit(request, strikes, apart)
-        self._watching = asyncio.get_running_loop().create_task(self._watch(request, alone))  # held, or it may be collected
+        self._admit(request, strikes, isolated)
+        # Referenced, or the task may be garbage collected.
+        self._watching = asyncio.get_running_loop().create_task(self._watch(request, alone))
 
     async def _watch(self, request: Hashable, alone: bool) -> None:
-        """Ends the probation of a request that has left or has its first token; or, alone, of one that has run for long."""
+        """Ends the probation when the request has its first token or has left; if it runs alone, after ALONE_S at the latest."""
         known = time.monotonic() + KNOWN_S
 
         def over() -> bool:
-            return request not in self._inside or (not alone and time.monotonic() > known and not self._prefilling())
+            return request not in self._requests or (not alone and time.monotonic() > known and not self._prefilling())
 
         try:
             await _until(over, ALONE_S if alone else PROBATION_S)
         finally:
-            self._open()
+            self._end_probation()
 
-    def _open(self) -> None:
-        self._closed_for = None
-        self._opened.set()
+    def _end_probation(self) -> None:
+        self._exclusive = None
+        self._available.set()
         self._probation.release()
 
 

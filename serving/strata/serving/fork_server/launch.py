@@ -1,6 +1,6 @@
-"""Becomes a Ray worker that has vLLM imported, by asking the server for a fork; without a server, by starting Python as usual.
+"""Starts a Ray worker as a fork of the server, with vLLM imported; without a server, starts Python as usual.
 
-Run by file name, without site packages: only what Python itself brings is imported, so that it takes no time.
+Run by file name, without site packages, and with standard library imports only, so that it starts fast.
 """
 
 import json
@@ -12,7 +12,7 @@ import sys
 SOCKET = "STRATA_WARM_SOCKET"
 PYTHON = "STRATA_WARM_PYTHON"
 LARGEST = 2**20
-# Ray gives up a worker that has not told of itself after a minute.
+# Ray gives up on a worker that has not registered after a minute.
 WAIT_S = 30.0
 
 
@@ -25,7 +25,7 @@ def main() -> None:
         child = os.pidfd_open(pid)
     except ProcessLookupError:
         return
-    # Ray knows the worker by its own process number. Until it has been told, it takes the end of this process for a failed start.
+    # Ray learns the worker's own pid when it registers. Until then, the end of this process would be a failed start.
     select.select([child], [], [])
 
 

@@ -1,6 +1,6 @@
-"""A process that has imported vLLM and forks itself for every engine replica that Ray starts on this machine.
+"""Process that has imported vLLM and forks itself for every engine replica that Ray starts on this machine.
 
-It ends with the command that started it. Replicas that it forked do not end with it, but with their Ray node.
+It ends with the command that started it. Its forks end with their Ray node.
 """
 
 import atexit
@@ -31,25 +31,25 @@ LAUNCHER = f"{sys.executable} -I -S {launch.__file__}"
 
 @dataclass(frozen=True)
 class Warm:
-    runtime_env: dict[str, Any]  # what the replicas' runtime environment needs
-    _ready: int  # readable when vLLM is imported, or when that failed
+    runtime_env: dict[str, Any]  # merged into the replicas' runtime environment
+    _ready: int  # readable when the import of vLLM has finished or failed
 
     def wait(self, limit_s: float) -> None:
-        """Replicas that are started before it is ready import vLLM themselves."""
+        """Waits for the import of vLLM. Replicas started before its end import vLLM themselves."""
         select.select([self._ready], [], [], limit_s)
 
 
 @contextmanager
 def running(environment: Mapping[str, str]) -> Iterator[Warm]:
-    """`environment` is the replicas' own: some of it is read while vLLM is imported. The import goes on meanwhile."""
+    """Starts the server, without waiting for the import. `environment` is the replicas': vLLM reads parts of it when imported."""
     with tempfile.TemporaryDirectory(prefix="strata-warm-") as folder:
         path = Path(folder) / "socket"
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         listener.bind(str(path))
         listener.listen(64)
         lifeline, held = os.pipe()
-        ready, told = os.pipe()
-        passed = (listener.fileno(), lifeline, told)
+        ready, signal_ready = os.pipe()
+        passed = (listener.fileno(), lifeline, signal_ready)
         process = subprocess.Popen(
             [sys.executable, "-m", __name__, *map(str, passed)],
             env=os.environ | environment,
@@ -60,7 +60,7 @@ def running(environment: Mapping[str, str]) -> Iterator[Warm]:
         )
         listener.close()
         os.close(lifeline)
-        os.close(told)
+        os.close(signal_ready)
         variables = {launch.SOCKET: str(path), launch.PYTHON: sys.executable}
         try:
             yield Warm({"py_executable": LAUNCHER, "env_vars": variables}, ready)
@@ -84,14 +84,14 @@ def serve(listener: socket.socket, lifeline: int) -> None:
                 if pid == 0:
                     for fd in (listener.fileno(), connection.fileno(), lifeline):
                         os.close(fd)
-                    _become(json.loads(data), given)
+                    _become_worker(json.loads(data), given)
                 connection.send(str(pid).encode())
             for fd in given:
                 os.close(fd)
 
 
 def _hung_up(connection: socket.socket) -> bool:
-    """A launcher that waited too long starts Python itself."""
+    """Whether the launcher is gone: after its time limit it starts Python itself."""
     try:
         return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
@@ -99,7 +99,7 @@ def _hung_up(connection: socket.socket) -> bool:
 
 
 class _NoRay(MetaPathFinder):
-    """Ray's library reads a worker's environment once, when it is loaded: it must not be loaded here. vLLM does without it."""
+    """Blocks the import of Ray, which reads a worker's environment once, on import. vLLM works without it."""
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
         if fullname == "ray":
@@ -115,23 +115,23 @@ def _import_vllm() -> None:
         sys.meta_path.remove(without_ray)
 
 
-def _find_title() -> None:
-    """Engines are known by their process title. Its place in memory can be found only before the environment is changed."""
+def _locate_title() -> None:
+    """Locates the process title, by which engines are identified. This is only possible before the environment changes."""
     from setproctitle import getproctitle
 
     getproctitle()
 
 
-def _title_by_package() -> None:
-    """Ray has a copy of that library of its own, which looks for the title's place when it is too late."""
+def _replace_rays_setproctitle() -> None:
+    """Replaces Ray's own copy of setproctitle, which locates the title too late."""
     import ray._raylet
     from setproctitle import getproctitle, setproctitle
 
     ray._raylet.getproctitle, ray._raylet.setproctitle = getproctitle, setproctitle
 
 
-def _become(wanted: dict[str, Any], given: list[int]) -> None:
-    """The worker that Ray wanted to start. Does not return."""
+def _become_worker(wanted: dict[str, Any], given: list[int]) -> None:
+    """Becomes the worker that Ray wanted to start. Does not return."""
     code = 1
     try:
         for number in (signal.SIGINT, signal.SIGCHLD):
@@ -144,7 +144,7 @@ def _become(wanted: dict[str, Any], given: list[int]) -> None:
         os.environ.update(wanted["environment"])
         os.chdir(wanted["folder"])
         preforked.fork()
-        _title_by_package()
+        _replace_rays_setproctitle()
         script = wanted["argv"][0]
         sys.argv[:] = wanted["argv"]
         sys.path[0] = str(Path(script).parent)
@@ -163,11 +163,11 @@ def _become(wanted: dict[str, Any], given: list[int]) -> None:
 
 def main() -> None:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, fileno=int(sys.argv[1]))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the command's
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command handles a terminal's Ctrl-C
     _import_vllm()
-    _find_title()
+    _locate_title()
     os.close(int(sys.argv[3]))
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the replicas here
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the replicas
     gc.collect()
     gc.freeze()
     serve(listener, int(sys.argv[2]))

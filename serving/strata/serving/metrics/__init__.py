@@ -1,1 +1,1 @@
-"""Prometheus series of gateways and replicas."""
+"""Prometheus metrics of gateways and replicas."""

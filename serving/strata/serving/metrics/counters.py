@@ -1,7 +1,7 @@
-"""What the endpoint says of itself in `/metrics`, read again and again while it is under load.
+"""Polls the endpoint's `/metrics` under load and sums up the increases of its counters.
 
-A counter starts anew with its process, so differences of two readings would be wrong after a kill: increases are summed up
-from one reading to the next, as Prometheus does. What a process counted after its last reading is lost with it.
+A counter restarts at zero with its process, so the difference of two readings would be wrong after a kill. Increases are summed
+from one reading to the next, as Prometheus does. Counts after the last reading of a process are lost with it.
 """
 
 import asyncio
@@ -17,11 +17,11 @@ from strata.platform.metrics import SERVE_MIGRATIONS, SERVE_PREFILLS, SERVE_REPL
 PERIOD_S = 0.5
 READ = (SERVE_RETRIES, SERVE_MIGRATIONS, SERVE_PREFILLS, SERVE_REPLICAS)
 
-Series = tuple[str, tuple[tuple[str, str], ...]]  # a name, and its labels in order
+Series = tuple[str, tuple[tuple[str, str], ...]]  # name and sorted labels
 
 
 def parse(text: str) -> dict[Series, float]:
-    """Of what is READ alone: an endpoint has thousands of series, and parsing them all would hold up the clients here."""
+    """Samples of the metrics in READ. Parsing all of the thousands of series would delay the clients in this process."""
     names = tuple(metric.name for metric in READ)
     lines = "".join(f"{line}\n" for line in text.splitlines() if line.startswith(names))
     return {
@@ -32,7 +32,7 @@ def parse(text: str) -> dict[Series, float]:
 
 
 def by(values: Mapping[Series, float], metric: ServeMetric, *labels: str) -> dict[str, float]:
-    """Summed up over all labels but these, whose values are the key."""
+    """Sums by the given labels, whose values are the key."""
     sums: dict[str, float] = {}
     for (name, pairs), value in values.items():
         if name == metric.name:
@@ -43,17 +43,19 @@ def by(values: Mapping[Series, float], metric: ServeMetric, *labels: str) -> dic
 
 @dataclass
 class Meter:
-    """`increases` since the first reading; `values` as they were `at` the latest."""
+    """Counter `increases` since the first reading, and `values` of the latest, at time `at`."""
 
     http: httpx.AsyncClient
     at: float = 0.0
     values: dict[Series, float] = field(default_factory=dict)
     increases: dict[Series, float] = field(default_factory=dict)
-    _reading: asyncio.Lock = field(default_factory=asyncio.Lock)  # readings out of order would look like a counter that fell
-    _known: dict[Series, float] = field(default_factory=dict)  # of any reading: a replica may be missing from one
+    _reading: asyncio.Lock = field(default_factory=asyncio.Lock)  # readings out of order would look like counter resets
+    _known: dict[Series, float] = field(
+        default_factory=dict
+    )  # latest value of each series; a replica may be missing from a reading
 
     async def read(self) -> bool:
-        """Whether there was anything to read: between two gateways nobody answers."""
+        """Reads once. Returns False if no gateway answered."""
         async with self._reading:
             try:
                 response = (await self.http.get("/metrics")).raise_for_status()
@@ -66,7 +68,7 @@ class Meter:
         if self.at:
             for series, value in values.items():
                 before = self._known.get(series, 0.0)
-                grown = value - before if value >= before else value  # one that fell began anew from zero
+                grown = value - before if value >= before else value  # a lower value means a restart from zero
                 self.increases[series] = self.increases.get(series, 0.0) + grown
         self.at, self.values = at, values
         self._known |= values

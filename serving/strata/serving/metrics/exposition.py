@@ -1,7 +1,7 @@
-"""Several processes' metrics as one Prometheus text: the gateway asks every replica for its own and gives out all of them.
+"""Merges the Prometheus texts of several processes: the gateway collects every replica's metrics and returns them all.
 
-Line by line, without parsing: a replica with vLLM's series has some thousand lines, and prometheus_client's parser would
-hold the gateway's event loop for a tenth of a second at every scrape.
+It works line by line, without parsing. A replica with vLLM's series has over a thousand lines, and prometheus_client's parser
+would block the gateway's event loop for a tenth of a second per scrape.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,8 +16,8 @@ class _Family:
 
 
 def merge(parts: Sequence[tuple[Mapping[str, str], str]]) -> str:
-    """Each part is a text as `prometheus_client.generate_latest` writes it, and labels to add to all of its samples: names
-    that it does not use itself, values that make its series differ from those of the other parts."""
+    """Merges texts in the format of `prometheus_client.generate_latest`. The labels of a part are added to all of its samples;
+    they must be new names, and their values must make its series differ from those of the other parts."""
     families: dict[str, _Family] = {}
     for labels, text in parts:
         added = ",".join(f'{name}="{_escape(value)}"' for name, value in labels.items())
@@ -38,7 +38,7 @@ def merge(parts: Sequence[tuple[Mapping[str, str], str]]) -> str:
 def _label(sample: str, added: str) -> str:
     if not added:
         return sample
-    # A name holds neither a space nor a brace, so the first of them ends it.
+    # A metric name contains no space and no brace, so the first of them ends it.
     brace, space = sample.find("{"), sample.find(" ")
     if 0 <= brace < space:
         comma = "" if sample[brace + 1] == "}" else ","

@@ -1,8 +1,7 @@
-"""The endpoint's numbers as Prometheus series: what the gateway measures at the client's side, and what each replica
-measures at its engine. Names, labels and buckets are those of `strata.platform.metrics`; `text()` is all that one process
-has to say.
+"""Prometheus metrics of a gateway (client side) and of a replica (engine side).
 
-Used from one thread, the event loop's.
+Names, labels and buckets are defined in `strata.platform.metrics`. `text()` returns all metrics of a process. Not thread-safe:
+call it from the event loop only.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,31 +19,31 @@ from strata.serving.routing import policy
 Labels = tuple[str, ...]
 ROUTES = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", "/detokenize", "/health", "/metrics")
 MIGRATIONS = ("continued", "restarted", "refused")
-# What may lengthen a gap, the nearest cause first: prompt tokens in the same step; blocks on their way into this engine; a
-# prompt of its on a prefill engine, which matters where both share a GPU.
+# Possible causes of a longer inter-token latency, most likely first: prompt tokens in the same step; a KV transfer into this
+# engine; a remote prefill, which matters if both engines share a GPU.
 BESIDE = ("prefill", "hand-over", "pool-prefill", "nothing")
 
 
 class Gateway:
-    """The client's side."""
+    """Metrics measured at the client side."""
 
     def __init__(self, model: str, replica: str) -> None:
         self._series = _Series((model, "gateway", replica), metrics.SERVING_GATEWAY)
-        # A counter that appears with its first event is no increase to Prometheus: what can be known is there from the start.
+        # Prometheus sees no increase in a counter that appears with its first event, so known label values start at zero.
         for outcome in MIGRATIONS:
             self._series.add(metrics.SERVE_MIGRATIONS, 0, outcome)
 
     def request_ended(self, route: str, status: int, seconds: float) -> None:
-        route = route if route in ROUTES else "other"  # paths are the client's to invent, series are not
+        route = route if route in ROUTES else "other"  # clients choose paths, so unknown ones share a label value
         self._series.add(metrics.SERVE_REQUESTS, 1, route, str(status))
         self._series.observe(metrics.SERVE_REQUEST, seconds, route)
 
     def first_token(self, seconds: float) -> None:
         self._series.observe(metrics.SERVE_FIRST_TOKEN, seconds)
 
-    def inter_token_latencies(self, gaps: Sequence[float]) -> None:
-        """All gaps of one stream, at its end: one by one they would cost more than sending the tokens may."""
-        self._series.observe_all(metrics.SERVE_INTER_TOKEN, gaps)
+    def inter_token_latencies(self, seconds: Sequence[float]) -> None:
+        """Records all latencies of a stream at its end: one by one they would cost more than sending the tokens."""
+        self._series.observe_all(metrics.SERVE_INTER_TOKEN, seconds)
 
     def tokens(self, prompt: int, generated: int) -> None:
         self._series.add(metrics.SERVE_PROMPT_TOKENS, prompt)
@@ -76,7 +75,7 @@ class Gateway:
 
 
 class Replica:
-    """One engine's side. `engine_stats.py` calls what only the engine knows."""
+    """Metrics measured at one engine. `engine_stats.py` records those of vLLM's scheduler."""
 
     def __init__(self, model: str, role: str, replica: str) -> None:
         self._series = _Series((model, role, replica), metrics.SERVING_ENGINE)
@@ -98,9 +97,9 @@ class Replica:
     def remote_prefill_failed(self) -> None:
         self._series.add(metrics.SERVE_REMOTE_PREFILL_FAILURES, 1)
 
-    def inter_token_latencies(self, gaps: Sequence[float], beside: str) -> None:
-        """By one token each, in one step."""
-        self._series.observe_all(metrics.SERVE_ENGINE_GAP, gaps, beside)
+    def inter_token_latencies(self, seconds: Sequence[float], beside: str) -> None:
+        """Records one step: the latency of each stream, and what ran beside it."""
+        self._series.observe_all(metrics.SERVE_ENGINE_GAP, seconds, beside)
 
     def load(self, running: int, waiting: int, kv_usage: float) -> None:
         self._series.set(metrics.SERVE_RUNNING, running)
@@ -144,19 +143,19 @@ class _Buckets:
 
 
 class _Series(Collector):
-    """The values of one process. prometheus_client's own Counter and Histogram would do but for their cost: a lock and a
-    label lookup a time (a histogram cannot take many values at once), and a `_created` twin of every series."""
+    """Metric values of one process. prometheus_client's Counter and Histogram cost a lock and a label lookup per value (a
+    histogram cannot record many values in one call) and add a `_created` series to every series."""
 
-    def __init__(self, labels: Labels, kept: Sequence[ServeMetric]) -> None:
-        self._labels = labels  # of every series of this process, before its own
-        self._kept = (metrics.SERVE_REPLICAS, *kept)
-        self._values: dict[str, dict[Labels, float]] = {metric.name: {} for metric in self._kept}
-        self._buckets: dict[str, dict[Labels, _Buckets]] = {metric.name: {} for metric in self._kept}
-        for metric in self._kept:
+    def __init__(self, labels: Labels, recorded: Sequence[ServeMetric]) -> None:
+        self._labels = labels  # labels of every series of this process, before its own
+        self._metrics = (metrics.SERVE_REPLICAS, *recorded)
+        self._values: dict[str, dict[Labels, float]] = {metric.name: {} for metric in self._metrics}
+        self._buckets: dict[str, dict[Labels, _Buckets]] = {metric.name: {} for metric in self._metrics}
+        for metric in self._metrics:
             if len(metric.labels) > len(labels):
                 continue
             if metric.kind == "histogram":
-                self._of_histogram(metric, ())
+                self._histogram(metric, ())
             else:
                 self.set(metric, 0)
         self.set(metrics.SERVE_REPLICAS, 1)
@@ -177,19 +176,19 @@ class _Series(Collector):
             self.add(metric, -1)
 
     def observe(self, metric: ServeMetric, value: float, *labels: str) -> None:
-        self._of_histogram(metric, labels).add(value)
+        self._histogram(metric, labels).add(value)
 
     def observe_all(self, metric: ServeMetric, values: Sequence[float], *labels: str) -> None:
-        self._of_histogram(metric, labels).add_all(values)
+        self._histogram(metric, labels).add_all(values)
 
-    def _of_histogram(self, metric: ServeMetric, labels: Labels) -> _Buckets:
+    def _histogram(self, metric: ServeMetric, labels: Labels) -> _Buckets:
         family = self._buckets[metric.name]
         if labels not in family:
             family[labels] = _Buckets(metric.buckets)
         return family[labels]
 
     def collect(self) -> Iterator[Metric]:
-        for metric in self._kept:
+        for metric in self._metrics:
             if metric.kind == "histogram":
                 histogram = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
                 for labels, buckets in self._buckets[metric.name].items():

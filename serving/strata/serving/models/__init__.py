@@ -1,1 +1,1 @@
-"""Model folders: finding one, and refusing those that cannot be served."""
+"""Selection and checks of model folders."""

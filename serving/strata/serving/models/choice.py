@@ -1,4 +1,4 @@
-"""Which model and which serve section the user meant."""
+"""Selects the model and the serve section from the command line."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ class Choice:
     section: ServeSection
     folder: Path
     model_id: str
-    words: tuple[str, ...]  # what makes `strata serve` choose the same again
+    words: tuple[str, ...]  # arguments of `strata serve` that select the same model
 
 
 def choose(overrides: Sequence[str], run: str | None, model: Path | None, recipe: str | None) -> Choice:
     if run and model:
-        raise UserError("--run and --model both say what to serve.", "Give one of them.")
+        raise UserError("--run and --model exclude each other.", "Use one of them.")
     if model:
         section = recipe_file.load(recipe or recipe_file.DEFAULT, overrides).serve
         return Choice(section, model, model.resolve().name, ("--model", str(model), *overrides))

@@ -1,7 +1,8 @@
-"""Which models cannot be handed over from engine to engine: those whose layers keep their context in different ways.
+"""Refuses disaggregated prefill for hybrid models, whose layers have different kinds of KV cache.
 
-Full attention keeps every token, a sliding window the last few, a state space a state. vLLM has a cache for each kind, and where
-there is more than one, blocks that NIXL moves can be another prompt's: a wrong answer, and no error (vllm-project/vllm 52234).
+Full attention caches every token, a sliding window the last few, a state space model a state. vLLM has a cache group for each
+kind. With more than one, blocks that NIXL transfers can belong to another prompt: a wrong answer without an error
+(vllm-project/vllm 52234).
 """
 
 import json
@@ -11,7 +12,7 @@ from typing import Any
 
 from strata.platform.errors import UserError
 
-# Where a config.json says what each layer is, and what it only has if layers are of several kinds.
+# Keys of config.json that list the kind of each layer, and keys that only hybrid models have.
 LISTED = ("layer_types", "layers_block_type")
 ONLY_IF_MIXED = (
     "hybrid_override_pattern",  # Nemotron-H
@@ -21,11 +22,11 @@ ONLY_IF_MIXED = (
     "attention_chunk_size",  # Llama 4
     "sliding_window_pattern",  # Gemma 3, Cohere 2
 )
-ALTERNATING = ("Gemma2ForCausalLM",)  # whose config.json may not say so
+ALTERNATING = ("Gemma2ForCausalLM",)  # hybrid, but config.json may not have such a key
 
 
 def check_folder(folder: Path) -> None:
-    """Before anything starts, by what the model's folder says."""
+    """Checks config.json before anything starts."""
     config = json.loads((folder / "config.json").read_text())
     text = config.get("text_config") or config
     kinds = _kinds(text) or next((name for name in ONLY_IF_MIXED if text.get(name)), None)
@@ -33,7 +34,7 @@ def check_folder(folder: Path) -> None:
 
 
 def check_loaded(text_config: Any, is_hybrid: bool) -> None:
-    """In the engine's process, by what vLLM made of it: transformers fills in what a config.json leaves out."""
+    """Checks vLLM's loaded configuration, in which transformers has filled in defaults that config.json omits."""
     _refuse(_kinds(vars(text_config)) or ("attention and states" if is_hybrid else None))
 
 
@@ -47,7 +48,7 @@ def _kinds(config: Mapping[str, Any]) -> str | None:
 def _refuse(kinds: str | None) -> None:
     if kinds is not None:
         raise UserError(
-            f"This model's layers keep their context in several ways ({kinds}); handed over from engine to engine, prompts can "
-            "get each other's answers (vllm-project/vllm 52234). Without a prefill pool it is served.",
+            f"This model has several kinds of KV cache ({kinds}). With a prefill pool, a prompt can get the answer of another "
+            "(vllm-project/vllm 52234).",
             "Set serve.prefill.replicas=0.",
         )

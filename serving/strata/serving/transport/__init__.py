@@ -1,1 +1,1 @@
-"""Links between gateways and replicas, and the directory of replicas."""
+"""RPC links between gateways and replicas, and the directory of replica addresses."""

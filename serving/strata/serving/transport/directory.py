@@ -1,7 +1,7 @@
-"""Where the replicas of an endpoint listen, in the key-value store of Ray's head.
+"""Directory of replica addresses, in the key-value store of Ray's GCS.
 
-Serve places, starts and restarts replicas but has no way for them to find each other's sockets. Ray's own store is shared by
-the cluster and survives what the head survives; no process of ours has to stay alive for it.
+Serve places, starts and restarts replicas but offers no way to find each other's sockets. The GCS store is shared by the
+cluster, lives as long as the head, and needs no additional process.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ class Directory:
         await asyncio.to_thread(_delete, self._key(role, name))
 
     async def names(self, role: str) -> set[str]:
-        """Asked for again and again, so it is one question to the head, however many there are."""
+        """Names of the published replicas. Polled, so it is a single request to the head."""
         prefix = self._key(role, "")
         return {key.removeprefix(prefix).decode() for key in await asyncio.to_thread(_list, prefix)}
 
@@ -34,7 +34,7 @@ class Directory:
         return None if found is None else dict(json.loads(found))
 
     def clear(self) -> None:
-        """What an endpoint that was killed left behind."""
+        """Deletes the entries of a previous endpoint that was killed."""
         for key in _list(self._prefix.encode()):
             _delete(key)
 

@@ -1,12 +1,12 @@
-"""Calls between our own processes: many at once over one TCP connection, answers in pieces.
+"""RPC with streamed answers between the endpoint's processes: concurrent calls multiplexed over one TCP connection.
 
-A token's way from engine to client must cost as little as possible. Ray's actor calls cost a hundred microseconds a piece,
-an HTTP connection a stream costs a system call a token. Here all that an engine produced in one step, for all of its
-streams, leaves in one write.
+The path of a token from engine to client must be cheap. A Ray actor call costs a hundred microseconds; an HTTP connection per
+stream costs a system call per token. Here everything that an engine produced in one step, for all of its streams, is sent in
+one write.
 
-A frame is a length, a call's number, a kind and a payload. The caller sends CALL and perhaps CANCEL; the callee answers with
-any number of HEAD and DATA, and one END. A side that knows the other is gone (the connection breaks, or pings stay
-unanswered) ends all calls on it with `LinkLost`, which is what failover waits for.
+A frame is a length, a call number, a kind and a payload. The caller sends CALL and optionally CANCEL; the callee answers with
+any number of HEAD and DATA frames and one END. When the connection breaks or pings stay unanswered, all calls on it end with
+`LinkLost`, which triggers failover.
 """
 
 import asyncio
@@ -22,17 +22,17 @@ from typing import Any, cast
 FRAME = struct.Struct("!IIB")
 SECRET_BYTES = 32
 PING_S = 1.0
-# Long enough for a process that computes without a pause; a process that died is noticed at once, by its closed socket.
+# Longer than a process may compute without serving its event loop. A dead process is detected earlier, by its closed socket.
 SILENCE_S = 20.0
 CONNECT_S = 5.0
-SECRET_S = 5.0  # for a caller to show that it is one of ours
-MAX_STRANGERS = 64  # connections that have not done so
-MAX_ANSWER_BYTES = 64 * 2**20  # of an answer in one piece
+SECRET_S = 5.0  # limit for a caller to send the secret
+MAX_UNTRUSTED = 64  # connections that have not sent the secret yet
+MAX_ANSWER_BYTES = 64 * 2**20  # of an answer that is not streamed
 MAX_FRAME_BYTES = 2 * MAX_ANSWER_BYTES
-LARGE_BYTES = 64 * 2**10  # payloads that are not copied to be sent together with others
-UNSENT_BYTES = 64 * 2**20  # for a caller that reads nothing; with more of them it is given up earlier
+LARGE_BYTES = 64 * 2**10  # larger payloads are written separately instead of being copied into a joined buffer
+UNSENT_BYTES = 64 * 2**20  # in the send buffer of a caller that does not read; above it the shorter UNSENT_S applies
 UNSENT_S = 5.0
-UNREAD_BYTES = 4 * 2**20  # of one stream that have come and not been taken
+UNREAD_BYTES = 4 * 2**20  # received for one stream and not consumed
 UNREAD_OF_LINK_BYTES = 32 * 2**20
 
 
@@ -47,7 +47,7 @@ class Kind(IntEnum):
 
 
 class LinkLost(Exception):
-    """The process at the other end is gone, or cannot go on with this call. `verdict` is set for a request that was on its engine
+    """The process at the other end is gone or cannot continue this call. `verdict` is set for a request that was on an engine
     when the engine failed (see `engine/suspect_requests.py`)."""
 
     def __init__(self, reason: str, verdict: dict[str, Any] | None = None) -> None:
@@ -56,11 +56,11 @@ class LinkLost(Exception):
 
 
 class Overrun(Exception):
-    """The pieces of a stream were not taken as they came, and were dropped."""
+    """A stream was consumed too slowly, and its unread chunks were dropped."""
 
 
 class _Frames(asyncio.Protocol):
-    """Both ends: frames in, frames out. What is sent within one turn of the event loop leaves in one write."""
+    """Framing for both ends. All frames sent within one iteration of the event loop are written together."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -69,7 +69,7 @@ class _Frames(asyncio.Protocol):
         self._outgoing: list[bytes] = []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is not asyncio's, but behaves alike
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport is not a subclass of asyncio's
 
     def data_received(self, data: bytes) -> None:
         self._received += data
@@ -82,7 +82,7 @@ class _Frames(asyncio.Protocol):
                 return
             if stop > end:
                 break
-            with memoryview(self._received) as view:  # a slice of the bytearray itself would be one more copy
+            with memoryview(self._received) as view:  # slicing the bytearray itself would copy once more
                 payload = bytes(view[start + FRAME.size : stop])
             self.frame(number, kind, payload)
             start = stop
@@ -107,7 +107,7 @@ class _Frames(asyncio.Protocol):
                 self._transport.write(part)
 
     def close(self) -> None:
-        """What was sent before still leaves."""
+        """Closes the connection after sending what is queued."""
         if self._outgoing:
             self._flush()
         if self._transport is not None:
@@ -119,7 +119,7 @@ class _Frames(asyncio.Protocol):
 
 
 class Call:
-    """One call as the callee sees it."""
+    """Callee's side of a call."""
 
     def __init__(self, connection: "_Callee", number: int, method: str, meta: dict[str, Any], body: bytes) -> None:
         self._connection = connection
@@ -136,7 +136,7 @@ class Call:
         self._connection.send(self._number, Kind.END, json.dumps(meta).encode())
 
     def close_server(self) -> None:
-        """Ends all connections of the server that was called, and listens for no others."""
+        """Closes the server that received this call, with all of its connections."""
         self._connection.server.close()
 
 
@@ -154,22 +154,22 @@ class _Callee(_Frames):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        if sum(not connection.trusted for connection in self.server.connections) >= MAX_STRANGERS:
+        if sum(not connection.trusted for connection in self.server.connections) >= MAX_UNTRUSTED:
             self.abort()
             return
         self.server.connections.add(self)
         self._watch()
 
     def _watch(self) -> None:
-        """Ends the connection of a caller that sends no pings: its calls are cancelled, and what waits for it is freed. Counted
-        in looks, each a turn of the event loop: a loop that stood still does not take its own silence for the caller's."""
-        if self._silent_s > self._patience():
+        """Aborts the connection of a caller that sends no pings: its calls are cancelled, and its buffers freed. Time is counted
+        in iterations of this timer, so a stalled event loop here is not mistaken for a silent caller."""
+        if self._silent_s > self._silence_limit():
             self.abort()
             return
         self._silent_s += PING_S
         self._watching = self._loop.call_later(PING_S, self._watch)
 
-    def _patience(self) -> float:
+    def _silence_limit(self) -> float:
         if not self.trusted:
             return SECRET_S
         assert self._transport is not None
@@ -225,7 +225,7 @@ class _Callee(_Frames):
 
 
 class Server:
-    """Listens for calls. `load` is told to callers with every ping."""
+    """Listens for calls. Every pong carries the result of `load`."""
 
     def __init__(self, handler: Handler, load: Callable[[], dict[str, Any]], secret: bytes) -> None:
         assert len(secret) == SECRET_BYTES
@@ -250,7 +250,7 @@ class Server:
 
 
 class Stream:
-    """One call as the caller sees it: its pieces, in order."""
+    """Caller's side of a call: the chunks of the answer, in order."""
 
     def __init__(self, link: "Link", number: int) -> None:
         self._link = link
@@ -268,42 +268,42 @@ class Stream:
         return self._pop()
 
     async def arrived(self) -> None:
-        """Returns when there is a piece, or the call is lost."""
+        """Returns when a chunk has arrived or the call is lost."""
         while not self._chunks and self._lost is None:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
 
     def get_nowait(self) -> tuple[int, bytes] | None:
-        """What has arrived already, without waiting."""
+        """Next chunk if one has arrived, else None."""
         return self._pop() if self._chunks else None
 
     def get_nowait_if(self, kind: Kind) -> bytes | None:
         return self._pop()[1] if self._chunks and self._chunks[0][0] == kind else None
 
     def _pop(self) -> tuple[int, bytes]:
-        piece = self._chunks.popleft()
+        chunk = self._chunks.popleft()
         if self.unread:
-            self._link.count_unread(self, -min(self.unread, len(piece[1])) if self._chunks else -self.unread)
-        return piece
+            self._link.count_unread(self, -min(self.unread, len(chunk[1])) if self._chunks else -self.unread)
+        return chunk
 
     def put(self, kind: int, payload: bytes) -> None:
         if kind == Kind.END:
             self._ended = True
             self._link.forget(self._number)
-            told = json.loads(payload)
-            if "lost" in told:
-                self._link.ending = self._link.ending or told.get("ending", False)
-                self.lose(LinkLost(told["lost"], told.get("verdict")))
+            trailer = json.loads(payload)
+            if "lost" in trailer:
+                self._link.ending = self._link.ending or trailer.get("ending", False)
+                self.lose(LinkLost(trailer["lost"], trailer.get("verdict")))
                 return
         self._chunks.append((kind, payload))
         self._wake()
         if kind == Kind.DATA:
             if self._streaming:
                 self._link.count_unread(self, len(payload))
-            self._streaming = True  # an answer in one piece is not counted: it is taken at once, and held by who takes it
+            self._streaming = True  # the first chunk is not counted: a whole answer is consumed when it arrives
 
     def overrun(self) -> None:
-        """Drops what was not taken, and ends the call."""
+        """Drops the unread chunks and ends the call."""
         self.cancel()
         self.lose(Overrun())
 
@@ -321,7 +321,7 @@ class Stream:
             self._waiter.set_result(None)
 
     def cancel(self) -> None:
-        """Nothing more is wanted; the callee frees what it holds for it."""
+        """Ends the call; the callee frees its resources."""
         self._drop()
         if not self._ended:
             self._ended = True
@@ -330,26 +330,26 @@ class Stream:
 
 
 class Link(_Frames):
-    """The caller's end. Make it with `connect`."""
+    """Caller's end of a connection. Create it with `connect`."""
 
     def __init__(self, address: str, when_lost: Callable[["Link"], None]) -> None:
         super().__init__()
         self.address = address
         self.load: dict[str, Any] = {}
-        self.other_calls = 0  # calls of others that it worked on when it told its load
+        self.other_calls = 0  # calls of other callers, as of the last pong
         self._when_lost = when_lost
         self._streams: dict[int, Stream] = {}
         self._unread = 0  # bytes of all streams
-        self._lagging: set[Stream] = set()  # those that come faster than they are taken
+        self._lagging: set[Stream] = set()  # streams that arrive faster than they are consumed
         self._last_number = 0
         self._last_heard = self._loop.time()
         self._pinging: asyncio.TimerHandle | None = None
         self.alive = True
-        self.ending = False  # it said so: nothing more can be asked of it
+        self.ending = False  # the callee announced its end; it accepts no more calls
 
     @staticmethod
     async def connect(address: str, secret: bytes, when_lost: Callable[["Link"], None]) -> "Link":
-        """Raises OSError when nobody listens there."""
+        """Connects to a server. Raises OSError if nothing listens at `address`."""
         host, _, port = address.rpartition(":")
         async with asyncio.timeout(CONNECT_S):
             _, link = await asyncio.get_running_loop().create_connection(lambda: Link(address, when_lost), host, int(port))

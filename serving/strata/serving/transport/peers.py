@@ -1,4 +1,4 @@
-"""The replicas of one kind that this process can call: found in the directory, connected to, dropped when they are gone."""
+"""Connections to the replicas of one role: discovered in the directory, connected, and dropped when lost."""
 
 import asyncio
 import contextlib
@@ -20,16 +20,16 @@ POLL_S = 0.5
 class Peer:
     name: str
     link: Link
-    entry: dict[str, Any]  # what it published about itself
+    entry: dict[str, Any]  # its record in the directory
 
     @property
     def busy(self) -> int:
-        """Calls that it works on: those of others, as it said last, and ours, which we know."""
+        """Calls in progress on the peer: other callers', as of its last pong, plus ours."""
         return self.link.other_calls + self.link.calls
 
     @property
     def healthy(self) -> bool:
-        """Whether its engine was alive when it was asked last, a second ago."""
+        """Whether its engine was alive at the last pong, about a second ago."""
         return bool(self.link.load.get("healthy", False))
 
 
@@ -38,21 +38,21 @@ class Peers:
         self._directory, self._role, self._secret, self._look_s = directory, role, secret, poll_s
         self._peers: dict[str, Peer] = {}
         self._changed = asyncio.Event()
-        self.discovered = False  # before that an empty list says nothing
+        self.discovered = False  # whether the directory was read at least once
         self._polling = asyncio.get_running_loop().create_task(self._poll_forever())
 
     def all(self) -> list[Peer]:
         return list(self._peers.values())
 
     def least_busy(self, without: frozenset[str] = frozenset(), cost: Callable[[Peer], float] | None = None) -> Peer | None:
-        """Of those not in `without`, unless there are no others; any of those that are equally busy."""
+        """Least busy peer that is not in `without`; one that is, if there are no others. Ties are broken at random."""
         usable = [peer for peer in self._peers.values() if not peer.link.ending]
         peers = [peer for peer in usable if peer.name not in without] or usable
         random.shuffle(peers)
         return min(peers, key=cost or (lambda peer: peer.busy), default=None)
 
     async def changed(self, limit_s: float) -> None:
-        """Returns when replicas came or went, or after `limit_s`."""
+        """Returns when a replica joined or left, or after `limit_s`."""
         self._changed.clear()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._changed.wait(), limit_s)
@@ -63,13 +63,13 @@ class Peers:
                 await self._poll()
                 self.discovered = True
             except Exception:
-                logger.exception("Looking for %s replicas failed; trying again.", self._role)
+                logger.exception("Reading the directory of %s replicas failed; retrying.", self._role)
             await asyncio.sleep(self._look_s)
 
     async def _poll(self) -> None:
         names = await self._directory.names(self._role)
         for name in self._peers.keys() - names:
-            # It drains, or Serve took it away: no new calls, and the ones under way end by themselves.
+            # It drains, or Serve stopped it: no new calls; calls in progress end by themselves.
             del self._peers[name]
             self._changed.set()
         for name in names - self._peers.keys():
@@ -85,7 +85,7 @@ class Peers:
         try:
             link = await Link.connect(entry["address"], self._secret, lost)
         except ConnectionRefusedError:
-            # It listened before it published: it is dead. (Alive after all, it publishes again.)
+            # A replica listens before it publishes, so this one is dead. If it is alive after all, it publishes again.
             await self._directory.withdraw(self._role, name)
         except OSError as error:
             logger.warning("The %s replica at %s does not answer: %s", self._role, entry["address"], error)
