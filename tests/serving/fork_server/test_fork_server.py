@@ -102,9 +102,9 @@ def test_what_a_process_raises_is_its_own(socket_path: str, tmp_path: Path) -> N
 def test_an_engine_runs_in_the_seed(socket_path: str, tmp_path: Path) -> None:
     action = (
         "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start(); os.environ['LATER'] = 'set';"
-        "from strata.serving.engine import preforked;"
-        "process = preforked.Context().Process(target=os.system, args=('echo $LATER $PPID',));"
-        "process.start(); process.join(20); print(process.pid, process.exitcode, preforked._process.pid, flush=True)"
+        "from strata.serving.vllm_patches import preforked_engine;"
+        "process = preforked_engine.Context().Process(target=os.system, args=('echo $LATER $PPID',));"
+        "process.start(); process.join(20); print(process.pid, process.exitcode, preforked_engine._process.pid, flush=True)"
     )
     with launched(socket_path, tmp_path, action) as process:
         _, echoed, ended = process.communicate(timeout=100)[0].splitlines()
@@ -114,9 +114,10 @@ def test_an_engine_runs_in_the_seed(socket_path: str, tmp_path: Path) -> None:
 
 def test_an_engine_can_be_told_by_its_title(socket_path: str, tmp_path: Path) -> None:
     action = (
-        "from strata.serving.engine import preforked; from setproctitle import setproctitle; setproctitle('ray::replica');"
+        "from strata.serving.vllm_patches.preforked_engine import Context;"
+        "from setproctitle import setproctitle; setproctitle('ray::replica');"
         "code = 'from setproctitle import setproctitle; setproctitle(\\'VLLM::EngineCore\\'); import time; time.sleep(15)';"
-        "process = preforked.Context().Process(target=exec, args=(code,)); process.start(); print(process.pid, flush=True);"
+        "process = Context().Process(target=exec, args=(code,)); process.start(); print(process.pid, flush=True);"
         "process.join()"
     )
     with launched(socket_path, tmp_path, action) as process:
@@ -131,8 +132,11 @@ def test_an_engine_can_be_told_by_its_title(socket_path: str, tmp_path: Path) ->
         engine.kill()
 
 
-def test_a_seed_ends_with_its_replica(socket_path: str, tmp_path: Path) -> None:
-    action = "from strata.serving.engine import preforked; print(preforked._process.pid, flush=True); import time; time.sleep(60)"
+def test_a_preforked_process_ends_with_its_replica(socket_path: str, tmp_path: Path) -> None:
+    action = (
+        "from strata.serving.vllm_patches import preforked_engine; print(preforked_engine._process.pid, flush=True);"
+        "import time; time.sleep(60)"
+    )
     with launched(socket_path, tmp_path, action) as process:
         assert process.stdout
         replica, preforked = json.loads(process.stdout.readline())["pid"], int(process.stdout.readline())

@@ -77,3 +77,23 @@ def test_vllm_takes_it(native: type) -> None:
     assert seen == [detokenizer_tail.TAIL]
     made.update(ids[2000:2040], stop_terminated=False)
     assert TEXT.startswith(tokenizer.decode(ids[:2000]) + made.output_text)
+
+
+def test_vllm_still_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("vllm")
+    from transformers import PreTrainedTokenizerFast
+    from vllm import SamplingParams
+    from vllm.v1.engine.detokenizer import FastIncrementalDetokenizer
+
+    passed: list[int] = []
+
+    def recorded(ids: list[int], skip_special_tokens: bool) -> None:
+        passed.extend(ids)
+
+    monkeypatch.setattr(tokenizers.decoders, "DecodeStream", recorded)
+    request = SimpleNamespace(request_id="r", prompt_token_ids=[1] * 2000, sampling_params=SamplingParams())
+    FastIncrementalDetokenizer(PreTrainedTokenizerFast(tokenizer_object=byte_level()), request)
+    assert len(passed) == 2000, (
+        f"vLLM now passes {len(passed)} of 2,000 prompt tokens to DecodeStream. If that is the end of the prompt, remove "
+        "detokenizer_tail.py."
+    )

@@ -1,5 +1,6 @@
 """With vLLM's own scheduler and its own stat loggers, so that a new version of vLLM that reports otherwise is noticed."""
 
+import inspect
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-from vllm.v1.metrics.loggers import StatLoggerManager
+from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerManager
 from vllm.v1.metrics.stats import IterationStats, SchedulerIterationDetails, SchedulerStats
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
@@ -223,3 +224,10 @@ def test_attached_to_an_engine_it_stands_beside_vllms_own_series(config: VllmCon
     assert samples["vllm:inter_token_latency_seconds_count"].value == 0
     assert samples["strata_serve_sequences_running"].value == 3
     assert not [name for name in samples if name.startswith(("python_", "process_")) or name.endswith("_created")]
+
+
+def test_vllm_still_needs_it() -> None:
+    source = inspect.getsource(PrometheusStatLogger.record)
+    assert "for itl in iteration_stats.inter_token_latencies_iter" in source, (
+        "vLLM no longer observes inter-token latencies one by one: measure again and review VllmSeries in engine_stats.py."
+    )

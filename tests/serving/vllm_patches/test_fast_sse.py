@@ -1,6 +1,7 @@
 """Events written by hand equal the ones that vLLM's classes serialise."""
 
 import asyncio
+import inspect
 import json
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
@@ -91,3 +92,13 @@ def test_events_equal_vllms(fingerprint: str | None, options: dict | None, stop_
         return parsed(events(generator))
 
     assert chat(FastChat) == chat(OpenAIServingChat)
+
+
+@pytest.mark.parametrize(
+    "generator",
+    [OpenAIServingCompletion.completion_stream_generator, OpenAIServingChat.chat_completion_stream_generator],
+)
+def test_vllm_still_needs_it(generator: Any) -> None:
+    assert "chunk.model_dump_json" in inspect.getsource(generator), (
+        f"vLLM's {generator.__name__} no longer calls model_dump_json for every token: measure again and review fast_sse.py."
+    )

@@ -1,5 +1,6 @@
 """A stand-in for an engine: it ends with the process that started it, also if that one was gone before it could look."""
 
+import inspect
 import subprocess
 import sys
 
@@ -31,3 +32,11 @@ def test_an_engine_ends_with_its_replica(late: int, replica_lives_s: int) -> Non
             engine.wait(timeout=replica_lives_s)
         replica.kill()
     engine.wait(timeout=10)
+
+
+def test_vllm_still_needs_it() -> None:
+    core, utils = pytest.importorskip("vllm.v1.engine.core"), pytest.importorskip("vllm.v1.engine.utils")
+    source = inspect.getsource(core) + inspect.getsource(utils)
+    signs = [sign for sign in ("PDEATHSIG", "getppid", "parent_process(", "death_pipe") if sign in source]
+    assert not signs, f"vLLM's engine process checks its parent ({signs}): if it ends with it, remove parent_watchdog.py."
+    assert "load_general_plugins()" in source, "vLLM's engine process no longer loads plugins: parent_watchdog.py has no effect."

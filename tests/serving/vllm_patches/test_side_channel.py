@@ -1,5 +1,6 @@
 """The side channel on which engines introduce themselves: vLLM's scheduler with our connector, without a model."""
 
+import inspect
 import socket
 import threading
 import time
@@ -79,3 +80,19 @@ def test_it_survives_a_message_that_makes_no_sense(started: SimpleNamespace, mes
 def test_a_host_that_cannot_be_listened_on_is_an_error() -> None:
     with pytest.raises(zmq.ZMQError):
         connector(0, host="192.0.2.1").set_xfer_handshake_metadata_pp_aware({(0, 0): PAYLOAD})
+
+
+def test_vllm_still_needs_it() -> None:
+    """vLLM's listener thread fails on a port that is in use, without signalling the engine that waits for it."""
+    ready, stop = threading.Event(), threading.Event()
+    stop.set()
+    with socket.socket() as taken:
+        taken.bind((HOST, 0))
+        taken.listen()
+        with pytest.raises(zmq.ZMQError):
+            NixlPullConnectorScheduler._nixl_handshake_listener({}, ready, stop, HOST, taken.getsockname()[1])
+    assert not ready.is_set(), "vLLM's engine now notices a port that is in use: review side_channel.py"
+    source = inspect.getsource(NixlPullConnectorScheduler.set_xfer_handshake_metadata)
+    assert "target=self._nixl_handshake_listener" in source and "ready_event.wait()" in source, (
+        "vLLM starts its handshake listener in another way: review side_channel.py."
+    )

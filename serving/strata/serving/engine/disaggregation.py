@@ -15,7 +15,6 @@ from typing import Any
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-from strata.serving.api import vocabulary
 from strata.serving.engine import request_context
 from strata.serving.engine.pool_load import PoolLoad
 from strata.serving.engine.request_context import RequestContext
@@ -26,6 +25,7 @@ from strata.serving.routing.policy import Decision
 from strata.serving.routing.prefix_index import PrefixIndex
 from strata.serving.transport.link import Kind, LinkLost, Stream
 from strata.serving.transport.peers import Peer, Peers
+from strata.serving.vllm_patches import vocabulary
 from strata.serving.vllm_patches.resume import Resumption
 
 logger = logging.getLogger("ray.serve")
@@ -118,7 +118,7 @@ class Engine:
             first, outputs = await self._begin(context, prompt, params, request_id, more)
             if context.resumed:
                 context.replaying = True
-                yield self._resumption.shown(request_id, original, context.resumed, sampling_params)
+                yield self._resumption.replay(request_id, original, context.resumed, sampling_params)
                 context.replaying = False
             _count_prompt(context, first)
             _count_output(context, first)

@@ -27,8 +27,6 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.executor.abstract import Executor
 
 from strata.platform.errors import UserError
-from strata.serving.api import vocabulary
-from strata.serving.engine import preforked
 from strata.serving.engine.disaggregation import Engine
 from strata.serving.engine.pool_load import PoolLoad
 from strata.serving.engine.replica_api import DecodeCalls, PrefillCalls
@@ -38,7 +36,7 @@ from strata.serving.models import hybrid_check
 from strata.serving.routing.prefix_index import PrefixIndex
 from strata.serving.spec import EngineSpec
 from strata.serving.transport.peers import Peers
-from strata.serving.vllm_patches import detokenizer_tail, engine_stats
+from strata.serving.vllm_patches import detokenizer_tail, engine_stats, preforked_engine, vocabulary
 from strata.serving.vllm_patches.engine_stats import EngineStats
 from strata.serving.vllm_patches.parent_watchdog import REPLICA_PID
 
@@ -85,7 +83,7 @@ async def start(spec: EngineSpec, replica: str, host: str) -> Started:
         # vLLM runs its CPU worker in a separate process to bind OpenMP threads. Here the environment sets the threads, so
         # scheduler and worker share a process, which saves one import of vLLM per engine.
         config.parallel_config.distributed_executor_backend = "uni"
-        preforked.install()
+        preforked_engine.install()
     with _alone_on_the_gpu(spec):
         vllm = AsyncLLM(config, Executor.get_class(config), log_stats=True, log_requests=False)
     state = State()
@@ -94,7 +92,7 @@ async def start(spec: EngineSpec, replica: str, host: str) -> Started:
     telemetry = Telemetry(spec.model_id, spec.role, replica)
     stats = engine_stats.attach(vllm, telemetry)
     detokenizer_tail.install()
-    vocabulary.guard(vllm)
+    vocabulary.install(vllm)
     # As vLLM's own server does. Half a million objects live as long as the process; scanning them for garbage takes a quarter
     # of a second, in which no stream advances.
     freeze_gc_heap()

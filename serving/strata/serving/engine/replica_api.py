@@ -23,7 +23,7 @@ from strata.serving.engine import disaggregation, request_context
 from strata.serving.engine.request_context import RequestContext
 from strata.serving.engine.suspect_requests import Quarantine, cause_of_death, killed_for_memory
 from strata.serving.transport.link import MAX_ANSWER_BYTES, Call
-from strata.serving.vllm_patches.fast_sse import FastChat, FastCompletion
+from strata.serving.vllm_patches import fast_sse
 
 logger = logging.getLogger("ray.serve")
 
@@ -40,9 +40,8 @@ class DecodeCalls:
         self._trial = GrammarTrial(engine.model_config.model, engine.model_config.get_vocab_size())
         self._completion, self._chat = app_state.openai_serving_completion, app_state.openai_serving_chat
         self._tokenization = app_state.serving_tokenization
-        for serving, fast in ((self._completion, FastCompletion), (self._chat, FastChat)):
-            serving.engine_client = engine
-            serving.__class__ = fast  # vLLM builds its serving objects itself; these add no state of their own
+        self._completion.engine_client = self._chat.engine_client = engine
+        fast_sse.install(self._completion, self._chat)
 
     async def handle(self, call: Call) -> None:
         try:

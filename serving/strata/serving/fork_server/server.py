@@ -22,8 +22,9 @@ from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Any
 
-from strata.serving.engine import preforked
 from strata.serving.fork_server import launch
+from strata.serving.ray_patches import process_title
+from strata.serving.vllm_patches import preforked_engine
 
 # What Ray runs in place of its Python interpreter.
 LAUNCHER = f"{sys.executable} -I -S {launch.__file__}"
@@ -115,21 +116,6 @@ def _import_vllm() -> None:
         sys.meta_path.remove(without_ray)
 
 
-def _locate_title() -> None:
-    """Locates the process title, by which engines are identified. This is only possible before the environment changes."""
-    from setproctitle import getproctitle
-
-    getproctitle()
-
-
-def _replace_rays_setproctitle() -> None:
-    """Replaces Ray's own copy of setproctitle, which locates the title too late."""
-    import ray._raylet
-    from setproctitle import getproctitle, setproctitle
-
-    ray._raylet.getproctitle, ray._raylet.setproctitle = getproctitle, setproctitle
-
-
 def _become_worker(wanted: dict[str, Any], given: list[int]) -> None:
     """Becomes the worker that Ray wanted to start. Does not return."""
     code = 1
@@ -143,8 +129,8 @@ def _become_worker(wanted: dict[str, Any], given: list[int]) -> None:
         os.environ.clear()
         os.environ.update(wanted["environment"])
         os.chdir(wanted["folder"])
-        preforked.fork()
-        _replace_rays_setproctitle()
+        preforked_engine.fork()
+        process_title.install()
         script = wanted["argv"][0]
         sys.argv[:] = wanted["argv"]
         sys.path[0] = str(Path(script).parent)
@@ -165,7 +151,7 @@ def main() -> None:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, fileno=int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command handles a terminal's Ctrl-C
     _import_vllm()
-    _locate_title()
+    process_title.locate()
     os.close(int(sys.argv[3]))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the replicas
     gc.collect()

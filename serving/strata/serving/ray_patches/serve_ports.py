@@ -1,16 +1,16 @@
-"""Puts the gRPC server that Ray Serve opens in every replica on the address that the endpoint's processes listen on.
+"""Binds the gRPC server of every Ray Serve replica to the endpoint's address instead of all interfaces.
 
-Serve binds it to every interface, and it unpickles what it receives. Nobody calls it here: requests do not pass through Serve.
+Serve binds it to `[::]`, and the server unpickles what it receives. It is unused here: requests do not pass through Serve.
 
-Written for Ray 2.60. No longer needed when `Replica._on_initialized` binds to the node's address;
-`tests/serving/runtime/test_reach.py` fails without it.
+Written for Ray 2.60. No longer needed when `ray.serve._private.replica` binds to the node's address; the test of this file
+fails then. `tests/serving/runtime/test_reach.py` fails without the patch.
 """
 
 from typing import Any
 
 
 def listen_on(host: str | None) -> None:
-    """Call it in a replica's constructor, after which Serve opens the port. None: leave it to Serve."""
+    """Call it in a replica's constructor; Serve opens the port afterwards. None leaves Serve's default."""
     from ray.serve._private import replica
 
     if host is None:

@@ -1,7 +1,12 @@
-"""What a vLLM engine says of itself after each of its steps: into the replica's series, and as plain numbers for the policy.
+"""Stat loggers for vLLM: record each engine step in the replica's metrics and as plain numbers for the prefill policy.
 
-The numbers do not go stale when the engine falls idle. vLLM steps once more after a request has ended or was aborted, to
-clear it from the batch, and goes on stepping while a connector holds blocks for a peer: the last report is of an empty engine.
+The numbers do not go stale when the engine becomes idle. vLLM runs one more step after a request has ended or was aborted, to
+remove it from the batch, and keeps stepping while a connector holds blocks for a peer, so the last report is of an empty engine.
+
+vLLM's default loggers observe a histogram for each token of each step, on the event loop that sends these tokens.
+
+Written for vLLM 0.29. `VllmSeries` is no longer needed when vLLM's `PrometheusStatLogger` does not observe inter-token latencies
+one by one; the test of this file fails then.
 
 Imports vLLM: only replicas import this file.
 """
@@ -20,8 +25,7 @@ from strata.serving.routing.policy import RateMeter
 
 
 def attach(engine: Any, replica: Replica) -> "EngineStats":
-    """`engine` is the running AsyncLLM. Its loggers are replaced, for Ray's engine lets nobody choose them, and the default
-    ones cost an observation for each token of each step, on the event loop that has to send these tokens."""
+    """Replaces the loggers of a running AsyncLLM, whose constructor accepts only factories of loggers."""
     manager = engine.logger_manager
     assert manager is not None, "this engine was started with disable_log_stats"
     config = engine.vllm_config
@@ -36,11 +40,11 @@ class EngineStats(StatLoggerBase):  # type: ignore[misc]
         self._replica = replica
         self._shards = shards
         self.running = 0
-        self.waiting = 0  # also for blocks from elsewhere
+        self.waiting = 0  # including requests that wait for a KV transfer
         self.kv_usage = 0.0
-        self.remote_prefills = 0  # ours, that prefill engines work on
-        self._had_remote_prefills = False  # when the last step ended
-        self._transfer = RateMeter()  # bytes, of one shard
+        self.remote_prefills = 0  # of this replica, in progress on prefill engines
+        self._had_remote_prefills = False  # at the end of the last step
+        self._transfer = RateMeter()  # per byte, of one shard
         self._bytes_moved = 0.0
         self._tokens_moved = 0
 
@@ -49,7 +53,7 @@ class EngineStats(StatLoggerBase):  # type: ignore[misc]
         seconds_per_byte = self._transfer.seconds_each(time.monotonic())
         if seconds_per_byte is None or not self._tokens_moved:
             return None
-        # Each shard of a tensor-parallel engine pulls its part of a token at the same time as the others.
+        # The shards of a tensor-parallel engine read their parts of a token concurrently.
         return seconds_per_byte * self._bytes_moved / self._tokens_moved / self._shards
 
     def record(self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0) -> None:
@@ -57,12 +61,12 @@ class EngineStats(StatLoggerBase):  # type: ignore[misc]
             self._record_scheduler(scheduler_stats)
         if iteration_stats is not None:
             self._tokens_moved += iteration_stats.prompt_token_stats.external_kv_transfer
-            if gaps := iteration_stats.inter_token_latencies_iter:
-                self._replica.inter_token_latencies(gaps, self._beside(scheduler_stats))
+            if latencies := iteration_stats.inter_token_latencies_iter:
+                self._replica.inter_token_latencies(latencies, self._beside(scheduler_stats))
         self._had_remote_prefills = self.remote_prefills > 0
 
     def _beside(self, stats: Any) -> str:
-        """Whatever makes this step longer than one of streams alone. A prompt that was handed over still has its last token
+        """Work that makes this step longer than one that only decodes. After a KV transfer, the last token of a prompt is still
         computed here."""
         step = stats.iteration_details if stats is not None else None
         if step is not None and step.num_ctx_tokens > step.num_ctx_requests:
@@ -81,7 +85,7 @@ class EngineStats(StatLoggerBase):  # type: ignore[misc]
             self._record_transfers(stats.kv_connector_stats)
 
     def _record_transfers(self, data: dict[str, list[float]]) -> None:
-        """`data` is NixlKVConnectorStats.data: lists with an entry for each event since the last step."""
+        """Records `NixlKVConnectorStats.data`: lists with an entry for each event since the last step."""
         sizes, seconds = data["bytes_transferred"], data["transfer_duration"]
         self._replica.kv_moved(sizes, seconds)
         self._replica.kv_lost(len(data["num_failed_transfers"]), len(data["num_kv_expired_reqs"]))
@@ -94,8 +98,8 @@ class EngineStats(StatLoggerBase):  # type: ignore[misc]
 
 
 class VllmSeries(PrometheusStatLogger):  # type: ignore[misc]
-    """vLLM's own series (vllm:*), in this process's default registry. Without the time between tokens: the gateway measures
-    it where the client feels it, and here it would cost more than all the others together."""
+    """vLLM's own metrics (vllm:*), in the default registry. Without inter-token latencies: the gateway measures them at the
+    client side, and here they would cost more than all other metrics together."""
 
     def record(self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0) -> None:
         if iteration_stats is not None:
@@ -112,5 +116,5 @@ class _VllmCollector(Collector):
 
 
 def vllm_text() -> str:
-    """To be merged with `exposition.merge` under a `replica` label of its own: vLLM labels by model and engine number only."""
+    """Text of vLLM's metrics. Merge it with a `replica` label: vLLM labels only by model and engine index."""
     return generate_latest(_VllmCollector()).decode()

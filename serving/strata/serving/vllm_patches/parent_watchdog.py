@@ -1,7 +1,10 @@
-"""An engine that ends with its replica.
+"""Terminates a vLLM engine process when its Ray Serve replica dies.
 
-vLLM's engine is a child process of the replica's. Nothing tells it when the replica dies by SIGKILL: it would wait for
-requests forever, with its memory. vLLM loads this plugin into every process of an engine, so it is the place to look.
+vLLM's engine is a child process of the replica. It does not notice when the replica dies by SIGKILL: it would wait for requests
+forever and hold its memory. vLLM loads this plugin in every process of an engine.
+
+Written for vLLM 0.29. No longer needed when vLLM's engine process ends with its parent; the test of this file fails when vLLM's
+engine code checks its parent.
 """
 
 import os
@@ -14,13 +17,14 @@ PERIOD_S = 0.5
 
 
 def share() -> None:
+    """Starts the watchdog thread. Entry point of the plugin."""
     replica = int(os.environ.get(REPLICA_PID, "0"))
-    # The replica's own children; or a child of init, if the replica died while this process was still importing vLLM.
+    # Only in children of the replica, or of init: the replica may have died while this process was still importing vLLM.
     if replica and os.getppid() in (replica, 1):
-        threading.Thread(target=_end_with, args=(replica,), daemon=True).start()
+        threading.Thread(target=_watch, args=(replica,), daemon=True).start()
 
 
-def _end_with(parent: int) -> None:
+def _watch(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(PERIOD_S)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -1,10 +1,11 @@
-"""NIXL connector whose side channel binds a port at the moment it chooses one.
+"""NIXL connector that binds its handshake side channel to a free port.
 
-vLLM 0.29 takes the port of the side channel, where engines introduce themselves to each other, from
-VLLM_NIXL_SIDE_CHANNEL_PORT, and binds it in a thread after the model is loaded. If something else has that port by then, the
-thread ends, and the engine waits for it for ever: no error, no log line. A message that it cannot read ends the thread as
-well, and no engine can introduce itself from then on. No longer needed when vLLM binds in the engine's main thread (port 0) and
-survives such messages: `NixlBaseConnectorScheduler.set_xfer_handshake_metadata`.
+vLLM reads the port of the side channel, on which engines exchange NIXL metadata, from VLLM_NIXL_SIDE_CHANNEL_PORT and binds it
+in a thread after the model is loaded. If the port is in use by then, the thread ends, and the engine waits for it forever,
+without an error or a log line. An unreadable message ends the thread as well, and no engine can connect from then on.
+
+Written for vLLM 0.29. No longer needed when `NixlBaseConnectorScheduler.set_xfer_handshake_metadata` binds port 0 in the
+engine's main thread and survives unreadable messages; the test of this file fails then.
 """
 
 import logging
@@ -20,24 +21,24 @@ from vllm.utils.network_utils import make_zmq_path, make_zmq_socket
 
 logger = logging.getLogger(__name__)
 
-POLL_S = 1.0  # how soon the thread notices that its engine ends
+POLL_S = 1.0  # limit for the thread to notice the end of its engine
 
 
 class NixlConnector(NixlPullConnector):  # type: ignore[misc]
-    """Under vLLM's own name, by which its configuration knows what NIXL can do."""
+    """Has vLLM's class name, because vLLM's configuration checks it."""
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
-        """Raises zmq.ZMQError where the host cannot be listened on: the engine ends with it."""
+        """Raises zmq.ZMQError if the host cannot be bound, which ends the engine."""
         scheduler = self.connector_scheduler
         if scheduler is not None and scheduler._nixl_handshake_listener_t is None:
             listener = Listener(scheduler.side_channel_host)
-            scheduler.side_channel_port = listener.port  # each request that leaves here carries it
+            scheduler.side_channel_port = listener.port  # sent with every request for a KV transfer
             scheduler._nixl_handshake_listener = listener.serve
         super().set_xfer_handshake_metadata_pp_aware(metadata)
 
 
 class Listener:
-    """Answers other engines' handshakes."""
+    """Answers handshakes of other engines."""
 
     def __init__(self, host: str) -> None:
         self._context = zmq.Context()
@@ -52,7 +53,7 @@ class Listener:
     def serve(
         self, encoded: dict[tuple[int, int], bytes], ready: threading.Event, stop: threading.Event, host: str, port: int
     ) -> None:
-        """Until `stop` is set, in a thread of its own: vLLM's `_nixl_handshake_listener`, with its arguments."""
+        """Serves until `stop` is set. Runs in a thread; replaces vLLM's `_nixl_handshake_listener` and has its arguments."""
         ready.set()
         try:
             while not stop.is_set():
@@ -67,10 +68,10 @@ class Listener:
             kind, pipeline_rank, tensor_rank = msgspec.msgpack.decode(message)
             if kind != GET_META_MSG:
                 raise ValueError(f"unknown message {kind!r}")
-            introduction = encoded[(pipeline_rank, tensor_rank)]
+            metadata = encoded[(pipeline_rank, tensor_rank)]
         except (ValueError, TypeError, KeyError) as error:  # msgspec's errors are ValueErrors
-            logger.warning("A message on the side channel was ignored: %s", error)
+            logger.warning("Ignored an invalid message on the NIXL side channel: %s", error)
             return
-        # The other side estimates from it how far the two clocks are apart.
+        # The peer estimates the clock offset from it.
         now = msgspec.msgpack.encode(time.perf_counter())
-        self._socket.send_multipart((identity, b"", introduction, now))
+        self._socket.send_multipart((identity, b"", metadata, now))

@@ -2,6 +2,9 @@
 
 vLLM would start a new interpreter, since a process with Ray's threads must not be forked. This process is forked before there
 are any. It waits for the process object that vLLM would have passed to the new interpreter, or for the end of its replica.
+
+Written for vLLM 0.29. No longer needed when vLLM can start its engine in a given process; the test of this file fails when vLLM
+starts the process in another way.
 """
 
 import multiprocessing.context

@@ -1,12 +1,14 @@
 """Token ids at the edge of the embedding, whether the tokenizer knows fewer or more of them."""
 
+import inspect
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from vllm.exceptions import VLLMValidationError
+from vllm.v1.engine.input_processor import InputProcessor
 
-from strata.serving.api import vocabulary
+from strata.serving.vllm_patches import vocabulary
 
 SIZE = 1000
 BEYOND = [SIZE, SIZE + 1, 2**31, 2**32, 2**63 - 1, -1]
@@ -18,7 +20,7 @@ def processed(prompt: list[int] | None, **params: Any) -> Any:
     request = SimpleNamespace(prompt_token_ids=prompt, sampling_params=known)
     processor = SimpleNamespace(process_inputs=lambda *arguments, **named: request)
     model = SimpleNamespace(get_vocab_size=lambda: SIZE)
-    vocabulary.guard(SimpleNamespace(input_processor=processor, model_config=model))
+    vocabulary.install(SimpleNamespace(input_processor=processor, model_config=model))
     return processor.process_inputs("r", {"type": "token"}, params=None)
 
 
@@ -38,3 +40,11 @@ def test_ids_beyond_the_embedding_are_refused(token: int) -> None:
 def test_end_tokens_beyond_the_embedding_are_not_masked() -> None:
     request = processed([1], bad_words_token_ids=None, all_stop_token_ids={5, SIZE - 1, SIZE, SIZE + 7})
     assert request.sampling_params._all_stop_token_ids == {5, SIZE - 1}
+
+
+def test_vllm_still_needs_it() -> None:
+    source = inspect.getsource(InputProcessor)
+    assert "max(tokenizer.max_token_id, model_vocab_size - 1)" in source, (
+        "vLLM's InputProcessor compares prompt token ids with another limit: if it is the model's vocabulary, and 'bad_words' is "
+        "compared with it too, remove vocabulary.py."
+    )

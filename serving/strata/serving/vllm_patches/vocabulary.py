@@ -23,7 +23,7 @@ def check(ids: Sequence[int] | None, size: int, name: str) -> None:
     raise VLLMValidationError(message, parameter=name, value=wrong)
 
 
-def guard(engine: Any) -> None:
+def install(engine: Any) -> None:
     """Wraps vLLM's input processor to check every request: text can tokenize to ids that only the tokenizer knows, and a
     resumed stream has ids that another replica generated."""
     processor, size = engine.input_processor, engine.model_config.get_vocab_size()
