@@ -44,7 +44,7 @@ class Directory:
 
 
 class Replica:
-    """Streams `events` events of 1 KB each, `rate` a second, or answers with `answer` bytes in one piece."""
+    """Streams `events` events of 1 KB each, `rate` a second, or answers with `answer` bytes without streaming."""
 
     def __init__(self) -> None:
         self.calls = self.cancelled = 0

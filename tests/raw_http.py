@@ -74,8 +74,8 @@ HEADERS = st.lists(
 
 
 def _chunked(body: bytes, size: int) -> bytes:
-    pieces = (body[start : start + size] for start in range(0, len(body), size))
-    return b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces)
+    chunks = (body[start : start + size] for start in range(0, len(body), size))
+    return b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks)
 
 
 BODIES = st.one_of(

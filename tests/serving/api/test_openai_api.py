@@ -61,15 +61,15 @@ def test_streamed_text_equals_whole_text(client: openai.OpenAI, endpoint: Served
     events = list(streamed)
     assert "".join(e.choices[0].text for e in events if e.choices) == whole.choices[0].text
     assert events[-1].usage == whole.usage
-    assert len(events) > 10  # token by token, not in one piece
+    assert len(events) > 10  # token by token, not as a whole
 
 
 def test_chat_streams_and_does_not(client: openai.OpenAI, endpoint: Served) -> None:
     messages = [{"role": "system", "content": "You are Python."}, {"role": "user", "content": "class Error"}]
     asked = {"model": endpoint.model, "messages": messages, "max_tokens": 12, "temperature": 0}
     whole = client.chat.completions.create(**asked)
-    pieces = [e.choices[0].delta.content or "" for e in client.chat.completions.create(**asked, stream=True) if e.choices]
-    assert "".join(pieces) == whole.choices[0].message.content
+    deltas = [e.choices[0].delta.content or "" for e in client.chat.completions.create(**asked, stream=True) if e.choices]
+    assert "".join(deltas) == whole.choices[0].message.content
     assert whole.usage.completion_tokens <= 12
 
 
@@ -113,7 +113,7 @@ def test_logprobs_of_a_chat(client: openai.OpenAI, endpoint: Served) -> None:
 
 
 def test_structured_output_follows_its_schema(client: openai.OpenAI, endpoint: Served) -> None:
-    schema = {"type": "string", "enum": ["ready", "not ready"]}  # no room for blanks, of which so small a model writes many
+    schema = {"type": "string", "enum": ["ready", "not ready"]}  # no space for blanks, of which so small a model writes many
     answer = client.chat.completions.create(
         model=endpoint.model,
         messages=[{"role": "user", "content": "Is it?"}],

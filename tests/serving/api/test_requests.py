@@ -333,7 +333,7 @@ async def try_grammars(tmp_path: Path) -> None:
         ("json", json.dumps({"type": "alien"}), "alien"),
         ("regex", "(", "parenthesis"),
         ("regex", "x" * 200_000, "characters"),
-        ("grammar", NULLABLE, "takes more than 2 s"),
+        ("grammar", NULLABLE, "needs more than 2 s"),
         ("grammar", "root ::= root", "no text can satisfy it"),
         ("grammar", "\x00{{", "root rule"),
     ):

@@ -28,7 +28,7 @@ def test_a_decode_engine_takes_small_steps_unless_it_is_told_otherwise() -> None
     prefill, decode = settings("serve.prefill.step_tokens=4096", "serve.decode.step_tokens=1024")
     assert (prefill["max_num_batched_tokens"], decode["max_num_batched_tokens"]) == (4096, 1024)
     _, decode = settings("serve.max_sequences=4000")
-    assert decode["max_num_batched_tokens"] == 4000, "vLLM wants room for a token of each"
+    assert decode["max_num_batched_tokens"] == 4000, "vLLM requires one token per sequence"
 
 
 def test_with_our_kernels_small_steps_are_whole_graphs() -> None:

@@ -14,12 +14,12 @@ from strata.serving import mps
 from strata.serving.spec import EngineSpec, Network
 
 STAND_IN = """#!/bin/sh
-# Stands in for nvidia-cuda-mps-control: runs until it is told to quit, and notes what it was told.
+# Stands in for nvidia-cuda-mps-control: runs until it receives quit, and logs its input.
 if [ "$1" = -f ]; then
-  echo started >> "$0.told"
-  while ! grep -q quit "$0.told"; do sleep 0.05; done
+  echo started >> "$0.log"
+  while ! grep -q quit "$0.log"; do sleep 0.05; done
 else
-  cat >> "$0.told"
+  cat >> "$0.log"
 fi
 """
 
@@ -60,23 +60,23 @@ def test_it_is_started_and_told_to_quit(tmp_path: Path, folder: Path, monkeypatc
     program.write_text(STAND_IN)
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
-    told = program.with_suffix(".told")
+    log = program.with_suffix(".log")
     with mps.running(sharing("serve.prefill.sm_share=0.5")):
         assert folder.is_dir() and str(os.getpid()) in folder.name, "each endpoint has its own"
-        while not told.exists():
+        while not log.exists():
             time.sleep(0.01)
     assert not folder.exists()
-    assert told.read_text().split() == ["started", "quit", "-t", "5"]
+    assert log.read_text().split() == ["started", "quit", "-t", "5"]
 
 
-def test_without_a_share_nothing_is_started_and_without_the_program_it_is_said(
+def test_without_a_share_nothing_is_started_and_without_the_program_it_is_an_error(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "")
     with mps.running(sharing()):
         assert not folder.exists()
     with (
-        pytest.raises(UserError, match="nvidia-cuda-mps-control, which is not here"),
+        pytest.raises(UserError, match="nvidia-cuda-mps-control, which is not installed"),
         mps.running(sharing("serve.prefill.sm_share=0.5")),
     ):
         pass

@@ -1,6 +1,6 @@
 """Requests that kill engines: stopped after two victims, while all that were beside them are answered.
 
-Gateway, links, replicas' calls and the rules of the quarantine are real; vLLM's engine is a stand-in that dies of chosen token ids.
+Gateway, links, replica calls and the quarantine are real; vLLM's engine is a stand-in that dies of chosen token ids.
 """
 
 import asyncio
@@ -17,9 +17,8 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from strata.serving.api.requests import ApiError
-from strata.serving.engine import replica_api, request_context
-from strata.serving.engine import suspect_requests
-from strata.serving.engine.disaggregation import Engine, CrashesEngines
+from strata.serving.engine import replica_api, request_context, suspect_requests
+from strata.serving.engine.disaggregation import CrashesEngines, Engine
 from strata.serving.engine.pool_load import PoolLoad
 from strata.serving.engine.replica_api import DecodeCalls, PrefillCalls
 from strata.serving.engine.suspect_requests import Quarantine, cause_of_death, killed_for_memory
@@ -97,7 +96,7 @@ class Resumption:
     def expect(self, request_id: str, prompt: list[int], emitted: tuple[int, ...], params: Any) -> Any:
         return params
 
-    def shown(self, request_id: str, prompt: list[int], emitted: tuple[int, ...], params: Any) -> RequestOutput:
+    def replay(self, request_id: str, prompt: list[int], emitted: tuple[int, ...], params: Any) -> RequestOutput:
         return RequestOutput(request_id, None, prompt, None, [], finished=False)
 
     def forget(self, request_id: str) -> None:
@@ -230,7 +229,7 @@ def test_a_request_that_kills_engines_has_two_victims(stream: bool) -> None:
         pool = await replicas(endpoint, 4)
         status, error = await ask(endpoint, POISON, stream)
         assert status == 400 and error["type"] == "invalid_request_error"
-        assert "not tried again" in error["message"] and "Send" not in error["message"]
+        assert "is refused for" in error["message"] and "Send" not in error["message"]
         assert dead(pool) == 2
         # The same again, whoever sends it and however it is answered, reaches no engine.
         for more in ({"user": "another"}, {"stream": not stream}, {"seed": 5}, {"metadata": {"a": "b"}}):
@@ -482,7 +481,7 @@ def test_causes_of_death(codes: list[int | None], words: str, failed: bool) -> N
 
 def test_the_kernels_kills_are_no_operators() -> None:
     assert killed_for_memory() >= 0
-    assert cause_of_death([-signal.SIGKILL], out_of_memory=True) == ("killed for want of memory", True)
+    assert cause_of_death([-signal.SIGKILL], out_of_memory=True) == ("out of memory", True)
     assert cause_of_death([-signal.SIGTERM], out_of_memory=True) == ("killed by SIGTERM", False)
 
 
@@ -490,10 +489,10 @@ GUILTY = {"strikes": 2, "guilty": True}
 
 
 def test_refusals_end_and_are_bounded() -> None:
-    now, told = 0.0, []
-    suspects = Suspects(lambda *heard: told.append(heard), clock=lambda: now)
+    now, sent = 0.0, []
+    suspects = Suspects(lambda *heard: sent.append(heard), clock=lambda: now)
     content = content_of("chat", {"messages": [], "n": 1})
-    assert suspects.judge(content, GUILTY) and told == [(content.digest, GUILTY)]
+    assert suspects.judge(content, GUILTY) and sent == [(content.digest, GUILTY)]
     with pytest.raises(ApiError):
         suspects.strikes(content_of("chat", {"n": 1, "user": "x", "messages": [], "seed": None}))
     assert suspects.strikes(content_of("completions", {"messages": [], "n": 1})) == 0

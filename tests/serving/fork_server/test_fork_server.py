@@ -69,10 +69,12 @@ def launched(path: str, folder: Path, action: str, **more: str) -> subprocess.Po
 def test_a_launched_process_is_forked_and_has_the_launchers_surroundings(socket_path: str, tmp_path: Path) -> None:
     with launched(socket_path, tmp_path, "print('to stderr', file=sys.stderr)", ONLY_HERE="yes") as process:
         out, err = process.communicate(timeout=20)
-    told = json.loads(out)
-    assert told["warm"] and told["name"] == "__main__" and told["argv"][1:] == ["print('to stderr', file=sys.stderr)", "x y"]
-    assert (told["set"], told["home"]) == ("yes", None) and told["folder"] == told["path"] == str(tmp_path)
-    assert told["pid"] != process.pid and err == "to stderr\n"
+    output = json.loads(out)
+    assert (
+        output["warm"] and output["name"] == "__main__" and output["argv"][1:] == ["print('to stderr', file=sys.stderr)", "x y"]
+    )
+    assert (output["set"], output["home"]) == ("yes", None) and output["folder"] == output["path"] == str(tmp_path)
+    assert output["pid"] != process.pid and err == "to stderr\n"
 
 
 def test_the_launcher_ends_with_its_process(socket_path: str, tmp_path: Path) -> None:
@@ -88,8 +90,8 @@ def test_the_launcher_ends_with_its_process(socket_path: str, tmp_path: Path) ->
 @pytest.mark.parametrize("path", ["", "/nowhere"])
 def test_without_a_server_python_starts_as_usual(path: str, tmp_path: Path) -> None:
     with launched(path, tmp_path, "pass") as process:
-        told = json.loads(process.communicate(timeout=60)[0])
-    assert told["pid"] == process.pid and not told["warm"]
+        output = json.loads(process.communicate(timeout=60)[0])
+    assert output["pid"] == process.pid and not output["warm"]
 
 
 def test_what_a_process_raises_is_its_own(socket_path: str, tmp_path: Path) -> None:

@@ -56,15 +56,17 @@ def test_this_machine_needs_none(host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"), [(None, "cannot be read: No such file"), ("", "has no key"), (" \n\n", "has no key")]
+    ("content", "printed"), [(None, "cannot be read: No such file"), ("", "has no key"), (" \n\n", "has no key")]
 )
-def test_a_file_without_keys_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None, told: str) -> None:
+def test_a_file_without_keys_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None, printed: str
+) -> None:
     file = tmp_path / "keys"
     if content is not None:
         file.write_text(content)
     monkeypatch.setenv(FILE, str(file))
     for words in ((), ("serve.host=0.0.0.0", "serve.allow_unauthenticated=true")):  # it was asked for by name
-        with pytest.raises(UserError, match=told):
+        with pytest.raises(UserError, match=printed):
             serve(*words)
 
 
@@ -81,7 +83,7 @@ def test_commands_send_the_first_key_of_this_machines_file(keys: Path) -> None:
     assert access.key_for(HERE) == "first-key"
     assert access.key_for("http://[::1]:8000") == "first-key"
     assert access.headers_for(HERE) == {"authorization": "Bearer first-key"}
-    assert access.headers_for("http://192.0.2.7:8000") == {}, "another machine's endpoint is not told this one's keys"
+    assert access.headers_for("http://192.0.2.7:8000") == {}, "another machine's endpoint does not receive this one's keys"
     assert client.connect(HERE).api_key == "first-key"
     assert fresh_connections(HERE).headers["authorization"] == "Bearer first-key"
     sent = load.message(load.Target("127.0.0.1", 8000, "m", access.key_for(HERE)), Request([1], 2, "all"))
@@ -105,10 +107,10 @@ def test_gateways_of_a_cluster_that_runs_already_get_the_file(keys: Path) -> Non
 
 def test_the_printed_commands_name_the_key_and_do_not_show_it(keys: Path, capsys: pytest.CaptureFixture[str]) -> None:
     terminal._print_usage(Endpoint(HERE, "m", {}))
-    told = capsys.readouterr().out
-    assert "first-key" not in told
-    assert f"export {access.KEY}=$(head -n 1 '{keys}')" in told
-    assert f'-H "Authorization: Bearer ${access.KEY}"' in told and f"api_key=os.environ['{access.KEY}']" in told
+    printed = capsys.readouterr().out
+    assert "first-key" not in printed
+    assert f"export {access.KEY}=$(head -n 1 '{keys}')" in printed
+    assert f'-H "Authorization: Bearer ${access.KEY}"' in printed and f"api_key=os.environ['{access.KEY}']" in printed
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""When a request that found no room is told to come back."""
+"""Retry-After of rejected requests."""
 
 from contextlib import ExitStack
 
@@ -9,11 +9,11 @@ from strata.serving.gateway.admission import LONGEST_RETRY_S, WINDOW_S, Admissio
 
 
 class Served:
-    """An endpoint with room for `room` sequences, at a time that the test sets."""
+    """Endpoint with a capacity of `capacity` sequences and a clock that the test sets."""
 
-    def __init__(self, room: int) -> None:
+    def __init__(self, capacity: int) -> None:
         self.now = 1000.0
-        self.admission = Admission(lambda: room, clock=lambda: self.now)
+        self.admission = Admission(lambda: capacity, clock=lambda: self.now)
         self._inside: list[ExitStack] = []
 
     def begin(self, sequences: int = 1) -> None:

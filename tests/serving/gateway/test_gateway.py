@@ -43,7 +43,7 @@ class Directory:
 
 
 class Replica:
-    """Generates WORDS, one a piece, from where it is told to go on; dies after `dies_after` words."""
+    """Generates WORDS, one per event, from the resumed position; dies after `dies_after` words."""
 
     def __init__(self, name: str, dies_after: int | None = None, pause_s: float = 0.0, node: str = "here") -> None:
         self.name, self.dies_after, self.pause_s, self.node = name, dies_after, pause_s, node
@@ -207,7 +207,7 @@ def test_a_request_that_loses_every_replica_ends() -> None:
         await asyncio.sleep(0.7)
         response = await endpoint.client.post("/v1/completions", json={"prompt": "x"})
         assert response.status_code == 503 and response.headers["retry-after"]
-        assert "failed on 4 tries" in response.json()["error"]["message"]
+        assert "failed 4 times" in response.json()["error"]["message"]
 
     run(test)
 

@@ -117,11 +117,11 @@ def until(done: Callable[[], bool], limit_s: float = 15.0) -> bool:
     return met
 
 
-def pour(gateway: Gateway, connection: socket.socket, piece: bytes, mib: int) -> bytes:
+def pour(gateway: Gateway, connection: socket.socket, chunk: bytes, mib: int) -> bytes:
     """Sends so much of it, or until the gateway has had enough; returns what it answered."""
     with contextlib.suppress(*CLOSED):
-        for _ in range(mib * MIB // len(piece)):
-            connection.sendall(piece)
+        for _ in range(mib * MIB // len(chunk)):
+            connection.sendall(chunk)
             gateway.grown_mib()
     return read(connection)
 
@@ -147,7 +147,7 @@ BODY = CHUNKED + b"2\r\n{}\r\n"
 
 
 @pytest.mark.parametrize(
-    ("start", "piece"),
+    ("start", "chunk"),
     [
         pytest.param(BODY + b"0\r\n", b"x-%06d: y\r\n" % 1 * 4096, id="trailers"),
         pytest.param(BODY + b"0\r\nx-a: ", b"y" * 65536, id="one trailer"),
@@ -159,19 +159,19 @@ BODY = CHUNKED + b"2\r\n{}\r\n"
         pytest.param(HEAD, b"a:b\r\n" * 16384, id="headers"),
     ],
 )
-def test_a_request_that_is_all_framing(gateway: Gateway, start: bytes, piece: bytes) -> None:
-    answer = pour(gateway, gateway.connect(start), piece, 64)
+def test_a_request_that_is_all_framing(gateway: Gateway, start: bytes, chunk: bytes) -> None:
+    answer = pour(gateway, gateway.connect(start), chunk, 64)
     assert error_of(answer)["code"] in (400, 413, 431)
     assert gateway.grown_mib() < 20
 
 
 def test_unfinished_uploads(gateway: Gateway) -> None:
     uploads = [gateway.connect(CHUNKED if index % 2 else post(b"", 15 * MIB)) for index in range(80)]
-    piece = b" " * 65536
+    chunk = b" " * 65536
     for _ in range(14 * 16):
         for index, upload in enumerate(uploads):
             with contextlib.suppress(*CLOSED):
-                upload.sendall(b"10000\r\n" + piece + b"\r\n" if index % 2 else piece)
+                upload.sendall(b"10000\r\n" + chunk + b"\r\n" if index % 2 else chunk)
         gateway.grown_mib()
         if gateway.grown_mib() > 400:
             break
@@ -231,7 +231,7 @@ def test_what_is_sent_behind_a_running_stream(gateway: Gateway, behind: bytes) -
     connection.close()
 
 
-def test_pipelined_requests_are_answered_in_turn(gateway: Gateway) -> None:
+def test_pipelined_requests_are_answered_in_order(gateway: Gateway) -> None:
     two = post(b'{"prompt": "x"}') + b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n"
     connection = gateway.connect(two + b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
     answer = read(connection)
@@ -273,7 +273,7 @@ def test_answers_that_are_not_read(gateway: Gateway) -> None:
     time.sleep(1)
     assert gateway.ask().status_code == 200
     assert gateway.grown_mib() < 300
-    # Those that were let in are ended, the others had a 429: there is room again, and who reads gets all of it.
+    # Those that were let in are ended, the others had a 429: there is capacity again, and a client that reads gets all of it.
     assert until(lambda: len(gateway.ask(answer=30 * MIB).content) == 30 * MIB)
     for connection in slow:
         connection.close()
@@ -296,7 +296,7 @@ def test_more_connections_than_there_may_be(replica: int) -> None:
     with running(replica, http__MAX_CONNECTIONS=32, connection__LINGER_S=1.0) as gateway, nothing_left(gateway):
         files = gateway.process.num_fds()
         idle = [gateway.connect(b"POST /v1/comp" if index % 2 else b"") for index in range(200)]
-        assert gateway.ask().status_code == 200, "those that have not sent a request make room"
+        assert gateway.ask().status_code == 200, "idle connections are closed first"
         assert gateway.process.num_fds() < files + 40
         streams = [gateway.connect(post(STREAM)) for _ in range(32)]
         assert all(b"200 OK" in stream.recv(65536) for stream in streams)
@@ -329,7 +329,7 @@ def test_requests_and_clients_that_do_not_finish(replica: int) -> None:
         assert read(gateway.connect()) == b""
         assert error_of(read(gateway.connect(b"POST /v1/comp")))["code"] == 408
         assert error_of(read(gateway.connect(post(b"{", 1000))))["code"] == 408
-        kept = gateway.connect(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
-        assert read(kept).endswith(b"success"), "an idle connection is closed"
+        idle = gateway.connect(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert read(idle).endswith(b"success"), "an idle connection is closed"
         behind = gateway.connect(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\nGET /health HTT")
         assert error_of(read(behind).partition(b"success")[2])["code"] == 408

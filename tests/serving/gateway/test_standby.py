@@ -24,7 +24,7 @@ ALL = " ".join([*WORDS, "[DONE]"])
 
 
 class Replica:
-    """Generates WORDS, one an event, from where it is told to go on; dies after `dies_after` of them."""
+    """Generates WORDS, one per event, from the resumed position; dies after `dies_after` of them."""
 
     def __init__(self, name: str, dies_after: int | None = None) -> None:
         self.name, self.dies_after = name, dies_after

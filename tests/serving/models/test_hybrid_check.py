@@ -1,4 +1,4 @@
-"""Models whose layers keep their context in several ways are served, but not handed over from engine to engine."""
+"""Models whose layers keep their context several kinds of KV cache are served, but not handed over from engine to engine."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,7 @@ def written(folder: Path, **config: Any) -> Path:
     ],
 )
 def test_several_kinds_are_refused(tmp_path: Path, config: dict[str, Any], kinds: str) -> None:
-    with pytest.raises(UserError, match=rf"in several ways \({kinds}\)") as refused:
+    with pytest.raises(UserError, match=rf"several kinds of KV cache \({kinds}\)") as refused:
         hybrid_check.check_folder(written(tmp_path, **config))
     assert "serve.prefill.replicas=0" in str(refused.value)
 
@@ -54,7 +54,7 @@ def test_one_kind_is_served(tmp_path: Path, config: dict[str, Any]) -> None:
 def test_without_a_prefill_pool_nothing_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = written(tmp_path, layer_types=[SLIDING, FULL])
     monkeypatch.setattr(model_dir, "check", lambda folder: None)
-    with pytest.raises(UserError, match="in several ways"):
+    with pytest.raises(UserError, match="several kinds of KV cache"):
         endpoint.check(recipe_file.load("laptop", []).serve, folder)
     endpoint.check(recipe_file.load("laptop", ["serve.prefill.replicas=0"]).serve, folder)
 

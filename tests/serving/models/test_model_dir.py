@@ -29,7 +29,7 @@ def test_what_vllm_could_not_load_is_named(folder: Path) -> None:
     weights = folder / "model.safetensors"
     whole = weights.read_bytes()
     weights.write_bytes(whole[:-7])
-    refused(r"damaged: it has \d+ bytes where its header says \d+")
+    refused(r"damaged: it has \d+ bytes, but its header requires \d+")
     weights.write_bytes(whole[:20])
     refused("header is not readable")
     weights.write_bytes(b"")

@@ -42,7 +42,7 @@ def test_a_restarted_controller_can_ask_a_replica_that_imported_vllm(log: Path) 
     assert get_component_logger_file_path() is not None
 
 
-def test_records_after_the_import_are_written_and_not_kept(log: Path) -> None:
+def test_records_after_the_import_are_written(log: Path) -> None:
     serve_logs.keep_open()
     _configure()
     logger = logging.getLogger(serve_logs.LOGGER)
@@ -56,7 +56,7 @@ def test_records_after_the_import_are_written_and_not_kept(log: Path) -> None:
 
 
 def test_ray_still_needs_it(log: Path) -> None:
-    """When this fails, Ray has mended it and `serve_logs.py` can go."""
+    """If this fails, Ray has fixed it: remove `serve_logs.py`."""
     _configure()
     with pytest.raises(AttributeError, match="baseFilename"):
         get_component_logger_file_path()

@@ -40,7 +40,7 @@ def test_a_block_counts_only_after_the_same_beginning() -> None:
     assert index.cached_tokens([5, 6, 7, 8, 0]) == 0
 
 
-def test_an_answer_is_found_by_the_next_turn() -> None:
+def test_an_answer_is_found_by_the_next_request() -> None:
     index = PrefixIndex(16, 100)
     prompt, answer = tokens(40), tokens(40)
     index.add(prompt)

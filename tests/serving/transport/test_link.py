@@ -1,4 +1,4 @@
-"""Calls over one connection: pieces in order, cancelling, losing the other end, strangers kept out."""
+"""Calls over one connection: chunks in order, cancelling, losing the other end, callers without the secret refused."""
 
 import asyncio
 import os
@@ -13,7 +13,7 @@ SECRET = os.urandom(SECRET_BYTES)
 
 
 class Replica:
-    """Answers `count` with so many pieces, never answers `hang`, fails on `fail`."""
+    """Answers `count` with so many chunks, never answers `hang`, fails on `fail`."""
 
     def __init__(self) -> None:
         self.cancelled = 0
@@ -29,17 +29,17 @@ class Replica:
         if call.method == "fail":
             raise ValueError("no such thing")
         call.head({"asked": call.meta, "body": call.body.decode()})
-        for number in range(call.meta["pieces"]):
+        for number in range(call.meta["chunks"]):
             call.data(str(number).encode())
             await asyncio.sleep(0)
-        call.end({"told": "all"})
+        call.end({"trailer": "all"})
 
 
 async def collect(stream: Stream) -> list[tuple[int, bytes]]:
-    pieces = [await stream.next()]
-    while pieces[-1][0] != Kind.END:
-        pieces.append(await stream.next())
-    return pieces
+    chunks = [await stream.next()]
+    while chunks[-1][0] != Kind.END:
+        chunks.append(await stream.next())
+    return chunks
 
 
 def connected(test: Callable[[Replica, Link], Awaitable[None]]) -> None:
@@ -56,10 +56,10 @@ def connected(test: Callable[[Replica, Link], Awaitable[None]]) -> None:
 
 def test_many_calls_at_once_keep_their_pieces_apart() -> None:
     async def test(replica: Replica, link: Link) -> None:
-        answers = await asyncio.gather(*(collect(link.call("count", {"pieces": n}, b"x" * n)) for n in range(50)))
-        for n, pieces in enumerate(answers):
-            assert pieces[0][0] == Kind.HEAD and str(n).encode() in pieces[0][1]
-            assert [payload for kind, payload in pieces if kind == Kind.DATA] == [str(i).encode() for i in range(n)]
+        answers = await asyncio.gather(*(collect(link.call("count", {"chunks": n}, b"x" * n)) for n in range(50)))
+        for n, chunks in enumerate(answers):
+            assert chunks[0][0] == Kind.HEAD and str(n).encode() in chunks[0][1]
+            assert [payload for kind, payload in chunks if kind == Kind.DATA] == [str(i).encode() for i in range(n)]
         assert link.calls == replica.server.calls == 0
 
     connected(test)
@@ -67,8 +67,8 @@ def test_many_calls_at_once_keep_their_pieces_apart() -> None:
 
 def test_a_large_body_arrives_whole() -> None:
     async def test(replica: Replica, link: Link) -> None:
-        pieces = await collect(link.call("count", {"pieces": 0}, b"y" * 3_000_000))
-        assert b"y" * 3_000_000 in pieces[0][1]
+        chunks = await collect(link.call("count", {"chunks": 0}, b"y" * 3_000_000))
+        assert b"y" * 3_000_000 in chunks[0][1]
 
     connected(test)
 
@@ -88,7 +88,7 @@ def test_a_call_that_failed_is_lost_and_the_link_lives() -> None:
     async def test(replica: Replica, link: Link) -> None:
         with pytest.raises(LinkLost, match="no such thing"):
             await link.call("fail", {}).next()
-        assert len(await collect(link.call("count", {"pieces": 1}))) == 3
+        assert len(await collect(link.call("count", {"chunks": 1}))) == 3
 
     connected(test)
 
@@ -103,7 +103,7 @@ def test_all_calls_are_lost_with_the_other_end() -> None:
                 await stream.next()
         assert not link.alive
         with pytest.raises(LinkLost):
-            await link.call("count", {"pieces": 1}).next()
+            await link.call("count", {"chunks": 1}).next()
 
     connected(test)
 
@@ -134,7 +134,7 @@ def test_a_stranger_is_shown_the_door() -> None:
     async def test(replica: Replica, link: Link) -> None:
         stranger = await Link.connect(link.address, os.urandom(SECRET_BYTES), lambda _: None)
         with pytest.raises(LinkLost):
-            await stranger.call("count", {"pieces": 1}).next()
+            await stranger.call("count", {"chunks": 1}).next()
         assert link.alive
 
     connected(test)
@@ -146,14 +146,14 @@ def test_strangers_are_few_and_have_little_time(monkeypatch: pytest.MonkeyPatch)
 
     async def test(replica: Replica, known: Link) -> None:
         host, _, port = known.address.rpartition(":")
-        strangers = [await asyncio.open_connection(host, int(port)) for _ in range(link.MAX_STRANGERS + 20)]
+        strangers = [await asyncio.open_connection(host, int(port)) for _ in range(link.MAX_UNTRUSTED + 20)]
         await asyncio.sleep(0.05)
-        assert len(replica.server.connections) <= link.MAX_STRANGERS + 1
+        assert len(replica.server.connections) <= link.MAX_UNTRUSTED + 1
         await asyncio.sleep(0.4)
         assert len(replica.server.connections) == 1
         for _, writer in strangers:
             writer.close()
-        assert len(await collect(known.call("count", {"pieces": 1}))) == 3
+        assert len(await collect(known.call("count", {"chunks": 1}))) == 3
 
     connected(test)
 
@@ -188,15 +188,15 @@ def test_a_stream_that_is_not_taken_is_ended(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(link, "UNREAD_BYTES", 1000)
 
     async def test(replica: Replica, known: Link) -> None:
-        stream = known.call("count", {"pieces": 100_000})
-        other = known.call("count", {"pieces": 3})
+        stream = known.call("count", {"chunks": 100_000})
+        other = known.call("count", {"chunks": 3})
         assert len(await collect(other)) == 5
         while replica.server.calls:
             await asyncio.sleep(0.01)
         with pytest.raises(Overrun):
             await collect(stream)
         assert known._unread == 0 and not known._lagging
-        assert len(await collect(known.call("count", {"pieces": 100}))) == 102, "one that is taken goes on"
+        assert len(await collect(known.call("count", {"chunks": 100}))) == 102, "one that is taken goes on"
 
     connected(test)
 
@@ -206,7 +206,7 @@ def test_of_many_streams_the_one_that_lags_most_is_ended(monkeypatch: pytest.Mon
     monkeypatch.setattr(link, "LARGE_BYTES", 100)
 
     async def test(replica: Replica, known: Link) -> None:
-        slow = [known.call("count", {"pieces": pieces}) for pieces in (1000, 100_000, 1000)]
+        slow = [known.call("count", {"chunks": chunks}) for chunks in (1000, 100_000, 1000)]
         await asyncio.sleep(0.1)
         while replica.server.calls:
             await asyncio.sleep(0.01)

@@ -1,4 +1,4 @@
-"""The end of a prompt is enough to detokenize what comes after it."""
+"""Detokenization after the last tokens of a prompt equals that after the whole prompt."""
 
 import random
 from collections.abc import Callable
@@ -23,7 +23,7 @@ def byte_level() -> Tokenizer:
     return tokenizer
 
 
-def sentence_piece() -> Tokenizer:
+def metaspace() -> Tokenizer:
     """As Llama 2's: spaces are marks on words, of which the first loses its own, and unknown characters are bytes."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
@@ -43,7 +43,7 @@ def native(monkeypatch: pytest.MonkeyPatch) -> type:
     return known
 
 
-@pytest.mark.parametrize("make", [byte_level, sentence_piece])
+@pytest.mark.parametrize("make", [byte_level, metaspace])
 def test_the_answer_reads_the_same(make: Callable[[], Tokenizer], native: type) -> None:
     tokenizer = make()
     ids = tokenizer.encode(TEXT).ids
@@ -56,7 +56,7 @@ def test_the_answer_reads_the_same(make: Callable[[], Tokenizer], native: type) 
         assert [tail.step(tokenizer, token) for token in answer] == [whole.step(tokenizer, token) for token in answer]
 
 
-def test_vllm_takes_it(native: type) -> None:
+def test_vllm_uses_it(native: type) -> None:
     pytest.importorskip("vllm")
     from transformers import PreTrainedTokenizerFast
     from vllm import SamplingParams

@@ -1,4 +1,4 @@
-"""With vLLM's own scheduler and its own stat loggers, so that a new version of vLLM that reports otherwise is noticed."""
+"""Engine statistics, with vLLM's own scheduler and stat loggers, so that changes of vLLM are noticed."""
 
 import inspect
 import json
@@ -122,7 +122,7 @@ def test_an_abort_is_reported_though_nothing_runs_any_more(scheduler: Scheduler,
 
 
 def transfers(*moved: tuple[int, float], failed: int = 0, expired: int = 0) -> dict[str, Any]:
-    """What NIXL's connector would report of these (bytes, microseconds)."""
+    """Statistics of the NIXL connector for these (bytes, microseconds)."""
     stats = NixlKVConnectorStats()
     for size, micros in moved:
         stats.record_transfer(SimpleNamespace(xferDuration=micros, postDuration=1, totalBytes=size, descCount=1))
@@ -164,7 +164,7 @@ def went_on(replica: Replica) -> dict[str, float]:
     return {sample.labels["beside"]: sample.value for sample in counts if sample.value}
 
 
-def test_gaps_are_told_apart_by_what_was_beside_them(replica: Replica) -> None:
+def test_inter_token_latencies_are_labelled_by_cause(replica: Replica) -> None:
     stats = EngineStats(replica, shards=1)
 
     def step(streams: int, prompts: int = 0, prompt_tokens: int = 0, **scheduler: Any) -> None:
@@ -175,19 +175,19 @@ def test_gaps_are_told_apart_by_what_was_beside_them(replica: Replica) -> None:
 
     step(1)
     step(2, prompts=1, prompt_tokens=200)
-    step(3, prompts=1, prompt_tokens=1)  # the last token of a prompt that was handed over
+    step(3, prompts=1, prompt_tokens=1)  # the last token of a prompt after a KV transfer
     step(4, num_skipped_waiting_reqs=1)  # its blocks on their way
     step(5, kv_connector_stats=transfers((4096, 1000)))
     assert went_on(replica) == {"nothing": 1, "prefill": 2, "hand-over": 12}
     stats.remote_prefills = 1
     step(6)
     stats.remote_prefills = 0
-    step(7)  # it began while a prompt was still elsewhere
+    step(7)  # it began during a remote prefill
     step(8)
     assert went_on(replica) == {"nothing": 9, "prefill": 2, "hand-over": 12, "pool-prefill": 13}
 
 
-def test_vllm_tells_of_each_step_what_it_computed() -> None:
+def test_vllm_reports_the_tokens_of_each_step() -> None:
     """By the switch that our engines are started with."""
     core = SimpleNamespace(
         vllm_config=VllmConfig(observability_config=ObservabilityConfig(enable_logging_iteration_details=True))

@@ -1,4 +1,4 @@
-"""Events written by hand equal the ones that vLLM's classes serialise."""
+"""Events of `fast_sse.py` equal those of vLLM."""
 
 import asyncio
 import inspect

@@ -1,4 +1,4 @@
-"""A stand-in for an engine: it ends with the process that started it, also if that one was gone before it could look."""
+"""The parent watchdog ends an engine process with its replica, also if the replica died before the watchdog started."""
 
 import inspect
 import subprocess

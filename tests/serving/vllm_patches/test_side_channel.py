@@ -1,4 +1,4 @@
-"""The side channel on which engines introduce themselves: vLLM's scheduler with our connector, without a model."""
+"""NIXL side channel: vLLM's scheduler with our connector, without a model."""
 
 import inspect
 import socket

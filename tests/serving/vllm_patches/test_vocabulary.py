@@ -1,4 +1,4 @@
-"""Token ids at the edge of the embedding, whether the tokenizer knows fewer or more of them."""
+"""Token ids at the limit of the embedding."""
 
 import inspect
 from types import SimpleNamespace
@@ -15,7 +15,7 @@ BEYOND = [SIZE, SIZE + 1, 2**31, 2**32, 2**63 - 1, -1]
 
 
 def processed(prompt: list[int] | None, **params: Any) -> Any:
-    """What reaches the engine after vLLM's input processor let it pass."""
+    """Request after vLLM's input processor and the check."""
     known = SimpleNamespace(bad_words_token_ids=None, all_stop_token_ids=set()) if params == {} else SimpleNamespace(**params)
     request = SimpleNamespace(prompt_token_ids=prompt, sampling_params=known)
     processor = SimpleNamespace(process_inputs=lambda *arguments, **named: request)
