@@ -1,4 +1,4 @@
-"""The model in DeepSpeed: sections of the recipe to an engine that can take steps, in any layout.
+"""Builds a DeepSpeed engine from the recipe's sections, in any parallel layout.
 
 DeepSpeed is imported inside functions: it probes for devices on import, which fails on a driver that has none.
 """
@@ -20,19 +20,19 @@ from strata.training.patches.adamw import EagerAdamW
 
 
 def build(model: ModelSection, train: TrainSection, parallel: ParallelSection) -> Any:
-    """Called on every worker, after torch's process group has been set up (gloo on CPUs, nccl on GPUs)."""
+    """Builds the engine. Called on every worker, after torch's process group is initialized (gloo on CPUs, NCCL on GPUs)."""
     if parallel.device == "cpu":
-        os.environ["DS_ACCELERATOR"] = "cpu"  # else DeepSpeed takes a GPU it finds
+        os.environ["DS_ACCELERATOR"] = "cpu"  # otherwise DeepSpeed uses any GPU that it finds
         torch.set_num_threads(parallel.cpus_per_worker)
     torch.set_float32_matmul_precision(train.matmul)
     import deepspeed
     from deepspeed.utils import logger
 
     logger.setLevel("ERROR")
-    # DeepSpeed would compile its shared-memory collectives now: half a minute, or a crash where there is no compiler.
+    # Otherwise DeepSpeed compiles its shared-memory collectives here: half a minute, or a crash without a compiler.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
-    deepspeed.init_distributed()  # it finds torch's process group
+    deepspeed.init_distributed()  # uses torch's process group
     groups = None
     module: Any
     if parallel.pipeline > 1:
@@ -43,11 +43,11 @@ def build(model: ModelSection, train: TrainSection, parallel: ParallelSection) -
         module = Llama(model, train.seed, train.kernels)
         if parallel.sequence > 1:
             groups = sequence.initialize(parallel.sequence)
-            sequence.spread(module, groups)
+            sequence.apply(module, groups)
     selection = recompute.apply(module, train.recompute)
 
     def optimizer(_: object) -> torch.optim.Optimizer:
-        """Called when the module has its final parameters: tensor and expert parallelism replace some."""
+        """Called when the module has its final parameters: tensor and expert parallelism replace some of them."""
         named = ((whole_name(name, model, parallel), parameter) for name, parameter in module.named_parameters())
         adamw = torch.optim.AdamW if train.compile else EagerAdamW
         return adamw(parameter_groups(named, train), lr=train.lr, betas=(0.9, 0.95), fused=True)
@@ -59,10 +59,10 @@ def build(model: ModelSection, train: TrainSection, parallel: ParallelSection) -
         mpu=groups,
     )
     clipping.correct(engine, parallel)
-    if data.ours(parallel):
+    if data.replaces_deepspeed(parallel):
         data.attach(engine)
     if selection and parallel.tensor > 1:
-        selection.spare_sums(module)
+        selection.recompute_reduced(module)
     if model.moe:
         balance.attach(module, model, scale=data.gradient_scale(parallel) / accumulation(train, parallel))
     if train.compile:
@@ -83,17 +83,18 @@ def deepspeed_config(model: ModelSection, train: TrainSection, parallel: Paralle
         "gradient_accumulation_steps": accumulation(train, parallel),
         "gradient_clipping": train.clip,
         "zero_optimization": zero,
-        # torch's fused AdamW runs on the host too; DeepSpeed's own would be compiled first
+        # torch's fused AdamW also runs on the host; DeepSpeed's CPU optimizer would have to be compiled first
         "zero_force_ds_cpu_optimizer": False,
-        "zero_allow_untested_optimizer": True,  # it knows AdamW by its class, of which ours is a subclass
+        "zero_allow_untested_optimizer": True,  # DeepSpeed checks for AdamW's exact class; EagerAdamW is a subclass
         "bf16": {"enabled": train.precision == "bf16"},
         "steps_per_print": 10**9,
     }
-    added_up = accumulation(train, parallel) > 1 and not (parallel.zero == 1 and parallel.sequence > 1)  # which it cannot
-    if train.precision == "bf16" and parallel.zero and added_up:
-        config["data_types"] = {"grad_accum_dtype": "fp32"}  # many small gradients added up in bf16 lose the smallest
+    # DeepSpeed cannot accumulate in fp32 with ZeRO-1 and sequence parallelism.
+    accumulates = accumulation(train, parallel) > 1 and not (parallel.zero == 1 and parallel.sequence > 1)
+    if train.precision == "bf16" and parallel.zero and accumulates:
+        config["data_types"] = {"grad_accum_dtype": "fp32"}  # a bf16 sum of many small gradients loses the smallest
     if parallel.schedule == "dualpipev":
-        config["pipeline"] = {"pipe_partitioned": False, "grad_partitioned": False}  # it sends whole activations only
+        config["pipeline"] = {"pipe_partitioned": False, "grad_partitioned": False}  # DualPipeV sends only whole activations
     if parallel.tensor > 1 and parallel.pipeline == 1:
         config["tensor_parallel"] = tensor.config(parallel.tensor)
     if parallel.expert > 1:
@@ -103,8 +104,8 @@ def deepspeed_config(model: ModelSection, train: TrainSection, parallel: Paralle
 
 
 def parameter_groups(named: Iterable[tuple[str, nn.Parameter]], train: TrainSection) -> list[dict[str, Any]]:
-    """Norm weights are scales around one: decay would pull them to zero. An embedding's row is trained only when its token
-    comes by, so it may take larger steps and is not decayed either."""
+    """Optimizer groups. Norm weights are scales around one, so they do not decay to zero. An embedding row gets a gradient only
+    when its token occurs, so embeddings may take larger steps (`embedding_lr_ratio`) and do not decay either."""
     from deepspeed.moe.utils import is_moe_param, split_params_into_different_moe_groups_for_optimizer
 
     tables, norms, matrices = [], [], []

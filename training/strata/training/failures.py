@@ -1,23 +1,23 @@
-"""Errors of Ray Train, reduced to their cause and turned into errors for the user."""
+"""Translates Ray Train's errors into user errors with the root cause."""
 
 from collections.abc import Iterator
 
 from strata.platform import file_errors
 from strata.platform.errors import UserError
 
-# Ray Train wraps an error of a worker or of its controller in several of its own, each with another attribute for the inner one.
+# Ray Train wraps errors of workers and of the controller several times; each wrapper has another attribute for the inner error.
 INNER = ("worker_failures", "controller_failure", "_base_exc", "cause", "__cause__")
 
 
 def explain(error: BaseException, run: str) -> Exception | None:
-    """None for an error that is nobody's to mend but ours."""
-    again = f"go on with: strata train --resume {run}"
+    """User error with cause and fix, None for an error that the user cannot fix."""
+    again = f"resume with: strata train --resume {run}"
     for cause in _causes(error):
         if isinstance(cause, UserError):
             return cause
         text = str(cause)
         if "OutOfMemory" in text or "out of memory" in text:
-            fix = "Lower train.micro_batch or the model's size, or raise parallel.zero."
+            fix = "Lower train.micro_batch, reduce the model's size, or raise parallel.zero."
             return UserError("The workers ran out of memory.", fix)
         if explained := file_errors.explain(cause, again):
             return explained
@@ -27,11 +27,11 @@ def explain(error: BaseException, run: str) -> Exception | None:
 
 
 def _lost(error: BaseException) -> str | None:
-    """For workers that died without an error of their own, more often than train.max_failures allows."""
+    """Message for workers that died without raising an error, more often than train.max_failures allows."""
     kinds = {type(cause).__name__: " ".join(str(cause).split())[:200] for cause in _causes(error)}
     for kind in ("NodeDiedError", "ActorDiedError", "RayActorError", "ActorUnavailableError", "WorkerCrashedError"):
         if kind in kinds:
-            return f"Workers, their controller or their machine were lost, and train.max_failures allows no more: {kinds[kind]}"
+            return f"Workers, their controller or their node died more often than train.max_failures allows: {kinds[kind]}"
     if kinds.keys() & {"SystemExit", "LocalRayletDiedError", "RaySystemError", "RpcError"}:
         return "The connection to the Ray cluster was lost."
     if "WorkerGroupStartupTimeoutError" in kinds:
@@ -40,7 +40,7 @@ def _lost(error: BaseException) -> str | None:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error and all that it wraps, inner ones first: they say more."""
+    """The error and all errors that it wraps, innermost first: those are the most specific."""
     seen: list[BaseException] = []
 
     def visit(one: object) -> None:

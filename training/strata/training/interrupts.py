@@ -1,5 +1,8 @@
-"""Ctrl-C and SIGTERM, as training wants them: before workers run they end the command; then the first asks for a checkpoint
-and a clean end, and the second ends the command at once."""
+"""Handling of Ctrl-C and SIGTERM during training.
+
+Before the workers run, a signal ends the command. Afterwards the first signal requests a stop with a checkpoint, and the second
+ends the command immediately.
+"""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -11,19 +14,20 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 class Interrupts:
     def __init__(self) -> None:
-        self.ask: Callable[[], None] | None = None
-        self.asked = False
+        self.request_stop: Callable[[], None] | None = None
+        self.stop_requested = False
 
     def catch(self) -> None:
-        """Again once Ray is connected: it takes SIGTERM for itself, and would end the command without a checkpoint."""
+        """Installs the handlers. Called again after `ray.init`, which installs its own SIGTERM handler and would end the command
+        without a checkpoint."""
         for number in SIGNALS:
             signal.signal(number, self.handle)
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        if self.ask is None or self.asked:
+        if self.request_stop is None or self.stop_requested:
             raise KeyboardInterrupt
-        self.asked = True
-        self.ask()
+        self.stop_requested = True
+        self.request_stop()
 
 
 @contextmanager

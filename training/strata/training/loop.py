@@ -1,7 +1,7 @@
-"""What each worker runs.
+"""Training loop of a worker.
 
-Nothing in the loop draws random numbers: the order of the data is a function of seed and step, and the model has no dropout.
-So the state to save is the engine's and the step, and a resumed run repeats the uninterrupted one exactly.
+The loop draws no random numbers: the data order is a function of seed and step, and the model has no dropout. So a checkpoint
+is the engine's state and the step, and a resumed run repeats the uninterrupted one exactly.
 """
 
 import math
@@ -39,26 +39,26 @@ from strata.training.steps import Batches, Stages, Whole
 
 @dataclass(frozen=True)
 class Job:
-    """All that a worker is told. Paths are absolute, on storage that all workers share."""
+    """Input of a worker. Paths are absolute, on storage that all workers share."""
 
     run: Path
     tokens: Path
     model: ModelSection
     train: TrainSection
     parallel: ParallelSection
-    id: str = ""  # the run's
-    begun: int = 0  # the step of the checkpoint that the driver found
-    verified: str = ""  # the identity of that checkpoint, whose files the driver has compared with their digests
-    phases: tuple[tuple[str, float], ...] = ()  # of the command so far, in seconds
+    id: str = ""  # the run's id
+    begun: int = 0  # step of the checkpoint that the driver found
+    verified: str = ""  # identity of that checkpoint, whose digests the driver has verified
+    phases: tuple[tuple[str, float], ...] = ()  # startup phases of the command so far, in seconds
 
     @property
     def stop(self) -> Path:
-        """The driver asks for a stop by making this file: Ray has no other message to running workers."""
+        """File with which the driver requests a stop: Ray Train cannot send messages to running workers."""
         return self.run / "stop"
 
     @property
     def starts(self) -> Path:
-        """A line for each start of the workers, with the step they began from: more than one says that some were lost."""
+        """File with one line per start of the workers: the step they started from. Several lines mean that workers died."""
         return self.run / "starts"
 
     @property
@@ -72,7 +72,8 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A problem that would come again is returned, not raised: Ray answers an exception by restarting the workers."""
+    """Result of a worker. A `problem` that would recur is returned rather than raised, because Ray restarts the workers after an
+    exception."""
 
     step: int
     stopped: bool = False
@@ -80,7 +81,7 @@ class Outcome:
 
 
 def train_worker(config: dict[str, Job]) -> Outcome:
-    """Under Ray Train: records to the run's folder and to Prometheus, checkpoints to its storage."""
+    """Entry point of a Ray Train worker. Rank 0 writes records to the run's folder and metrics to Prometheus."""
     job = config["job"]
     if dist.get_rank() != 0:
         try:
@@ -107,11 +108,11 @@ def _begin(job: Job) -> tuple["Worker", Saver, int]:
 
 
 def _explained(job: Job, error: OSError | None) -> UserError | None:
-    return file_errors.explain(error, f"go on with: strata train --resume {job.run.name}") if error else None
+    return file_errors.explain(error, f"resume with: strata train --resume {job.run.name}") if error else None
 
 
 def run_local(job: Job, report: Callable[[Record], None]) -> Outcome:
-    """Without Ray and without checkpoints, in a process group that the caller has set up: for benchmarks and tests."""
+    """Trains without Ray and without checkpoints, in the caller's process group. For benchmarks and tests."""
     worker = Worker(job)
     return train(worker, 0, report if worker.rank == 0 else _silent, None)
 
@@ -124,11 +125,11 @@ def train(
     not_finite: Callable[[], None] = lambda: None,
     problem: Callable[[], UserError | None] = lambda: None,
 ) -> Outcome:
-    """From `step` on, to the end or until asked to stop. A run that turns NaN stops before it saves: neither a loss nor a
-    gradient that is not finite gets into a checkpoint.
+    """Trains from `step` to the last step or until a stop is requested. A non-finite loss or gradient norm ends the run before
+    it can reach a checkpoint.
 
-    A `problem` of one rank, such as a full disk, ends the run on all of them at the same step. It is looked for before a save
-    too: a checkpoint beyond the last step in the history would leave a gap there for ever."""
+    A `problem` of one rank, such as a full disk, ends the run on all ranks at the same step. It is also checked before a save: a
+    checkpoint after the last recorded step would leave a permanent hole in the run's history."""
     section = worker.job.train
     stall: float | None = None
     while step < section.steps:
@@ -136,7 +137,7 @@ def train(
         loss, stop, failed = worker.step(step, problem() is not None)
         step += 1
         record = worker.record(step, loss, time.perf_counter() - begin)
-        if stall is not None:  # of the save before this step
+        if stall is not None:  # caused by the save before this step
             record["checkpoint_stall_s"] = record["seconds"]["checkpoint"] = stall
             stall = None
         if diverged := _not_finite(record):
@@ -160,7 +161,7 @@ def train(
 
 
 class Worker:
-    """One rank: its engine, its view of the data, and its place among the others."""
+    """One rank: its engine and its data."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -177,21 +178,21 @@ class Worker:
         self._peak = self._peak_flops() if self.rank == 0 else None
 
     def step(self, step: int, failed: bool = False) -> tuple[float, bool, bool]:
-        """The loss over all ranks, whether rank 0 was asked to stop, and whether any rank has `failed` to write: one small
-        reduction carries all three."""
+        """Runs a step. Returns the mean loss over all ranks, whether a stop was requested, and whether any rank `failed` to write;
+        one small all-reduce carries all three."""
         section, parallel = self.job.train, self.job.parallel
         rate = learning_rate(step, section.steps, section.lr, section.warmup, section.min_lr_ratio)
         engine.set_learning_rate(self.engine, rate)
         indices = rank_indices(step, self.rank, section.batch, len(self._train_windows), section.seed, parallel)
         micro_batches = np.split(indices, accumulation(section, parallel))
         loss = self._steps.train(self._batches(self._train_windows, micro_batches), len(micro_batches))
-        asked = self.rank == 0 and self.job.stop.exists()
-        sums = torch.cat([loss.reshape(1), loss.new_tensor([float(asked), float(failed)])])
+        stop = self.rank == 0 and self.job.stop.exists()
+        sums = torch.cat([loss.reshape(1), loss.new_tensor([float(stop), float(failed)])])
         dist.all_reduce(sums)
         return sums[0].item() / self.world, sums[1].item() > 0, sums[2].item() > 0
 
     def agree(self, problem: UserError | None) -> UserError | None:
-        """The first rank's problem, if any has one. All ranks call this."""
+        """The problem of the lowest rank that has one. Called by all ranks."""
         problems: list[UserError | None] = [None] * self.world
         dist.all_gather_object(problems, problem)
         return next(filter(None, problems), None)
@@ -215,25 +216,25 @@ class Worker:
         return record
 
     def _peak_flops(self) -> float | None:
-        """Measured while the other ranks wait for this one: on a laptop they share its cores."""
+        """Peak FLOP/s of a device. Measured on rank 0 while the other ranks wait: on a laptop they share its cores."""
         parallel = self.job.parallel
         return flops.peak_flops(parallel.device, self.job.train.precision, parallel.cpus_per_worker)
 
     def evaluate(self) -> float:
-        """Every rank runs as many forward passes as the others, on padding if need be, whose targets do not count."""
+        """Validation loss. All ranks run the same number of forward passes; padding has ignored targets."""
         section, parallel = self.job.train, self.job.parallel
         indices = self._validation_windows.evenly(section.eval_sequences)
-        at_once = parallel.data * section.micro_batch
-        rounds = math.ceil(len(indices) / at_once)
-        if parallel.schedule == "dualpipev":  # which evaluates in whole steps
+        per_round = parallel.data * section.micro_batch
+        rounds = math.ceil(len(indices) / per_round)
+        if parallel.schedule == "dualpipev":  # evaluates in whole steps
             rounds = math.ceil(rounds / accumulation(section, parallel)) * accumulation(section, parallel)
-        padded = np.resize(indices, rounds * at_once)
+        padded = np.resize(indices, rounds * per_round)
         counts = np.arange(len(padded)) < len(indices)
         mine = slice(place(self.rank, parallel).data, None, parallel.data)
         batches = self._batches(self._validation_windows, np.split(padded[mine], rounds), np.split(counts[mine], rounds))
         mean = self._steps.evaluate(batches, rounds).clone()
         dist.all_reduce(mean)
-        self._watch.read()  # an evaluation is no part of the next step
+        self._watch.read()  # discards the evaluation's time, which is not part of the next step
         return mean.item() / self.world * len(padded) / len(indices)
 
     def _batches(self, windows: Windows, batches: list[Indices], counts: list[Any] | None = None) -> Batches:
@@ -249,7 +250,7 @@ class Worker:
 def _not_finite(record: Record) -> UserError | None:
     for key, value in (("loss", record["loss"]), ("gradient norm", record["grad_norm"])):
         if value is not None and not math.isfinite(value):
-            fix = "Lower train.lr or raise train.warmup, and go on from the last checkpoint with --resume."
+            fix = "Lower train.lr or raise train.warmup, and resume from the last checkpoint with --resume."
             return UserError(f"The {key} is {value} at step {record['step']}.", fix)
     return None
 
@@ -272,7 +273,7 @@ def _reporter(job: Job, step: int, saver: Saver, telemetry: Telemetry, history: 
             if saver.last.seconds is not None:
                 record["checkpoint_s"] = saver.last.seconds
         history.append(record)
-        # A run that goes on from a checkpoint has the steps before it; the last step of a run has a validation loss.
+        # A run resumed from a checkpoint needs all records before it; the last step of a run has a validation loss.
         if record["step"] % job.train.checkpoint_every == 0 or "val_loss" in record:
             history.flush()
         telemetry.record(record)
@@ -281,4 +282,4 @@ def _reporter(job: Job, step: int, saver: Saver, telemetry: Telemetry, history: 
 
 
 def _silent(_: Record) -> None:
-    """Ranks other than the first have nothing to say: a record is of all ranks already."""
+    """`report` of ranks other than 0: records already cover all ranks."""

@@ -1,10 +1,10 @@
-"""The learning rate of a step: linear warm-up, then half a cosine down to its floor."""
+"""Learning rate schedule: linear warm-up, then cosine decay to a minimum."""
 
 import math
 
 
 def learning_rate(step: int, steps: int, peak: float, warmup: int, min_ratio: float) -> float:
-    """`step` counts from 0; a pure function of it, so there is no scheduler state to save."""
+    """Learning rate of `step`, counted from 0. A pure function, so checkpoints need no scheduler state."""
     if step < warmup:
         return peak * (step + 1) / (warmup + 1)
     done = min(1.0, (step - warmup) / max(1, steps - warmup))

@@ -1,4 +1,4 @@
-"""One optimizer step, and one evaluation, on either kind of DeepSpeed engine."""
+"""Optimizer steps and evaluation on DeepSpeed's engines, with and without a pipeline."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -16,8 +16,8 @@ Batches = Iterator[tuple[Tensor, Tensor]]  # tokens and targets, both [batch, to
 
 
 class Whole:
-    """An engine that has all layers: forward, backward, step. With sequence parallelism it is fed slices of sequences, whose
-    positions are counted from where the slice begins."""
+    """Steps of an engine with all layers: forward, backward, step. With sequence parallelism, its input is a slice of each
+    sequence, with positions relative to the whole sequence."""
 
     def __init__(self, engine: Any, model: ModelSection, parallel: ParallelSection, watch: Stopwatch) -> None:
         self._engine, self._watch = engine, watch
@@ -52,7 +52,7 @@ class Whole:
 
 
 class Stages:
-    """An engine that has one stage of a pipeline, and runs the schedule itself."""
+    """Steps of a pipeline engine, which has one stage and runs the schedule itself."""
 
     def __init__(self, engine: Any, watch: Stopwatch) -> None:
         from deepspeed.runtime.pipe import schedule
@@ -71,9 +71,10 @@ class Stages:
         return loss.detach()
 
     def evaluate(self, batches: Batches, count: int) -> Tensor:
-        """In schedules of as many micro-batches as a step has: with any other number DualPipeV mixes up its buffers."""
-        at_once = self._engine.micro_batches if self.whole_steps else count
-        losses = [self._engine.eval_batch(batches, num_micro_batches=at_once) for _ in range(count // at_once)]
+        """Mean loss. DualPipeV evaluates as many micro-batches at a time as a training step has: with any other number it mixes
+        up its buffers."""
+        size = self._engine.micro_batches if self.whole_steps else count
+        losses = [self._engine.eval_batch(batches, num_micro_batches=size) for _ in range(count // size)]
         return torch.stack(losses).mean()
 
 

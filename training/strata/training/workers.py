@@ -1,7 +1,7 @@
-"""Ray Train's side of a run, followed from the driver.
+"""Runs the Ray Train workers and follows them from the driver.
 
-Ray's `fit` blocks and, on the main thread, takes Ctrl-C to abort the workers; so it runs on a thread of its own, while the
-main thread shows progress and turns a signal into a request to stop at the next step with a checkpoint.
+Ray's `fit` blocks and, on the main thread, aborts the workers on Ctrl-C. So it runs on its own thread, while the main thread
+shows progress and translates a signal into a request to stop at the next step with a checkpoint.
 """
 
 import os
@@ -26,15 +26,15 @@ from strata.training.metrics.records import Follower, Record
 from strata.training.metrics.startup import Startup
 
 POLL_S = 0.25
-SAY_EVERY_S = 1.0
+STATE_EVERY_S = 1.0
 STILL_STARTING_S = 20.0
-QUIET_S = 5.0  # without a step, or four times the longest wait for one so far
+STALL_S = 5.0  # or four times the longest step so far, if that is longer
 
 
 def run_workers(job: Job, interrupts: Interrupts, console: Console) -> Outcome:
     job.stop.unlink(missing_ok=True)
     job.starts.unlink(missing_ok=True)
-    # Workers have an environment of their own, for which Ray starts new processes: idle ones started ahead are of no use.
+    # Workers have their own runtime environment, for which Ray starts new processes: prestarted ones would stay idle.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     startup = Startup(phases=dict(job.phases))
     steps = job.train.steps
@@ -46,31 +46,31 @@ def run_workers(job: Job, interrupts: Interrupts, console: Console) -> Outcome:
             for line in misfits(job.model, job.train, job.parallel, _gpu_kinds()):
                 console.print(line)
         fit, watch = Fit(job), ClusterWatch(ours)
-        interrupts.ask = lambda: _ask(job, console)
+        interrupts.request_stop = lambda: _request_stop(job, console)
         fit.start()
         try:
             follow(fit, job, interrupts, progress, console, watch)
             if death := watch.death():
                 watch.kill_what_is_left()
-                fix = f"Start the cluster again, then go on with: strata train --resume {job.run.name}"
-                raise ClusterDied(death, fix, job.run.name if ours and not interrupts.asked else None)
+                fix = f"Start the cluster again, then resume with: strata train --resume {job.run.name}"
+                raise ClusterDied(death, fix, job.run.name if ours and not interrupts.stop_requested else None)
         finally:
             watch.stop()
-            interrupts.ask = None
+            interrupts.request_stop = None
         job.stop.unlink(missing_ok=True)
         return fit.outcome()
 
 
-def _ask(job: Job, console: Console) -> None:
-    """In a signal's handler, where an exception would end the command at once."""
+def _request_stop(job: Job, console: Console) -> None:
+    """Requests a stop of the workers. Runs in a signal handler, where an exception would end the command immediately."""
     try:
         job.stop.touch()
     except OSError as error:
-        console.print(f"The workers cannot be told to stop: {error}. Once more ends the run at once, without a checkpoint.")
+        console.print(f"The stop request cannot be written: {error}. A second signal ends the run without a checkpoint.")
 
 
 class Fit(threading.Thread):
-    """A daemon: when the command is ended at once, nobody waits for Ray."""
+    """Thread that runs Ray's `fit`. A daemon, so a command that ends immediately does not wait for Ray."""
 
     def __init__(self, job: Job) -> None:
         super().__init__(daemon=True)
@@ -79,7 +79,7 @@ class Fit(threading.Thread):
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        if "RAY_ADDRESS" not in os.environ:  # our own cluster, on this machine: no cloud will take it back
+        if "RAY_ADDRESS" not in os.environ:  # a local cluster, which no cloud preempts
             os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
         import ray.train
 
@@ -108,7 +108,7 @@ class Fit(threading.Thread):
         )
         try:
             self._result = trainer.fit()
-        except (Exception, SystemExit) as error:  # Ray ends a thread that waits for a connection which is gone
+        except (Exception, SystemExit) as error:  # Ray raises SystemExit in a thread that waits on a lost connection
             self._error = error
 
     def outcome(self) -> Outcome:
@@ -120,34 +120,34 @@ class Fit(threading.Thread):
 
 
 def follow(fit: Fit, job: Job, interrupts: Interrupts, progress: TrainingProgress, console: Console, watch: ClusterWatch) -> None:
-    """Until the workers end, or their cluster does: what they record goes to the display and to the run's state."""
+    """Shows the workers' records and updates the run's state until the workers or their cluster end."""
     run, follower = Run(job.run), Follower(Run(job.run).metrics)
     state = State("running", job.begun, job.train.steps, saved=job.begun)
-    for record in follower.new():  # steps from before this start, which are not shown again
+    for record in follower.new():  # steps before this start are not shown again
         state = _state_after(state, record)
-    said, told, writable, starts, quiet = 0.0, False, True, 1, Quiet()
+    written, announced, writable, starts, stalls = 0.0, False, True, 1, StallDetector()
     alive = True
     while alive and not watch.death():
         fit.join(POLL_S)
-        alive = fit.is_alive()  # asked before the last look, so that nothing recorded is missed
+        alive = fit.is_alive()  # checked before the last read, so that no record is missed
         records = list(follower.new())
         began = job.starts.read_text().split() if job.starts.exists() else []
         for record in records:
-            if began and record["step"] > int(began[-1]):  # else the history was cut, and is read from its start
+            if began and record["step"] > int(began[-1]):  # otherwise the history was truncated and is read from the start
                 progress.show(record)
-                quiet.heard()
+                stalls.step()
             state = _state_after(state, record)
         if len(began) > starts:
             starts = len(began)
-            console.print(f"Workers were lost; all were started again, from step {began[-1]}.")
-        for line in [*watch.news(), *quiet.news()]:
+            console.print(f"Workers died; Ray restarted all of them from step {began[-1]}.")
+        for line in [*watch.news(), *stalls.news()]:
             console.print(line)
-        if time.monotonic() - said > SAY_EVERY_S or not alive:
-            writable = _say(run, state, writable, console)
-            said = time.monotonic()
-        if interrupts.asked and not told:
-            console.print("Stopping after this step, with a checkpoint. (Once more ends at once, without.)")
-            told = True
+        if time.monotonic() - written > STATE_EVERY_S or not alive:
+            writable = _write_state(run, state, writable, console)
+            written = time.monotonic()
+        if interrupts.stop_requested and not announced:
+            console.print("Stopping after this step, with a checkpoint. (A second signal ends the run without one.)")
+            announced = True
 
 
 def _state_after(state: State, record: Record) -> State:
@@ -155,38 +155,38 @@ def _state_after(state: State, record: Record) -> State:
     return State("running", record["step"], state.steps, record["loss"], record.get("val_loss", state.val_loss), saved=saved)
 
 
-def _say(run: Run, state: State, writable: bool, console: Console) -> bool:
-    """Whether state.json could be written. The run does not end for it: the workers will know if their disk is full."""
+def _write_state(run: Run, state: State, writable: bool, console: Console) -> bool:
+    """Writes state.json and returns whether that worked. A failure does not end the run: the workers detect a full disk."""
     try:
         run.write_running(state)
     except OSError as error:
         if writable:
-            console.print(f"{run.path / 'state.json'} cannot be written ({error.strerror}); training goes on.")
+            console.print(f"{run.path / 'state.json'} cannot be written ({error.strerror}); training continues.")
         return False
     return True
 
 
-class Quiet:
-    """Notices that no step comes: a lost node is silent for half a minute before Ray reports it."""
+class StallDetector:
+    """Reports that no step has finished for a while: Ray reports a lost node only after half a minute."""
 
     def __init__(self) -> None:
         self._begin = self._last = time.monotonic()
-        self._steps, self._longest, self._told = 0, 0.0, False
+        self._steps, self._longest, self._reported = 0, 0.0, False
 
-    def heard(self) -> None:
+    def step(self) -> None:
         now = time.monotonic()
-        if self._steps and not self._told:
+        if self._steps and not self._reported:
             self._longest = max(self._longest, now - self._last)
-        self._steps, self._last, self._told = self._steps + 1, now, False
+        self._steps, self._last, self._reported = self._steps + 1, now, False
 
     def news(self) -> list[str]:
         silent = time.monotonic() - self._last
-        if self._told or silent < (max(QUIET_S, 4 * self._longest) if self._steps else STILL_STARTING_S):
+        if self._reported or silent < (max(STALL_S, 4 * self._longest) if self._steps else STILL_STARTING_S):
             return []
-        self._told = True
+        self._reported = True
         if not self._steps:
-            return [f"The workers are still starting after {silent:.0f} s: the machine is busy, or the cluster has no room yet."]
-        return [f"No step for {silent:.0f} s: waiting for the workers. If one is lost, all are started again by themselves."]
+            return [f"The workers are still starting after {silent:.0f} s: the machine is busy, or the cluster has no free resources."]
+        return [f"No step for {silent:.0f} s: waiting for the workers. If one died, Ray restarts all of them."]
 
 
 def _cpus(parallel: ParallelSection) -> int:
@@ -194,7 +194,7 @@ def _cpus(parallel: ParallelSection) -> int:
 
 
 def _gpu_kinds() -> list[str]:
-    """Of the cluster's GPUs, such as H100."""
+    """GPU types of the cluster, such as H100."""
     import ray
 
     prefix = "accelerator_type:"
@@ -206,5 +206,5 @@ def _require_gpus(parallel: ParallelSection) -> None:
 
     has = ray.cluster_resources().get("GPU", 0)
     if parallel.device == "gpu" and has < parallel.workers and not cluster.grows():
-        fix = "Use parallel.device=cpu, or fewer parallel.workers."
-        raise UserError(f"The recipe asks for {parallel.workers} GPUs; Ray sees {has:g}.", fix)
+        fix = "Set parallel.device=cpu, or lower parallel.workers."
+        raise UserError(f"parallel.workers={parallel.workers} needs as many GPUs; the Ray cluster has {has:g}.", fix)

@@ -1,6 +1,6 @@
-"""`strata bench train`: the same model, batch, data and steps through our training and through loops that owe us nothing.
+"""`strata bench train`: Strata's training and independent loops on the same model, batch, data and steps.
 
-`contest.py` says what everybody is given, `compare.py` lets the contenders take turns, `launch.py` starts one of them in
-processes of its own and `report.py` shows the outcome. `peer.py` is what such a process runs: the loop in `bare.py` around
-one of the models in `models.py`, or our own loop without Ray (`ours.py`).
+`contest.py` defines the job of a contender, `compare.py` alternates between the contenders, `launch.py` starts a contender in
+separate processes and `report.py` prints the result. Each process runs `peer.py`: the loop in `bare.py` around a model from
+`models.py`, or Strata's loop without Ray (`ours.py`).
 """

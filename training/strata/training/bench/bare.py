@@ -1,8 +1,8 @@
-"""The loop one would write with torch alone: DDP, fused AdamW, clipping, a schedule.
+"""Baseline training loop in plain torch: DDP, fused AdamW, gradient clipping, a learning rate schedule.
 
-Every choice that decides the work is the recipe's: data and their order, the schedule, clipping, which parameters decay. In
-bf16 it does what DeepSpeed does: parameters and gradients in bf16, and an fp32 copy that the optimizer works on. It keeps
-all activations and shards nothing, which is quicker where it fits.
+The recipe decides everything that affects the amount of work: data and their order, schedule, clipping, weight decay. In bf16
+the loop does what DeepSpeed does: parameters and gradients in bf16, and an fp32 copy for the optimizer. It stores all
+activations and shards nothing, which is faster where it fits.
 """
 
 import time
@@ -26,7 +26,7 @@ from strata.training.schedule import learning_rate
 
 
 def train(module: nn.Module, job: Job, device: torch.device, report: Callable[[Record], None]) -> None:
-    """`module` turns tokens and targets into their mean loss."""
+    """Trains `module`, whose forward pass returns the mean loss of tokens and targets."""
     recipe, section = job.recipe, job.recipe.train
     model = module if dist.get_world_size() == 1 else DistributedDataParallel(module, gradient_as_bucket_view=True)
     optimizer = MasterAdamW(module, section)
@@ -58,7 +58,7 @@ def _micro_batches(windows: Windows, recipe: Recipe, step: int, device: torch.de
 
 
 def _backward(model: nn.Module, micro_batches: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """The mean loss. Gradients add up locally; only the last micro-batch's backward pass averages them over the workers."""
+    """Mean loss of the step. Gradients accumulate locally; only the last micro-batch's backward pass runs the all-reduce."""
     losses = []
     for number, (tokens_bt, targets_bt) in enumerate(micro_batches):
         last = number == len(micro_batches) - 1
@@ -70,7 +70,7 @@ def _backward(model: nn.Module, micro_batches: list[tuple[Tensor, Tensor]]) -> T
 
 
 class MasterAdamW:
-    """Fused AdamW on an fp32 copy of parameters that are in bf16, and on the parameters themselves where they are in fp32."""
+    """Fused AdamW with fp32 master weights. fp32 parameters are their own master weights."""
 
     def __init__(self, module: nn.Module, train: TrainSection) -> None:
         self._clip = train.clip
@@ -80,7 +80,7 @@ class MasterAdamW:
         self._adamw = torch.optim.AdamW(groups, lr=train.lr, betas=(0.9, 0.95), fused=True)
 
     def step(self, rate: float) -> Tensor:
-        """The gradients' norm before clipping."""
+        """Returns the gradient norm before clipping."""
         for group in self._adamw.param_groups:
             group["lr"] = rate * group["ratio"]
         copied = [pair for pair in zip(self._parameters, self._masters, strict=True) if pair[0] is not pair[1]]
@@ -98,8 +98,8 @@ class MasterAdamW:
 
 
 def parameter_groups(module: nn.Module, masters: dict[nn.Parameter, nn.Parameter], train: TrainSection) -> list[dict[str, Any]]:
-    """As our engine groups them, by names that ours and Hugging Face's models share: only matrices of the layers decay, and
-    embeddings have a rate of their own."""
+    """Same parameter groups as `strata.training.engine`: only the layers' matrices decay, and embeddings have their own
+    learning rate. Parameters are recognized by names that Strata's and Hugging Face's models share."""
     named = [(name, masters[parameter]) for name, parameter in module.named_parameters()]
     tables = [p for name, p in named if name.endswith(("embed_tokens.weight", "lm_head.weight"))]
     norms = [p for _, p in named if p.dim() < 2]

@@ -1,4 +1,4 @@
-"""`strata bench train`, `checkpoint` and `memory`. Light imports only: the command line loads this module for its help."""
+"""`strata bench train`, `checkpoint` and `memory`. Imports nothing heavy: every `strata` command loads this module."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,16 +12,16 @@ from strata.training.bench.contest import Contender
 
 def bench_train(
     overrides: Overrides = None,
-    recipe: Annotated[str, typer.Option(help="A recipe's name, or a path to one.")] = recipe_file.DEFAULT,
-    steps: Annotated[int, typer.Option(help="Steps of each contender.", min=2)] = 60,
-    warmup: Annotated[int, typer.Option(help="First steps that do not count.", min=1)] = 20,
-    rounds: Annotated[int | None, typer.Option(help="Turns of each contender. Default: 5 on CPUs, 1 on GPUs.", min=1)] = None,
-    only: Annotated[Contender | None, typer.Option(help="This contender alone.")] = None,
-    ray: Annotated[bool, typer.Option("--ray/--no-ray", help="Ours as 'strata train', or its loop in plain processes.")] = True,
-    kernels: Annotated[bool, typer.Option("--kernels", help="Ours again on torch's kernels and on Liger's.")] = False,
-    json: Annotated[Path | None, typer.Option(help="The file to write. Default: train.json among the benchmarks.")] = None,
+    recipe: Annotated[str, typer.Option(help="Recipe name, or path to a recipe file.")] = recipe_file.DEFAULT,
+    steps: Annotated[int, typer.Option(help="Training steps per contender and round.", min=2)] = 60,
+    warmup: Annotated[int, typer.Option(help="Initial steps to exclude from the measurement.", min=1)] = 20,
+    rounds: Annotated[int | None, typer.Option(help="Rounds per contender. Default: 5 on CPUs, 1 on GPUs.", min=1)] = None,
+    only: Annotated[Contender | None, typer.Option(help="Run only this contender.")] = None,
+    ray: Annotated[bool, typer.Option("--ray/--no-ray", help="Strata as 'strata train', or its loop without Ray.")] = True,
+    kernels: Annotated[bool, typer.Option("--kernels", help="Also run Strata with torch's and with Liger's kernels.")] = False,
+    json: Annotated[Path | None, typer.Option(help="Output file. Default: bench/train.json in the cache folder.")] = None,
 ) -> None:
-    """Tokens a second of our training, beside a bare torch loop and (on GPUs) transformers with Liger's kernels."""
+    """Compare training throughput with a plain torch loop and, on GPUs, with transformers on Liger's kernels."""
     chosen = recipe_file.load(recipe, overrides or ())
     from strata.training.bench import compare
 
@@ -30,12 +30,12 @@ def bench_train(
 
 def bench_checkpoint(
     overrides: Overrides = None,
-    recipe: Annotated[str, typer.Option(help="A recipe's name, or a path to one.")] = recipe_file.DEFAULT,
-    saves: Annotated[int, typer.Option(help="Checkpoints of each mode in a round.", min=2)] = 8,
-    rounds: Annotated[int, typer.Option(help="Turns of each mode.", min=1)] = 2,
-    json: Annotated[Path | None, typer.Option(help="The file to write. Default: checkpoint.json among the benchmarks.")] = None,
+    recipe: Annotated[str, typer.Option(help="Recipe name, or path to a recipe file.")] = recipe_file.DEFAULT,
+    saves: Annotated[int, typer.Option(help="Checkpoints per mode and round.", min=2)] = 8,
+    rounds: Annotated[int, typer.Option(help="Rounds per mode.", min=1)] = 2,
+    json: Annotated[Path | None, typer.Option(help="Output file. Default: bench/checkpoint.json in the cache folder.")] = None,
 ) -> None:
-    """How long steps stand still for a checkpoint, asynchronous and synchronous."""
+    """Measure how long a checkpoint blocks the training loop, asynchronous and synchronous."""
     chosen = recipe_file.load(recipe, overrides or ())
     from strata.training.bench import stalls
 
@@ -45,8 +45,9 @@ def bench_checkpoint(
 def bench_memory(
     json: Annotated[Path | None, typer.Option(help="The file to write. Default: memory.json among the benchmarks.")] = None,
 ) -> None:
-    """What workers on this machine's CPUs come to hold, beside what 'strata plan' says they will, in three layouts. Past an error
-    of a tenth it exits with 1."""
+    """Compare measured worker memory on this machine's CPUs with the prediction of 'strata plan', in three layouts.
+
+    Exits with 1 if a prediction is off by more than 10%."""
     from json import dumps
 
     from rich.console import Console

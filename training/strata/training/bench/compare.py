@@ -1,4 +1,4 @@
-"""The comparison: contenders take turns, so that what else the machine is doing falls on all of them."""
+"""Training benchmark across contenders. Rounds alternate between them, so other load on the machine affects all of them."""
 
 import itertools
 import json
@@ -27,8 +27,8 @@ CONTENDERS: tuple[Contender, ...] = ("bare", *LIGER, "ours")
 
 @dataclass(frozen=True)
 class Settings:
-    """`rounds` None: five on CPUs, which others often share, and one on GPUs. `only` None: everybody. `kernels`: ours again on
-    torch's kernels and on Liger's."""
+    """Options of `strata bench train`. `rounds` None: five on CPUs, which often carry other load, and one on GPUs. `only` None:
+    all contenders. `kernels`: Strata also with torch's kernels and with Liger's."""
 
     steps: int = 60
     warmup: int = 20
@@ -39,12 +39,14 @@ class Settings:
 
 
 def bench(recipe: Recipe, settings: Settings, path: Path | None) -> report.Outcome:
-    """`path` None: beside the other benchmarks' results, in the cache."""
+    """Runs the benchmark, prints a table and writes JSON to `path`, by default in the cache folder."""
     if settings.warmup >= settings.steps:
-        raise UserError(f"--warmup {settings.warmup} leaves none of --steps {settings.steps}.", "Take more steps.")
+        raise UserError(
+            f"--warmup {settings.warmup} leaves no step of --steps {settings.steps} to measure.", "Raise --steps or lower --warmup."
+        )
     console = Console(highlight=False, soft_wrap=True)
     recipe = shortened(recipe, settings.steps)
-    accumulation(recipe)  # refuses a batch that the peers cannot share out
+    accumulation(recipe)  # raises for a batch that the peers cannot shard
     peak = _peak(recipe)
     with console.status("reading the corpus"):
         tokens = shards.prepare(open_corpus(recipe.data), recipe.model.vocab, recipe.data.holdout)
@@ -57,12 +59,12 @@ def bench(recipe: Recipe, settings: Settings, path: Path | None) -> report.Outco
     if outcome.partial:
         raise typer.Exit(130)
     if "ours" in outcome.left_out:
-        raise UserError(f"Our own training failed: {outcome.left_out['ours']}", "Try the recipe with 'strata train'.")
+        raise UserError(f"Strata's own training failed: {outcome.left_out['ours']}", "Try the recipe with 'strata train'.")
     return outcome
 
 
 def obstacle(contender: Contender, recipe: Recipe) -> str | None:
-    """Why a contender cannot take part here."""
+    """Reason why a contender cannot run here, None if it can."""
     if contender not in (*LIGER, "ours_liger"):
         return None
     if recipe.parallel.device != "gpu":
@@ -73,9 +75,10 @@ def obstacle(contender: Contender, recipe: Recipe) -> str | None:
 
 
 def _compete(recipe: Recipe, settings: Settings, tokens: Path, peak: float | None, console: Console) -> report.Outcome:
-    """Who fails is left out of the rest, with the reason; the others go on. Ctrl-C ends it with the rounds so far."""
-    everybody = (*CONTENDERS, *OURS[1:]) if settings.kernels else CONTENDERS
-    chosen = (settings.only,) if settings.only else everybody
+    """Runs all rounds. A contender that fails is excluded from later rounds and reported with the reason. Ctrl-C returns the
+    rounds finished so far."""
+    contenders = (*CONTENDERS, *OURS[1:]) if settings.kernels else CONTENDERS
+    chosen = (settings.only,) if settings.only else contenders
     left_out = {contender: reason for contender in chosen if (reason := obstacle(contender, recipe))}
     rounds: dict[Contender, list[Round]] = {contender: [] for contender in chosen if contender not in left_out}
     with_ray = settings.ray and has_ray()
@@ -89,7 +92,7 @@ def _compete(recipe: Recipe, settings: Settings, tokens: Path, peak: float | Non
         try:
             with tempfile.TemporaryDirectory(dir=work, prefix=f".{contender}-") as folder:
                 job = Job(contender=contender, recipe=on_kernels_of(contender, recipe), tokens=tokens, folder=Path(folder))
-                history = _turn(job, with_ray, work, name, console)
+                history = _run_round(job, with_ray, work, name, console)
         except launch.Failed as failure:
             del rounds[contender]
             left_out[contender] = str(failure)
@@ -102,20 +105,20 @@ def _compete(recipe: Recipe, settings: Settings, tokens: Path, peak: float | Non
     return report.Outcome(recipe, settings.warmup, with_ray, rounds, left_out, peak)
 
 
-def _turn(job: Job, with_ray: bool, logs: Path, name: str, console: Console) -> list[Record]:
+def _run_round(job: Job, with_ray: bool, logs: Path, name: str, console: Console) -> list[Record]:
     steps = job.recipe.train.steps
     with console.status(f"{name}, starting") as status:
         return launch.run(job, with_ray, logs, lambda step: status.update(f"{name}, step {step} of {steps}"))
 
 
 def _peak(recipe: Recipe) -> float | None:
-    """Here, for all contenders: each of them measuring for itself would be measured differently."""
+    """Peak FLOP/s of one worker, measured once for all contenders: separate measurements would differ."""
     import torch
 
     if recipe.parallel.device == "gpu" and torch.cuda.device_count() < recipe.parallel.workers:
         raise UserError(
-            f"The recipe asks for {recipe.parallel.workers} GPUs; this machine has {torch.cuda.device_count()}.",
-            "Use parallel.device=cpu, or fewer parallel.workers.",
+            f"parallel.workers={recipe.parallel.workers} needs as many GPUs; this machine has {torch.cuda.device_count()}.",
+            "Set parallel.device=cpu, or lower parallel.workers.",
         )
     torch.set_float32_matmul_precision(recipe.train.matmul)
     return peak_flops(recipe.parallel.device, recipe.train.precision, recipe.parallel.cpus_per_worker)

@@ -1,4 +1,4 @@
-"""What every contender is given, and what is taken down of it."""
+"""Job of a benchmark contender, and the measurements of a round."""
 
 import statistics
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ from strata.training.metrics.records import Record
 
 Contender = Literal["ours", "ours_torch", "ours_liger", "bare", "liger", "liger_compiled"]
 LIGER: tuple[Contender, ...] = ("liger", "liger_compiled")
-OURS: tuple[Contender, ...] = ("ours", "ours_torch", "ours_liger")  # on the recipe's kernels, and on others'
+OURS: tuple[Contender, ...] = ("ours", "ours_torch", "ours_liger")  # with the recipe's, torch's and Liger's kernels
 
 
 class Job(Section):
-    """As JSON on the command line of a contender's processes. `folder` is the contender's own, for this round."""
+    """Input of a contender's processes, passed as JSON on their command line. `folder` is private to contender and round."""
 
     contender: Contender
     recipe: Recipe
@@ -25,13 +25,13 @@ class Job(Section):
 
     @property
     def metrics(self) -> Path:
-        """Where rank 0 lists its steps, as a run does."""
+        """File of rank 0's step records, in the format of a run."""
         return self.folder / "metrics.jsonl"
 
 
 @dataclass(frozen=True)
 class Round:
-    """One contender's turn. `step_seconds` are those that count, without the first ones, which compile and warm up."""
+    """Measurements of one round. `step_seconds` excludes the first steps, which compile and warm up."""
 
     step_seconds: list[float]
     tokens_per_s: float
@@ -40,7 +40,7 @@ class Round:
 
 
 def shortened(recipe: Recipe, steps: int) -> Recipe:
-    """`steps` steps and nothing but steps: one evaluation and one checkpoint at the end, after the last that is timed."""
+    """Recipe with `steps` steps, and one evaluation and one checkpoint after the last timed step."""
     changes = {
         "steps": steps,
         "warmup": min(recipe.train.warmup, steps - 1),
@@ -59,19 +59,19 @@ def on_kernels_of(contender: Contender, recipe: Recipe) -> Recipe:
 
 
 def accumulation(recipe: Recipe) -> int:
-    """Of a peer, whose workers are all data parallel, whatever our layout is."""
-    share = recipe.parallel.workers * recipe.train.micro_batch
-    if recipe.train.batch % share:
+    """Gradient accumulation steps of a peer. Peers are always data parallel, whatever the recipe's layout."""
+    sequences = recipe.parallel.workers * recipe.train.micro_batch
+    if recipe.train.batch % sequences:
         raise UserError(
             f"The peers are data parallel: train.batch={recipe.train.batch} must be a multiple of "
-            f"parallel.workers x train.micro_batch = {share}.",
-            "Change one of them.",
+            f"parallel.workers x train.micro_batch = {sequences}.",
+            "Change train.batch, train.micro_batch or parallel.workers.",
         )
-    return recipe.train.batch // share
+    return recipe.train.batch // sequences
 
 
 def measure(history: list[Record], recipe: Recipe, warmup: int) -> Round:
-    """A step lasts from the record before it to its own, so all that a loop does between steps counts."""
+    """Step times are differences between consecutive records, so work between steps counts too."""
     seconds = [record["time"] - before["time"] for before, record in pairwise(history)][warmup - 1 :]
     return Round(
         step_seconds=seconds,

@@ -1,4 +1,4 @@
-"""A contender's processes, from their start to their end, with what each says kept in a log of its own."""
+"""Starts a contender's processes, follows them to their end, and writes each one's output to its own log file."""
 
 import os
 import re
@@ -17,19 +17,19 @@ from strata.training.metrics import records
 from strata.training.metrics.records import Follower, Record
 
 POLL_S = 0.2
-RANK = re.compile(r"^\[rank\d+\]:")  # torch puts it before each line of a traceback
+RANK = re.compile(r"^\[rank\d+\]:")  # torch's prefix of each traceback line
 ERROR = re.compile(r"[\w.]*(Error|Exception|Interrupt): |error: ")
 Process = subprocess.Popen[bytes]
 
 
 class Failed(Exception):
-    """Why a contender did not finish."""
+    """Raised with the reason why a contender did not finish."""
 
 
 def run(job: Job, with_ray: bool, logs: Path, step: Callable[[int], None]) -> list[Record]:
-    """`step` is told each step that was taken."""
-    with ports.reserve() as meeting:  # held to the end: rank 0 binds it seconds after it was chosen
-        return _run(job, with_ray, logs, step, meeting.port)
+    """Runs a job and returns its records. Calls `step` with the number of each finished step."""
+    with ports.reserve() as rendezvous:  # reserved to the end: rank 0 binds the port seconds after it was chosen
+        return _run(job, with_ray, logs, step, rendezvous.port)
 
 
 def _run(job: Job, with_ray: bool, logs: Path, step: Callable[[int], None], port: int) -> list[Record]:
@@ -50,8 +50,8 @@ def _run(job: Job, with_ray: bool, logs: Path, step: Callable[[int], None], port
             codes = [process.poll() for process in workers]
             running = None in codes
             for code, file in zip(codes, files, strict=True):
-                if code:  # the others would wait for it for ever
-                    raise Failed(f"{_last_words(file)} (see {file})")
+                if code:  # the other ranks would wait for this process forever
+                    raise Failed(f"{_error_line(file)} (see {file})")
             for record in follower.new():
                 step(record["step"])
             time.sleep(POLL_S)
@@ -59,7 +59,7 @@ def _run(job: Job, with_ray: bool, logs: Path, step: Callable[[int], None], port
 
 
 def _process_group(workers: int, port: int) -> list[dict[str, str]]:
-    """What torch.distributed looks for in the environment, for each rank."""
+    """Environment variables of torch.distributed, for each rank."""
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(workers)}
     return [place | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(workers)]
 
@@ -84,8 +84,8 @@ def _started(commands: list[tuple[list[str], dict[str, str]]], files: list[Path]
         processes.stop_family(workers)
 
 
-def _last_words(log: Path) -> str:
-    """The last line that names an error, for libraries go on talking after it; else the last line."""
+def _error_line(log: Path) -> str:
+    """Last line that names an error, since libraries keep logging after it; otherwise the last line."""
     lines = [RANK.sub("", line).strip() for line in log.read_text(errors="replace").splitlines()]
     errors = [line for line in lines if ERROR.match(line)]
-    return (errors or [line for line in lines if line] or ["it ended without a word"])[-1]
+    return (errors or [line for line in lines if line] or ["it exited without output"])[-1]

@@ -1,8 +1,8 @@
-"""What the planner says our training holds on this machine's CPUs, beside what its processes come to hold.
+"""Compares the planner's memory prediction for training on this machine's CPUs with measured process memory.
 
-The baseline is a run of next to no model in the same layout: a process with all its libraries at work. On some days it scatters
-by a fifth, as the kernel has large pages to give or not. Ranks of these layouts are alike, so that the first one's peak, which
-its records carry, stands for all.
+The baseline is a run of a tiny model in the same layout: a process with all its libraries loaded. It can vary by a fifth,
+depending on whether the kernel has large pages to hand out. All ranks of these layouts are alike, so the peak of rank 0, which
+is in its records, stands for all of them.
 """
 
 import tempfile
@@ -23,21 +23,21 @@ from strata.training.data import shards
 from strata.training.data.corpus import open_corpus
 
 BAR = 0.10
-STEPS = 6  # by the fourth or fifth the heap grows no more
+STEPS = 6  # the heap stops growing by the fourth or fifth
 LAYOUTS = {
     "data 2, ZeRO 0": ("parallel.zero=0",),
     "data 2, ZeRO 2": ("parallel.zero=2",),
     "tensor 2, ZeRO 0": ("parallel.zero=0", "parallel.tensor=2"),
 }
-# State and activations of hundreds of megabytes each, in a few seconds a step.
+# State and activations of hundreds of megabytes each, at a few seconds per step.
 MODEL = ModelSection(layers=4, hidden=768, heads=12, kv_heads=4, ffn=2048, vocab=4096, context=256)
-NEXT_TO_NOTHING = ModelSection(layers=1, hidden=16, heads=2, kv_heads=2, ffn=16, vocab=MODEL.vocab, context=16)
+TINY_MODEL = ModelSection(layers=1, hidden=16, heads=2, kv_heads=2, ffn=16, vocab=MODEL.vocab, context=16)
 SETTINGS = ("train.batch=16", "train.micro_batch=4", "parallel.workers=2", "parallel.device=cpu", "parallel.cpus_per_worker=1")
 
 
 @dataclass(frozen=True)
 class Row:
-    """Bytes of one worker, without the baseline's."""
+    """Bytes of one worker above the baseline."""
 
     layout: str
     planned: float
@@ -54,15 +54,15 @@ def as_json(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def compare(data: DataSection | None = None, say: Callable[[str], None] = lambda _: None) -> list[Row]:
-    """`data`: a corpus, by default the standard library's source. `say` is told what is being run."""
+    """Measures every layout. `data` defaults to the standard library's source. `say` receives progress messages."""
     data = data or DataSection()
     say("reading the corpus")
     tokens = shards.prepare(open_corpus(data), MODEL.vocab, data.holdout)
     recipes = {name: recipe_file.load(recipe_file.DEFAULT, (*SETTINGS, *overrides)) for name, overrides in LAYOUTS.items()}
     rows = []
     for name, recipe in recipes.items():
-        say(f"{name}: next to no model, for a baseline")
-        baseline = _peak(recipe, NEXT_TO_NOTHING, tokens)
+        say(f"{name}: baseline with a tiny model")
+        baseline = _peak(recipe, TINY_MODEL, tokens)
         say(f"{name}: {STEPS} steps")
         shape, layout, sequence = from_recipe(recipe.model_copy(update={"model": MODEL}))
         peak = _peak(recipe, MODEL, tokens)
@@ -71,7 +71,7 @@ def compare(data: DataSection | None = None, say: Callable[[str], None] = lambda
 
 
 def _peak(recipe: Recipe, model: ModelSection, tokens: Path) -> int:
-    """Of the first worker's process, in bytes."""
+    """Peak memory of rank 0's process in bytes."""
     work = cache_dir() / "bench"
     work.mkdir(parents=True, exist_ok=True)
     short = shortened(recipe.model_copy(update={"model": model}), STEPS)

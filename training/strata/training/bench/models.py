@@ -1,4 +1,4 @@
-"""The peers' models, each as a module that turns tokens and targets into their mean loss, so that torch.compile sees it all."""
+"""Models of the benchmark's peers. Each module's forward pass includes the loss, so torch.compile covers it too."""
 
 from typing import Any
 
@@ -21,10 +21,10 @@ class WithLoss(nn.Module):
 
 
 class WithFusedLoss(WithLoss):
-    """Liger computes the loss together with the output layer, and the logits are never whole in memory."""
+    """Liger fuses the loss with the output layer and never materializes the full logits."""
 
     def forward(self, tokens_bt: Tensor, targets_bt: Tensor) -> Tensor:
-        targets_bt = targets_bt.contiguous()  # it views them as one row
+        targets_bt = targets_bt.contiguous()  # Liger flattens them with view
         loss: Tensor = self.model(input_ids=tokens_bt, labels=targets_bt, shift_labels=targets_bt, use_cache=False).loss
         return loss
 
@@ -39,8 +39,9 @@ def bare(recipe: Recipe, device: torch.device) -> nn.Module:
 
 
 def liger(recipe: Recipe, device: torch.device, compiled: bool) -> nn.Module:
-    """Hugging Face's Llama with Liger's kernels. torch.compile takes layer by layer: the whole of it ended in an illegal memory
-    access (Liger 0.8.2, torch 2.11, H200). Which of the two is quicker differs, so both take part, whatever the recipe says."""
+    """Hugging Face's Llama with Liger's kernels. torch.compile is applied layer by layer: compiling the whole model ended in an
+    illegal memory access (Liger 0.8.2, torch 2.11, H200). Compiled and eager are both benchmarked, whatever `train.compile` is,
+    because either can be faster."""
     from liger_kernel.transformers import apply_liger_kernel_to_llama  # type: ignore[import-not-found,unused-ignore]
 
     apply_liger_kernel_to_llama(rope=True, swiglu=True, rms_norm=True, cross_entropy=False, fused_linear_cross_entropy=True)
@@ -52,7 +53,8 @@ def liger(recipe: Recipe, device: torch.device, compiled: bool) -> nn.Module:
 
 
 def hugging_face(recipe: Recipe) -> Any:
-    """With the weights that ours starts with. Made in its precision, not cast to it, which would cast the rotary angles too."""
+    """Hugging Face's Llama with the initial weights of Strata's model. Created in its precision rather than cast, because a cast
+    would include the rotary angles."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(**huggingface.config(recipe.model))

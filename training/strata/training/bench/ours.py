@@ -1,4 +1,4 @@
-"""Our side of the comparison: `strata train` as a user runs it, and the same loop without Ray, for a machine that has none."""
+"""Strata as a benchmark contender: `strata train` as a user runs it, or the same loop without Ray where it is not installed."""
 
 import sys
 from collections.abc import Callable
@@ -18,7 +18,7 @@ def has_ray() -> bool:
 
 
 def prepare_home(job: Job) -> list[str]:
-    """The command that trains in a home of its own, `job.folder`, in which only the tokens are those of everybody."""
+    """Command that trains with `job.folder` as STRATA_HOME. Only the tokens are shared with the other contenders."""
     recipe = job.folder / "recipe.yaml"
     recipe.write_text(recipe_file.dump(job.recipe))
     cache = job.folder / cache_dir().name
@@ -32,7 +32,7 @@ def run_metrics(job: Job) -> Path:
 
 
 def run_ours_without_ray(job: Job, report: Callable[[Record], None]) -> None:
-    """Inside a process group that stands already, on every rank."""
+    """Runs the training loop on every rank of an initialized process group."""
     from strata.training import loop
 
     recipe = job.recipe

@@ -1,5 +1,5 @@
-"""One process of a contender: `python -m strata.training.bench.peer JOB`, with torch's usual RANK, LOCAL_RANK, WORLD_SIZE,
-MASTER_ADDR and MASTER_PORT in the environment."""
+"""Process of a benchmark contender: `python -m strata.training.bench.peer JOB`, with torch's usual RANK, LOCAL_RANK,
+WORLD_SIZE, MASTER_ADDR and MASTER_PORT in the environment."""
 
 import os
 import sys
@@ -44,7 +44,7 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    # Not through the interpreter's end, where C++ aborts one process in ten for a thread that some library has left behind.
+    # Skips interpreter shutdown, in which one process in ten aborts because a library left a C++ thread running.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

@@ -1,4 +1,4 @@
-"""The outcome as a table, and as JSON with all that one needs to doubt it: machine, versions, date, recipe, every step."""
+"""Benchmark results as a table, and as JSON with machine, versions, date, recipe and every step's time."""
 
 import statistics
 from dataclasses import asdict, dataclass
@@ -24,7 +24,8 @@ NAMES: dict[Contender, str] = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """`left_out` says of each contender that has no rounds why; `peak` is one worker's, in FLOP/s."""
+    """Results of all contenders. `left_out` maps contenders that were not measured to the reason; `peak` is one worker's peak
+    in FLOP/s."""
 
     recipe: Recipe
     warmup: int
@@ -32,7 +33,7 @@ class Outcome:
     rounds: dict[Contender, list[Round]]
     left_out: dict[Contender, str]
     peak: float | None
-    partial: bool = False  # it was interrupted
+    partial: bool = False  # interrupted by the user
 
     def tokens_per_s(self, contender: Contender) -> float | None:
         rounds = self.rounds.get(contender)
@@ -43,14 +44,14 @@ class Outcome:
         return None if speed is None else mfu(speed, flops_per_token(self.recipe.model), workers, self.peak)
 
     def ratio(self, contender: Contender, *to: Contender) -> float | None:
-        """To the quickest of `to` that ran."""
+        """Throughput relative to the fastest of `to` that ran."""
         speed, others = self.tokens_per_s(contender), [self.tokens_per_s(other) for other in to]
         known = [other for other in others if other is not None]
         return None if speed is None or not known else speed / max(known)
 
 
 def table(outcome: Outcome) -> Table:
-    """Contenders that did not run have a row too, and their reason below."""
+    """One row per contender, including those that did not run; their reasons are in the caption."""
     reasons = [f"{name_of(contender, outcome.with_ray)} not run: {reason}" for contender, reason in outcome.left_out.items()]
     result = Table(box=None, header_style="bold", caption=Text("\n".join(reasons)) if reasons else None, caption_justify="left")
     result.add_column("training")
@@ -95,7 +96,7 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
 
 
 def circumstances(benchmark: str, recipe: Recipe) -> dict[str, Any]:
-    """When, where and with what something was measured."""
+    """Benchmark header (date, machine, versions) with the recipe."""
     return {**benchmark_record.header(benchmark), "recipe": recipe.model_dump(mode="json")}
 
 

@@ -1,4 +1,4 @@
-"""How long steps stand still for a checkpoint, when it is written beside them and when they wait for it."""
+"""Benchmark of the time for which checkpoints block the training loop, with asynchronous and synchronous uploads."""
 
 import json
 import statistics
@@ -18,11 +18,11 @@ from strata.training.data import shards
 from strata.training.data.corpus import open_corpus
 
 MODES = ("sync", "async")
-STEPS_BETWEEN = 5  # enough for an upload to end before the next save, as in any run worth the name
+STEPS_BETWEEN = 5  # enough for an upload to end before the next save, as in a real run
 
 
 def bench(recipe: Recipe, saves: int, rounds: int, path: Path | None) -> dict[str, float]:
-    """The median stall of each mode, in seconds. The first save of a run, which makes its buffers, does not count."""
+    """Returns the median stall of each mode in seconds. Excludes the first save of a run, which allocates the buffers."""
     console = Console(highlight=False, soft_wrap=True)
     with console.status("reading the corpus"):
         tokens = shards.prepare(open_corpus(recipe.data), recipe.model.vocab, recipe.data.holdout)
@@ -55,7 +55,7 @@ def _measured(recipe: Recipe, mode: str, saves: int, tokens: Path) -> list[float
         try:
             history = launch.run(job, True, work, lambda _: None)
         except launch.Failed as failure:
-            raise UserError(f"The training that was to be measured failed: {failure}", "Try the recipe: strata train.") from None
+            raise UserError(f"The measured training run failed: {failure}", "Try the recipe with 'strata train'.") from None
     return [record["checkpoint_stall_s"] for record in history if "checkpoint_stall_s" in record][1:]
 
 

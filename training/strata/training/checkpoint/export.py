@@ -1,4 +1,4 @@
-"""A checkpoint to a Hugging Face folder that `transformers` and vLLM load like any other."""
+"""Exports a checkpoint as a Hugging Face model folder for `transformers` and vLLM."""
 
 import json
 import os
@@ -22,21 +22,22 @@ from strata.training.checkpoint import format, ownership
 from strata.training.data import tokenizer
 from strata.training.model import huggingface
 
-TOKENIZER = "tokenizer"  # a run keeps its own copy: the cache may be emptied
-REPLACED = "replaced"  # in a folder that is about to take its place: the one before it
+TOKENIZER = "tokenizer"  # a run has its own copy, because the cache may be emptied
+REPLACED = "replaced"  # the previous export, moved into the new one until that has its final name
 
 
 def export_run(run: Run, to: Path | None, say: Callable[[str], None]) -> Path:
-    """From the newest good checkpoint. The folder appears whole: it is built beside its place and renamed."""
+    """Exports the newest valid checkpoint of a run. Builds the folder next to its target and renames it, so that readers never
+    see a partial export."""
     recipe = run.recipe()
     checkpoints = format.location(run, recipe.train)
     ownership.require_own(run, checkpoints)
     found = format.newest(checkpoints, say)
     if found is None:
-        cause = f"Run '{run.name}' has no checkpoint yet: there is nothing to export."
-        raise UserError(cause, f"Go on with it: strata train --resume {run.name}.")
+        cause = f"Run '{run.name}' has no checkpoint to export."
+        raise UserError(cause, f"Continue the run: strata train --resume {run.name}.")
     if to is not None and to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise UserError(f"{to} exists and is not an empty folder.", "Choose another one with --to.")
+        raise UserError(f"--to {to} exists and is not an empty folder.", "Choose another folder with --to.")
     words = _tokenizer_of(run)
     target = (to or run.export).resolve()
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -54,7 +55,7 @@ def export_run(run: Run, to: Path | None, say: Callable[[str], None]) -> Path:
         shutil.rmtree(target / REPLACED, ignore_errors=True)
     except OSError:
         raise
-    except Exception as error:  # libraries in Rust raise errors of their own for a full disk
+    except Exception as error:  # Rust libraries raise their own exception types for a full disk
         number = file_errors.number_of(error)
         if number is None:
             raise
@@ -68,14 +69,14 @@ def _tokenizer_of(run: Run) -> Tokenizer:
     path = run.path / TOKENIZER / "tokenizer.json"
     try:
         return tokenizer.load(path.parent)
-    except Exception as error:  # the library has no error of its own
+    except Exception as error:  # tokenizers raises plain Exception
         fix = f"Resume the run, which writes it again: strata train --resume {run.name}"
         raise UserError(f"{path} cannot be read: {error}.", fix) from None
 
 
 def finish_or_remove_leftovers(target: Path) -> None:
-    """For exports to `target` that were killed on this machine. One that was whole, and killed between its two renames, is
-    put in its place; others are deleted."""
+    """Cleans up after exports to `target` that were killed on this machine. An export that was killed between its two renames is
+    complete and gets its final name; others are deleted."""
     for leftover in target.parent.glob(_prefix(target, "*") + "*"):
         pid = leftover.name.removeprefix(_prefix(target, "")).partition("-")[0]
         if not pid.isdigit() or (psutil.pid_exists(int(pid)) and int(pid) != os.getpid()):
@@ -88,7 +89,7 @@ def finish_or_remove_leftovers(target: Path) -> None:
 
 
 def _prefix(target: Path, pid: int | str) -> str:
-    """Of the folder in which an export is built: it says by whom."""
+    """Name prefix of the folder in which an export is built. Contains the host and process that build it."""
     return f".{target.name}-{socket.gethostname()}-{pid}" + ("-" if pid else "")
 
 

@@ -1,11 +1,11 @@
-"""Checkpoints that can be trusted, and that open in any layout.
+"""Checksummed checkpoint format that loads in any parallel layout.
 
-Each rank writes one file of numbers and, after it, a manifest that says which elements of which of the whole model's parameters
-they are, and the file's digest. A checkpoint counts only if every rank's manifest is there and every file agrees with it: one
-that was interrupted by a kill has fewer manifests than its ranks. Nothing in it depends on the layout it was saved in.
+Each rank writes one data file and then a manifest. The manifest maps the file's values to elements of the whole model's
+parameters and holds the file's digest. A checkpoint is valid only if every rank's manifest is present and every file matches
+it; a checkpoint that was interrupted by a kill lacks manifests. Nothing in it depends on the layout that saved it.
 
-The newest good one is looked for in storage. Ray's controller would hand back the last one it has registered, which after a
-failure can be older than the last one uploaded, and it would not notice a file that was cut short.
+The newest valid checkpoint is searched for in storage. Ray's controller would return the last one that it registered, which
+after a failure can be older than the last one uploaded, and it does not detect truncated files.
 """
 
 import hashlib
@@ -27,27 +27,27 @@ from strata.platform.recipe import TrainSection
 from strata.platform.runs import Run
 from strata.training.checkpoint.storage import Folder, folder
 from strata.training.parallel.optimizer_state import Fragment
-from strata.training.parallel.shard_map import Cut, Piece
+from strata.training.parallel.shard_map import Cut, Shard
 
 RAY_SNAPSHOT = "checkpoint_manager_snapshot.json"
-UNFINISHED = ".unfinished"  # in a checkpoint's folder from the first rank's first byte to the last rank's manifest
+UNFINISHED = ".unfinished"  # marker in a checkpoint's folder until the last rank has written its manifest
 ASIDE = ".damaged"
 STEP = re.compile(r"step-(\d{8,})")
-READ_AT_ONCE = 16 << 20
+READ_BYTES = 16 << 20
 
 
 class Damaged(Exception):
-    """Says what is wrong with a checkpoint."""
+    """Raised with a description of the damage to a checkpoint."""
 
 
 class Unfinished(Damaged):
-    """It never was one: whoever wrote it was stopped before the end."""
+    """Raised for a checkpoint that was interrupted before all ranks had written it."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """What a checkpoint can be loaded into: the same model and order of data, in whatever layout. And the id of the run that
-    wrote it, empty in checkpoints from before runs had one."""
+    """Model and data order that a checkpoint belongs to; it loads only into the same ones, in any layout. `run` is the id of
+    the run that wrote it, empty in checkpoints from before runs had ids."""
 
     model: dict[str, Any]
     tokens: str
@@ -58,7 +58,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Stored:
-    """A fragment in a file: `values` of it from byte `at` on."""
+    """Location of a fragment in a file: `count` values from byte `at` on."""
 
     name: str
     kind: str
@@ -104,7 +104,7 @@ class Checkpoint:
 
     @property
     def identity(self) -> str:
-        """The same for two looks at a checkpoint only if its files are to have the same content."""
+        """Digest over all manifests. Two checkpoints with the same identity have the same content."""
         parts = sorted(f"{manifest.step} {manifest.file} {manifest.sha256}" for manifest in self.manifests)
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
@@ -113,7 +113,7 @@ class Checkpoint:
         return sum(manifest.size for manifest in self.manifests)
 
     def whole_at(self) -> float | None:
-        """When the last rank wrote its manifest, in Unix seconds; None where the storage does not say."""
+        """Unix time at which the last rank wrote its manifest; None if the storage has no modification times."""
         times = [self.folder.written_at(name) for name in self.folder.names() if _is_manifest(name)]
         return max((at for at in times if at is not None), default=None)
 
@@ -129,8 +129,8 @@ def folder_name(step: int) -> str:
 def write(
     folder: Folder, rank: int, ranks: int, step: int, origin: Origin, val_loss: float | None, parts: list[Fragment]
 ) -> None:
-    """This rank's part. The manifest comes last: with it the part is whole. A part that cannot be written leaves no file, for
-    on a full disk the next attempt needs its space."""
+    """Writes this rank's file, then its manifest, which marks the file as complete. A failed write leaves no file behind: on a
+    full disk the next attempt needs the space."""
     folder.create(UNFINISHED).close()
     name = f"part-{rank:05}.bin"
     try:
@@ -140,11 +140,11 @@ def write(
         with suppress(OSError):
             folder.delete(name)
             folder.delete(f".manifest-{rank:05}.json")
-        if isinstance(error, OSError) and error.filename is None:  # Arrow does not say where
+        if isinstance(error, OSError) and error.filename is None:  # Arrow's errors lack the path
             raise OSError(file_errors.number_of(error), str(error), f"{folder.path}/{name}") from error
         raise
     if written(folder) == ranks:
-        with suppress(FileNotFoundError):  # two ranks may see at once that they were the last
+        with suppress(FileNotFoundError):  # two ranks may both find that they were the last
             folder.delete(UNFINISHED)
 
 
@@ -157,19 +157,19 @@ def _write_part(
             data = part.values.numpy().view(np.uint8).data
             digest.update(data)
             stream.write(data)
-            piece = part.piece
-            stored.append(Stored(piece.name, part.kind, piece.shape, piece.cut, part.start, part.values.numel(), at))
+            shard = part.shard
+            stored.append(Stored(shard.name, part.kind, shard.shape, shard.cut, part.start, part.values.numel(), at))
             at += len(data)
     return Manifest(step, origin, ranks, name, at, digest.hexdigest(), tuple(stored), val_loss)
 
 
 def written(folder: Folder) -> int:
-    """How many ranks have written theirs."""
+    """Number of ranks that have written their manifest."""
     return sum(_is_manifest(name) for name in folder.names())
 
 
 def examine(folder: Folder) -> Checkpoint:
-    """Everything but the digests: every rank has written its part, to the end."""
+    """Checks that every rank's file and manifest are present and have the right size. Does not read the files' content."""
     try:
         manifests = tuple(Manifest.parse(folder.read(name)) for name in folder.names() if _is_manifest(name))
     except PermissionError:
@@ -177,9 +177,9 @@ def examine(folder: Folder) -> Checkpoint:
     except OSError as error:
         raise Damaged(f"a manifest cannot be read: {error}") from None
     except (ValueError, KeyError, TypeError):
-        raise Damaged("a manifest is cut short") from None
+        raise Damaged("a manifest is truncated") from None
     if not manifests or len(manifests) != manifests[0].ranks or len({manifest.step for manifest in manifests}) != 1:
-        raise Unfinished("it was not written to the end")
+        raise Unfinished("it is incomplete")
     for manifest in manifests:
         size = folder.size(manifest.file)
         if size is None:
@@ -190,7 +190,7 @@ def examine(folder: Folder) -> Checkpoint:
 
 
 def verify(checkpoint: Checkpoint, manifests: Iterable[Manifest] | None = None) -> None:
-    """The digests, of all files or, where ranks share the work, of some."""
+    """Compares files with their digests: all of them, or those of `manifests`, for ranks that divide the work."""
     with ThreadPoolExecutor(4) as pool:
         chosen = checkpoint.manifests if manifests is None else manifests
         for _ in pool.map(lambda manifest: _verify_file(checkpoint.folder, manifest), chosen):
@@ -198,7 +198,7 @@ def verify(checkpoint: Checkpoint, manifests: Iterable[Manifest] | None = None) 
 
 
 def newest(checkpoints: Folder, say: Callable[[str], None], check: Callable[[Checkpoint], None] = verify) -> Checkpoint | None:
-    """None if none was ever finished; an error if some were and none is whole any more."""
+    """Newest valid checkpoint, None if none was ever completed. Raises if there are checkpoints but all are damaged."""
     lost = False
     for name in step_names(checkpoints):
         try:
@@ -207,23 +207,23 @@ def newest(checkpoints: Folder, say: Callable[[str], None], check: Callable[[Che
             return found
         except Damaged as damage:
             lost |= not isinstance(damage, Unfinished)
-            say(f"Checkpoint {name} is damaged ({damage}); looking at the one before it.")
+            say(f"Checkpoint {name} is damaged ({damage}); trying the previous one.")
     if lost:
-        raise UserError(f"No checkpoint in {checkpoints.path} is whole.", "Restore the files, or train again (--run).")
+        raise UserError(f"All checkpoints in {checkpoints.path} are damaged.", "Restore the files, or start a new run: --run NAME.")
     return None
 
 
 def prune(checkpoints: Folder, keep: int, keep_best: bool) -> Checkpoint | None:
-    """Leaves the newest `keep` whole ones, the one with the lowest validation loss, and any that is still being written.
-    Returns the newest."""
+    """Deletes old checkpoints, except the newest `keep` complete ones, the one with the lowest validation loss, and any that is
+    still being written. Returns the newest."""
     whole = []
     for name in step_names(checkpoints):
         try:
             whole.append(examine(checkpoints / name))
         except Damaged:
             continue
-    judged = [found for found in whole if _val_loss(found) is not None]
-    best = min(judged, key=lambda found: (_val_loss(found), -found.step), default=None) if keep_best else None
+    evaluated = [found for found in whole if _val_loss(found) is not None]
+    best = min(evaluated, key=lambda found: (_val_loss(found), -found.step), default=None) if keep_best else None
     for old in whole[keep:]:
         if best is None or old.step != best.step:
             old.folder.remove()
@@ -231,12 +231,12 @@ def prune(checkpoints: Folder, keep: int, keep_best: bool) -> Checkpoint | None:
 
 
 def set_aside_after(checkpoints: Folder, step: int) -> list[str]:
-    """Makes room for a run that goes on from `step`: what lies beyond it is damaged or abandoned, and its names will be used
-    again. Checkpoints are renamed, never deleted; only a write of ours that was cut short, which nobody can load, goes. So does
-    Ray's own list, which would make Ray fail on a checkpoint that is gone. Returns the new names."""
+    """Renames checkpoints after `step`, for a run that continues from there: they are damaged or abandoned, and their names will
+    be reused. Deletes only incomplete checkpoints, which cannot be loaded, and Ray's own list, which would make Ray fail on a
+    checkpoint that no longer exists. Returns the new names."""
     aside = []
     for name in step_names(checkpoints):
-        if is_cut_short(checkpoints / name):
+        if is_unfinished(checkpoints / name):
             (checkpoints / name).remove()
         elif step_of(name) > step:
             aside.append(_free_name(checkpoints, name + ASIDE))
@@ -245,11 +245,11 @@ def set_aside_after(checkpoints: Folder, step: int) -> list[str]:
     return aside
 
 
-def is_cut_short(folder: Folder) -> bool:
-    """Whether its writers were stopped: their mark is still there and the manifest of at least one rank is not."""
+def is_unfinished(folder: Folder) -> bool:
+    """Whether a write was interrupted: the marker is present and at least one rank's manifest is not."""
     try:
         names = folder.names()
-    except NotADirectoryError:  # a file of that name, which is not ours
+    except NotADirectoryError:  # a file with that name, not written by Strata
         return False
     if not names:
         return True
@@ -274,12 +274,12 @@ def step_of(name: str) -> int:
 
 
 def step_names(checkpoints: Folder) -> list[str]:
-    """Newest first."""
+    """Names of checkpoint folders, newest first."""
     return sorted((name for name in checkpoints.names() if STEP.fullmatch(name)), key=step_of, reverse=True)
 
 
 class Reader:
-    """Pieces in any cut, from a checkpoint in any other."""
+    """Reads shards of any layout from a checkpoint of any other."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._folder = checkpoint.folder
@@ -292,36 +292,36 @@ class Reader:
     def names(self) -> list[str]:
         return sorted({name for name, _ in self._stored})
 
-    def read(self, piece: Piece, kind: str) -> Tensor:
-        parts = self._parts(piece, kind)
-        if all(stored.cut == piece.cut for _, stored in parts):
-            return self._filled(parts, piece, 0, piece.numel).view(piece.local_shape)
-        whole = torch.empty(piece.shape)
+    def read(self, shard: Shard, kind: str) -> Tensor:
+        parts = self._parts(shard, kind)
+        if all(stored.cut == shard.cut for _, stored in parts):
+            return self._filled(parts, shard, 0, shard.numel).view(shard.local_shape)
+        whole = torch.empty(shard.shape)
         for cut in {stored.cut for _, stored in parts}:
-            same = replace(piece, cut=cut)
+            same = replace(shard, cut=cut)
             values = self._filled([(file, s) for file, s in parts if s.cut == cut], same, 0, same.numel)
             _narrow(whole, cut).copy_(values.view(same.local_shape))
-        return _narrow(whole, piece.cut).contiguous()
+        return _narrow(whole, shard.cut).contiguous()
 
-    def read_range(self, piece: Piece, kind: str, first: int, last: int) -> Tensor:
-        """Elements `first` to `last` of a piece, flattened. Nothing else is read where the checkpoint has the same cut."""
-        parts = self._parts(piece, kind)
-        if all(stored.cut == piece.cut for _, stored in parts):
-            return self._filled(parts, piece, first, last)
-        return self.read(piece, kind).flatten()[first:last]
+    def read_range(self, shard: Shard, kind: str, first: int, last: int) -> Tensor:
+        """Elements `first` to `last` of a shard, flattened. Reads nothing else if the checkpoint has the same cut."""
+        parts = self._parts(shard, kind)
+        if all(stored.cut == shard.cut for _, stored in parts):
+            return self._filled(parts, shard, first, last)
+        return self.read(shard, kind).flatten()[first:last]
 
     def whole(self, name: str) -> Tensor:
-        """A weight, as an export wants it."""
+        """Whole weight, for an export."""
         shape = self._stored[name, "weight"][0][1].shape
-        return self.read(Piece(name, shape, None, 0), "weight")
+        return self.read(Shard(name, shape, None, 0), "weight")
 
-    def _parts(self, piece: Piece, kind: str) -> list[tuple[str, Stored]]:
-        parts = [(file, s) for file, s in self._stored[piece.name, kind] if _overlap(s.cut, piece.cut)]
+    def _parts(self, shard: Shard, kind: str) -> list[tuple[str, Stored]]:
+        parts = [(file, s) for file, s in self._stored[shard.name, kind] if _overlap(s.cut, shard.cut)]
         shape = parts[0][1].shape
-        assert shape == piece.shape, f"{piece.name} is {shape} in the checkpoint and {piece.shape} here"
+        assert shape == shard.shape, f"{shard.name} is {shape} in the checkpoint and {shard.shape} here"
         return parts
 
-    def _filled(self, parts: list[tuple[str, Stored]], piece: Piece, first: int, last: int) -> Tensor:
+    def _filled(self, parts: list[tuple[str, Stored]], shard: Shard, first: int, last: int) -> Tensor:
         flat, filled = torch.empty(last - first), 0
         for file, stored in parts:
             low, high = max(first, stored.start), min(last, stored.start + stored.count)
@@ -330,7 +330,7 @@ class Reader:
             data = self._read_at(file, stored.at + 4 * (low - stored.start), 4 * (high - low))
             flat[low - first : high - first] = torch.from_numpy(np.frombuffer(data, np.float32).copy())
             filled += high - low
-        assert filled == last - first, f"{piece.name} is not whole in the checkpoint"
+        assert filled == last - first, f"{shard.name} is incomplete in the checkpoint"
         return flat
 
     def _read_at(self, file: str, at: int, count: int) -> bytes:
@@ -362,7 +362,7 @@ def _verify_file(folder: Folder, manifest: Manifest) -> None:
     digest = hashlib.sha256()
     try:
         with folder.filesystem.open_input_stream(f"{folder.path}/{manifest.file}") as stream:
-            while data := stream.read(READ_AT_ONCE):
+            while data := stream.read(READ_BYTES):
                 digest.update(data)
     except PermissionError:
         raise

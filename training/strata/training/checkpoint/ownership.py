@@ -1,9 +1,9 @@
-"""Claims of runs on the places where checkpoints are kept.
+"""Ownership of checkpoint folders: a run claims its folder, and refuses a folder of another run.
 
-Two runs with the same name, from different folders or machines, may be given the same `train.checkpoints`. So a run has an id,
-each of its manifests carries the id, and the run claims its place with a file `run-<id>.json` before it writes anything else
-there. A place with a claim or a checkpoint of another run is refused. Storage behind a URI cannot create a file exclusively, so
-a start writes its claim first and looks for others second: of two starts at the same moment at least one sees the other.
+Two runs with the same name, from different folders or machines, may have the same `train.checkpoints`. So a run has an id,
+each of its manifests contains the id, and the run claims its folder with a file `run-<id>.json` before it writes anything else
+there. A folder with a claim or a checkpoint of another run is refused. Storage behind a URI cannot create a file exclusively,
+so a start writes its claim first and looks for others second: of two concurrent starts at least one sees the other.
 
 Checkpoints from before runs had ids belong to the run whose folder they are in, or else to the first run without an id that
 is resumed on them.
@@ -26,11 +26,11 @@ UNKNOWN = ""  # the id of checkpoints from before runs had one
 
 @dataclass(frozen=True)
 class Place:
-    """Where a run's checkpoints are, as it was found: ids of claims, each with the run's folder, and ids in manifests."""
+    """State of a checkpoint folder. `claims` maps run ids to run folders; `writers` are the run ids in manifests."""
 
     checkpoints: Folder
-    inside: bool  # the run's own folder
-    run_folder: bool  # of another run: a place for its recipe and state, not for anybody's checkpoints
+    inside: bool  # within the run's own folder
+    run_folder: bool  # the folder of another run, with its recipe and state
     claims: dict[str, str]
     writers: frozenset[str]
 
@@ -39,7 +39,7 @@ class Place:
 
 
 def look(run: Run, checkpoints: Folder) -> Place:
-    """Reads claims and manifests, and changes nothing."""
+    """Reads claims and manifests. Changes nothing."""
     claims = {}
     names = checkpoints.names()
     for name in names:
@@ -54,7 +54,7 @@ def look(run: Run, checkpoints: Folder) -> Place:
 
 
 def claim_new(run: Run, checkpoints: Folder) -> None:
-    """For a run that starts: the place must be nobody's."""
+    """Claims the folder for a new run. It must belong to no other run."""
     identity = run.id()
     assert identity
     place = look(run, checkpoints)
@@ -63,12 +63,12 @@ def claim_new(run: Run, checkpoints: Folder) -> None:
     _write_claim(run, checkpoints, identity)
     if set(look(run, checkpoints).claims) != {identity}:
         checkpoints.delete(_claim_name(identity))
-        fix = "Start it again, with a name of its own: --run."
-        raise UserError(f"Another run is being started in {checkpoints.path} at this moment.", fix)
+        fix = "Start the run again under another name: --run NAME."
+        raise UserError(f"Another run is starting in {checkpoints.path} at the same time.", fix)
 
 
 def require_own(run: Run, checkpoints: Folder) -> Place:
-    """For a run that is resumed or exported: the place must be its own, or empty."""
+    """Checks that the folder of a resumed or exported run belongs to it or is empty."""
     place = look(run, checkpoints)
     identity = identity_of(run, place)
     strangers = {*place.claims, *place.writers} - {identity}
@@ -78,13 +78,13 @@ def require_own(run: Run, checkpoints: Folder) -> Place:
         raise _of_another_run(run, place)
     origin = place.claims.get(identity or UNKNOWN)
     if origin and not place.inside and Path(origin) != run.path and _has_id(Run(Path(origin)), identity):
-        fix = "Go on with the original, or start a new run (--run); a copy needs checkpoints of its own (train.checkpoints)."
+        fix = "Resume the original, start a new run (--run NAME), or set train.checkpoints to a folder for the copy."
         raise UserError(f"{run.path} is a copy of {origin}, whose checkpoints are in {checkpoints.path}.", fix)
     return place
 
 
 def identity_of(run: Run, place: Place) -> str | None:
-    """The run's id. One that lost its `run.json` has it in its own checkpoints folder."""
+    """The run's id. For a run that lost its `run.json`, the id in its own checkpoint folder."""
     identity = run.id()
     if identity is None and place.inside:
         known = {*place.claims, *place.writers} - {UNKNOWN}
@@ -94,7 +94,7 @@ def identity_of(run: Run, place: Place) -> str | None:
 
 
 def claim_own(run: Run, place: Place) -> str:
-    """For a run that is resumed, after `require_own`. Returns its id, a new one for a run from before runs had one."""
+    """Claims the folder for a resumed run, after `require_own`. Returns the run's id, a new one if the run has none yet."""
     identity = identity_of(run, place) or uuid.uuid4().hex
     if run.id() != identity:
         run.set_id(identity)
@@ -104,7 +104,7 @@ def claim_own(run: Run, place: Place) -> str:
 
 
 def release(run: Run, checkpoints: Folder) -> None:
-    """For a new run that is removed: its claim goes with it. The folder stays, for somebody may have made it."""
+    """Deletes the claim of a new run that is removed. The folder stays, because the user may have created it."""
     if identity := run.id():
         checkpoints.delete(_claim_name(identity))
 
@@ -118,18 +118,18 @@ def _write_claim(run: Run, checkpoints: Folder, identity: str) -> None:
 
 
 def _claimed_from(checkpoints: Folder, name: str) -> str | None:
-    """The folder of the run, empty if the claim does not say; None for a claim that was given up meanwhile."""
+    """The run's folder, empty if the claim does not contain it; None if the claim has been deleted meanwhile."""
     try:
         folder = json.loads(checkpoints.read(name))["folder"]
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError):  # its name is claim enough
+    except (ValueError, KeyError, TypeError):  # the file name is sufficient
         return ""
     return folder if isinstance(folder, str) else ""
 
 
 def _writer(folder: Folder) -> str | None:
-    """The id in a checkpoint's manifests. None for a folder without any: nobody can say whose it was."""
+    """Run id in a checkpoint's manifests, None for a folder without manifests."""
     try:
         manifests = [name for name in folder.names() if name.startswith("manifest-")]
     except NotADirectoryError:
@@ -151,11 +151,11 @@ def _has_id(run: Run, identity: str | None) -> bool:
 
 def _of_another_run(run: Run, place: Place) -> UserError:
     if place.run_folder:
-        fix = "Choose a folder for checkpoints alone (train.checkpoints)."
+        fix = "Set train.checkpoints to a folder that holds only checkpoints."
         return UserError(f"{place.checkpoints.path} is the folder of another run; nothing was changed.", fix)
     owners = sorted(folder for folder in place.claims.values() if folder and folder != str(run.path))
     whose = f" ({owners[0]})" if owners else ""
-    fix = "Give this run another name (--run) or place (train.checkpoints)."
+    fix = "Choose another name (--run NAME) or another folder (train.checkpoints)."
     if place.writers == {UNKNOWN} and not place.claims:
-        fix += f" If they are this run's own, copy {run.path}/run.json to {place.checkpoints.path}/run-{run.id()}.json."
+        fix += f" If the checkpoints belong to this run, copy {run.path}/run.json to {place.checkpoints.path}/run-{run.id()}.json."
     return UserError(f"{place.checkpoints.path} holds the checkpoints of another run{whose}; nothing was changed.", fix)

@@ -1,7 +1,7 @@
-"""Checkpoints of a running job, through Ray Train.
+"""Asynchronous checkpoints of a running job, through Ray Train.
 
-The step loop stops only while the state is copied to the host; numbers are written, digested and uploaded by Ray's background
-thread while the next steps run. One snapshot is kept: the next save waits for the last one to be stored.
+The training loop blocks only while the state is copied to the host. Ray's background thread writes, digests and uploads the
+copy while the next steps run. There is one snapshot buffer: a save waits until the previous one is stored.
 """
 
 import threading
@@ -21,13 +21,13 @@ from strata.training.checkpoint import format
 from strata.training.checkpoint.storage import Folder
 from strata.training.parallel import optimizer_state
 
-OTHERS_S = 30.0
+OTHER_RANKS_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True)
 class Saved:
-    """The newest checkpoint that is whole in storage: since when (Unix seconds), and how long the last one took to get there,
-    None after a resume."""
+    """Newest complete checkpoint in storage. `at` is the Unix time at which it was complete, `seconds` the duration of the
+    upload, None after a resume."""
 
     step: int
     size: int
@@ -52,13 +52,12 @@ class Saver:
         self._stored = threading.Event()
         self._stored.set()
         self.last: Saved | None = None
-        self.problem: OSError | None = None  # that the next save would meet too
+        self.problem: OSError | None = None  # a failure that the next save would meet too
 
     def resume(self, verified: str = "", expected: Callable[[], int] = lambda: 0) -> int:
-        """From the newest good checkpoint, also when Ray has restarted the workers after a loss: the step it was saved at.
-        The digests are checked by all ranks, each its share, and all agree on the outcome; those of the checkpoint `verified`
-        the driver has just checked. A run that has had a checkpoint, of step `expected()`, does not begin again at step 0
-        because its storage went away."""
+        """Loads the newest valid checkpoint and returns its step, also after Ray restarted the workers. The ranks divide the
+        digest checks among them and agree on the result; the driver has already checked the checkpoint with identity `verified`.
+        A run that had a checkpoint, at step `expected()`, does not start over at step 0 when its storage is gone."""
         rank, ranks = dist.get_rank(), dist.get_world_size()
 
         def check(found: format.Checkpoint) -> None:
@@ -77,9 +76,9 @@ class Saver:
         found = format.newest(self._checkpoints, print if rank == 0 else lambda _: None, check)
         step = found.step if found else 0
         if found is None and (saved := expected()):
-            cause = f"The run has saved a checkpoint at step {saved}, and {self._checkpoints.path} holds none now."
-            raise UserError(cause, "Restore them, or mount the storage that holds them, and resume the run.")
-        dist.barrier()  # nobody tidies up while another still looks
+            cause = f"The run saved a checkpoint at step {saved}, but {self._checkpoints.path} has none now."
+            raise UserError(cause, "Restore the checkpoints, or mount the storage that has them, and resume the run.")
+        dist.barrier()  # rank 0 renames nothing while another rank still reads
         if rank == 0:
             format.set_aside_after(self._checkpoints, step)
         if found:
@@ -90,7 +89,7 @@ class Saver:
         return step
 
     def save(self, step: int, val_loss: float | None, mode: Literal["async", "sync"]) -> float:
-        """All ranks call this. Returns the seconds for which the step loop stood still."""
+        """Saves a checkpoint. Called by all ranks. Returns the seconds for which the training loop was blocked."""
         import ray.train
 
         begin = time.perf_counter()
@@ -112,8 +111,8 @@ class Saver:
             except Exception as error:
                 self._failed()
                 if not isinstance(error, OSError) or file_errors.number_of(error) not in file_errors.LASTING:
-                    raise  # Ray starts all workers again, from the newest checkpoint
-                self.problem = error  # the loop ends the run: a full disk would still be full after a restart
+                    raise  # Ray restarts all workers from the newest checkpoint
+                self.problem = error  # ends the run: a full disk would still be full after a restart
             finally:
                 self._stored.set()
             context = ray.train.get_context().get_storage()
@@ -131,7 +130,7 @@ class Saver:
         return time.perf_counter() - begin
 
     def _snapshot(self) -> list[optimizer_state.Fragment]:
-        """Copies on the host, into memory that is kept from one save to the next: fresh pages cost more than the copy."""
+        """Copies the state to host buffers. Saves reuse the buffers, because page faults cost more than the copy."""
         parts = list(optimizer_state.fragments(self._engine, self._model, self._parallel))
         if not self._buffers:
             pin = parts[0].values.is_cuda if parts else False
@@ -144,8 +143,8 @@ class Saver:
 
 
 def _wait_for_others(folder: Folder, ranks: int) -> None:
-    """Else rank 0, when it is not the last, would hear of this checkpoint only at the next. No step waits longer for it than
-    it would for the slowest rank; and not for ever, for that rank may have died."""
-    deadline = time.monotonic() + OTHERS_S
+    """Waits on rank 0 for the other ranks' manifests, so that rank 0 reports this checkpoint now and not at the next save. Delays
+    no step beyond the slowest rank. Has a time limit, because a rank may have died."""
+    deadline = time.monotonic() + OTHER_RANKS_TIMEOUT_S
     while format.written(folder) < ranks and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""A folder somewhere: on this machine, or behind any URI that pyarrow or fsspec knows."""
+"""Folders on local disk or in object storage, by any URI that pyarrow or fsspec supports."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +9,7 @@ from strata.platform.errors import UserError
 
 @dataclass(frozen=True)
 class Folder:
-    """Paths in it are relative. pyarrow's file systems are what Ray Train takes; fsspec's are wrapped as one."""
+    """Folder on a pyarrow file system, as Ray Train requires; fsspec file systems are wrapped. Names are relative to `path`."""
 
     filesystem: Any
     path: str
@@ -23,12 +23,12 @@ class Folder:
         return sorted(info.base_name for info in self.filesystem.get_file_info(FileSelector(self.path, allow_not_found=True)))
 
     def size(self, name: str) -> int | None:
-        """None if there is no such file."""
+        """Size of a file in bytes, None if it does not exist."""
         info = self.filesystem.get_file_info(f"{self.path}/{name}")
         return info.size if info.is_file else None
 
     def written_at(self, name: str) -> float | None:
-        """In Unix seconds; None where the storage does not say."""
+        """Modification time in Unix seconds, None if the storage has none."""
         nanoseconds = self.filesystem.get_file_info(f"{self.path}/{name}").mtime_ns
         return None if nanoseconds is None else nanoseconds / 1e9
 
@@ -38,13 +38,13 @@ class Folder:
         return data
 
     def write(self, name: str, data: bytes) -> None:
-        """All of it or, if the writer is killed, nothing."""
+        """Writes a file atomically."""
         with self.create(f".{name}") as stream:
             stream.write(data)
         self.filesystem.move(f"{self.path}/.{name}", f"{self.path}/{name}")
 
     def open(self, name: str) -> Any:
-        """For reading at any place."""
+        """Opens a file for random access."""
         return self.filesystem.open_input_file(f"{self.path}/{name}")
 
     def create(self, name: str) -> Any:
@@ -58,12 +58,12 @@ class Folder:
             self.filesystem.delete_dir(self.path)
 
     def delete(self, name: str) -> None:
-        """One file, if it is there."""
+        """Deletes a file if it exists."""
         if self.size(name) is not None:
             self.filesystem.delete_file(f"{self.path}/{name}")
 
     def rename(self, name: str, to: str) -> None:
-        """A folder in this one. Where the storage cannot move folders, its files are moved one by one."""
+        """Renames a subfolder. Moves its files one by one if the storage cannot move folders."""
         before, after = self / name, self / to
         try:
             self.filesystem.move(before.path, after.path)
@@ -75,7 +75,7 @@ class Folder:
 
 
 def folder(target: str | Path) -> Folder:
-    """Of a local path or a URI."""
+    """Folder at a local path or a URI."""
     from pyarrow import ArrowInvalid
     from pyarrow.fs import FileSystem, FSSpecHandler, LocalFileSystem, PyFileSystem
 
@@ -89,6 +89,6 @@ def folder(target: str | Path) -> Folder:
         try:
             wrapped, path = url_to_fs(str(target))
         except (ImportError, ValueError) as error:
-            raise UserError(f"train.checkpoints={target} cannot be opened: {error}", "Give a URI that fsspec knows.") from error
+            raise UserError(f"train.checkpoints={target} cannot be opened: {error}", "Use a URI that fsspec supports.") from error
         filesystem = PyFileSystem(FSSpecHandler(wrapped))
     return Folder(filesystem, path.rstrip("/"))

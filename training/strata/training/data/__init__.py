@@ -1,1 +1,1 @@
-"""From files to batches: readers, tokenizer, shards, windows, and the sampler."""
+"""Data pipeline: readers, tokenizer, token shards, windows, and the sampler."""

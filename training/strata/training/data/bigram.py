@@ -1,10 +1,10 @@
-"""The loss to beat: a bigram model of the same tokens, on the very windows that the trained model is evaluated on.
+"""Bigram baseline: the validation loss of a bigram model, on the same windows that the trained model is evaluated on.
 
-p(w | v) = (c(v, w) + k p(w)) / (c(v) + k), with the unigram p(w) itself smoothed. The baseline should be as strong as it
-can be, so k is the one that suits the evaluated windows best: no choice of ours can flatter the trained model.
+p(w | v) = (c(v, w) + k p(w)) / (c(v) + k), with a smoothed unigram p(w). The baseline should be as strong as possible, so k is
+the value with the lowest loss on the evaluated windows.
 
-The counts are of the whole training split or, where it is larger, of SAMPLE tokens in chunks spread evenly over it: more would
-hardly change them, and hours would pass before the first step. The result is kept beside the tokens.
+Counts cover the training split, or SAMPLE tokens in chunks spread evenly over it if it is larger: more tokens would hardly
+change the result, and counting them would delay the first step by hours. The result is cached next to the tokens.
 """
 
 import json
@@ -24,12 +24,12 @@ CHUNK = 2**22
 SAMPLE = 2**26
 
 
-def kept_bigram_loss(folder: Path, context: int, eval_sequences: int, vocab: int) -> float:
-    """`bigram_loss`, computed once for a folder of tokens and the windows evaluated."""
+def cached_bigram_loss(folder: Path, context: int, eval_sequences: int, vocab: int) -> float:
+    """`bigram_loss`, computed once per token folder and set of evaluated windows."""
     record = folder / f"bigram-{context}-{eval_sequences}.json"
     try:
         return float(json.loads(record.read_text())["loss"])
-    except (OSError, ValueError, KeyError, TypeError):  # not there, or cut short: it is made again
+    except (OSError, ValueError, KeyError, TypeError):  # missing or truncated
         loss = bigram_loss(folder, context, eval_sequences, vocab)
     with writable(record):
         write_atomic(record, json.dumps({"loss": loss}))
@@ -37,10 +37,11 @@ def kept_bigram_loss(folder: Path, context: int, eval_sequences: int, vocab: int
 
 
 def bigram_loss(folder: Path, context: int, eval_sequences: int, vocab: int) -> float:
-    """Nats per token. Counts are kept only for pairs that are asked about, so the training split may be of any size."""
+    """Loss in nats per token. Counts only pairs that occur in the evaluated windows, so memory does not grow with the training
+    split."""
     windows = Windows(folder, "validation", context)
-    asked = windows.read(windows.evenly(eval_sequences))
-    previous, following = asked[:, :-1].ravel(), asked[:, 1:].ravel()
+    evaluated = windows.read(windows.evenly(eval_sequences))
+    previous, following = evaluated[:, :-1].ravel(), evaluated[:, 1:].ravel()
     pairs, pair_of = np.unique(previous * vocab + following, return_inverse=True)
 
     pair_counts = np.zeros(len(pairs))

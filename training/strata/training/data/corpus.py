@@ -1,7 +1,7 @@
-"""Where the text comes from: the Python standard library on this machine, files of the user's, or a Hugging Face dataset.
+"""Text corpora: the Python standard library's source, the user's files, or a Hugging Face dataset.
 
-A corpus is re-iterable rather than a list, so that text larger than memory is streamed, and carries a digest of its content,
-so that tokens made from it can be found again.
+A corpus is re-iterable rather than a list, so text larger than memory is streamed. A digest of its content identifies the
+tokens made from it.
 """
 
 import os
@@ -17,17 +17,18 @@ from strata.training.data.digests import Files, unreadable
 from strata.training.data.left_out import LeftOut, shown
 from strata.training.data.readers import read_documents
 
-# Tests repeat themselves, and tables are data with a .py ending: a model of Python source learns nothing from either.
+# Tests are repetitive, and tables are data in .py files: a model of Python source learns nothing from either.
 STDLIB_LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data", "lib2to3"}
 
 
 def _nothing() -> None:
-    """For a source that cannot change while it is read."""
+    """`require_unchanged` of a source that cannot change while it is read."""
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """`left_out` holds the counts of the last complete pass over `documents`; `require_unchanged` is called after it."""
+    """Documents of a corpus. `left_out` counts what the last complete pass over `documents` skipped; call `require_unchanged`
+    after it."""
 
     name: str
     digest: str
@@ -46,7 +47,8 @@ def open_corpus(data: DataSection) -> Corpus:
 
 
 def stdlib_files() -> list[Path]:
-    """Folders left out are not entered: installed packages lie in one of them, and may be a hundred thousand files."""
+    """Source files of the standard library. Does not descend into excluded folders: installed packages in one of them can be a
+    hundred thousand files."""
     files = []
     for folder, subfolders, names in os.walk(sysconfig.get_path("stdlib")):
         subfolders[:] = (name for name in subfolders if name not in STDLIB_LEFT_OUT)
@@ -55,12 +57,12 @@ def stdlib_files() -> list[Path]:
 
 
 def _files_at(root: Path) -> tuple[list[Path], dict[Path, str]]:
-    """The files in a folder and its subfolders but for hidden ones, and what else lies there with the reason to pass it over."""
-    fix = "Give a text, JSONL or Parquet file, or a folder of them."
+    """Files in a folder and its subfolders except hidden ones, and other entries with the reason to skip them."""
+    fix = "Set data.path to a text, JSONL or Parquet file, or a folder of them."
     try:
         mode = root.stat().st_mode
     except FileNotFoundError:
-        to = f" (it is a link to {shown(root.readlink())})" if root.is_symlink() else ""
+        to = f" (a symbolic link to {shown(root.readlink())})" if root.is_symlink() else ""
         raise UserError(f"data.path={shown(root)} does not exist{to}.", fix) from None
     except OSError as error:
         raise unreadable(root, error) from None
@@ -75,7 +77,7 @@ def _files_at(root: Path) -> tuple[list[Path], dict[Path, str]]:
 
 
 def _walk(folder: Path, above: tuple[tuple[int, int], ...], files: list[Path], others: dict[Path, str]) -> None:
-    """Follows links to folders, except back to one that it is in."""
+    """Collects files and other entries. Follows symbolic links to folders, except to a parent of the link."""
     try:
         here = folder.stat()
         entries = list(os.scandir(folder))
@@ -89,9 +91,9 @@ def _walk(folder: Path, above: tuple[tuple[int, int], ...], files: list[Path], o
         if entry.is_file():
             files.append(path)
         elif not entry.is_dir():
-            others[path] = "a link to nothing" if entry.is_symlink() else "not a file"
+            others[path] = "a broken symbolic link" if entry.is_symlink() else "not a file"
         elif (path.stat().st_dev, path.stat().st_ino) in within:
-            others[path] = "a link to a folder that it is in"
+            others[path] = "a symbolic link to a parent folder"
         else:
             _walk(path, within, files, others)
 
@@ -113,7 +115,7 @@ def _of_hub(data: DataSection, dataset: str) -> Corpus:
 
     try:
         rows = datasets.load_dataset(dataset, data.hf_config, split=data.hf_split)
-    except Exception as error:  # the hub client raises a dozen unrelated types for "not there" and "no network"
+    except Exception as error:  # the hub client raises a dozen unrelated types for "not found" and "no network"
         reason = " ".join(str(error).split())[:200]
         fix = "Check the id, data.hf_config, data.hf_split and the network."
         raise UserError(f"data.hf={dataset} cannot be loaded: {reason}", fix) from None
@@ -123,14 +125,14 @@ def _of_hub(data: DataSection, dataset: str) -> Corpus:
     kind = rows.features[data.text_field]
     if getattr(kind, "dtype", None) not in ("string", "large_string"):
         texts = [name for name, feature in rows.features.items() if getattr(feature, "dtype", None) in ("string", "large_string")]
-        fix = f"Set data.text_field to one of: {', '.join(texts)}." if texts else "Choose a dataset with a field of text."
+        fix = f"Set data.text_field to one of: {', '.join(texts)}." if texts else "Choose a dataset with a text field."
         raise UserError(f"Field '{data.text_field}' of {dataset} is {kind}, not text.", fix)
     left_out = LeftOut()
 
     def documents() -> Iterator[str]:
         left_out.clear()
         for number, row in enumerate(rows.select_columns(data.text_field), 1):
-            if text := left_out.kept(row[data.text_field], "row", number, dataset):
+            if text := left_out.nonblank(row[data.text_field], "row", number, dataset):
                 yield text
 
     return Corpus(dataset, f"{rows._fingerprint}-{data.text_field}", documents, left_out)

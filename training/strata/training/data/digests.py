@@ -1,9 +1,9 @@
-"""Content digests of files, remembered by each file's path, size and times: files that have not changed are not read again.
+"""Content digests of files, cached by path, size and timestamps, so that unchanged files are not read again.
 
-A record is trusted because every write changes a file's ctime, which a program cannot set back. Clocks of file systems tick
-every few milliseconds, of some every two seconds, so a digest of a file that was changed within the last seconds is not
-recorded: a later change within the same tick could not be seen. Inodes are left out: buckets mounted as folders number their
-files anew at each mount.
+A cached digest is valid because every write changes a file's ctime, which a program cannot set back. File system clocks tick
+every few milliseconds, some every two seconds, so the digest of a file that changed within the last seconds is not cached: a
+later change within the same tick would go unnoticed. Inodes are not compared: buckets mounted as folders renumber their files
+at each mount.
 """
 
 import hashlib
@@ -32,14 +32,14 @@ class Stamp:
 
 
 class Files:
-    """Files as they were when this object was made."""
+    """Files with their timestamps at construction."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = paths
         self._stamps = [_stamp(path) for path in paths]
 
     def digest(self, salt: str = "") -> str:
-        """Of names and contents: from the record, or else by reading everything."""
+        """Digest of names and contents, from the cache or by reading all files."""
         record = self._record(salt)
         if record.is_file():
             return record.read_text()
@@ -56,14 +56,14 @@ class Files:
         return digest.hexdigest()
 
     def remember(self, digest: str, salt: str = "") -> None:
-        """For files whose content is known, such as those that this process has written."""
+        """Caches the digest of files with known content, such as files that this process has written."""
         with writable(self._record(salt)) as record:
             write_atomic(record, digest)
 
     def require_unchanged(self) -> None:
         for path, before in zip(self.paths, self._stamps, strict=True):
             if _stamp(path) != before:
-                fix = "Start again when nothing writes to it any more."
+                fix = "Start again when no other process writes to it."
                 raise UserError(f"{shown(path)} changed while it was being read.", fix)
 
     def _record(self, salt: str) -> Path:
@@ -75,11 +75,11 @@ class Files:
 
 @contextmanager
 def writable(path: Path) -> Iterator[Path]:
-    """Around writes to the cache, which fail on a full disk or a read-only folder."""
+    """Reports failed writes to the cache (full disk, read-only folder) as a UserError."""
     try:
         yield path
     except OSError as error:
-        fix = "Free some space or permit it, or set STRATA_HOME to a folder that has both."
+        fix = "Free disk space or make the folder writable, or set STRATA_HOME to another folder."
         raise UserError(f"{shown(path)} cannot be written: {error.strerror or error}.", fix) from None
 
 
@@ -101,5 +101,5 @@ def _content(path: Path) -> bytes:
 
 def unreadable(path: Path, error: OSError) -> UserError:
     return UserError(
-        f"{shown(path)} cannot be read: {error.strerror or error}.", "Restore the file, or take it out of data.path."
+        f"{shown(path)} cannot be read: {error.strerror or error}.", "Restore the file, or remove it from data.path."
     )

@@ -1,4 +1,4 @@
-"""Counts of what a corpus holds and training does not see, so that nothing is dropped without a line on the console."""
+"""Counts of files and documents that training skips, so that nothing is dropped without a line on the console."""
 
 import os
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ NAMES = 5
 
 @dataclass
 class LeftOut:
-    """`files` maps a file that was passed over to the reason; `empty` counts rows and lines without text."""
+    """Skipped parts of a corpus. `files` maps a skipped file to the reason; `empty` counts rows and lines without text."""
 
     read: int = 0
     files: dict[Path, str] = field(default_factory=dict)
@@ -17,8 +17,8 @@ class LeftOut:
     empty: int = 0
     first_empty: str = ""
 
-    def kept(self, document: str | None, unit: str, number: int, source: str) -> str | None:
-        """The document, or None for one without text, which is counted."""
+    def nonblank(self, document: str | None, unit: str, number: int, source: str) -> str | None:
+        """Returns the document, or None if it has no text. Counts both cases."""
         if document and not document.isspace():
             self.documents += 1
             return document
@@ -27,7 +27,7 @@ class LeftOut:
         return None
 
     def clear(self) -> None:
-        """Before another pass over the same corpus."""
+        """Resets the counts for another pass over the corpus."""
         self.files.clear()
         self.read = self.documents = self.empty = 0
         self.first_empty = ""
@@ -46,5 +46,5 @@ class LeftOut:
 
 
 def shown(name: str | Path) -> str:
-    """A file's name as a terminal can print it: a name on Linux is bytes, and may be no UTF-8."""
+    """File name in printable form. Linux file names are bytes and may not be valid UTF-8."""
     return os.fsencode(name).decode(errors="replace")

@@ -1,7 +1,7 @@
-"""One file to its documents, by what the file is: JSONL, Parquet, or UTF-8 text.
+"""Readers that split a file into documents, by file type: JSONL, Parquet, or UTF-8 text.
 
-Text reaches training as it is in the file or not at all: what cannot be decoded is an error that names the place. Only a file
-in a folder that is not text, and rows that are null or blank, are passed over, and those are counted.
+Text is never altered: undecodable bytes are an error that names their position. Only non-text files in a folder and rows that
+are null or blank are skipped, and both are counted.
 """
 
 import codecs
@@ -14,14 +14,14 @@ from strata.platform.errors import UserError
 from strata.training.data.digests import unreadable
 from strata.training.data.left_out import LeftOut, shown
 
-# A long text is cut into documents of about this many characters, at a line's end where lines are not longer than that, so
-# that one big file can still be split into training and validation and never has to fit in memory.
-PIECE = 32_768
+# A long text is split into documents of about this many characters, at line ends unless lines are longer. So a single large file
+# can still be split into training and validation, and never has to fit in memory.
+CHUNK_CHARS = 32_768
 HEAD = 8192
 BLOCK = 1 << 20
 
 BYTE_ORDER_MARK = codecs.BOM_UTF8
-OTHER_UNICODE = {  # UTF-32 first: its mark begins with that of UTF-16
+OTHER_UNICODE = {  # UTF-32 first: its byte order mark begins with that of UTF-16
     codecs.BOM_UTF32_LE: "UTF-32",
     codecs.BOM_UTF32_BE: "UTF-32",
     codecs.BOM_UTF16_LE: "UTF-16",
@@ -29,32 +29,33 @@ OTHER_UNICODE = {  # UTF-32 first: its mark begins with that of UTF-16
 }
 COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "Zstandard", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"PK\x03\x04": "zip"}
 PARQUET = b"PAR1"
-# Those that text does not have: all below the space but bell, backspace, tab, line ends, form feed and escape.
+# Control characters that do not occur in text: all below space except bell, backspace, tab, line ends, form feed and escape.
 CONTROL = bytes(set(range(32)) - {7, 8, 9, 10, 11, 12, 13, 27})
 
 Numbered = Iterator[tuple[int, str | None]]
 
 
 def read_documents(path: Path, text_field: str, alone: bool, left_out: LeftOut) -> Iterator[str]:
-    """`alone` marks a file the user named: one that is not text is then an error, where a folder's is passed over."""
+    """Documents of a file. A non-text file is an error if `alone`, that is, if the user named the file itself; in a folder it is
+    skipped."""
     try:
         kind, unit = _kind(path)
         if unit is None:
             if alone:
-                raise UserError(f"{shown(path)} is not text, JSONL or Parquet: {kind}.", "Give a text, JSONL or Parquet file.")
+                raise UserError(f"{shown(path)} is not text, JSONL or Parquet: {kind}.", "Set data.path to a text, JSONL or Parquet file.")
             left_out.files[path] = kind
             return
         left_out.read += 1
         documents = {"line": _jsonl, "row": _parquet, "part": _text}[unit](path, text_field)
         for number, document in documents:
-            if text := left_out.kept(document, unit, number, shown(path)):
+            if text := left_out.nonblank(document, unit, number, shown(path)):
                 yield text
     except OSError as error:
         raise unreadable(path, error) from None
 
 
 def _kind(path: Path) -> tuple[str, str | None]:
-    """What the file is, and the unit that its documents are counted in: None for one that is not text."""
+    """File type, and the unit of its documents; the unit is None for a file that is not text."""
     suffix = path.suffix.lower()
     if suffix == ".parquet":
         return "Parquet", "row"
@@ -67,7 +68,7 @@ def _kind(path: Path) -> tuple[str, str | None]:
         if head.startswith(mark):
             return f"compressed with {name}, decompress it first", None
     if head.startswith(PARQUET):
-        return "Parquet without the ending .parquet", None
+        return "Parquet without the suffix .parquet", None
     if suffix in (".jsonl", ".ndjson"):
         return "JSONL", "line"
     if head.translate(None, CONTROL) != head:
@@ -80,27 +81,27 @@ def _text(path: Path, _: str) -> Numbered:
     for text in _decoded(path):
         pending += text
         at = 0
-        while len(pending) - at >= 2 * PIECE:
-            end = _end_of_piece(pending, at)
+        while len(pending) - at >= 2 * CHUNK_CHARS:
+            end = _chunk_end(pending, at)
             number += 1
             yield number, pending[at:end]
             at = end
         pending = pending[at:]
-    yield from enumerate(pieces(pending), number + 1)
+    yield from enumerate(chunks(pending), number + 1)
 
 
-def pieces(text: str) -> Iterator[str]:
-    """A text in documents of about PIECE characters; joined, they are the text."""
+def chunks(text: str) -> Iterator[str]:
+    """Splits a text into documents of about CHUNK_CHARS characters. Joined, they are the text again."""
     at = 0
     while at < len(text):
-        end = _end_of_piece(text, at)
+        end = _chunk_end(text, at)
         yield text[at:end]
         at = end
 
 
-def _end_of_piece(text: str, at: int) -> int:
-    """After a line's end; in a line that is too long after a space; in one without spaces anywhere."""
-    low, high = at + PIECE, at + 2 * PIECE
+def _chunk_end(text: str, at: int) -> int:
+    """End of the chunk that begins at `at`: after a line end, in a long line after a space, otherwise anywhere."""
+    low, high = at + CHUNK_CHARS, at + 2 * CHUNK_CHARS
     if end := text.find("\n", low, high) + 1:
         return end
     if len(text) < high:
@@ -123,13 +124,13 @@ def _decoded(path: Path) -> Iterator[str]:
                 raise _not_utf8(path, begin, line, data, error) from None
             if (nul := data.find(0, 0, used)) >= 0:
                 at = f"byte {begin + nul:,} (line {line + data.count(10, 0, nul):,})"
-                raise UserError(f"{shown(path)} is not text: {at} is NUL.", "Mend the file, or take it out of data.path.")
+                raise UserError(f"{shown(path)} is not text: {at} is NUL.", "Fix the file, or remove it from data.path.")
             yield text
             begin, line, rest = begin + used, line + data.count(10, 0, used), data[used:]
 
 
 def _jsonl(path: Path, text_field: str) -> Numbered:
-    """Lines end with \\n alone: other line ends may stand inside a JSON text."""
+    """Splits lines at \\n only: other line separators may occur inside a JSON string."""
     begin = 0
     with path.open("rb") as file:
         for number, data in enumerate(file, 1):
@@ -149,32 +150,32 @@ def _field(line: str, text_field: str, place: str) -> str | None:
             json.loads(line, object_pairs_hook=lambda pairs: _once(pairs, text_field, place))
     except UserError:
         raise
-    except (ValueError, RecursionError) as error:  # numbers of thousands of digits are ValueErrors too
-        raise UserError(f"{place} is not JSON: {error}.", "Mend or remove the line.") from None
+    except (ValueError, RecursionError) as error:  # numbers with thousands of digits raise ValueError too
+        raise UserError(f"{place} is not JSON: {error}.", "Fix or remove the line.") from None
     if not isinstance(row, dict):
         raise UserError(f"{place} is not an object but {_json_kind(row)}.", f'Write each line as {{"{text_field}": "..."}}.')
     if text_field not in row:
         has = ", ".join(row) or "none"
-        raise UserError(f"{place} has no text in '{text_field}' (it has: {has}).", "Set data.text_field, or mend the line.")
+        raise UserError(f"{place} has no text in '{text_field}' (it has: {has}).", "Set data.text_field, or fix the line.")
     text = row[text_field]
     if text is not None and not isinstance(text, str):
-        fix = "Set data.text_field to a field of text, or mend the line."
+        fix = "Set data.text_field to a text field, or fix the line."
         raise UserError(f"{place} has no text in '{text_field}': it is {_json_kind(text)}.", fix)
     if text is not None and any("\ud800" <= character <= "\udfff" for character in text):
         raise UserError(
-            f"{place} holds half a surrogate pair in '{text_field}', which is no character.", "Mend or remove the line."
+            f"{place} has an unpaired surrogate in '{text_field}', which is not a character.", "Fix or remove the line."
         )
     return text
 
 
 def _once(pairs: list[tuple[str, Any]], text_field: str, place: str) -> dict[str, Any]:
     if [key for key, _ in pairs].count(text_field) > 1:
-        raise UserError(f"{place} has '{text_field}' more than once.", "Mend the line: one of them would be lost.")
+        raise UserError(f"{place} has '{text_field}' more than once.", "Fix the line: all but one would be lost.")
     return dict(pairs)
 
 
 def _json_kind(value: object) -> str:
-    kinds = {bool: "a truth value", int: "a number", float: "a number", str: "a text", list: "a list", dict: "an object"}
+    kinds = {bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "a list", dict: "an object"}
     return kinds.get(type(value), "null")
 
 
@@ -187,7 +188,7 @@ def _parquet(path: Path, text_field: str) -> Numbered:
     except (pyarrow.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        raise UserError(f"{shown(path)} is not Parquet: {_one_line(error)}.", "Mend or remove the file.") from None
+        raise UserError(f"{shown(path)} is not Parquet: {_one_line(error)}.", "Fix or remove the file.") from None
     with file:
         _require_text_column(path, file.schema_arrow, text_field)
         number = 0
@@ -199,23 +200,23 @@ def _parquet(path: Path, text_field: str) -> Numbered:
                     yield number, text
         except UnicodeDecodeError as error:
             cause = f"Row {number + 1:,} of {shown(path)} is not UTF-8 in '{text_field}': {_one_line(error)}."
-            raise UserError(cause, "Write the column again as UTF-8 strings, or take the file out of data.path.") from None
+            raise UserError(cause, "Rewrite the column as UTF-8 strings, or remove the file from data.path.") from None
         except (pyarrow.ArrowException, OSError) as error:
             cause = f"{shown(path)} is damaged after row {number:,} of {file.metadata.num_rows:,}: {_one_line(error)}."
-            raise UserError(cause, "Restore the file or write it again, or take it out of data.path.") from None
+            raise UserError(cause, "Restore or rewrite the file, or remove it from data.path.") from None
         if number != file.metadata.num_rows:
-            cause = f"{shown(path)} has {number:,} rows where its footer says {file.metadata.num_rows:,}."
-            raise UserError(cause, "Restore the file or write it again, or take it out of data.path.")
+            cause = f"{shown(path)} has {number:,} rows, but its footer lists {file.metadata.num_rows:,}."
+            raise UserError(cause, "Restore or rewrite the file, or remove it from data.path.")
 
 
 def _require_text_column(path: Path, schema: Any, text_field: str) -> None:
     texts = [field.name for field in schema if _is_text(field.type)]
-    fix = f"Set data.text_field to one of: {', '.join(texts)}." if texts else "It has no column of text: write one as strings."
+    fix = f"Set data.text_field to one of: {', '.join(texts)}." if texts else "Add a column of strings: it has none."
     if text_field not in schema.names:
         raise UserError(f"{shown(path)} has no column '{text_field}' (it has: {', '.join(schema.names)}).", fix)
     if schema.names.count(text_field) > 1:
-        cause = f"{shown(path)} has {schema.names.count(text_field)} columns called '{text_field}'."
-        raise UserError(cause, "Write it again with one: the others would be lost.")
+        cause = f"{shown(path)} has {schema.names.count(text_field)} columns named '{text_field}'."
+        raise UserError(cause, "Rewrite the file with one: the others would be lost.")
     kind = schema.field(text_field).type
     if not _is_text(kind):
         raise UserError(f"Column '{text_field}' of {shown(path)} is {kind}, not text.", fix)
@@ -237,7 +238,7 @@ def _not_utf8(path: Path, begin: int, line: int, data: bytes, error: UnicodeDeco
 
 
 def _converted(encoding: str, path: Path) -> str:
-    return f"Convert it, such as with iconv -f {encoding} -t utf-8 {shown(path.name)}, or take it out of data.path."
+    return f"Convert it, for example with iconv -f {encoding} -t utf-8 {shown(path.name)}, or remove it from data.path."
 
 
 def _one_line(error: BaseException) -> str:

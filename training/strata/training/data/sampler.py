@@ -1,8 +1,8 @@
-"""Which windows a step trains on: a pure function of seed and step, so that a resumed run sees what it would have seen.
+"""Stateless sampler: the windows of a step are a pure function of seed and step, so a resumed run sees the same data.
 
-Every epoch is a permutation of all windows. A permutation kept in memory would cost gigabytes on a large corpus, so it is
-computed: a Feistel network is a bijection of the numbers below a power of four, and walking on from a number that is not
-below `count` until one is makes it a bijection of those (Black and Rogaway, "Ciphers with arbitrary finite domains").
+Every epoch is a permutation of all windows. Storing a permutation would cost gigabytes on a large corpus, so it is computed. A
+Feistel network is a bijection of the integers below a power of four; cycle walking restricts it to those below `count` (Black
+and Rogaway, "Ciphers with arbitrary finite domains").
 """
 
 import numpy as np
@@ -17,16 +17,16 @@ ROUNDS = 6
 
 
 def rank_indices(step: int, rank: int, batch: int, windows: int, seed: int, parallel: ParallelSection) -> Indices:
-    """What a rank trains on. Ranks that share a sequence, a layer or a stage's work get the same: the data-parallel place
-    decides alone. Experts are spread over ranks that each have their own."""
+    """Windows that a rank trains on. They depend only on the data-parallel rank: tensor, pipeline and sequence ranks of a group
+    read the same windows. Expert-parallel ranks are data-parallel ranks and read different ones."""
     return step_indices(step, batch, place(rank, parallel).data, parallel.data, windows, seed)
 
 
 def step_indices(step: int, batch: int, rank: int, world: int, windows: int, seed: int) -> Indices:
-    """This rank's windows of step `step` (from 0). The ranks' parts together are the same whatever `world` is."""
-    share = batch // world
-    assert share * world == batch
-    positions = step * batch + rank * share + np.arange(share, dtype=np.int64)
+    """This rank's windows of step `step` (from 0). The union over all ranks does not depend on `world`."""
+    per_rank = batch // world
+    assert per_rank * world == batch
+    positions = step * batch + rank * per_rank + np.arange(per_rank, dtype=np.int64)
     epochs = positions // windows
     return np.concatenate([shuffled(positions[epochs == e] % windows, windows, seed, int(e)) for e in np.unique(epochs)])
 
@@ -49,7 +49,7 @@ def _feistel(values: NDArray[np.uint64], half_bits: int, keys: NDArray[np.uint64
 
 
 def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finalizer of splitmix64: every input bit reaches every output bit. Products wrap, as they should."""
+    """Finalizer of splitmix64: every input bit affects every output bit. Products overflow on purpose."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))

@@ -1,7 +1,7 @@
-"""Documents to tokens on disk, once: memory-mapped shards in a cache folder named after all that decides their content.
+"""Token cache: memory-mapped shards in a folder named after a digest of everything that determines their content.
 
-The folder is built beside its final place and renamed, so a cache entry is whole or absent, also when two runs make the
-same one at once.
+The folder is built next to its final path and renamed, so a cache entry is complete or absent, even if two runs build the same
+one concurrently.
 """
 
 import hashlib
@@ -25,22 +25,22 @@ from strata.platform.files import cache_dir
 from strata.training.data import tokenizer as bpe
 from strata.training.data.corpus import Corpus
 from strata.training.data.digests import Files, writable
-from strata.training.data.readers import pieces
+from strata.training.data.readers import chunks
 
 Split = Literal["train", "validation"]
 SPLITS: tuple[Split, Split] = ("train", "validation")
 
-FORMAT = 2  # raised when the same corpus would give other files than before
+FORMAT = 2  # increased when the same corpus would produce different files
 SHARD_TOKENS = 2**26
-ENCODE_AT_ONCE = 64  # documents; the encoder spreads a list over all cores
-TOKENIZER_DOCUMENTS = 200_000  # merges settle long before this
+ENCODE_BATCH = 64  # documents; the encoder uses all cores for a list
+TOKENIZER_DOCUMENTS = 200_000  # merges are stable long before this
 _BUILDING = f".building-{socket.gethostname()}-"
 
 
 @dataclass(frozen=True)
 class Meta:
-    """What a reader of the shards needs to know; `shards` holds each split's token counts in file order, `digest` is that of
-    the shards' content, and `notes` are lines for the user, such as what of the corpus was left out."""
+    """Metadata of the shards. `shards` has each split's token counts in file order, `digest` covers the shards' content, and
+    `notes` are lines for the user, such as the parts of the corpus that were skipped."""
 
     dtype: str
     documents: dict[str, int]
@@ -62,13 +62,13 @@ def read_meta(folder: Path) -> Meta:
 
 
 def prepare(corpus: Corpus, vocab: int, holdout: float, say: Callable[[str], None] = print) -> Path:
-    """The folder that holds tokenizer and shards of this corpus, made now if it is not there yet."""
+    """Folder with the tokenizer and the shards of this corpus. Builds it if it does not exist."""
     key = json.dumps([FORMAT, corpus.digest, vocab, holdout])
     folder = cache_dir() / "tokens" / hashlib.blake2b(key.encode(), digest_size=10).hexdigest()
     if folder.is_dir():
         if not (damage := _damage(folder)):
             return folder
-        say(f"The tokens in {folder} are damaged ({damage}); they are made again.")
+        say(f"The tokens in {folder} are damaged ({damage}); building them again.")
         shutil.rmtree(folder)
     with writable(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -78,7 +78,7 @@ def prepare(corpus: Corpus, vocab: int, holdout: float, say: Callable[[str], Non
             _build(corpus, vocab, holdout, building)
             building.rename(folder)
         except OSError:
-            if not (folder / "meta.json").is_file():  # else another run was faster, with the same content
+            if not (folder / "meta.json").is_file():  # otherwise another run finished first, with the same content
                 raise
         finally:
             shutil.rmtree(building, ignore_errors=True)
@@ -88,7 +88,7 @@ def prepare(corpus: Corpus, vocab: int, holdout: float, say: Callable[[str], Non
 
 
 def _remove_abandoned(tokens: Path) -> None:
-    """What builders on this machine left that were killed."""
+    """Deletes partial folders of builds that were killed on this machine."""
     for path in tokens.glob(f"{_BUILDING}*"):
         pid = path.name.removeprefix(_BUILDING).split("-")[0]
         if pid.isdigit() and not psutil.pid_exists(int(pid)):
@@ -96,7 +96,7 @@ def _remove_abandoned(tokens: Path) -> None:
 
 
 def _damage(folder: Path) -> str | None:
-    """What is wrong with a cache entry. Content is compared only where a file has changed since it was last compared."""
+    """Damage to a cache entry, None if it is valid. Reads only files that changed since they were last verified."""
     try:
         meta = read_meta(folder)
         found = Files(_files(folder, meta)).digest()
@@ -134,24 +134,24 @@ def _build(corpus: Corpus, vocab: int, holdout: float, folder: Path) -> None:
 
 @dataclass(frozen=True)
 class _Division:
-    """Documents up to the place `limit` are held out."""
+    """Split of the corpus: documents with a hash up to `limit` are held out for validation."""
 
     documents: Callable[[], Iterator[str]]
     limit: float
     notes: tuple[str, ...] = ()
 
     def trains(self, text: str) -> bool:
-        return _place(text) > self.limit
+        return _hash(text) > self.limit
 
 
-def _place(text: str) -> float:
-    """A document's place in [0, 1), by its content: copies of one document always end on the same side of the split."""
+def _hash(text: str) -> float:
+    """Hash of a document's content in [0, 1). Copies of a document are always on the same side of the split."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") / 2**64
 
 
 def _divide(corpus: Corpus, holdout: float) -> _Division:
-    """By whole documents: the share asked for, and one in any case, however small the corpus. One huge document makes nearly
-    all or next to nothing of the text held out; then long documents are cut into parts, which are divided instead."""
+    """Splits by whole documents: the fraction `holdout`, and at least one document. With one huge document, nearly all or almost
+    none of the text would be held out; then long documents are split into chunks first."""
     least, most = holdout / 10, (1 + holdout) / 2
     whole_limit, whole_share = _limit(corpus.documents(), corpus.name, holdout)
     if least <= whole_share <= most:
@@ -159,42 +159,42 @@ def _divide(corpus: Corpus, holdout: float) -> _Division:
 
     def parts() -> Iterator[str]:
         for text in corpus.documents():
-            yield from pieces(text)
+            yield from chunks(text)
 
     limit, share = _limit(parts(), corpus.name, holdout)
     if share > most:
-        cause = f"The corpus ({corpus.name}) cannot be divided: {share:.0%} of it would be held out, for it is one document."
-        raise UserError(cause, "Give several different documents, or one of more than a few pages.")
+        cause = f"The corpus ({corpus.name}) cannot be split: it is one document, and {share:.0%} of it would be held out."
+        raise UserError(cause, "Use several different documents, or one of more than a few pages.")
     if share == whole_share:
         return _Division(corpus.documents, whole_limit)
-    return _Division(parts, limit, (f"Long documents are cut to hold {holdout:.0%} out: whole, {whole_share:.0%} would be.",))
+    return _Division(parts, limit, (f"Long documents are split to hold out {holdout:.0%}: whole documents would give {whole_share:.0%}.",))
 
 
 def _limit(documents: Iterator[str], name: str, holdout: float) -> tuple[float, float]:
-    """The place up to which documents are held out, and the share of all characters that they have."""
+    """Largest hash of a held-out document, and the held-out fraction of all characters."""
     first, first_size, size, held_out = 1.0, 0, 0, 0
     for text in documents:
-        place = _place(text)
-        if place < first:
-            first, first_size = place, 0
-        first_size += len(text) if place == first else 0
-        held_out += len(text) if place <= holdout else 0
+        value = _hash(text)
+        if value < first:
+            first, first_size = value, 0
+        first_size += len(text) if value == first else 0
+        held_out += len(text) if value <= holdout else 0
         size += len(text)
     if size == 0:
-        fix = "Point data.path at a text, JSONL or Parquet file, or a folder of them."
-        raise UserError(f"The corpus ({name}) holds no text.", fix)
+        fix = "Set data.path to a text, JSONL or Parquet file, or a folder of them."
+        raise UserError(f"The corpus ({name}) has no text.", fix)
     return (holdout, held_out / size) if first <= holdout else (first, first_size / size)
 
 
 def _encode(tokenizer: Tokenizer, documents: Iterator[str]) -> Iterator[tuple[str, list[int]]]:
     tokenizer.encode_special_tokens = True  # "<|endoftext|>" in a document is text, and does not end it
-    while texts := list(islice(documents, ENCODE_AT_ONCE)):
+    while texts := list(islice(documents, ENCODE_BATCH)):
         for text, encoding in zip(texts, tokenizer.encode_batch_fast(texts, add_special_tokens=False), strict=True):
             yield text, encoding.ids
 
 
 class _ShardWriter:
-    """Appends documents to numbered files and goes on to the next one when a file is full; remembers only counts."""
+    """Appends documents to numbered files, and starts the next file when one is full. Holds only counts in memory."""
 
     def __init__(self, folder: Path, split: Split, dtype: str) -> None:
         self._folder, self._split, self._dtype = folder, split, dtype

@@ -1,4 +1,4 @@
-"""A byte-level BPE tokenizer of the corpus's own: no download, no unknown token, and every text comes back as it was."""
+"""Byte-level BPE tokenizer trained on the corpus: no download, no unknown token, lossless round trip."""
 
 import json
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 END_OF_TEXT = "<|endoftext|>"
 END_OF_TEXT_ID = 0  # the trainer numbers special tokens first
 
-# The model is trained on plain text, not on conversations: a chat is a text with names in it that the model goes on with.
+# The model is trained on plain text, not on conversations: a chat is rendered as text with role names, which it continues.
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
@@ -32,7 +32,7 @@ def train(documents: Iterable[str], vocab: int) -> Tokenizer:
 
 
 def save(tokenizer: Tokenizer, folder: Path, context: int) -> None:
-    """The files `transformers` and vLLM look for; they are few and plain enough to write without importing either."""
+    """Writes the tokenizer files of `transformers` and vLLM, without importing either."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     special = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "pad_token": END_OF_TEXT}

@@ -1,4 +1,4 @@
-"""Fixed-length windows over one split's shards, read straight from the page cache."""
+"""Fixed-length windows over a split's memory-mapped shards."""
 
 from itertools import accumulate
 from pathlib import Path
@@ -10,7 +10,7 @@ from strata.training.data.shards import Split, read_meta, shard_path
 
 
 class Windows:
-    """Window i is `context` tokens and the one that follows, so that every token but a shard's first is predicted once."""
+    """Windows of `context` tokens plus the next token, so that every token except a shard's first is predicted once."""
 
     def __init__(self, folder: Path, split: Split, context: int) -> None:
         meta = read_meta(folder)
@@ -35,5 +35,5 @@ class Windows:
         return self._shards[shard][begin : begin + self._context + 1].astype(np.int64)
 
     def evenly(self, count: int) -> NDArray[np.int64]:
-        """`count` windows spread over the whole split (all of them if there are fewer): the same ones at every evaluation."""
+        """Indices of `count` windows spread evenly over the split, or of all if there are fewer. Always the same ones."""
         return np.unique(np.linspace(0, len(self) - 1, min(count, len(self)), dtype=np.int64))

@@ -1,1 +1,1 @@
-"""Records of a run, progress, and Prometheus series."""
+"""Metrics of a run: records, progress display, plots, and Prometheus series."""

@@ -1,4 +1,4 @@
-"""`loss.png`: what training and validation did, against the bigram."""
+"""Plot of training and validation loss against the bigram baseline (`loss.png`)."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The live bar in a terminal; in a log, a line at each evaluation and now and then between."""
+"""Progress display: a live bar in a terminal; in a log, a line per evaluation and at intervals between."""
 
 import time
 
@@ -59,7 +59,7 @@ def _note(record: Record) -> str:
 
 
 def _details(record: Record) -> str:
-    """The validation loss, and where the time and memory went: too long for a bar."""
+    """Validation loss, time by phase and peak memory: too long for the progress bar."""
     parts = [f"  validation {record['val_loss']:.3f}"]
     seconds = record.get("seconds", {})
     if total := sum(seconds.values()):

@@ -1,6 +1,6 @@
-"""`metrics.jsonl`: one JSON object a step, appended by rank 0 and followed by the driver, on storage they share.
+"""`metrics.jsonl`: one JSON object per step, appended by rank 0 and followed by the driver, on shared storage.
 
-`ray.train.report` would carry these too, but it is a barrier for all ranks: too slow for every step of a live display.
+`ray.train.report` could carry records too, but it is a barrier across all ranks, which is too slow for every step.
 """
 
 import json
@@ -15,9 +15,9 @@ REQUIRED = {"step": int, "loss": int | float}
 
 
 class Record(TypedDict):
-    """What is not required is there where it is known: `mfu` on devices whose peak is, the checkpoint's times on steps that
-    saved one, `checkpoint_step` of the newest whole checkpoint, `peak_memory_bytes` of rank 0, and `seconds` by phase (data,
-    forward, backward, optimizer, checkpoint)."""
+    """Record of a step. Optional fields are present where known: `mfu` on devices with a known peak, the checkpoint's times on
+    steps that saved one, `checkpoint_step` of the newest complete checkpoint, `peak_memory_bytes` of rank 0, and `seconds` by
+    phase (data, forward, backward, optimizer, checkpoint)."""
 
     step: int
     loss: float
@@ -35,13 +35,13 @@ class Record(TypedDict):
 
 
 def append(path: Path, *records: Record) -> None:
-    """All of them or none: a disk that fills up in the middle leaves no half line for the next append to continue."""
+    """Appends all records or none: a disk that fills up in the middle leaves no partial line."""
     data = "".join(json.dumps(record) + "\n" for record in records).encode()
     with path.open("ab", buffering=0) as file:
         before = file.tell()
         try:
             written = file.write(data)
-            while written < len(data):  # a disk takes what fits, and fails at the next write
+            while written < len(data):  # a nearly full disk accepts what fits and fails at the next write
                 written += file.write(data[written:])
         except BaseException as error:
             file.truncate(before)
@@ -51,15 +51,15 @@ def append(path: Path, *records: Record) -> None:
 
 
 class Writer:
-    """Appends, at most a twentieth of the time: a bucket that is mounted as a folder writes the whole file anew each time, and
-    the steps wait for that. On a disk no record is ever held back.
+    """Appends records, with at most 1/20 of the time spent on writes: a bucket mounted as a folder rewrites the whole file at each
+    append, and the steps wait for that. On a disk, no record is delayed.
 
-    What cannot be written is held and tried again with the next record: `problem` has the reason meanwhile. Raising would end
-    this rank alone, and leave the others waiting for it in a collective."""
+    A failed write is retried with the next record; until then `problem` has the reason. An exception would end this rank alone
+    and leave the others waiting in a collective."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._held: list[Record] = []
+        self._pending: list[Record] = []
         self._due = 0.0
         self.problem: OSError | None = None
 
@@ -70,20 +70,20 @@ class Writer:
         self.flush()
 
     def append(self, record: Record) -> None:
-        self._held.append(record)
+        self._pending.append(record)
         if time.monotonic() >= self._due:
             self.flush()
 
     def flush(self) -> None:
-        if not self._held:
+        if not self._pending:
             return
         begin = time.monotonic()
         try:
-            append(self._path, *self._held)
+            append(self._path, *self._pending)
         except OSError as error:
             self.problem = error
             return
-        self._held.clear()
+        self._pending.clear()
         self.problem = None
         now = time.monotonic()
         self._due = now + 20 * (now - begin)
@@ -94,26 +94,26 @@ def read(path: Path) -> list[Record]:
 
 
 def last_saved(path: Path) -> int:
-    """The step of the newest checkpoint that the history knows of, 0 for none."""
+    """Step of the newest checkpoint in the history, 0 for none."""
     return max((record.get("checkpoint_step", 0) for record in read(path)), default=0)
 
 
 def cut(path: Path, step: int) -> None:
-    """Forgets what came after `step`: a run that goes on from there lists those steps again. A file that holds lines which
-    cannot be read is kept beside as `metrics.jsonl.damaged`."""
+    """Removes records after `step`, for a run that resumes there and records those steps again. A file with unreadable lines is
+    first copied to `metrics.jsonl.damaged`."""
     try:
         before = path.read_bytes()
     except FileNotFoundError:
         return
     lines = before.splitlines(keepends=True)
-    kept, unreadable = [], False
+    retained, unreadable = [], False
     for line in lines:
         record = parse(line)
         if record is None:
-            unreadable |= line.endswith(b"\n")  # else a kill has cut it short
+            unreadable |= line.endswith(b"\n")  # otherwise a kill truncated it
         elif record["step"] <= step:
-            kept.append(line)
-    after = b"".join(kept)
+            retained.append(line)
+    after = b"".join(retained)
     if after == before:
         return
     if unreadable:
@@ -122,7 +122,7 @@ def cut(path: Path, step: int) -> None:
 
 
 def parse(line: bytes) -> Record | None:
-    """None for a line that a kill or a failing disk has left unreadable."""
+    """Record of a line, None if a kill or a failing disk left it unreadable."""
     try:
         raw = json.loads(line) if line.endswith(b"\n") else None
     except ValueError:
@@ -134,8 +134,8 @@ def parse(line: bytes) -> Record | None:
 
 
 class Follower:
-    """What was appended since the last look. A file that does not have the last line where it was has been cut: it is read from
-    its start. (Its inode would not do: on a mounted bucket each append makes another.)"""
+    """Reads records appended since the last call. If the last line is no longer where it was, the file has been rewritten and is
+    read from the start. (Inodes are no indicator: on a mounted bucket, each append creates a new one.)"""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -152,7 +152,7 @@ class Follower:
                 self._offset, self._last = 0, b""
                 file.seek(0)
             for line in file:
-                if not line.endswith(b"\n"):  # still being written, or cut off by a kill
+                if not line.endswith(b"\n"):  # still being written, or truncated by a kill
                     return
                 self._offset, self._last = self._offset + len(line), line
                 if record := parse(line):

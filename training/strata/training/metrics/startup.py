@@ -1,4 +1,4 @@
-"""Where the seconds before the first step went, for the line that `strata train` prints with it."""
+"""Startup time by phase, which `strata train` prints with the first step."""
 
 import time
 from contextlib import suppress
@@ -7,14 +7,14 @@ import psutil
 
 
 class Startup:
-    """Phases one after another, from the start of this process on."""
+    """Consecutive phases since the start of this process."""
 
     def __init__(self, began: float | None = None, phases: dict[str, float] | None = None) -> None:
         self.began = psutil.Process().create_time() if began is None else began
         self.phases = dict(phases or {})
 
     def done(self, phase: str, at: float | None = None) -> None:
-        """The phase ends now, or ended at the Unix time `at`; it began when the one before it ended."""
+        """Ends a phase now, or at the Unix time `at`. It began when the previous phase ended."""
         self.phases[phase] = (time.time() if at is None else at) - self.began - sum(self.phases.values())
 
     def line(self) -> str:
@@ -23,7 +23,7 @@ class Startup:
 
 
 def _processor_seconds() -> float:
-    """Of this process and all under it, such as a Ray cluster that it has started."""
+    """CPU seconds of this process and its descendants, such as a Ray cluster that it started."""
     seconds = 0.0
     for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
         with suppress(psutil.NoSuchProcess):

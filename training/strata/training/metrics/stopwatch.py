@@ -1,5 +1,5 @@
-"""Where a step's seconds went. A GPU runs behind the code that feeds it, so there the phases are timed by events on its own
-clock and read once the step is over: nothing waits for a measurement."""
+"""Step time by phase. On a GPU, which runs asynchronously, phases are timed by CUDA events that are read at the end of the step,
+so no measurement adds a synchronization."""
 
 import time
 from collections import defaultdict
@@ -29,7 +29,7 @@ class Stopwatch:
             self._seconds[name] += time.perf_counter() - begin_s
 
     def read(self) -> dict[str, float]:
-        """Seconds by phase since the last reading."""
+        """Returns seconds by phase since the last call, and resets them."""
         if self._events:
             self._events[-1][2].synchronize()
         for name, begin, end in self._events:

@@ -1,11 +1,11 @@
-"""A run's numbers as Prometheus series, by way of Ray: workers hand them to the Ray agent of their node, which exports them
-with the prefix `ray_` and labels of its own (node, worker) beside ours.
+"""Exports a run's metrics to Prometheus through Ray. Workers send them to the Ray agent of their node, which exports them with
+the prefix `ray_` and adds its own labels (node, worker).
 
-Ray forgets a gauge some 20 seconds after it was last set, which is right for a worker that died and wrong for one that hangs:
-whoever looks for a run that makes no steps has to find it. So a thread sets every gauge again at its last value, for as long as
-the worker lives. (Counters stay, and what was counted last goes out even when the worker is killed by Ray.)
+Ray drops a gauge about 20 seconds after it was last set. That is right for a worker that died and wrong for one that hangs: a
+run that makes no steps must remain visible. So a thread sets every gauge again to its last value while the worker lives.
+(Counters persist, and their last value is exported even if Ray kills the worker.)
 
-Outside a Ray cluster the same calls go nowhere, silently.
+Outside a Ray cluster the calls have no effect.
 """
 
 import threading
@@ -29,11 +29,11 @@ GAUGES = {
     "checkpoint_stall_s": metrics.TRAIN_CHECKPOINT_STALL,
     "checkpoint_s": metrics.TRAIN_CHECKPOINT_SAVE,
 }
-REPEAT_S = 5.0  # Ray hands gauges on every 10 seconds
+REPEAT_S = 5.0  # Ray exports gauges every 10 seconds
 
 
 def checkpoint_failures(run: str) -> Callable[[], None]:
-    """To be called by any rank whose part of a checkpoint could not be written: the others may never hear of it."""
+    """Counter to increment on any rank that fails to write its part of a checkpoint: the other ranks may not notice."""
     from ray.util.metrics import Counter
 
     metric = metrics.TRAIN_CHECKPOINT_FAILURES
@@ -42,10 +42,10 @@ def checkpoint_failures(run: str) -> Callable[[], None]:
 
 
 class Telemetry:
-    """Rank 0's alone: the numbers in a record are those of all ranks already. To be entered while the worker trains.
+    """Context manager that exports metrics while rank 0 trains; its records already cover all ranks.
 
-    A worker that was started again exports new series (Ray labels them by worker), so `restarts` is the count so far and not
-    one more: a counter's first value is not seen as an increase, `max by (run)` of it is the right number.
+    A restarted worker exports new series, because Ray labels them by worker. So `restarts` is the total so far rather than an
+    increment: Prometheus does not see a counter's first value as an increase, and `max by (run)` is the right number.
     """
 
     def __init__(self, run: str, steps: int, tokens_per_step: int, restarts: int = 0) -> None:
@@ -59,7 +59,7 @@ class Telemetry:
             if metric is not metrics.TRAIN_CHECKPOINT_FAILURES
         }
         self._last: dict[tuple[Metric, str | None], float] = {}
-        self._lock = threading.Lock()  # so that no old value is set after a new one
+        self._lock = threading.Lock()  # an old value must not overwrite a new one
         self._ended = threading.Event()
         self._phases: set[str] = set()
         self._set(metrics.TRAIN_STEPS_PLANNED, steps)
@@ -75,23 +75,23 @@ class Telemetry:
         self._ended.set()
 
     def record(self, record: Record) -> None:
-        """Once a step."""
+        """Exports a step's record."""
         for key, metric in GAUGES.items():
             value: Any = record.get(key)
             if value is not None:
                 self._set(metric, value)
         seconds = record.get("seconds", {})
         self._phases |= seconds.keys()
-        for phase in self._phases:  # one that this step did not have, such as a checkpoint, took no time in it
+        for phase in self._phases:  # 0 for a phase that this step lacks, such as a checkpoint
             self._set(metrics.TRAIN_STEP_SECONDS, seconds.get(phase, 0.0), phase)
         self._series[metrics.TRAIN_TOKENS].inc(self._tokens_per_step)
 
     def not_finite(self) -> None:
-        """Of the step that ends the run: counted, for Ray passes on no gauge that is NaN or infinite."""
+        """Counts a step with a non-finite loss or gradient, which ends the run. Ray exports no NaN or infinite gauges."""
         self._series[metrics.TRAIN_NOT_FINITE].inc(1)
 
     def saved(self, step: int, size: int, at: float) -> None:
-        """When a checkpoint is whole in storage, which with asynchronous uploads is some steps after its own."""
+        """Exports a checkpoint that is complete in storage. With asynchronous uploads that is some steps after its own."""
         self._set(metrics.TRAIN_CHECKPOINT_STEP, step)
         self._set(metrics.TRAIN_CHECKPOINT_BYTES, size)
         self._set(metrics.TRAIN_CHECKPOINT_TIME, at)
@@ -99,13 +99,13 @@ class Telemetry:
     def _set(self, metric: Metric, value: float, phase: str | None = None) -> None:
         with self._lock:
             self._last[metric, phase] = value
-            self._give(metric, value, phase)
+            self._export(metric, value, phase)
 
-    def _give(self, metric: Metric, value: float, phase: str | None) -> None:
+    def _export(self, metric: Metric, value: float, phase: str | None) -> None:
         self._series[metric].set(value, None if phase is None else {"phase": phase})
 
     def _repeat(self) -> None:
         while not self._ended.wait(REPEAT_S):
             with self._lock:
                 for (metric, phase), value in self._last.items():
-                    self._give(metric, value, phase)
+                    self._export(metric, value, phase)

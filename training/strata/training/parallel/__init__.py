@@ -1,1 +1,1 @@
-"""Each way of cutting a model, as a function that applies it: the model itself knows nothing of them."""
+"""Parallelism: a module for each kind, with a function that applies it. The model's code is independent of them."""

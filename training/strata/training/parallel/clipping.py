@@ -1,8 +1,8 @@
-"""The norm that gradients are clipped by, where DeepSpeed's own would not be that of the whole model.
+"""Gradient clipping by the norm of the whole model, where DeepSpeed's norm covers only a part of it.
 
-Without ZeRO it counts, of a pipeline, the first stage alone, and averages over ranks what expert parallelism has spread over
-them: training would not be that of one worker, and differently so in every layout. With ZeRO it reduces group by group of
-parameters, and waits for ever where a pipeline's stages have not as many groups as each other (only two have embeddings).
+Without ZeRO, DeepSpeed counts only the first stage of a pipeline, and averages the norms of expert-parallel ranks. Training
+would then differ from that of one worker, and between layouts. With ZeRO, DeepSpeed reduces one parameter group after another,
+and hangs if pipeline stages have different numbers of groups (only two have embeddings).
 """
 
 from types import MethodType
@@ -16,7 +16,7 @@ from strata.training.parallel import optimizer_state
 
 
 def correct(engine: Any, parallel: ParallelSection) -> None:
-    """By the methods that DeepSpeed calls, on this engine alone."""
+    """Replaces the clipping methods of this engine."""
     if isinstance(engine.optimizer, torch.optim.Optimizer):
 
         def clip(self: Any) -> None:
@@ -28,7 +28,7 @@ def correct(engine: Any, parallel: ParallelSection) -> None:
 
 
 def _norm_in_one_reduction(optimizer: Any) -> Any:
-    """Of ZeRO-1's gradients, all groups of parameters together."""
+    """Norm of ZeRO-1's gradients over all parameter groups, with a single reduction."""
     pairs = [
         pair
         for number, parameters in enumerate(optimizer.params_in_partition)
@@ -41,8 +41,8 @@ def _norm_in_one_reduction(optimizer: Any) -> Any:
 
 @torch.no_grad()
 def clip_gradients(engine: Any, parallel: ParallelSection) -> float:
-    """Each element of the whole model is counted by the one rank that would save it. The fused optimizer divides by
-    `grad_scale` while it reads the gradients: no pass over them is spent on clipping."""
+    """Clips the gradients and returns their norm before. Each element of the whole model is counted on the one rank that saves
+    it. The fused optimizer divides by `grad_scale` as it reads the gradients, so clipping needs no pass over them."""
     squares = torch.zeros((), device=engine.device)
     for slot in optimizer_state.owned(engine, parallel):
         gradient = slot.parameter.grad

@@ -1,6 +1,8 @@
-"""Data parallelism without ZeRO: gradients are summed over the workers in the memory that they share, on CPUs of one machine, and
-elsewhere as soon as the backward pass has made them, while the pass goes on. DeepSpeed's own reduction begins when the pass is
-over, and copies all gradients into a buffer and back."""
+"""Data parallelism without ZeRO, with gradient reduction that overlaps the backward pass.
+
+On CPUs of one machine, gradients are summed in shared memory. Elsewhere buckets are all-reduced during the backward pass.
+DeepSpeed's own reduction begins after the pass, and copies all gradients into a buffer and back.
+"""
 
 from typing import Any
 
@@ -11,66 +13,67 @@ from torch import Tensor, nn
 from strata.platform.recipe import ParallelSection
 from strata.training.parallel import shared_memory
 
-BUCKET_BYTES = 25 << 20  # as torch's own DDP has them
+BUCKET_BYTES = 25 << 20  # as in torch's DDP
 
 
 def gradient_scale(parallel: ParallelSection) -> float:
-    """What a worker's mean loss is multiplied by, for the gradients to come out as those of the whole batch's mean loss.
-    Ours are sums. DeepSpeed's are means over data-parallel workers and sums over a sequence's slices, but with ZeRO-3 means."""
-    if ours(parallel):
+    """Factor for a worker's mean loss, so that gradients are those of the whole batch's mean loss. The reduction in this module
+    sums. DeepSpeed averages over data-parallel ranks and sums over sequence-parallel ranks; with ZeRO-3 it averages over both."""
+    if replaces_deepspeed(parallel):
         return 1 / (parallel.data * parallel.sequence)
     return 1.0 if parallel.zero == 3 else 1 / parallel.sequence
 
 
-def ours(parallel: ParallelSection) -> bool:
-    """A pipeline's stages reduce when their schedule says so."""
+def replaces_deepspeed(parallel: ParallelSection) -> bool:
+    """Whether this module reduces gradients instead of DeepSpeed. A pipeline's schedule runs its own reduction."""
     return parallel.zero == 0 and parallel.pipeline == 1
 
 
 def attach(engine: Any) -> None:
-    """By the method that DeepSpeed's engine calls to reduce gradients, on this engine alone."""
+    """Replaces the method of this engine that reduces gradients."""
     groups: dict[Any, list[nn.Parameter]] = {}
     for parameter in engine.module.parameters():
         groups.setdefault(_group(engine, parameter), []).append(parameter)
     shared = {group: parameters for group, parameters in groups.items() if dist.get_world_size(group) > 1}
     if all(parameter.device.type == "cpu" for parameter in engine.module.parameters()) and shared_memory.reachable(None):
         sums = [shared_memory.SharedSum(group, parameters, BUCKET_BYTES) for group, parameters in shared.items()]
-        engine.buffered_allreduce_fallback = lambda grads, elements_per_buffer: shared_memory.add_up(sums)
+        engine.buffered_allreduce_fallback = lambda grads, elements_per_buffer: shared_memory.all_reduce(sums)
     else:
         reduction = Reduction(engine)
         for parameter in engine.module.parameters():
-            parameter.register_post_accumulate_grad_hook(reduction.made)
+            parameter.register_post_accumulate_grad_hook(reduction.add)
         engine.buffered_allreduce_fallback = lambda grads, elements_per_buffer: reduction.finish()
 
 
 def _group(engine: Any, parameter: nn.Parameter) -> Any:
-    """The workers that have this parameter: those of an expert are others than those of the rest."""
+    """Process group over which the gradient of this parameter is reduced: experts have their own."""
     if hasattr(parameter, "group_name"):
         return engine.expert_data_parallel_group[parameter.group_name]
     return engine.seq_data_parallel_group
 
 
 class Reduction:
-    """Gradients go into buckets in the order in which they are made, which is the same on every worker; a full bucket is on its
-    way while the next one fills. The buckets' memory is kept, and gradients stay in it: they are copied once."""
+    """Bucketed all-reduce during the backward pass. Buckets fill in the order in which gradients are computed, which is the same
+    on every worker; a full bucket is reduced while the next one fills. Buffers are reused, and gradients become views of them, so
+    each gradient is copied once."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
-        self._to_come = self._parameters = len(list(engine.module.parameters()))
-        self._filling: dict[Any, list[nn.Parameter]] = {}  # by group of workers
+        self._remaining = self._parameters = len(list(engine.module.parameters()))
+        self._filling: dict[Any, list[nn.Parameter]] = {}  # by process group
         self._sent: list[tuple[Any, list[nn.Parameter], Tensor]] = []
         self._buffers: list[Tensor] = []
 
-    def made(self, parameter: nn.Parameter) -> None:
+    def add(self, parameter: nn.Parameter) -> None:
         if not self._engine.is_gradient_accumulation_boundary():
             return
         group = _group(self._engine, parameter)
         bucket = self._filling.setdefault(group, [])
         bucket.append(parameter)
-        self._to_come -= 1
+        self._remaining -= 1
         if sum(p.nbytes for p in bucket) >= BUCKET_BYTES:
             self._send(group)
-        if self._to_come == 0:
+        if self._remaining == 0:
             for other in list(self._filling):
                 self._send(other)
 
@@ -80,7 +83,7 @@ class Reduction:
             for parameter, values in zip(parameters, torch.split(buffer, [p.numel() for p in parameters]), strict=True):
                 parameter.grad = values.view_as(parameter)
         self._sent.clear()
-        self._to_come = self._parameters
+        self._remaining = self._parameters
 
     def _send(self, group: Any) -> None:
         parameters = self._filling.pop(group)

@@ -1,4 +1,4 @@
-"""Expert parallelism, by DeepSpeed's AutoEP: each worker keeps some of a layer's experts, tokens travel to theirs and back."""
+"""Expert parallelism with DeepSpeed's AutoEP: each rank has some of a layer's experts, and all-to-all moves tokens to them."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from strata.platform.recipe import MoESection
 
 
 def config(size: int, moe: MoESection) -> dict[str, Any]:
-    """DeepSpeed's `expert_parallel` section, for the names that our model gives its parts."""
+    """DeepSpeed's `expert_parallel` section, with the module names of Strata's model."""
     return {
         "enabled": True,
         "autoep_size": size,

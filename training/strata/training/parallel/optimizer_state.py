@@ -1,7 +1,7 @@
-"""What an engine must remember from one step to the next: fp32 weights and Adam's two moments, wherever DeepSpeed keeps them.
+"""Optimizer state of an engine: fp32 weights and Adam's two moments, in whatever form DeepSpeed stores them.
 
-ZeRO keeps them as slices of flat vectors, other optimizers as whole tensors. `slots` names, for each of a rank's parameters,
-the elements that this rank is responsible for, as views: to save is to read them, to load is to write them.
+ZeRO stores them as slices of flat vectors, other optimizers as whole tensors. `slots` yields views of the elements that this
+rank is responsible for, per parameter: a save reads the views, a load writes them.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from strata.platform.recipe import ModelSection, ParallelSection
 from strata.training.layout import place
-from strata.training.parallel.shard_map import Piece, pieces
+from strata.training.parallel.shard_map import Shard, local_shards
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 KINDS = ("weight", *MOMENTS)
@@ -21,15 +21,15 @@ KINDS = ("weight", *MOMENTS)
 
 @dataclass(frozen=True)
 class Slot:
-    """Elements `start` to `start + count` of a parameter (as this rank has it, flattened)."""
+    """Elements `start` to `start + count` of this rank's parameter, flattened."""
 
     name: str
     parameter: nn.Parameter
     shape: tuple[int, ...]
     start: int
     count: int
-    owner: Tensor  # the tensor that the optimizer updates, and
-    at: int  # where in it, flattened, the elements are
+    owner: Tensor  # the tensor that the optimizer updates
+    at: int  # offset of the elements in `owner`, flattened
 
     def view(self, optimizer: torch.optim.Optimizer, kind: str) -> Tensor:
         tensor = self.owner if kind == "weight" else _moments(optimizer, self.owner)[kind]
@@ -38,58 +38,58 @@ class Slot:
 
 @dataclass(frozen=True)
 class Fragment:
-    """Elements `start` to `start + values.numel()` of a piece, flattened."""
+    """Elements `start` to `start + values.numel()` of a shard, flattened."""
 
-    piece: Piece
+    shard: Shard
     kind: str
     start: int
     values: Tensor
 
 
 class Source(Protocol):
-    """Where a piece's values come from on loading: a checkpoint in whatever layout."""
+    """Source of values for a load, such as a checkpoint in any layout."""
 
-    def read_range(self, piece: Piece, kind: str, first: int, last: int) -> Tensor: ...
+    def read_range(self, shard: Shard, kind: str, first: int, last: int) -> Tensor: ...
 
 
 def owned(engine: Any, parallel: ParallelSection) -> Iterator[Slot]:
-    """The slots in which each element of the whole model is found on exactly one rank."""
+    """Slots in which each element of the whole model occurs on exactly one rank."""
     tensor = place(engine.global_rank, parallel).tensor
     for slot in slots(engine):
         if getattr(slot.parameter, "ds_pipe_replicated", False):
-            continue  # a tied embedding, which is the first stage's
+            continue  # a tied embedding belongs to the first stage
         if tensor > 0 and not getattr(slot.parameter, "tensor_model_parallel", False):
             continue
         yield slot
 
 
 def fragments(engine: Any, model: ModelSection, parallel: ParallelSection) -> Iterator[Fragment]:
-    """All that this rank has to save."""
+    """Fragments that this rank saves."""
     here = place(engine.global_rank, parallel)
     optimizer = _torch_optimizer(engine)
     for slot in owned(engine, parallel):
-        for piece in pieces(slot.name, slot.shape, model, parallel, here):
-            first = max(slot.start, piece.offset)
-            last = min(slot.start + slot.count, piece.offset + piece.numel)
+        for shard in local_shards(slot.name, slot.shape, model, parallel, here):
+            first = max(slot.start, shard.offset)
+            last = min(slot.start + slot.count, shard.offset + shard.numel)
             if first >= last:
                 continue
             for kind in KINDS:
                 values = slot.view(optimizer, kind).narrow(0, first - slot.start, last - first)
-                yield Fragment(piece, kind, first - piece.offset, values)
+                yield Fragment(shard, kind, first - shard.offset, values)
 
 
 @torch.no_grad()
 def load(engine: Any, model: ModelSection, parallel: ParallelSection, source: Source, step: int) -> None:
-    """Reads the moments that this rank's optimizer has, and the weights that its parameters hold, and no others."""
+    """Loads this rank's weights and moments, and reads nothing else."""
     here = place(engine.global_rank, parallel)
     optimizer = _torch_optimizer(engine)
-    by_name = {slot.name: slot for slot in slots(engine, share=False)}
+    by_name = {slot.name: slot for slot in slots(engine, partition=False)}
     for name, parameter in engine.module.named_parameters():
         slot = by_name.get(name)
-        local = pieces(name, _shape(parameter), model, parallel, here)
+        local = local_shards(name, _shape(parameter), model, parallel, here)
         if slot is None or _is_whole(parameter):
-            weights = _values(source, local, "weight", 0, sum(piece.numel for piece in local))
-            parameter.data.copy_(weights.view_as(parameter))  # perhaps of lower precision than the optimizer's
+            weights = _values(source, local, "weight", 0, sum(shard.numel for shard in local))
+            parameter.data.copy_(weights.view_as(parameter))  # may have lower precision than the optimizer's
             own = weights.narrow(0, slot.start, slot.count) if slot else None
         else:
             own = _values(source, local, "weight", slot.start, slot.start + slot.count)
@@ -105,27 +105,28 @@ def load(engine: Any, model: ModelSection, parallel: ParallelSection, source: So
         state["step"].fill_(float(step))
 
 
-def _values(source: Source, local: list[Piece], kind: str, first: int, last: int) -> Tensor:
-    """Elements `first` to `last` of a local parameter, flattened, which is `local` one after another."""
+def _values(source: Source, local: list[Shard], kind: str, first: int, last: int) -> Tensor:
+    """Elements `first` to `last` of a local parameter, flattened: the concatenation of the shards `local`."""
     parts = []
-    for piece in local:
-        low, high = max(first - piece.offset, 0), min(last - piece.offset, piece.numel)
+    for shard in local:
+        low, high = max(first - shard.offset, 0), min(last - shard.offset, shard.numel)
         if low < high:
-            parts.append(source.read_range(piece, kind, low, high))
+            parts.append(source.read_range(shard, kind, low, high))
     return torch.cat(parts) if parts else torch.empty(0)
 
 
-def slots(engine: Any, share: bool = True) -> Iterator[Slot]:
-    """With `share`, what data-parallel workers all have is divided among them; without, each has all of it."""
+def slots(engine: Any, partition: bool = True) -> Iterator[Slot]:
+    """Slots of this rank. `partition` divides state that data-parallel ranks replicate among them; otherwise each rank has all
+    of it."""
     optimizer = engine.optimizer
     for name, parameter in engine.module.named_parameters():
         if hasattr(parameter, "ds_id"):
             yield _zero3_slot(name, optimizer, parameter)
         elif hasattr(parameter, "_hp_mapping"):
-            if parameter._hp_mapping is not None:  # else all of it is another rank's
+            if parameter._hp_mapping is not None:  # otherwise other ranks have all of it
                 yield _partition_slot(name, optimizer, parameter)
         else:
-            yield _whole_slot(name, engine, parameter, share)
+            yield _whole_slot(name, engine, parameter, partition)
 
 
 def _zero3_slot(name: str, optimizer: Any, parameter: Any) -> Slot:
@@ -143,20 +144,20 @@ def _partition_slot(name: str, optimizer: Any, parameter: Any) -> Slot:
     return Slot(name, parameter, tuple(parameter.shape), lies.start, lies.numel, owner, mapping.hp_fragment_address.start)
 
 
-def _whole_slot(name: str, engine: Any, parameter: nn.Parameter, share: bool) -> Slot:
+def _whole_slot(name: str, engine: Any, parameter: nn.Parameter, partition: bool) -> Slot:
     owner = _masters(engine.optimizer).get(parameter, parameter)
     group = engine.seq_data_parallel_group
     if hasattr(parameter, "group_name"):
         group = engine.expert_data_parallel_group[parameter.group_name]
     size, rank = torch.distributed.get_world_size(group), torch.distributed.get_rank(group)
-    if not share:
+    if not partition:
         size, rank = 1, 0
     start, stop = (parameter.numel() * r // size for r in (rank, rank + 1))
     return Slot(name, parameter, tuple(parameter.shape), start, stop - start, owner, start)
 
 
 def _masters(optimizer: Any) -> dict[nn.Parameter, Tensor]:
-    """bf16 without ZeRO: DeepSpeed keeps an fp32 copy beside each parameter."""
+    """fp32 master weights by parameter, which DeepSpeed has for bf16 without ZeRO."""
     if not hasattr(optimizer, "fp16_groups"):
         return {}
     pairs = zip(optimizer.fp16_groups, optimizer.fp32_groups, strict=True)
@@ -170,7 +171,7 @@ def _torch_optimizer(engine: Any) -> torch.optim.Optimizer:
 
 
 def _moments(optimizer: torch.optim.Optimizer, owner: Tensor) -> dict[str, Tensor]:
-    """Adam makes them at its first step; a run that resumes needs them before."""
+    """Adam's moments. Creates them if they do not exist: Adam does so only at its first step, which is too late for a load."""
     state: dict[str, Tensor] = optimizer.state[owner]
     if not state:
         state["step"] = torch.zeros((), dtype=torch.float32, device=owner.device)
@@ -180,7 +181,7 @@ def _moments(optimizer: torch.optim.Optimizer, owner: Tensor) -> dict[str, Tenso
 
 
 def _is_whole(parameter: Any) -> bool:
-    """Whether this rank computes with all of it: under ZeRO-3 only small ones stay gathered."""
+    """Whether this rank has the whole parameter: with ZeRO-3, only small parameters stay gathered."""
     return not hasattr(parameter, "ds_id") or parameter.numel() == parameter.ds_numel
 
 

@@ -1,4 +1,4 @@
-"""The model as DeepSpeed's pipelines want it: a list of layers, each made only on the stage that owns it."""
+"""Pipeline parallelism with DeepSpeed: the model as a list of layers, each created only on its own stage."""
 
 import contextlib
 import io
@@ -16,7 +16,7 @@ from strata.training.model.ops import Ops
 
 
 class StageLayer(Layer):
-    """Stages hand on one tensor; each layer makes the rotary table for itself."""
+    """Layer of a pipeline stage. Stages pass a single tensor, so each layer computes the rotary table itself."""
 
     def __init__(self, section: ModelSection, ops: Ops) -> None:
         super().__init__(section, ops)
@@ -29,7 +29,7 @@ class StageLayer(Layer):
 
 
 class StageHead(nn.Linear):
-    """Hands its matrix to the loss with what it is to be multiplied by, so that the loss is computed without whole logits."""
+    """Output head that passes its input and its weight to the loss, which then needs no full logits."""
 
     def forward(self, x_btd: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         return x_btd, self.weight
@@ -42,15 +42,15 @@ def build(section: ModelSection, train: TrainSection, parallel: ParallelSection)
 
     ops = makers.by(train.kernels)
     kind = DualPipeVModule if parallel.schedule == "dualpipev" else PipelineModule
-    with contextlib.redirect_stdout(io.StringIO()):  # it prints the partition
+    with contextlib.redirect_stdout(io.StringIO()):  # DeepSpeed prints the partition
         stage = kind(
             layers=layers(section, ops),
             topology=PipeModelDataParallelTopology(parallel.pipeline, parallel.tensor, parallel.data),
             loss_fn=partial(_loss, ops),
-            partition_method=f"type:{StageLayer.__name__}",  # as many transformer layers on each stage as on the others
+            partition_method=f"type:{StageLayer.__name__}",  # balances the number of transformer layers per stage
         )
     for name, weight in stage.named_parameters():
-        values = torch.ones(weight.shape)  # on the host, as for a whole model, whatever device the stage is on already
+        values = torch.ones(weight.shape)  # on the host, as for a whole model, whatever the stage's device
         initialize(whole_name(name, section), values, section.layers, train.seed)
         weight.data.copy_(values)
     return stage
@@ -73,7 +73,7 @@ def layers(section: ModelSection, ops: Ops) -> list[Any]:
 
 
 def whole_name(name: str, section: ModelSection) -> str:
-    """What a stage's parameter is called in the whole model."""
+    """Name in the whole model of a stage's parameter."""
     if name.startswith("tied_modules.embed."):
         return "model.embed_tokens.weight"
     match = re.match(r"(\d+)\.(.*)", name)

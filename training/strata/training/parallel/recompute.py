@@ -1,4 +1,4 @@
-"""Activations that are computed again in the backward pass instead of being kept: time for memory."""
+"""Activation checkpointing, full or selective."""
 
 from functools import partial
 from typing import Any, Literal
@@ -9,9 +9,9 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from strata.training.model.llama import Layer
 
-# What is dear to compute and cheap to keep. Norms, rotations and activations are the other way round. By name, for operators of
-# kernels that a model does not use may not be there.
-KEPT = {
+# Operators whose results are expensive to compute and small to store, unlike norms, rotations and activation functions. By name,
+# because operators of unused kernels may not be registered.
+SAVED_OPS = {
     "aten::mm",
     "aten::addmm",
     "aten::bmm",
@@ -24,7 +24,8 @@ KEPT = {
 
 
 def apply(model: nn.Module, mode: Literal["none", "selective", "full"]) -> "Selection | None":
-    """Full keeps each layer's input alone; selective keeps the matrix products and attention as well."""
+    """Applies activation checkpointing to each layer. `full` stores only a layer's input; `selective` also stores the results of
+    matrix products and attention."""
     if mode == "none":
         return None
     selection = Selection() if mode == "selective" else None
@@ -42,21 +43,21 @@ def _recomputed(forward: Any, context: dict[str, Any], *inputs: Any) -> Any:
 
 
 class Selection:
-    """Which results are kept. Not the products that tensor parallelism sums over workers: it does so in place, and what was
-    kept would be summed again."""
+    """Policy of selective checkpointing. Does not store products that tensor parallelism all-reduces: the reduction is in place,
+    so a stored result would be reduced twice."""
 
     def __init__(self) -> None:
-        self._summed = False
+        self._reduced = False
 
     def policy(self, _: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        return CheckpointPolicy.MUST_SAVE if op.name() in KEPT and not self._summed else CheckpointPolicy.PREFER_RECOMPUTE
+        return CheckpointPolicy.MUST_SAVE if op.name() in SAVED_OPS and not self._reduced else CheckpointPolicy.PREFER_RECOMPUTE
 
-    def spare_sums(self, model: nn.Module) -> None:
-        """When DeepSpeed has put its layers in place."""
+    def recompute_reduced(self, model: nn.Module) -> None:
+        """Excludes all-reduced products from storage. Called after DeepSpeed has replaced the layers."""
         from deepspeed.module_inject.layers import LinearAllreduce
 
-        def inside(summed: bool, *_: Any) -> None:
-            self._summed = summed
+        def inside(reduced: bool, *_: Any) -> None:
+            self._reduced = reduced
 
         for module in model.modules():
             if isinstance(module, LinearAllreduce):

@@ -1,5 +1,5 @@
-"""Ulysses sequence parallelism, by DeepSpeed: each worker has a slice of every sequence, and around attention one all-to-all
-trades slices of the sequence for slices of the heads, so that each head sees the whole sequence."""
+"""Ulysses sequence parallelism with DeepSpeed: each rank has a slice of every sequence. An all-to-all before and after attention
+exchanges slices of the sequence for slices of the heads, so that each head sees the whole sequence."""
 
 from typing import Any
 
@@ -9,14 +9,14 @@ from strata.training.model.llama import Attention, Llama
 
 
 def initialize(size: int) -> Any:
-    """DeepSpeed's groups for it, in the form that `deepspeed.initialize` takes as `mpu`."""
+    """Creates DeepSpeed's process groups. Returns them in the form of the `mpu` argument of `deepspeed.initialize`."""
     from deepspeed.runtime.sequence_parallel import parallel_state_sp
 
     parallel_state_sp.initialize_sequence_parallel(size)
     return parallel_state_sp
 
 
-def spread(model: Llama, groups: Any) -> None:
+def apply(model: Llama, groups: Any) -> None:
     for module in model.modules():
         if isinstance(module, Attention):
             module.core = Ulysses(module.core, groups.get_sequence_parallel_group())

@@ -1,5 +1,5 @@
-"""Where a rank's parameters lie in the whole model. Every layout is described in the same terms, those of the whole model's
-parameters under their Hugging Face names, which is what lets a checkpoint of one layout open in any other."""
+"""Map from a rank's parameters to shards of the whole model. Every layout is described in terms of the whole model's parameters
+under their Hugging Face names, so a checkpoint of one layout loads in any other."""
 
 import re
 from dataclasses import dataclass
@@ -22,8 +22,8 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class Piece:
-    """A parameter of the whole model, or a cut of it, that lies in a local parameter from element `offset` on."""
+class Shard:
+    """A parameter of the whole model, or a slice of one, stored in a local parameter from element `offset` on."""
 
     name: str
     shape: tuple[int, ...]  # of the whole parameter
@@ -43,7 +43,7 @@ class Piece:
 
 
 def whole_name(name: str, model: ModelSection, parallel: ParallelSection) -> str:
-    """What a rank's parameter is called in the whole model (AutoEP's stacked experts excepted, which are several)."""
+    """Name in the whole model of a rank's parameter, except for AutoEP's stacked experts, which are several parameters."""
     if parallel.pipeline > 1:
         return pipeline.whole_name(name, model)
     if parallel.expert > 1:
@@ -51,19 +51,19 @@ def whole_name(name: str, model: ModelSection, parallel: ParallelSection) -> str
     return name
 
 
-def pieces(name: str, shape: tuple[int, ...], model: ModelSection, parallel: ParallelSection, place: Place) -> list[Piece]:
-    """Of the rank's parameter `name`, whose shape (before ZeRO's partition) is `shape`."""
+def local_shards(name: str, shape: tuple[int, ...], model: ModelSection, parallel: ParallelSection, place: Place) -> list[Shard]:
+    """Shards in the rank's parameter `name`. `shape` is its shape before ZeRO's partition."""
     if parallel.expert > 1 and (match := re.fullmatch(r"(.*\.mlp\.experts)\.(w[123])", name)):
         count, *expert_shape = shape
         first = place.data % parallel.expert * count
         return [
-            Piece(f"{match[1]}.{first + i}.{EXPERT_PARTS[match[2]]}.weight", tuple(expert_shape), None, i * prod(expert_shape))
+            Shard(f"{match[1]}.{first + i}.{EXPERT_PARTS[match[2]]}.weight", tuple(expert_shape), None, i * prod(expert_shape))
             for i in range(count)
         ]
     name = whole_name(name, model, parallel)
     dim = tensor.split_dimension(name) if parallel.tensor > 1 else None
     if dim is None:
-        return [Piece(name, shape, None, 0)]
+        return [Shard(name, shape, None, 0)]
     size = shape[dim]
     whole = tuple(length * parallel.tensor if d == dim else length for d, length in enumerate(shape))
-    return [Piece(name, whole, Cut(dim, place.tensor * size, (place.tensor + 1) * size), 0)]
+    return [Shard(name, whole, Cut(dim, place.tensor * size, (place.tensor + 1) * size), 0)]

@@ -1,6 +1,6 @@
-"""Gradients of workers that share a machine's memory, summed in it.
+"""All-reduce of gradients in shared memory, for workers on the CPUs of one machine.
 
-gloo, the library for CPUs, sends them through the loopback interface, which takes a quarter of the laptop recipe's step.
+gloo sends gradients through the loopback interface, which takes a quarter of the laptop recipe's step.
 """
 
 import os
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 
 def reachable(group: Any) -> bool:
-    """Whether the group's workers can open each other's files: the same kernel, and the same view of its processes."""
+    """Whether the group's workers can open each other's files: they share a kernel, a PID namespace and a user."""
     proc = Path("/proc")
     if not proc.exists():  # not Linux
         return False
@@ -25,54 +25,54 @@ def reachable(group: Any) -> bool:
 
 
 class SharedSum:
-    """One desk per worker and one for the sum. A worker lays its gradients on its desk, adds up its part of all desks, and
-    takes the sum back. The memory is that of one file, which has no name: nobody's death leaves it behind.
+    """Sum over one shared buffer per worker, into another one. A worker copies its gradients to its buffer, sums its slice of all
+    buffers, and copies the whole sum back. The memory is an unnamed file, so a worker that dies leaves nothing behind.
 
-    A desk holds as many gradients as fit into `desk_bytes`, so that the memory does not grow with the model.
+    Gradients are reduced in buckets of `bucket_bytes`, so the buffers do not grow with the model.
     """
 
-    def __init__(self, group: Any, parameters: list[nn.Parameter], desk_bytes: int) -> None:
+    def __init__(self, group: Any, parameters: list[nn.Parameter], bucket_bytes: int) -> None:
         self._group = group
         self._rank, self._world = dist.get_rank(group), dist.get_world_size(group)
-        self._loads = list(_loads(parameters, desk_bytes))
-        desk = max(sum(p.numel() for p in load) for load in self._loads)
-        self._desks = _shared_tensor(group, (self._world + 1) * desk, parameters[0].dtype).view(self._world + 1, desk)
+        self._buckets = list(_buckets(parameters, bucket_bytes))
+        size = max(sum(p.numel() for p in bucket) for bucket in self._buckets)
+        self._buffers = _shared_tensor(group, (self._world + 1) * size, parameters[0].dtype).view(self._world + 1, size)
 
-    def add_up(self) -> None:
-        """Nobody can read a desk before it is laid, nor lay it again before it is read: a worker comes to the first barrier
-        with its own sum taken, and to the second with everybody's desk read."""
-        for load in self._loads:
-            gradients = [p.grad.view(-1) for p in load if p.grad is not None]
-            assert len(gradients) == len(load), "the backward pass reaches every parameter"
-            desks = self._desks[:, : sum(g.numel() for g in gradients)]
-            torch.cat(gradients, out=desks[self._rank])
+    def all_reduce(self) -> None:
+        """Replaces the gradients by their sums. A worker reaches the first barrier after it has copied the previous sum, and the
+        second after it has read all buffers, so no buffer is read before it is written or overwritten before it is read."""
+        for bucket in self._buckets:
+            gradients = [p.grad.view(-1) for p in bucket if p.grad is not None]
+            assert len(gradients) == len(bucket), "the backward pass reaches every parameter"
+            buffers = self._buffers[:, : sum(g.numel() for g in gradients)]
+            torch.cat(gradients, out=buffers[self._rank])
             dist.barrier(self._group)
-            *parts, total = desks.tensor_split(self._world, dim=1)[self._rank]
+            *parts, total = buffers.tensor_split(self._world, dim=1)[self._rank]
             torch.add(parts[0], parts[1], out=total)
             for part in parts[2:]:
                 total += part
             dist.barrier(self._group)
-            torch._foreach_copy_(gradients, torch.split(desks[-1], [g.numel() for g in gradients]))
+            torch._foreach_copy_(gradients, torch.split(buffers[-1], [g.numel() for g in gradients]))
 
 
-def add_up(sums: Iterable[SharedSum]) -> None:
+def all_reduce(sums: Iterable[SharedSum]) -> None:
     for each in sums:
-        each.add_up()
+        each.all_reduce()
 
 
-def _loads(parameters: Iterable[nn.Parameter], desk_bytes: int) -> Iterator[list[nn.Parameter]]:
-    """A gradient is not cut: one that is larger than the desk makes it larger."""
-    load: list[nn.Parameter] = []
+def _buckets(parameters: Iterable[nn.Parameter], bucket_bytes: int) -> Iterator[list[nn.Parameter]]:
+    """Groups parameters into buckets. Gradients are not split: a bucket holds at least one, even if it is larger."""
+    bucket: list[nn.Parameter] = []
     for parameter in parameters:
-        if load and sum(p.nbytes for p in load) + parameter.nbytes > desk_bytes:
-            yield load
-            load = []
-        load.append(parameter)
-    yield load
+        if bucket and sum(p.nbytes for p in bucket) + parameter.nbytes > bucket_bytes:
+            yield bucket
+            bucket = []
+        bucket.append(parameter)
+    yield bucket
 
 
 def _shared_tensor(group: Any, elements: int, dtype: torch.dtype) -> Tensor:
-    """Opened by the others under the first one's process, where an open file without a name can still be found."""
+    """Tensor in an unnamed file of the first rank. The others open the file through that process's /proc/<pid>/fd."""
     first = dist.get_global_rank(group, 0)
     place: list[str | None] = [None]
     file = None

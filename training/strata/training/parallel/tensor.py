@@ -1,6 +1,6 @@
-"""Megatron's tensor parallelism, by DeepSpeed's AutoTP: the matrices that read the residual stream are cut by columns, the
-ones that write to it by rows, so that a block's workers meet only where it begins and ends. Embeddings, norms, routers and the
-output head stay whole on every worker."""
+"""Megatron's tensor parallelism with DeepSpeed's AutoTP. Matrices that read the residual stream are split by columns, matrices
+that write to it by rows, so a block communicates only at its beginning and end. Embeddings, norms, routers and the output head
+are replicated."""
 
 import re
 from typing import Any
@@ -12,7 +12,7 @@ ROW = r".*\.(o_proj|down_proj)\.weight$"
 
 
 def split_dimension(name: str) -> int | None:
-    """The dimension of a parameter that is cut, None for one that every worker has whole."""
+    """Dimension along which a parameter is split, None for a replicated parameter."""
     if re.match(COLUMN, name):
         return 0
     return 1 if re.match(ROW, name) else None
@@ -24,13 +24,14 @@ def config(size: int) -> dict[str, Any]:
 
 
 def split_stage(stage: nn.Module, group: Any) -> None:
-    """A pipeline's stage. DeepSpeed's engine applies AutoTP to whole models only; AutoTP itself takes any module and group."""
+    """Applies AutoTP to a pipeline stage. DeepSpeed's engine supports AutoTP for whole models only, but AutoTP itself accepts
+    any module and group."""
     from deepspeed import comm
     from deepspeed.module_inject.auto_tp import AutoTP
     from deepspeed.module_inject.autotp_config import AutoTPConfig
     from deepspeed.module_inject.layers import set_autotp_mode
 
-    set_autotp_mode(training=True)  # else what it cuts is frozen, as for inference
+    set_autotp_mode(training=True)  # otherwise the split layers are frozen, as for inference
     size = comm.get_world_size(group)
     autotp = AutoTP(
         module=stage,
@@ -42,7 +43,7 @@ def split_stage(stage: nn.Module, group: Any) -> None:
         partition_config=AutoTPConfig.from_dict(_partition(size) | {"tp_size": size}),
         training_mode=True,
     )
-    autotp.mp_size, autotp.mp_group = size, group  # its own setter asks for the group that an engine has made
+    autotp.mp_size, autotp.mp_group = size, group  # its setter requires a group created by an engine
     autotp.update_linear_policies()
     autotp._replace_module(stage)
 
