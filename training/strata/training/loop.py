@@ -178,8 +178,8 @@ class Worker:
         self._peak = self._peak_flops() if self.rank == 0 else None
 
     def step(self, step: int, failed: bool = False) -> tuple[float, bool, bool]:
-        """Runs a step. Returns the mean loss over all ranks, whether a stop was requested, and whether any rank `failed` to write;
-        one small all-reduce carries all three."""
+        """Runs a step. Returns the mean loss over all ranks, whether a stop was requested, and whether any rank `failed` to
+        write; one small all-reduce carries all three."""
         section, parallel = self.job.train, self.job.parallel
         rate = learning_rate(step, section.steps, section.lr, section.warmup, section.min_lr_ratio)
         engine.set_learning_rate(self.engine, rate)

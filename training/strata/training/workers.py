@@ -185,7 +185,9 @@ class StallDetector:
             return []
         self._reported = True
         if not self._steps:
-            return [f"The workers are still starting after {silent:.0f} s: the machine is busy, or the cluster has no free resources."]
+            return [
+                f"The workers are still starting after {silent:.0f} s: the machine is busy, or the cluster has no free resources."
+            ]
         return [f"No step for {silent:.0f} s: waiting for the workers. If one died, Ray restarts all of them."]
 
 

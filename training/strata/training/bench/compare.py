@@ -42,7 +42,8 @@ def bench(recipe: Recipe, settings: Settings, path: Path | None) -> report.Outco
     """Runs the benchmark, prints a table and writes JSON to `path`, by default in the cache folder."""
     if settings.warmup >= settings.steps:
         raise UserError(
-            f"--warmup {settings.warmup} leaves no step of --steps {settings.steps} to measure.", "Raise --steps or lower --warmup."
+            f"--warmup {settings.warmup} leaves no step of --steps {settings.steps} to measure.",
+            "Raise --steps or lower --warmup.",
         )
     console = Console(highlight=False, soft_wrap=True)
     recipe = shortened(recipe, settings.steps)

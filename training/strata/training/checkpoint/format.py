@@ -209,7 +209,9 @@ def newest(checkpoints: Folder, say: Callable[[str], None], check: Callable[[Che
             lost |= not isinstance(damage, Unfinished)
             say(f"Checkpoint {name} is damaged ({damage}); trying the previous one.")
     if lost:
-        raise UserError(f"All checkpoints in {checkpoints.path} are damaged.", "Restore the files, or start a new run: --run NAME.")
+        raise UserError(
+            f"All checkpoints in {checkpoints.path} are damaged.", "Restore the files, or start a new run: --run NAME."
+        )
     return None
 
 

@@ -157,5 +157,7 @@ def _of_another_run(run: Run, place: Place) -> UserError:
     whose = f" ({owners[0]})" if owners else ""
     fix = "Choose another name (--run NAME) or another folder (train.checkpoints)."
     if place.writers == {UNKNOWN} and not place.claims:
-        fix += f" If the checkpoints belong to this run, copy {run.path}/run.json to {place.checkpoints.path}/run-{run.id()}.json."
+        fix += (
+            f" If the checkpoints belong to this run, copy {run.path}/run.json to {place.checkpoints.path}/run-{run.id()}.json."
+        )
     return UserError(f"{place.checkpoints.path} holds the checkpoints of another run{whose}; nothing was changed.", fix)

@@ -42,7 +42,9 @@ def read_documents(path: Path, text_field: str, alone: bool, left_out: LeftOut) 
         kind, unit = _kind(path)
         if unit is None:
             if alone:
-                raise UserError(f"{shown(path)} is not text, JSONL or Parquet: {kind}.", "Set data.path to a text, JSONL or Parquet file.")
+                raise UserError(
+                    f"{shown(path)} is not text, JSONL or Parquet: {kind}.", "Set data.path to a text, JSONL or Parquet file."
+                )
             left_out.files[path] = kind
             return
         left_out.read += 1

@@ -167,7 +167,9 @@ def _divide(corpus: Corpus, holdout: float) -> _Division:
         raise UserError(cause, "Use several different documents, or one of more than a few pages.")
     if share == whole_share:
         return _Division(corpus.documents, whole_limit)
-    return _Division(parts, limit, (f"Long documents are split to hold out {holdout:.0%}: whole documents would give {whole_share:.0%}.",))
+    return _Division(
+        parts, limit, (f"Long documents are split to hold out {holdout:.0%}: whole documents would give {whole_share:.0%}.",)
+    )
 
 
 def _limit(documents: Iterator[str], name: str, holdout: float) -> tuple[float, float]:

@@ -51,8 +51,8 @@ def append(path: Path, *records: Record) -> None:
 
 
 class Writer:
-    """Appends records, with at most 1/20 of the time spent on writes: a bucket mounted as a folder rewrites the whole file at each
-    append, and the steps wait for that. On a disk, no record is delayed.
+    """Appends records, with at most 1/20 of the time spent on writes: a bucket mounted as a folder rewrites the whole file at
+    each append, and the steps wait for that. On a disk, no record is delayed.
 
     A failed write is retried with the next record; until then `problem` has the reason. An exception would end this rank alone
     and leave the others waiting in a collective."""

@@ -1,1 +1,2 @@
-"""Replaced parts of Ray Train and torch. Written for Ray 2.60 and torch 2.13."""
+"""Patches of Ray Train and torch. Each module names the version it was written for, the reason, and when to delete it; its test
+in `tests/training/patches` fails when upstream has changed or no longer needs it."""

@@ -1,7 +1,9 @@
-"""Rendezvous of a run's ranks through a file, for runs on one machine.
+"""File rendezvous of torch's process group, for runs on one machine.
 
-Ray Train has rank 0 open a TCP store, which listens on every interface without authentication, on a port that was free a
-moment before. Ranks on one machine share a file system, so they need neither.
+Written for: Ray 2.60 (`ray/train/torch/config.py`).
+Reason: in Ray Train, rank 0 opens a TCP store that listens on every interface without authentication, on a port that may no
+longer be free. Ranks on one machine share a file system and need no port.
+Delete when: `TorchConfig` accepts `init_method="file"` or a `file://` URL.
 """
 
 import os

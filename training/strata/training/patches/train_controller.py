@@ -1,11 +1,11 @@
-"""Ray Train's controller in the driver's own process, for a quicker start.
+"""Runs Ray Train's controller in the driver process, for a faster start.
 
-Ray Train starts five processes beside the workers, each of which imports Ray Train for 3 to 6 seconds of a core: the
+Written for: Ray 2.60 (`ray/train/v2`).
+Reason: Ray Train starts five processes besides the workers, each of which imports Ray Train for 3 to 6 CPU seconds: the
 controller, and helpers for Ray Data, for an autoscaler, for placement groups that outlive their controller, and for
-synchronization. A driver that waits for the training anyway can be the controller; placement groups end with it, and nothing
-here uses Ray Data. A cluster that grows keeps Ray's own arrangement, since its autoscaler is told what a run needs.
-
-Written for Ray 2.60 (`ray/train/v2`); not needed once its trainers can be told to start none of these.
+synchronization. The driver waits for the training anyway, so it can be the controller. Placement groups end with it, and
+Strata does not use Ray Data. Autoscaling clusters use Ray's own controller, which sends resource requests to the autoscaler.
+Delete when: Ray's trainers have an option to run the controller in the driver without these helpers.
 """
 
 import asyncio
@@ -32,11 +32,11 @@ def trainer_class() -> type[TorchTrainer]:
 
 class DriverTrainer(TorchTrainer):  # type: ignore[misc]
     def _create_default_callbacks(self) -> list[Any]:
-        left_out = (DatasetsCallback, PlacementGroupCleanerCallback)
-        return [callback for callback in super()._create_default_callbacks() if not isinstance(callback, left_out)]
+        omitted = (DatasetsCallback, PlacementGroupCleanerCallback)
+        return [callback for callback in super()._create_default_callbacks() if not isinstance(callback, omitted)]
 
     def _initialize_and_run_controller(self, **arguments: Any) -> Any:
-        # What it logs would be on the user's console, which has lines of ours; errors are raised.
+        # The controller would log to the user's console, between Strata's own lines. Errors are raised.
         os.environ.setdefault("RAY_TRAIN_ENABLE_CONTROLLER_STRUCTURED_LOGGING", "0")
         logging.getLogger("ray.train").setLevel(logging.CRITICAL)
         controller = _Controller(**arguments | {"scaling_policy": _NoAutoscaler(self.scaling_config)})
@@ -46,7 +46,7 @@ class DriverTrainer(TorchTrainer):  # type: ignore[misc]
 
 class _WorkerGroup(WorkerGroup):  # type: ignore[misc]
     def _init_train_context_on_workers(self, workers: list[Worker], sync_actor: Any, train_context_args: dict[str, Any]) -> None:
-        """As Ray's own, but without the controller's actor handle, which only `get_all_reported_checkpoints` uses."""
+        """Ray's method without the controller's actor handle, which only `get_all_reported_checkpoints` uses."""
         calls = [
             worker.actor.init_train_context.remote(
                 train_run_context=self._train_run_context,
@@ -71,18 +71,18 @@ class _Controller(TrainController):  # type: ignore[misc]
         super().__init__(**arguments)
 
     async def _run_control_loop_iteration(self) -> None:
-        """Ends with the cluster that it was started on: an actor would die with it, where this one could start workers on the
-        next cluster of this process."""
+        """Raises when the cluster is gone. An actor would die with its cluster; this controller would start workers on the next
+        cluster of this process."""
         if not ray.is_initialized() or self._cluster != ray.get_runtime_context().get_job_id():
             raise ConnectionError("The Ray cluster of this run is gone.")
         await super()._run_control_loop_iteration()
 
 
 class _NoAutoscaler(FixedScalingPolicy):  # type: ignore[misc]
-    """Nobody is told what the workers need."""
+    """Scaling policy that sends no resource requests to an autoscaler."""
 
     def after_controller_start(self, train_run_context: TrainRunContext) -> None:
         self._requester_id = f"train-{train_run_context.run_id}"
 
     def _maybe_send_resource_request(self) -> None:
-        """No request."""
+        """Sends nothing."""
