@@ -21,7 +21,7 @@ from deepspeed.runtime.pipe import schedule
 from strata.platform import recipe_file
 from strata.platform.recipe import ParallelSection
 from strata.training.layout import place
-from strata.training.parallel.shard_map import pieces
+from strata.training.parallel.shard_map import local_shards
 from strata.training.parallel.tensor import split_dimension
 
 FOLDER = Path(__file__).parent / "layouts"
@@ -302,8 +302,8 @@ def expert() -> None:
     owners: dict[tuple[int, ...], list[int]] = {}
     for rank in range(parallel.workers):
         x, centre = 24 + rank * pitch, 24 + rank * pitch + width / 2
-        local = pieces("model.layers.0.mlp.experts.w1", shape, model, parallel, place(rank, parallel))
-        numbers = tuple(int(piece.name.split(".")[5]) for piece in local)
+        local = local_shards("model.layers.0.mlp.experts.w1", shape, model, parallel, place(rank, parallel))
+        numbers = tuple(int(shard.name.split(".")[5]) for shard in local)
         owners.setdefault(numbers, []).append(rank)
         picture.text(centre, 32, f"worker {rank}", "middle", size=14, bold=True)
         picture.box(x, 46, width, 40, WORKERS[rank], radius=6)

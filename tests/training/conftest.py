@@ -1,4 +1,4 @@
-"""A corpus, a recipe small enough for a test, and the command line as a user runs it."""
+"""Fixtures: a corpus, a small recipe, and the command line as a user runs it."""
 
 import os
 import subprocess
@@ -35,7 +35,7 @@ SENTENCE = "the cat sat on a mat and the dog ran to its big red house where rain
 
 
 def write_corpus(folder: Path, documents: int = 60) -> Path:
-    """Sentences whose words follow from the document's number: enough structure to learn, the same on every machine."""
+    """Writes documents with deterministic words: enough structure to learn, and the same on every machine."""
     vocabulary = SENTENCE.split()
     for number in range(documents):
         words = [vocabulary[(number * 7 + place * place) % len(vocabulary)] for place in range(120)]
@@ -64,7 +64,7 @@ def tokens(home: Path, small_recipe: Recipe) -> Path:
 
 
 def strata_process(home: Path, *arguments: str, address: str | None = None) -> subprocess.Popen[str]:
-    """In a group of its own, so that a test can press Ctrl-C there."""
+    """Starts the command in its own process group, so that a test can send Ctrl-C to it."""
     environment = os.environ | {"STRATA_HOME": str(home)} | ({"RAY_ADDRESS": address} if address else {})
     return subprocess.Popen(
         [sys.executable, "-c", "from strata.platform.cli import main; main()", *arguments],

@@ -1,8 +1,8 @@
-"""Training without Ray and DeepSpeed, for tests of files and disks.
+"""Training without Ray and DeepSpeed, for tests of file and disk faults.
 
-Everything that reads or writes a file is the real thing: the command line, the driver, the step loop, its history, the saver
-and its checkpoints, the export. Only the engine is a stand-in: a few weights of the right names and shapes, moved by a rule in
-which each step depends on the one before, so that a lost, repeated or wrong step shows in every later loss.
+All code that reads or writes files is real: the command line, the driver, the training loop, the records, the saver and its
+checkpoints, the export. Only the engine is a stand-in: weights with the right names and shapes, updated by a rule in which each
+step depends on the previous one. So a lost, repeated or wrong step changes every later loss.
 """
 
 import hashlib
@@ -29,14 +29,14 @@ from strata.training.metrics.records import Record
 from strata.training.model.llama import Llama
 from strata.training.parallel import optimizer_state
 from strata.training.parallel.optimizer_state import Fragment
-from strata.training.parallel.shard_map import Piece
+from strata.training.parallel.shard_map import Shard
 from strata.training.schedule import learning_rate
 
 
 class StandIn:
-    """In place of `loop.Worker`. Its engine is its own weights."""
+    """Stand-in for `loop.Worker` that is its own engine."""
 
-    hooks: ClassVar[dict[int, Any]] = {}  # what happens in the middle of a run, by step
+    hooks: ClassVar[dict[int, Any]] = {}  # functions to call during a run, by step
 
     def __init__(self, job: Job) -> None:
         self.job, self.rank, self.world = job, 0, 1
@@ -52,8 +52,8 @@ class StandIn:
             weight.mul_(1 - rate).add_(math.sin(step) * rate)
         if hook := self.hooks.get(step + 1):
             hook()
-        asked = self.job.stop.exists()
-        return float(sum(weight.abs().mean() for weight in self.weights.values())), asked, failed
+        stop = self.job.stop.exists()
+        return float(sum(weight.abs().mean() for weight in self.weights.values())), stop, failed
 
     def record(self, step: int, loss: float, seconds: float) -> Record:
         return Record(step=step, loss=loss, lr=0.1, grad_norm=1.0, tokens_per_s=1.0, time=time.time(), seconds={"forward": 0.1})
@@ -67,7 +67,7 @@ class StandIn:
 
 def fragments(engine: StandIn, *_: object) -> Iterator[Fragment]:
     for name, weight in engine.weights.items():
-        yield Fragment(Piece(name, tuple(weight.shape), None, 0), "weight", 0, weight.flatten())
+        yield Fragment(Shard(name, tuple(weight.shape), None, 0), "weight", 0, weight.flatten())
 
 
 def load(engine: StandIn, model: object, parallel: object, source: Any, step: int) -> None:
@@ -98,12 +98,12 @@ def without_ray(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(optimizer_state, "fragments", fragments)
     patch.setattr(optimizer_state, "load", load)
     patch.setattr(driver, "run_workers", run_workers)
-    patch.setattr(driver, "plot_losses", lambda *_: None)  # seconds, and nothing to do with what is tested
+    patch.setattr(driver, "plot_losses", lambda *_: None)  # takes seconds and is not tested here
     patch.setattr(StandIn, "hooks", {})
 
 
 def strata(*words: str) -> int:
-    """The command line in this process: its exit status. An error that would print a traceback comes out of here."""
+    """Runs the command line in this process and returns its exit status. Raises an error that would print a traceback."""
     before, sys.argv = sys.argv, ["strata", *words]
     try:
         cli.main()
@@ -119,6 +119,6 @@ def losses(run: Run) -> list[tuple[int, float]]:
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """Every file below a folder, with a digest of what is in it."""
+    """Digests of all files below a folder."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}

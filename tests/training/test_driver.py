@@ -1,4 +1,4 @@
-"""What a run refuses before any worker starts, and what it leaves behind: nothing."""
+"""Runs that are refused before any worker starts leave nothing behind."""
 
 import os
 from dataclasses import replace
@@ -31,7 +31,7 @@ def changed(recipe: Recipe, section: str, **values: object) -> Recipe:
     ("section", "values", "message"),
     [
         ("data", {"path": Path("/nowhere")}, r"data.path=/nowhere does not exist"),
-        ("data", {"path": Path("empty")}, r"holds no text"),
+        ("data", {"path": Path("empty")}, r"has no text"),
         ("model", {"context": 100_000}, r"The corpus is too small: \d+ tokens"),
         ("parallel", {"pipeline": 2, "zero": 3}, r"A pipeline .* not with parallel.zero=3"),
         ("model", {"layers": 1000, "hidden": 8192}, r"Training needs about \d+.\d GiB"),
@@ -48,7 +48,7 @@ def test_refused_run_leaves_no_folder(
     assert runs.every() == [] and not (home / "runs" / "new").exists()
 
 
-def test_second_run_of_the_same_name_is_refused_and_the_first_kept(home: Path, small_recipe: Recipe) -> None:
+def test_duplicate_run_name_is_refused(home: Path, small_recipe: Recipe) -> None:
     first = runs.create("mine", small_recipe, "test")
     with pytest.raises(UserError, match="A run named 'mine' exists already"):
         start(small_recipe, "mine")
@@ -61,9 +61,9 @@ def test_unknown_run_is_refused(home: Path, command: object) -> None:
         command()  # type: ignore[operator]
 
 
-def test_nothing_trained_yet_cannot_be_exported(home: Path, small_recipe: Recipe) -> None:
+def test_run_without_a_checkpoint_cannot_be_exported(home: Path, small_recipe: Recipe) -> None:
     runs.create("fresh", small_recipe, "test")
-    with pytest.raises(UserError, match="Run 'fresh' has no checkpoint yet"):
+    with pytest.raises(UserError, match="Run 'fresh' has no checkpoint to export"):
         export("fresh")
     assert not runs.find("fresh").export.exists()
 
@@ -74,7 +74,7 @@ def test_run_with_a_living_driver_is_not_resumed(home: Path, small_recipe: Recip
         driver.resume(run, small_recipe, Console(quiet=True))
 
 
-def test_resume_and_a_new_name_exclude_each_other(home: Path) -> None:
+def test_resume_and_run_exclude_each_other(home: Path) -> None:
     with pytest.raises(UserError, match="Give one of them"):
         train(run="a", resume="b")
 
@@ -88,7 +88,7 @@ def test_resume_and_a_new_name_exclude_each_other(home: Path) -> None:
         ({"seed": 7}, "train.seed was 7"),
     ],
 )
-def test_checkpoint_of_another_make_is_refused_and_the_run_left_alone(
+def test_incompatible_checkpoint_is_refused_and_the_run_unchanged(
     home: Path, small_recipe: Recipe, tokens: Path, then: dict[str, object], message: str
 ) -> None:
     recipe = changed(small_recipe, "data", holdout=0.1)
@@ -116,7 +116,7 @@ def test_command_line_makes_the_data_path_absolute(home: Path, monkeypatch: pyte
     assert recipe_file.load("laptop").data.path is None
 
 
-def test_dead_driver_is_seen_as_killed(home: Path, small_recipe: Recipe) -> None:
+def test_run_of_a_dead_driver_is_shown_as_killed(home: Path, small_recipe: Recipe) -> None:
     run = runs.create("dead", small_recipe, "test")
     run.write_state(replace(run.state(), pid_created=psutil.boot_time() - 1000))
     assert run.state().observed_status() == "killed"

@@ -3,7 +3,7 @@ from strata.training.engine import deepspeed_config, parameter_groups
 from strata.training.model.llama import Llama
 
 
-def test_micro_batches_make_up_the_batch() -> None:
+def test_accumulation_times_micro_batch_is_the_batch() -> None:
     recipe = recipe_file.load("laptop", ["train.batch=24", "train.micro_batch=2", "parallel.workers=3"])
     config = deepspeed_config(recipe.model, recipe.train, recipe.parallel)
     assert config["gradient_accumulation_steps"] == 4

@@ -1,4 +1,4 @@
-"""Workers, drivers and Ray's services are killed at random moments; the run ends as one that nobody disturbed."""
+"""Random kills of workers, drivers and Ray's services: the run ends with the same losses as an undisturbed one."""
 
 import os
 import random
@@ -15,7 +15,7 @@ from strata.training.metrics import records
 from .conftest import SMALL, strata_process
 
 STEPS = 240
-# Of workers, and as many of drivers and of Ray's services; each costs half a minute, most of it starting anew.
+# Kills of workers, and as many of drivers and of Ray services. Each takes half a minute, most of it for the restart.
 KILLS = int(os.environ.get("STRATA_KILLS", "1"))
 SERVICES = ("raylet", "gcs_server")
 SETTINGS = (
@@ -39,17 +39,17 @@ def wait_until(condition: Callable[[], bool], timeout: float = 180) -> None:
 
 
 def workers_of(driver: int) -> list[psutil.Process]:
-    """Ray names its workers by what they run."""
+    """Worker processes. Ray names them after the class that they run."""
     family = psutil.Process(driver).children(recursive=True)
     return [member for member in family if "RayTrainWorker" in " ".join(member.cmdline())]
 
 
 def service_of(driver: int, name: str) -> psutil.Process:
-    """The cluster is the driver's own, so its services are the driver's children."""
+    """Ray service. The driver starts its own cluster, so the services are its children."""
     return next(child for child in psutil.Process(driver).children() if child.name() == name)
 
 
-def test_killed_at_random_moments_a_run_ends_as_an_undisturbed_one(home: Path, corpus: Path) -> None:
+def test_run_with_random_kills_ends_like_an_undisturbed_one(home: Path, corpus: Path) -> None:
     settings = [*SMALL, f"data.path={corpus}", *SETTINGS]
     undisturbed, disturbed = (Run(home / "runs" / name) for name in ("undisturbed", "disturbed"))
     process = strata_process(home, "train", "--run", undisturbed.name, *settings)
@@ -63,7 +63,7 @@ def test_killed_at_random_moments_a_run_ends_as_an_undisturbed_one(home: Path, c
     moments = sorted(chance.sample(range(5, STEPS - 40), len(victims)))
     chance.shuffle(victims)
     process = strata_process(home, "train", "--run", disturbed.name, *settings)
-    starts = disturbed.path / "starts"  # written by workers that begin, after they have cut the history back
+    starts = disturbed.path / "starts"  # written by starting workers, after they have truncated the history
     for moment, victim in zip(moments, victims, strict=True):
         wait_until(lambda moment=moment: (done := losses_of(disturbed)) != [] and done[-1][0] >= moment)
         killed = time.time()
@@ -75,7 +75,7 @@ def test_killed_at_random_moments_a_run_ends_as_an_undisturbed_one(home: Path, c
             os.kill(process.pid, signal.SIGKILL)
             process.communicate()
             process = strata_process(home, "train", "--resume", disturbed.name)
-        if victim != "gcs_server":  # which is started again under workers that go on
+        if victim != "gcs_server":  # restarted while the workers continue
             wait_until(lambda killed=killed: starts.exists() and starts.stat().st_mtime > killed)
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 0, output

@@ -1,8 +1,8 @@
-"""Faults of files and disks: each ends in a clear error that changes nothing, or in a run whose steps are all right.
+"""File and disk faults: each ends in a clear error that changes nothing, or in a run with correct steps.
 
-One run is trained once, and stopped at step 6 of 8 with checkpoints of steps 4 and 6. Each test has a copy of it, breaks
-something, and resumes it. Refused, the run must be as it was, and after the repair go on; either way its eight losses must be
-those of a run that nobody disturbed.
+A run is trained once and stopped at step 6 of 8, with checkpoints of steps 4 and 6. Each test copies it, injects a fault, and
+resumes the copy. A refused run must be unchanged and must resume after the repair. In both cases its eight losses must equal
+those of an undisturbed run.
 """
 
 import errno
@@ -109,7 +109,7 @@ REFUSED: dict[str, tuple[Spoil, str]] = {
     ),
     "all manifests are gone": (
         lambda run: [path.unlink() for path in run.checkpoints.glob("step-*/manifest-*.json")],
-        "what is left of step-00000004, step-00000006 cannot be loaded",
+        "step-00000004, step-00000006 cannot be loaded",
     ),
     "checkpoints folder is gone": (lambda run: shutil.rmtree(run.checkpoints), "there is no checkpoint in"),
     "checkpoints folder is empty": (
@@ -121,16 +121,16 @@ REFUSED: dict[str, tuple[Spoil, str]] = {
         "there is no checkpoint in",
     ),
     "checkpoints is a file": (lambda run: replace_by_file(run.checkpoints), "Not a directory"),
-    "every part is cut short": (spoil_all, "is whole"),
+    "every part is truncated": (spoil_all, "All checkpoints in"),
     "checkpoints are another run's": (lambda run: of_another_run(run.checkpoints), "holds the checkpoints of another run"),
-    "another run has claimed the place": (
+    "another run has claimed the folder": (
         lambda run: write(run.checkpoints / "run-abc.json", '{"id": "abc", "folder": "/elsewhere/runs/r"}'),
         "holds the checkpoints of another run (/elsewhere/runs/r)",
     ),
     "state.json is empty": (lambda run: write(run.path / "state.json", ""), "state.json is damaged"),
-    "state.json is cut short": (lambda run: truncate(run.path / "state.json"), "state.json is damaged"),
+    "state.json is truncated": (lambda run: truncate(run.path / "state.json"), "state.json is damaged"),
     "state.json is a list": (lambda run: write(run.path / "state.json", "[1]"), "state.json is damaged"),
-    "state.json is of something else": (lambda run: write(run.path / "state.json", '{"a": 1}'), "state.json is damaged"),
+    "state.json has other keys": (lambda run: write(run.path / "state.json", '{"a": 1}'), "state.json is damaged"),
     "state.json has text for a number": (
         lambda run: write(run.path / "state.json", '{"status": "failed", "step": "x"}'),
         "state.json is damaged: step",
@@ -156,16 +156,15 @@ REFUSED: dict[str, tuple[Spoil, str]] = {
 
 
 @pytest.mark.parametrize(("spoil", "message"), REFUSED.values(), ids=REFUSED.keys())
-def test_refused_with_nothing_changed_and_goes_on_after_the_repair(
+def test_fault_is_refused_without_changes_and_repair_resumes(
     run: Run, trained: Trained, home: Path, capsys: pytest.CaptureFixture[str], spoil: Spoil, message: str
 ) -> None:
     spoil(run)
     before = contents(run.path)
     assert strata("train", "--resume", "r") == 1
-    said = capsys.readouterr().err
-    assert message in said and said.startswith("error: ") and said.count("\n") == 2 and "\n  fix: " in said
+    check_error(capsys, message)
     assert contents(run.path) == before
-    assert strata("runs") == 0  # which lists it whatever it has become
+    assert strata("runs") == 0  # lists the run in any condition
     assert " r " in capsys.readouterr().out
     shutil.rmtree(run.path)
     shutil.copytree(trained.home / "runs" / "r", run.path)
@@ -174,7 +173,7 @@ def test_refused_with_nothing_changed_and_goes_on_after_the_repair(
 
 
 def half_a_checkpoint(run: Run) -> None:
-    """As a kill leaves it in the middle of a save."""
+    """Partial checkpoint of a save that was killed."""
     folder = run.checkpoints / "step-00000007"
     folder.mkdir()
     (folder / format.UNFINISHED).touch()
@@ -186,13 +185,13 @@ def leftovers(run: Run) -> None:
     (run.path / f".export-{os.uname().nodename}-{2**22 - 1}-abc").mkdir()
 
 
-GOES_ON: dict[str, Spoil] = {
-    "newest part is cut short": lambda run: truncate(newest(run) / "part-00000.bin"),
+TOLERATED: dict[str, Spoil] = {
+    "newest part is truncated": lambda run: truncate(newest(run) / "part-00000.bin"),
     "newest part has one bit flipped": lambda run: flip(newest(run) / "part-00000.bin"),
     "newest part is gone": lambda run: (newest(run) / "part-00000.bin").unlink(),
     "newest part is a folder": lambda run: replace_by_folder(newest(run) / "part-00000.bin"),
     "newest manifest is gone": lambda run: (newest(run) / "manifest-00000.json").unlink(),
-    "newest manifest is cut short": lambda run: truncate(newest(run) / "manifest-00000.json"),
+    "newest manifest is truncated": lambda run: truncate(newest(run) / "manifest-00000.json"),
     "newest manifest is empty": lambda run: write(newest(run) / "manifest-00000.json", ""),
     "newest manifest is a list": lambda run: write(newest(run) / "manifest-00000.json", "[]"),
     "newest checkpoint is an empty folder": lambda run: (shutil.rmtree(newest(run)), newest(run).mkdir()),
@@ -216,20 +215,20 @@ GOES_ON: dict[str, Spoil] = {
 }
 
 
-@pytest.mark.parametrize("spoil", GOES_ON.values(), ids=GOES_ON.keys())
-def test_goes_on_with_the_same_losses(
+@pytest.mark.parametrize("spoil", TOLERATED.values(), ids=TOLERATED.keys())
+def test_fault_is_tolerated_with_the_same_losses(
     run: Run, trained: Trained, capsys: pytest.CaptureFixture[str], spoil: Spoil, request: pytest.FixtureRequest
 ) -> None:
-    kept = {path.name: contents(path) for path in (run.checkpoints / "step-00000004", newest(run))}
+    names = ("step-00000004", newest(run).name)
     spoil(run)
     if "folder was renamed" in request.node.name:
         run = Run(run.path.rename(run.path.with_name("other")))
-    damaged = {name: contents(run.checkpoints / name) for name in kept if (run.checkpoints / name).is_dir()}
+    damaged = {name: contents(run.checkpoints / name) for name in names if (run.checkpoints / name).is_dir()}
     assert strata("train", "--resume", run.name) == 0
     assert losses(run) == trained.expected and run.state().status == "finished" and run.has_export()
     assert not list(run.path.glob(".*")), "leftovers"
     now = {path.name: contents(path) for path in run.checkpoints.glob("step-*") if path.is_dir()}
-    for name, before in damaged.items():  # whatever was there is there still, in its place or aside
+    for name, before in damaged.items():  # nothing was deleted, only renamed
         assert not before or before in (now.get(name), now.get(name + format.ASIDE)), f"{name} was lost"
     shown = capsys.readouterr().out
     assert "step 4/8" not in shown, "a step from before the resume was shown as if it were live"
@@ -237,7 +236,7 @@ def test_goes_on_with_the_same_losses(
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of a few megabytes, which only root can have."""
+    """Mounts a disk of a few megabytes, which requires root."""
     place = tmp_path / "disk"
     place.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", place], capture_output=True)
@@ -248,7 +247,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(disk: Path) -> None:
-    """To the last byte: what is written from now on fails."""
+    """Fills a disk to the last byte, so that further writes fail."""
     with (disk / "ballast").open("wb", buffering=0) as file:
         for size in (2**20, 2**12, 1):
             try:
@@ -263,7 +262,8 @@ def remount(disk: Path, mode: str) -> None:
 
 
 def end_driver(run: Run) -> None:
-    """The command has ended here, but not its process, which is this one: a state that could not be written names it still."""
+    """Marks the driver as dead. The command has ended, but its process, which is this one, still lives and is named in the state
+    if that could not be written."""
     if run.state().status == "running":
         assert run.state().pid == os.getpid()
         run.write_state(replace(run.state(), pid_created=0.0))
@@ -272,7 +272,7 @@ def end_driver(run: Run) -> None:
 
 @dataclass(frozen=True)
 class Broken:
-    """A disk that breaks, and how it is repaired."""
+    """Disk fault and its repair."""
 
     spoil: Callable[[Path], object]
     repair: Callable[[Path], object]
@@ -286,19 +286,19 @@ BROKEN = {
 
 
 def moved_to(disk: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """The whole home on that disk."""
+    """Moves the whole STRATA_HOME to the disk."""
     shutil.copytree(run.path.parent.parent, disk, dirs_exist_ok=True, ignore=shutil.ignore_patterns("disk"))
     monkeypatch.setenv("STRATA_HOME", str(disk))
     return Run(disk / "runs" / run.name)
 
 
 def check_error(capsys: pytest.CaptureFixture[str], message: str) -> None:
-    said = capsys.readouterr().err
-    assert message in said and said.startswith("error: ") and said.count("\n") == 2 and "\n  fix: " in said
+    error = capsys.readouterr().err
+    assert message in error and error.startswith("error: ") and error.count("\n") == 2 and "\n  fix: " in error
 
 
 @pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN.keys())
-def test_disk_breaks_before_a_resume(
+def test_disk_fault_before_a_resume(
     run: Run, trained: Trained, disk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], broken: Broken
 ) -> None:
     run = moved_to(disk, run, monkeypatch)
@@ -317,7 +317,7 @@ def test_disk_breaks_before_a_resume(
 
 @pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN.keys())
 @pytest.mark.parametrize("step", [7, 8])
-def test_disk_breaks_under_a_run(
+def test_disk_fault_during_a_run(
     run: Run,
     trained: Trained,
     disk: Path,
@@ -326,7 +326,7 @@ def test_disk_breaks_under_a_run(
     broken: Broken,
     step: int,
 ) -> None:
-    """History, state and checkpoints are all on it, and so are the words on how the run ended."""
+    """History, checkpoints and the run's final state are all on the disk."""
     run = moved_to(disk, run, monkeypatch)
     StandIn.hooks = {step: lambda: broken.spoil(disk)}
     assert strata("train", "--resume", "r") == 1
@@ -339,7 +339,7 @@ def test_disk_breaks_under_a_run(
 
 
 @pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN.keys())
-def test_disk_of_the_checkpoints_breaks_under_a_run(
+def test_checkpoint_disk_fault_during_a_run(
     run: Run, trained: Trained, disk: Path, corpus: Path, capsys: pytest.CaptureFixture[str], broken: Broken
 ) -> None:
     settings = [*SMALL, f"data.path={corpus}", f"train.checkpoints={disk}"]
@@ -354,7 +354,7 @@ def test_disk_of_the_checkpoints_breaks_under_a_run(
     assert losses(new) == trained.expected
 
 
-def test_disk_is_full_at_the_export(
+def test_full_disk_during_the_export(
     run: Run, trained: Trained, disk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = moved_to(disk, run, monkeypatch)
@@ -376,10 +376,10 @@ def test_disk_is_full_at_the_export(
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EIO])
-def test_checkpoint_cannot_be_read(
+def test_unreadable_checkpoint(
     run: Run, trained: Trained, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int
 ) -> None:
-    """Without permission somebody has to give it; a bad sector is damage, and the checkpoint before it is good."""
+    """A missing permission is an error for the user to fix. A bad sector is damage, and the previous checkpoint is used."""
     verify, before = format._verify_file, contents(run.checkpoints)
 
     def fail(folder: Any, manifest: Any) -> None:
@@ -407,7 +407,7 @@ def test_checkpoint_cannot_be_read(
 
 EXPORT_REFUSED: dict[str, tuple[Spoil, str]] = {
     "no checkpoint": (lambda run: [shutil.rmtree(path) for path in run.checkpoints.glob("step-*")], "has no checkpoint"),
-    "nothing whole": (spoil_all, "is whole"),
+    "all damaged": (spoil_all, "All checkpoints in"),
     "another run's": (lambda run: of_another_run(run.checkpoints), "holds the checkpoints of another run"),
     "recipe is gone": (lambda run: (run.path / "recipe.yaml").unlink(), "recipe.yaml is missing"),
     "tokenizer is gone": (lambda run: shutil.rmtree(run.path / "tokenizer"), "tokenizer.json"),
@@ -417,7 +417,7 @@ EXPORT_REFUSED: dict[str, tuple[Spoil, str]] = {
 
 
 @pytest.mark.parametrize(("spoil", "message"), EXPORT_REFUSED.values(), ids=EXPORT_REFUSED.keys())
-def test_export_is_refused_with_nothing_changed(run: Run, capsys: pytest.CaptureFixture[str], spoil: Spoil, message: str) -> None:
+def test_export_is_refused_without_changes(run: Run, capsys: pytest.CaptureFixture[str], spoil: Spoil, message: str) -> None:
     spoil(run)
     before = contents(run.path)
     assert strata("export", "r") == 1
@@ -425,7 +425,7 @@ def test_export_is_refused_with_nothing_changed(run: Run, capsys: pytest.Capture
     assert contents(run.path) == before and not run.has_export()
 
 
-def test_an_export_killed_between_its_two_renames_is_finished(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_export_killed_between_its_renames_is_completed(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert strata("export", "r") == 0
     whole = contents(run.export)
     building = run.path / f".export-{os.uname().nodename}-{2**22 - 1}-abc"

@@ -1,4 +1,4 @@
-"""What the driver shows while workers run, with the workers played by the test: they write the files that real ones write."""
+"""Progress display of the driver, with stand-in workers that write the files of real ones."""
 
 import errno
 import io
@@ -27,7 +27,7 @@ def record(step: int, **more: Any) -> Record:
 
 
 class Workers:
-    """Each call of `join` is one act of theirs; after the last they have ended."""
+    """Stand-in for the thread of the workers. Each call of `join` runs one act; after the last one the workers have ended."""
 
     def __init__(self, *acts: Callable[[], object]) -> None:
         self._acts = list(acts)
@@ -42,7 +42,7 @@ class Workers:
 @pytest.fixture
 def job(home: Path, small_recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> Job:
     monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
-    monkeypatch.setattr(workers, "SAY_EVERY_S", 0.0)
+    monkeypatch.setattr(workers, "STATE_EVERY_S", 0.0)
     run = runs.create("r", small_recipe, "test")
     return Job(run.path, home, small_recipe.model, small_recipe.train, small_recipe.parallel, begun=4)
 
@@ -58,13 +58,13 @@ def follow(job: Job, *acts: Callable[[], object], death: Callable[[], str | None
 
 
 def begin(job: Job, step: int) -> None:
-    """As rank 0 does: the history is cut to the step it begins from, then the start is noted."""
+    """Starts the workers like rank 0: truncates the history to the step, then records the start."""
     records.cut(Run(job.run).metrics, step)
     with job.starts.open("a") as file:
         file.write(f"{step}\n")
 
 
-def test_old_steps_are_not_shown_again_neither_at_first_nor_after_a_loss_of_workers(job: Job) -> None:
+def test_old_steps_are_not_shown_again(job: Job) -> None:
     history = Run(job.run).metrics
     records.append(history, *(record(step, checkpoint_step=2) for step in range(1, 5)))
     shown = follow(
@@ -75,13 +75,13 @@ def test_old_steps_are_not_shown_again_neither_at_first_nor_after_a_loss_of_work
         lambda: (begin(job, 4), records.append(history, record(5))),
         lambda: records.append(history, record(6)),
     )
-    lost = "Workers were lost; all were started again, from step 4."
+    lost = "Workers died; Ray restarted all of them from step 4."
     assert shown == ["step 5", "step 6", "step 5", lost, "step 6"]
     state = Run(job.run).state()
     assert (state.step, state.steps, state.saved, state.status) == (6, 8, 4, "running")
 
 
-def test_a_state_that_cannot_be_written_is_said_once_and_training_goes_on(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_state_write_is_reported_once_and_training_continues(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -89,11 +89,11 @@ def test_a_state_that_cannot_be_written_is_said_once_and_training_goes_on(job: J
     begin(job, 4)
     history = Run(job.run).metrics
     shown = follow(job, lambda: records.append(history, record(5)), lambda: records.append(history, record(6)))
-    said = f"{job.run}/state.json cannot be written (No space left on device); training goes on."
-    assert shown == ["step 5", said, "step 6"]
+    error = f"{job.run}/state.json cannot be written (No space left on device); training continues."
+    assert shown == ["step 5", error, "step 6"]
 
 
-def test_a_cluster_that_died_is_not_waited_for(job: Job) -> None:
+def test_follow_ends_when_the_cluster_dies(job: Job) -> None:
     deaths = iter([None, "Ray's node service (raylet) on this machine has died."])
     acts = [lambda: None] * 1000
     assert follow(job, *acts, death=lambda: next(deaths)) == []

@@ -17,28 +17,28 @@ from strata.training.workers import run_workers
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_first_asks_and_second_ends(number: int) -> None:
-    asked: list[bool] = []
+def test_first_signal_requests_a_stop_and_second_ends(number: int) -> None:
+    requests: list[bool] = []
     before = signal.getsignal(number)
     with pytest.raises(KeyboardInterrupt), caught() as interrupts:
-        interrupts.ask = lambda: asked.append(True)
+        interrupts.request_stop = lambda: requests.append(True)
         os.kill(os.getpid(), number)
-        assert asked == [True] and interrupts.asked
+        assert requests == [True] and interrupts.stop_requested
         os.kill(os.getpid(), number)
     assert signal.getsignal(number) is before
 
 
-def test_ends_at_once_before_workers_run() -> None:
+def test_signal_ends_the_command_before_workers_run() -> None:
     with pytest.raises(KeyboardInterrupt), caught():
         os.kill(os.getpid(), signal.SIGTERM)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_workers_are_asked_to_stop_though_ray_takes_the_signal_for_itself(
+def test_stop_is_requested_although_ray_installs_a_handler(
     number: int, tmp_path: Path, small_recipe: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As Ray does with SIGTERM when it connects. Its handler would end the command without a checkpoint."""
-    asked: list[bool] = []
+    """Ray installs a SIGTERM handler when it connects, which would end the command without a checkpoint."""
+    requests: list[bool] = []
     job = Job(tmp_path, tmp_path, small_recipe.model, small_recipe.train, small_recipe.parallel)
 
     @contextmanager
@@ -48,7 +48,7 @@ def test_workers_are_asked_to_stop_though_ray_takes_the_signal_for_itself(
 
     def follow(*_: object) -> None:
         os.kill(os.getpid(), number)
-        asked.append(job.stop.exists())
+        requests.append(job.stop.exists())
 
     monkeypatch.setattr(cluster, "connected", connected)
     monkeypatch.setattr(workers, "ClusterWatch", lambda _: SimpleNamespace(death=lambda: None, stop=lambda: None))
@@ -57,4 +57,4 @@ def test_workers_are_asked_to_stop_though_ray_takes_the_signal_for_itself(
     monkeypatch.setattr(workers, "follow", follow)
     with caught() as interrupts:
         assert run_workers(job, interrupts, Console(quiet=True)).stopped
-    assert asked == [True] and not job.stop.exists()
+    assert requests == [True] and not job.stop.exists()

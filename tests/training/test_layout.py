@@ -31,12 +31,12 @@ def require(chosen: Recipe) -> None:
         ("parallel.zero=3", "parallel.offload=all"),
     ],
 )
-def test_what_deepspeed_allows_is_let_through(overrides: tuple[str, ...]) -> None:
+def test_supported_layouts_are_accepted(overrides: tuple[str, ...]) -> None:
     require(recipe(*overrides))
 
 
 @pytest.mark.parametrize("name", recipe_file.names())
-def test_recipes_that_come_with_strata_are_let_through(name: str) -> None:
+def test_bundled_recipes_are_accepted(name: str) -> None:
     require(recipe_file.load(name))
 
 
@@ -61,7 +61,9 @@ def test_recipes_that_come_with_strata_are_let_through(name: str) -> None:
         (("parallel.offload=optimizer", "parallel.pipeline=2"), "does not offload", "parallel.offload=none"),
     ],
 )
-def test_what_it_does_not_is_refused_with_the_nearest_that_works(overrides: tuple[str, ...], problem: str, nearest: str) -> None:
+def test_unsupported_layouts_are_refused_with_the_nearest_supported(
+    overrides: tuple[str, ...], problem: str, nearest: str
+) -> None:
     with pytest.raises(UserError) as raised:
         require(recipe(*overrides))
     assert problem in raised.value.cause and nearest in raised.value.fix
@@ -69,7 +71,7 @@ def test_what_it_does_not_is_refused_with_the_nearest_that_works(overrides: tupl
     require(recipe(*overrides, *fixes))
 
 
-def test_hopeless_shapes_are_said_to_be_so() -> None:
+def test_recipe_without_any_supported_layout_is_refused() -> None:
     with pytest.raises(UserError, match="no layout of these works"):
         require(recipe("train.batch=1", "parallel.workers=7", "parallel.tensor=7"))
 
@@ -82,12 +84,12 @@ def test_hopeless_shapes_are_said_to_be_so() -> None:
         (("parallel.tensor=2", "train.batch=6"), "must be a multiple of data-parallel workers"),
     ],
 )
-def test_sizes_that_do_not_divide_are_refused_by_the_recipe(overrides: tuple[str, ...], message: str) -> None:
+def test_indivisible_sizes_are_refused_by_the_recipe(overrides: tuple[str, ...], message: str) -> None:
     with pytest.raises(UserError, match=message):
         recipe(*overrides)
 
 
-def test_places_are_all_different_and_tensor_peers_are_neighbours() -> None:
+def test_places_are_unique_and_tensor_ranks_are_adjacent() -> None:
     parallel = ParallelSection(workers=16, tensor=2, pipeline=2, sequence=2)
     places = [place(rank, parallel) for rank in range(16)]
     assert sorted(places, key=str) == sorted((Place(*at) for at in product(range(2), repeat=4)), key=str)

@@ -1,4 +1,4 @@
-"""When a run saves and when it stops, with a worker that has no engine."""
+"""Saves and stops of the training loop, with a worker that has no engine."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +15,7 @@ from strata.training.metrics.records import Record
 
 @dataclass
 class FakeWorker:
-    """Its losses and gradient norms are given; everything is finite where nothing is said."""
+    """Worker with given losses and gradient norms; all others are finite."""
 
     job: Job
     losses: dict[int, float] = field(default_factory=dict)
@@ -56,7 +56,7 @@ def run(recipe: Recipe, **worker: Any) -> tuple[Any, list[Record], FakeSaver]:
     return outcome, reported, saver
 
 
-def test_saves_go_on_beside_the_steps_but_for_the_last(small_recipe: Recipe) -> None:
+def test_all_saves_but_the_last_are_asynchronous(small_recipe: Recipe) -> None:
     outcome, reported, saver = run(small_recipe)
     assert (outcome.step, outcome.problem) == (8, None)
     assert saver.saved == [(4, 2.5, "async"), (8, 2.5, "sync")]
@@ -71,7 +71,7 @@ def test_saves_go_on_beside_the_steps_but_for_the_last(small_recipe: Recipe) -> 
         ({"norms": {6: float("inf")}}, "The gradient norm is inf at step 6"),
     ],
 )
-def test_run_that_turns_nan_stops_before_it_saves(small_recipe: Recipe, worker: dict[str, Any], message: str) -> None:
+def test_non_finite_step_ends_the_run_before_a_save(small_recipe: Recipe, worker: dict[str, Any], message: str) -> None:
     outcome, reported, saver = run(small_recipe, **worker)
     assert outcome.problem is not None and message in outcome.problem.cause
     assert [step for step, *_ in saver.saved] == [4] and reported[-1]["step"] == 5 and saver.not_finite == 1

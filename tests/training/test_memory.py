@@ -13,17 +13,17 @@ def bytes_of(*overrides: str, recipe: str = "laptop") -> int:
     return worker_bytes(loaded.model, loaded.train, loaded.parallel)
 
 
-def test_laptop_fits_in_a_laptop() -> None:
+def test_laptop_recipe_needs_less_than_2_gib() -> None:
     assert bytes_of() < 2 * GIB
 
 
-def test_zero_stages_divide_more_and_more() -> None:
+def test_higher_zero_stages_need_less_memory() -> None:
     sizes = [bytes_of(f"parallel.zero={stage}", recipe="8xh100") for stage in range(4)]
     assert sizes == sorted(sizes, reverse=True) and len(set(sizes)) == 4
     assert sizes[0] - sizes[3] == pytest.approx(8.03e9 * 16 * 7 / 8, rel=0.01)  # of 16 bytes a parameter, 8 ranks share all
 
 
-def test_too_little_memory_says_how_much(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_insufficient_memory_is_reported_in_gib(monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = recipe_file.load("laptop")
     monkeypatch.setattr(memory, "available_memory", lambda: 1 * GIB)
     with pytest.raises(UserError, match=r"needs about \d.\d GiB .2 workers.; 1.0 GiB are free") as raised:

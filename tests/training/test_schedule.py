@@ -7,7 +7,7 @@ def rates(steps: int = 100, warmup: int = 10) -> list[float]:
     return [learning_rate(step, steps, 1.0, warmup, 0.1) for step in range(steps + 1)]
 
 
-def test_rises_to_the_peak_then_falls_to_the_floor() -> None:
+def test_rate_rises_to_the_peak_and_decays_to_the_minimum() -> None:
     all_rates = rates()
     assert all_rates[:11] == sorted(all_rates[:11]) and 0 < all_rates[0] < 0.1
     assert all_rates[10] == pytest.approx(1.0)

@@ -1,6 +1,6 @@
-"""Real runs, through the command line where signals matter: what they learn, how they end and how they go on.
+"""Real training runs: learning, interruption, resume and export. Tests of signals use the command line.
 
-They share one Ray cluster, but for the run that is killed: its own cluster has to go down with it.
+The tests share a Ray cluster, except for the run that is killed: its own cluster must end with it.
 """
 
 import os
@@ -60,7 +60,7 @@ def steps_of(run: Run) -> list[int]:
 
 
 def loss_of_export(run: Run, recipe: Recipe) -> float:
-    """The validation loss, by `transformers` on the exported folder."""
+    """Validation loss of the exported folder, computed with `transformers`."""
     tokens = shards.prepare(open_corpus(recipe.data), recipe.model.vocab, recipe.data.holdout)
     windows = Windows(tokens, "validation", recipe.model.context)
     batch = torch.from_numpy(windows.read(windows.evenly(recipe.train.eval_sequences)))
@@ -71,20 +71,20 @@ def loss_of_export(run: Run, recipe: Recipe) -> float:
 
 @pytest.fixture(scope="module")
 def ending() -> Iterator[list[psutil.Process]]:
-    """Ray's agents, which look for their raylet only once in a minute: they have the time of the other tests to end."""
+    """Ray's agents, which check for their raylet only once a minute: they may take until the end of the module to exit."""
     agents: list[psutil.Process] = []
     yield agents
     assert not psutil.wait_procs(agents, timeout=120)[1]
 
 
-def test_ctrl_c_saves_then_kill_loses_little_and_resume_goes_on(
+def test_ctrl_c_saves_and_a_killed_run_resumes(
     home: Path, corpus: Path, shared_cluster: str, ending: list[psutil.Process]
 ) -> None:
     settings = [*SMALL, f"data.path={corpus}", ENDLESS, "train.checkpoint_every=10", "train.keep=2"]
     process = strata_process(home, "train", "--run", "r", *settings, address=shared_cluster)
     run = Run(home / "runs" / "r")
     wait_for(lambda: len(records.read(run.metrics)) >= 3, process)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the whole group
+    os.killpg(process.pid, signal.SIGINT)  # to the whole group, like a terminal
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
     assert "strata train --resume r" in output
@@ -103,7 +103,7 @@ def test_ctrl_c_saves_then_kill_loses_little_and_resume_goes_on(
     ending += agents
     assert not psutil.wait_procs(set(family) - set(agents), timeout=30)[1]
     assert run.state().observed_status() == "killed"
-    assert len(list(run.checkpoints.glob("step-*"))) <= 4  # two, the best one, and one that may just be in writing
+    assert len(list(run.checkpoints.glob("step-*"))) <= 4  # two, the best one, and one that may be in progress
 
     last = steps_of(run)[-1] + 3
     process = strata_process(home, "train", "--resume", "r", f"train.steps={last}", address=shared_cluster)
@@ -114,7 +114,7 @@ def test_ctrl_c_saves_then_kill_loses_little_and_resume_goes_on(
 
 
 @pytest.mark.usefixtures("on_shared_cluster")
-def test_run_learns_exports_and_repeats_itself_after_damage(small_recipe: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_learns_exports_and_repeats_steps_after_damage(small_recipe: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
     summary = driver.start(small_recipe, "first", "test", Console())
     run = summary.run
     history = records.read(run.metrics)
@@ -125,7 +125,7 @@ def test_run_learns_exports_and_repeats_itself_after_damage(small_recipe: Recipe
     assert loss_of_export(run, small_recipe) == pytest.approx(summary.val_loss, abs=1e-4)
     assert AutoTokenizer.from_pretrained(run.export).decode([0]) == "<|endoftext|>"
 
-    # The last checkpoint is cut short: the run goes on from the one before it, and takes the same steps again.
+    # The last checkpoint is truncated: the run resumes from the previous one and repeats the same steps.
     weights = run.checkpoints / "step-00000008" / "part-00001.bin"
     weights.write_bytes(weights.read_bytes()[:1000])
     again = driver.resume(run, small_recipe, Console())
@@ -138,7 +138,7 @@ def test_run_learns_exports_and_repeats_itself_after_damage(small_recipe: Recipe
 
 
 @pytest.mark.usefixtures("on_shared_cluster")
-def test_run_goes_on_in_another_layout_from_checkpoints_behind_a_uri(small_recipe: Recipe, tmp_path: Path) -> None:
+def test_run_resumes_in_another_layout_from_a_uri(small_recipe: Recipe, tmp_path: Path) -> None:
     def changed(**parallel: int) -> Recipe:
         train = small_recipe.train.model_copy(update={"checkpoints": f"local://{tmp_path}/bucket"})
         model = small_recipe.model.model_copy(update={"tie_embeddings": False})

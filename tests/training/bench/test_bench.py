@@ -1,4 +1,4 @@
-"""`strata bench train`: that the contenders do the same work, and that its file says what one needs to know."""
+"""`strata bench train`: all contenders do the same work, and the JSON is complete."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ def record(step: int, time: float) -> Record:
     return Record(step=step, loss=1.0 / step, lr=0.1, grad_norm=None, tokens_per_s=0.0, time=time)
 
 
-def test_two_workers_learn_what_one_learns_and_the_file_tells_all(small_recipe: Recipe, home: Path) -> None:
+def test_one_and_two_workers_learn_alike_and_the_json_is_complete(small_recipe: Recipe, home: Path) -> None:
     losses = {}
     for workers in (1, 2):
         path = home / f"{workers}.json"
@@ -43,10 +43,10 @@ def test_two_workers_learn_what_one_learns_and_the_file_tells_all(small_recipe: 
         assert result["recipe"]["parallel"]["workers"] == workers and result["recipe"]["train"]["steps"] == 3
         assert result["machine"]["cores"] and result["versions"]["torch"] == torch.__version__ and result["date"]
     assert losses[1] == pytest.approx(losses[2], abs=1e-4)
-    assert losses[1] < 6.2  # it learns: a model that knows nothing is at log(512) = 6.24
+    assert losses[1] < 6.2  # an untrained model is at log(512) = 6.24
 
 
-def test_ours_does_the_same_work_as_the_bare_loop(small_recipe: Recipe, home: Path) -> None:
+def test_strata_does_the_same_work_as_the_bare_loop(small_recipe: Recipe, home: Path) -> None:
     recipe = changed(small_recipe, "parallel", workers=2)
     outcome = bench(recipe, Settings(steps=3, warmup=1, rounds=1), None)
     bare, ours = outcome.rounds["bare"][0], outcome.rounds["ours"][0]
@@ -62,7 +62,7 @@ def test_ours_does_the_same_work_as_the_bare_loop(small_recipe: Recipe, home: Pa
     assert obstacle("ours_liger", recipe) == "its kernels need a GPU"
 
 
-def test_hugging_faces_model_starts_where_ours_does(small_recipe: Recipe) -> None:
+def test_hugging_face_model_has_the_same_initial_loss(small_recipe: Recipe) -> None:
     tokens = torch.randint(0, small_recipe.model.vocab, (2, small_recipe.model.context + 1))
     tokens_bt, targets_bt = tokens[:, :-1], tokens[:, 1:]
     ours = models.bare(small_recipe, torch.device("cpu"))(tokens_bt, targets_bt)
@@ -70,7 +70,7 @@ def test_hugging_faces_model_starts_where_ours_does(small_recipe: Recipe) -> Non
     assert theirs.item() == pytest.approx(ours.item(), abs=1e-5)
 
 
-def test_steps_too_small_for_bf16_add_up(small_recipe: Recipe) -> None:
+def test_master_weights_accumulate_steps_too_small_for_bf16(small_recipe: Recipe) -> None:
     module = nn.ModuleDict({"norm": nn.LayerNorm(4, bias=False)}).to(torch.bfloat16)
     weight = module.norm.weight
     optimizer = MasterAdamW(module, small_recipe.train)
@@ -82,13 +82,13 @@ def test_steps_too_small_for_bf16_add_up(small_recipe: Recipe) -> None:
     assert weight[0].item() < 1
 
 
-def test_every_contender_takes_only_steps(small_recipe: Recipe) -> None:
+def test_shortened_recipe_only_trains(small_recipe: Recipe) -> None:
     train = shortened(changed(small_recipe, "train", warmup=7, steps=8, checkpoints="s3://bucket"), 5).train
     assert (train.steps, train.warmup, train.eval_every, train.checkpoint_every) == (5, 4, 5, 5)
     assert train.checkpoints is None
 
 
-def test_steps_are_timed_from_record_to_record(small_recipe: Recipe) -> None:
+def test_step_time_is_the_difference_of_records(small_recipe: Recipe) -> None:
     history = [record(step, time) for step, time in enumerate([0.0, 9.0, 10.0, 12.0, 13.0], start=1)]
     one = measure(history, small_recipe, warmup=2)
     assert one.step_seconds == [1.0, 2.0, 1.0]
@@ -96,32 +96,32 @@ def test_steps_are_timed_from_record_to_record(small_recipe: Recipe) -> None:
     assert one.final_loss == 1 / 5
 
 
-def test_a_contender_that_fails_says_why(small_recipe: Recipe, home: Path) -> None:
+def test_failed_contender_reports_its_error(small_recipe: Recipe, home: Path) -> None:
     recipe = changed(small_recipe, "parallel", workers=2)
     job = Job(contender="bare", recipe=recipe, tokens=home / "nowhere", folder=home)
     with pytest.raises(launch.Failed, match=r"FileNotFoundError.*nowhere.*bare-\d\.log"):
         launch.run(job, with_ray=False, logs=home, step=lambda _: None)
 
 
-def test_results_outlive_a_failure_of_ours(small_recipe: Recipe, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_are_written_if_strata_fails(small_recipe: Recipe, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(job: Job, *_: object) -> list[Record]:
         if job.contender == "ours":
             raise launch.Failed("[out] of memory")
         return [record(step, float(step)) for step in range(1, 4)]
 
     monkeypatch.setattr(launch, "run", run)
-    with pytest.raises(UserError, match=r"Our own training failed: \[out\] of memory"):
+    with pytest.raises(UserError, match=r"Strata's own training failed: \[out\] of memory"):
         bench(small_recipe, Settings(steps=3, warmup=1, rounds=2), home / "bench.json")
     result = json.loads((home / "bench.json").read_text())
     assert result["left_out"]["ours"] == "[out] of memory"
     assert len(result["contenders"]["bare"]["rounds"]) == 2
 
 
-def test_an_interrupt_leaves_the_rounds_so_far(small_recipe: Recipe, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    turns = iter(["bare", "ours", "bare"])
+def test_interrupt_writes_the_rounds_so_far(small_recipe: Recipe, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finished = iter(["bare", "ours", "bare"])
 
     def run(job: Job, *_: object) -> list[Record]:
-        if next(turns, None) is None:
+        if next(finished, None) is None:
             raise KeyboardInterrupt
         return [record(step, float(step)) for step in range(1, 4)]
 
@@ -133,7 +133,7 @@ def test_an_interrupt_leaves_the_rounds_so_far(small_recipe: Recipe, home: Path,
     assert {name: len(one["rounds"]) for name, one in result["contenders"].items()} == {"bare": 2, "ours": 1}
 
 
-def test_liger_says_why_it_is_left_out(small_recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_liger_reports_why_it_cannot_run(small_recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = changed(small_recipe, "parallel", device="gpu")
     monkeypatch.setattr("strata.training.bench.compare.find_spec", lambda _: None)
     assert obstacle("liger", small_recipe) == "its kernels need a GPU"
@@ -142,8 +142,8 @@ def test_liger_says_why_it_is_left_out(small_recipe: Recipe, monkeypatch: pytest
     assert obstacle("bare", gpu) is obstacle("ours", gpu) is None
 
 
-def test_impossible_wishes_are_refused(small_recipe: Recipe) -> None:
-    with pytest.raises(UserError, match="leaves none of --steps 3"):
+def test_invalid_settings_are_refused(small_recipe: Recipe) -> None:
+    with pytest.raises(UserError, match="leaves no step of --steps 3"):
         bench(small_recipe, Settings(steps=3, warmup=3), None)
     layout = changed(small_recipe, "parallel", workers=4, tensor=4)
     with pytest.raises(UserError, match="The peers are data parallel"):

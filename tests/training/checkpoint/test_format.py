@@ -10,7 +10,7 @@ from strata.training.checkpoint import format
 from strata.training.checkpoint.format import Damaged, Origin, Reader, examine, newest, prune, verify
 from strata.training.checkpoint.storage import folder
 from strata.training.parallel.optimizer_state import Fragment
-from strata.training.parallel.shard_map import Cut, Piece
+from strata.training.parallel.shard_map import Cut, Shard
 
 ORIGIN = Origin(model={"layers": 2}, tokens="abc", batch=8, seed=0)
 SHAPE = (6, 4)
@@ -18,28 +18,28 @@ WHOLE = torch.arange(24.0).view(SHAPE)
 
 
 def write(checkpoints: Path, step: int, val_loss: float | None = None) -> Path:
-    """As two ranks would, each half of one parameter's elements."""
+    """Writes a checkpoint of two ranks, each with half of a parameter's elements."""
     target = checkpoints / f"step-{step:08}"
     for rank in range(2):
         half = WHOLE.flatten()[rank * 12 : rank * 12 + 12]
-        parts = [Fragment(Piece("w", SHAPE, None, 0), "weight", rank * 12, half)]
+        parts = [Fragment(Shard("w", SHAPE, None, 0), "weight", rank * 12, half)]
         format.write(folder(target), rank, 2, step, ORIGIN, val_loss, parts)
     return target
 
 
-def said_nothing(message: str) -> None:
+def no_message(message: str) -> None:
     raise AssertionError(message)
 
 
-def test_whole_checkpoint_is_found(tmp_path: Path) -> None:
+def test_newest_checkpoint_is_found(tmp_path: Path) -> None:
     write(tmp_path, 4), write(tmp_path, 12)
-    found = newest(folder(tmp_path), said_nothing)
+    found = newest(folder(tmp_path), no_message)
     assert found is not None and (found.step, found.origin) == (12, ORIGIN)
     assert torch.equal(Reader(found).whole("w"), WHOLE)
 
 
-def test_none_is_no_error(tmp_path: Path) -> None:
-    assert newest(folder(tmp_path / "not there"), said_nothing) is None
+def test_missing_folder_is_not_an_error(tmp_path: Path) -> None:
+    assert newest(folder(tmp_path / "not there"), no_message) is None
 
 
 def truncate(target: Path) -> None:
@@ -71,46 +71,46 @@ def cut_a_manifest(target: Path) -> None:
         (truncate, "part-00001.bin has 40 of 48 bytes"),
         (flip_a_byte, "part-00000.bin has changed"),
         (lose_a_file, "part-00000.bin is missing"),
-        (lose_a_rank, "not written to the end"),
-        (cut_a_manifest, "manifest is cut short"),
+        (lose_a_rank, "it is incomplete"),
+        (cut_a_manifest, "manifest is truncated"),
     ],
 )
-def test_damage_is_seen_and_the_one_before_is_used(tmp_path: Path, damage: object, message: str) -> None:
+def test_damage_is_detected_and_the_previous_checkpoint_is_used(tmp_path: Path, damage: object, message: str) -> None:
     write(tmp_path, 4)
     damage(write(tmp_path, 8))  # type: ignore[operator]
     with pytest.raises(Damaged, match=message):
         verify(examine(folder(tmp_path / "step-00000008")))
-    said: list[str] = []
-    found = newest(folder(tmp_path), said.append)
+    messages: list[str] = []
+    found = newest(folder(tmp_path), messages.append)
     assert found is not None and found.step == 4
-    assert len(said) == 1 and "step-00000008 is damaged" in said[0]
+    assert len(messages) == 1 and "step-00000008 is damaged" in messages[0]
 
 
-def test_nothing_whole_left_is_an_error(tmp_path: Path) -> None:
+def test_only_damaged_checkpoints_is_an_error(tmp_path: Path) -> None:
     truncate(write(tmp_path, 4))
-    with pytest.raises(UserError, match=r"No checkpoint .* is whole"):
+    with pytest.raises(UserError, match=r"All checkpoints in .* are damaged"):
         newest(folder(tmp_path), lambda _: None)
 
 
-def test_one_that_was_never_finished_is_none(tmp_path: Path) -> None:
-    """A run that was killed in its first save begins again, instead of being refused."""
+def test_unfinished_checkpoint_does_not_count(tmp_path: Path) -> None:
+    """A run that was killed in its first save starts over instead of being refused."""
     lose_a_rank(write(tmp_path, 4))
     assert newest(folder(tmp_path), lambda _: None) is None
 
 
-def test_going_on_keeps_what_lies_beyond_under_another_name(tmp_path: Path) -> None:
+def test_resume_renames_later_checkpoints(tmp_path: Path) -> None:
     write(tmp_path, 4), write(tmp_path, 8)
     (tmp_path / format.RAY_SNAPSHOT).write_text("{}")
     assert format.set_aside_after(folder(tmp_path), 4) == ["step-00000008.damaged"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000004", "step-00000008.damaged"]
     write(tmp_path, 8)
     assert format.set_aside_after(folder(tmp_path), 4) == ["step-00000008.damaged-2"]
-    found = newest(folder(tmp_path), said_nothing)
+    found = newest(folder(tmp_path), no_message)
     assert found is not None and found.step == 4
 
 
-def test_only_a_write_that_was_cut_short_is_deleted(tmp_path: Path) -> None:
-    """By the mark that its writers leave until the last of them is done; without it a manifest may have been lost."""
+def test_only_interrupted_writes_are_deleted(tmp_path: Path) -> None:
+    """The marker file shows that a write was interrupted. Without it, a manifest may have been lost."""
     whole, killed, lost = write(tmp_path, 4), write(tmp_path, 8), write(tmp_path, 12)
     lose_a_rank(killed), lose_a_rank(lost)
     (killed / format.UNFINISHED).touch()
@@ -120,7 +120,7 @@ def test_only_a_write_that_was_cut_short_is_deleted(tmp_path: Path) -> None:
     assert (tmp_path / "step-00000012.damaged" / "part-00001.bin").exists()
 
 
-def test_a_part_that_cannot_be_written_leaves_its_space_to_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_write_frees_its_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -134,7 +134,7 @@ def left(checkpoints: Path) -> list[int]:
     return sorted(int(path.name.removeprefix("step-")) for path in checkpoints.iterdir())
 
 
-def test_newest_and_best_are_kept(tmp_path: Path) -> None:
+def test_prune_retains_newest_and_best(tmp_path: Path) -> None:
     for step, val_loss in ((1, 3.0), (2, 2.0), (3, 2.5), (4, None), (5, 2.4)):
         write(tmp_path, step, val_loss)
     prune(folder(tmp_path), keep=2, keep_best=True)
@@ -143,7 +143,7 @@ def test_newest_and_best_are_kept(tmp_path: Path) -> None:
     assert left(tmp_path) == [5]
 
 
-def test_one_that_is_being_written_neither_counts_nor_goes(tmp_path: Path) -> None:
+def test_prune_ignores_a_checkpoint_that_is_being_written(tmp_path: Path) -> None:
     write(tmp_path, 1), write(tmp_path, 2), lose_a_rank(write(tmp_path, 3))
     prune(folder(tmp_path), keep=1, keep_best=False)
     assert left(tmp_path) == [2, 3]
@@ -151,35 +151,35 @@ def test_one_that_is_being_written_neither_counts_nor_goes(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("saved", [[None], [Cut(0, 0, 3), Cut(0, 3, 6)], [Cut(1, 0, 1), Cut(1, 1, 4)]])
 @pytest.mark.parametrize("wanted", [None, Cut(0, 0, 2), Cut(0, 3, 6), Cut(1, 2, 4)])
-def test_any_cut_is_read_from_any_other(tmp_path: Path, saved: list[Cut | None], wanted: Cut | None) -> None:
+def test_any_shard_is_read_from_any_layout(tmp_path: Path, saved: list[Cut | None], wanted: Cut | None) -> None:
     for rank, cut in enumerate(saved):
-        piece = Piece("w", SHAPE, cut, 0)
+        shard = Shard("w", SHAPE, cut, 0)
         flat = format._narrow(WHOLE, cut).flatten().contiguous()
         middle = flat.numel() // 3
-        parts = [Fragment(piece, "weight", middle, flat[middle:]), Fragment(piece, "weight", 0, flat[:middle])]
+        parts = [Fragment(shard, "weight", middle, flat[middle:]), Fragment(shard, "weight", 0, flat[:middle])]
         format.write(folder(tmp_path), rank, len(saved), 1, ORIGIN, None, parts)
-    read = Reader(examine(folder(tmp_path))).read(Piece("w", SHAPE, wanted, 0), "weight")
+    read = Reader(examine(folder(tmp_path))).read(Shard("w", SHAPE, wanted, 0), "weight")
     assert torch.equal(read, format._narrow(WHOLE, wanted))
 
 
 @pytest.mark.parametrize("wanted", [None, Cut(0, 0, 3), Cut(0, 2, 6)])
-def test_part_of_a_piece_is_read_from_any_cut(tmp_path: Path, wanted: Cut | None) -> None:
+def test_range_of_a_shard_is_read_from_any_layout(tmp_path: Path, wanted: Cut | None) -> None:
     for rank, cut in enumerate([Cut(0, 0, 3), Cut(0, 3, 6)]):
-        part = Fragment(Piece("w", SHAPE, cut, 0), "weight", 0, format._narrow(WHOLE, cut).flatten())
+        part = Fragment(Shard("w", SHAPE, cut, 0), "weight", 0, format._narrow(WHOLE, cut).flatten())
         format.write(folder(tmp_path), rank, 2, 1, ORIGIN, None, [part])
-    read = Reader(examine(folder(tmp_path))).read_range(Piece("w", SHAPE, wanted, 0), "weight", 3, 11)
+    read = Reader(examine(folder(tmp_path))).read_range(Shard("w", SHAPE, wanted, 0), "weight", 3, 11)
     assert torch.equal(read, format._narrow(WHOLE, wanted).flatten()[3:11])
 
 
-def test_only_the_elements_asked_for_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_range_reads_only_the_requested_elements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reader = Reader(examine(folder(write(tmp_path, 4))))
     read: list[tuple[str, int, int]] = []
     whole = Reader._read_at
     monkeypatch.setattr(Reader, "_read_at", lambda self, *place: read.append(place) or whole(self, *place))
-    assert torch.equal(reader.read_range(Piece("w", SHAPE, None, 0), "weight", 13, 17), WHOLE.flatten()[13:17])
+    assert torch.equal(reader.read_range(Shard("w", SHAPE, None, 0), "weight", 13, 17), WHOLE.flatten()[13:17])
     assert read == [("part-00001.bin", 4, 16)]
 
 
-def test_identity_is_of_the_content(tmp_path: Path) -> None:
+def test_identity_depends_on_content(tmp_path: Path) -> None:
     first, again, other = (examine(folder(write(tmp_path / name, step))) for name, step in (("a", 4), ("b", 4), ("c", 8)))
     assert first.identity == again.identity != other.identity

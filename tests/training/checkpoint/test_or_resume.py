@@ -1,4 +1,4 @@
-"""`--or-resume`: what a job that is tried again does with the run it finds, and whose claim on a run it respects."""
+"""`--or-resume`: a retried job resumes its run, and respects runs of live drivers."""
 
 import json
 from dataclasses import asdict, replace
@@ -16,12 +16,12 @@ from strata.training.commands import train
 
 
 class Resumed(Exception):
-    """In place of training."""
+    """Raised in place of training."""
 
 
 @pytest.fixture
 def resumed(monkeypatch: pytest.MonkeyPatch) -> list[Recipe]:
-    """The recipes that runs would have gone on by."""
+    """Recipes with which runs would have been resumed."""
     seen: list[Recipe] = []
 
     def prepare(run: Run, recipe: Recipe, console: Console) -> None:
@@ -47,20 +47,20 @@ def retry(recipe: Recipe, name: str = "job") -> driver.Summary | None:
     return driver.start_or_resume(recipe, name, "test", Console(highlight=False, soft_wrap=True))
 
 
-def test_a_run_that_does_not_exist_is_started(home: Path, small_recipe: Recipe, resumed: list[Recipe]) -> None:
+def test_missing_run_is_started(home: Path, small_recipe: Recipe, resumed: list[Recipe]) -> None:
     with pytest.raises(Resumed):
         retry(small_recipe)
     assert resumed == [small_recipe]
 
 
 @pytest.mark.parametrize("status", ["interrupted", "failed"])
-def test_a_run_that_ended_early_goes_on(home: Path, small_recipe: Recipe, resumed: list[Recipe], status: str) -> None:
+def test_interrupted_or_failed_run_is_resumed(home: Path, small_recipe: Recipe, resumed: list[Recipe], status: str) -> None:
     as_of(runs.create("job", small_recipe, "test"), status)
     with pytest.raises(Resumed):
         retry(small_recipe)
 
 
-def test_a_finished_run_is_left_alone_and_the_command_succeeds(
+def test_finished_run_is_unchanged_and_the_command_succeeds(
     home: Path, small_recipe: Recipe, resumed: list[Recipe], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = exported(as_of(runs.create("job", small_recipe, "test"), "finished", step=8))
@@ -71,13 +71,13 @@ def test_a_finished_run_is_left_alone_and_the_command_succeeds(
     assert not resumed and run.state() == before
 
 
-def test_a_finished_run_without_an_export_gets_one(home: Path, small_recipe: Recipe, resumed: list[Recipe]) -> None:
+def test_finished_run_without_an_export_is_exported(home: Path, small_recipe: Recipe, resumed: list[Recipe]) -> None:
     as_of(runs.create("job", small_recipe, "test"), "finished")
     with pytest.raises(Resumed):
         retry(small_recipe)
 
 
-def test_the_recipe_given_is_what_counts_and_its_changes_are_said(
+def test_given_recipe_is_used_and_its_changes_are_printed(
     home: Path, small_recipe: Recipe, resumed: list[Recipe], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = exported(as_of(runs.create("job", small_recipe, "test"), "finished", step=8))
@@ -87,13 +87,13 @@ def test_the_recipe_given_is_what_counts_and_its_changes_are_said(
     assert resumed[0].train.steps == 16
 
 
-def test_a_driver_of_this_machine_that_lives_keeps_its_run(home: Path, small_recipe: Recipe, resumed: list[Recipe]) -> None:
+def test_run_of_a_live_local_driver_is_refused(home: Path, small_recipe: Recipe, resumed: list[Recipe]) -> None:
     runs.create("job", small_recipe, "test")
     with pytest.raises(UserError, match="is being trained by process"):
         retry(small_recipe)
 
 
-def test_another_machines_run_is_taken_over_by_a_job_and_by_nobody_else(
+def test_only_a_retried_job_takes_over_a_run_of_another_machine(
     home: Path, small_recipe: Recipe, resumed: list[Recipe], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = as_of(runs.create("job", small_recipe, "test"), "running", host="lost-pod")
@@ -106,7 +106,7 @@ def test_another_machines_run_is_taken_over_by_a_job_and_by_nobody_else(
     assert "Run 'job' was last trained on lost-pod; it goes on here." in capsys.readouterr().out
 
 
-def test_a_state_says_on_which_machine_it_runs(home: Path, small_recipe: Recipe) -> None:
+def test_state_contains_the_host(home: Path, small_recipe: Recipe) -> None:
     run = runs.create("job", small_recipe, "test")
     assert run.state().observed_status() == "running" and not run.state().elsewhere()
     moved = as_of(run, "running", host="other").state()
@@ -114,7 +114,7 @@ def test_a_state_says_on_which_machine_it_runs(home: Path, small_recipe: Recipe)
     assert not replace(moved, status="finished").elsewhere()
 
 
-def test_a_state_from_before_hosts_were_written_is_read(home: Path, small_recipe: Recipe) -> None:
+def test_state_without_a_host_is_read(home: Path, small_recipe: Recipe) -> None:
     run = runs.create("job", small_recipe, "test")
     old = {key: value for key, value in asdict(run.state()).items() if key != "host"}
     (run.path / "state.json").write_text(json.dumps(old))
@@ -122,14 +122,14 @@ def test_a_state_from_before_hosts_were_written_is_read(home: Path, small_recipe
 
 
 @pytest.mark.parametrize(("arguments", "fix"), [({}, "Name it with --run"), ({"resume": "a"}, "Give one of them")])
-def test_it_has_to_know_which_run(home: Path, arguments: dict[str, str], fix: str) -> None:
+def test_or_resume_requires_a_run_name(home: Path, arguments: dict[str, str], fix: str) -> None:
     with pytest.raises(UserError) as refused:
         train(or_resume=True, **arguments)  # type: ignore[arg-type]
     assert fix in refused.value.fix
 
 
-def test_the_manifests_entrypoint_is_a_command(root: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the job runs it, but for the recipe's place."""
+def test_rayjob_entrypoint_is_a_valid_command(root: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs the job's command with another path for the recipe."""
     import yaml
     from typer.testing import CliRunner
 

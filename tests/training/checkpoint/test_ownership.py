@@ -1,4 +1,4 @@
-"""A place for checkpoints belongs to one run: every other is refused, and changes nothing there."""
+"""A checkpoint folder belongs to one run: every other run is refused and changes nothing in it."""
 
 import json
 import shutil
@@ -28,7 +28,7 @@ def train(*words: str, home: Path, corpus: Path, place: str, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("scheme", ["", "file://", "local://"])
-def test_a_second_home_with_the_same_name_and_place_is_refused(
+def test_second_home_with_the_same_name_and_folder_is_refused(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], scheme: str
 ) -> None:
     one, two, bucket = tmp_path / "one", tmp_path / "two", tmp_path / "bucket"
@@ -41,15 +41,15 @@ def test_a_second_home_with_the_same_name_and_place_is_refused(
     capsys.readouterr()
     for words in ([], ["train.steps=4"], ["--run", "laptop-1", "--or-resume"]):  # fewer steps than it has, too
         assert train(*words, home=two, corpus=corpus, place=place, monkeypatch=monkeypatch) == 1
-        said = capsys.readouterr().err
-        assert f"holds the checkpoints of another run ({first.path}); nothing was changed." in said and "--run" in said
+        error = capsys.readouterr().err
+        assert f"holds the checkpoints of another run ({first.path}); nothing was changed." in error and "--run" in error
         assert not (two / "runs" / "laptop-1").exists()
         assert (contents(bucket), contents(first.path)) == before
     assert train("--run", "mine", home=two, corpus=corpus, place=place, monkeypatch=monkeypatch) == 0
     assert losses(Run(two / "runs" / "mine")) == losses(first)
 
 
-def test_a_copy_is_refused_where_the_original_keeps_its_checkpoints_and_a_moved_run_is_not(
+def test_copied_run_is_refused_and_moved_run_is_resumed(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one, two, bucket = tmp_path / "one", tmp_path / "two", tmp_path / "bucket"
@@ -65,18 +65,18 @@ def test_a_copy_is_refused_where_the_original_keeps_its_checkpoints_and_a_moved_
     assert strata("train", "--resume", "a", "train.steps=12") == 0
     assert [step for step, _ in losses(Run(two / "runs" / "a"))] == list(range(1, 13))
 
-    # Under another name its checkpoints are not found, and it does not begin again.
+    # Under another name its checkpoints are not found, and it does not start over.
     (two / "runs" / "a").rename(two / "runs" / "b")
     before = contents(two / "runs" / "b")
     assert strata("train", "--resume", "b", "train.steps=16") == 1
-    assert "Run 'b' has reached step 12 by its records, and there is no checkpoint" in capsys.readouterr().err
+    assert "Run 'b' has reached step 12 by its records, but there is no checkpoint" in capsys.readouterr().err
     assert contents(two / "runs" / "b") == before
 
 
-def test_another_place_is_refused_and_the_right_one_goes_on(
+def test_wrong_checkpoint_folder_is_refused_and_the_right_one_resumes(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An empty mount point, too, is another place than the bucket that is mounted there on other days."""
+    """An empty mount point is a wrong folder too: usually a bucket is mounted there."""
     one, bucket = tmp_path / "one", tmp_path / "bucket"
     assert train("--run", "a", home=one, corpus=corpus, place=str(bucket), monkeypatch=monkeypatch) == 0
     run = Run(one / "runs" / "a")
@@ -86,8 +86,8 @@ def test_another_place_is_refused_and_the_right_one_goes_on(
     retry = ["--recipe", str(run.path / "recipe.yaml"), "--run", "a", "--or-resume"]
     for words in (["--resume", "a", "train.checkpoints=elsewhere"], ["--resume", "a"], [*retry, "train.steps=12"]):
         assert strata("train", *words, "train.steps=12") == 1
-        said = capsys.readouterr().err
-        assert "has reached step 8 by its records, and there is no checkpoint" in said and "--run NAME" in said
+        error = capsys.readouterr().err
+        assert "has reached step 8 by its records, but there is no checkpoint" in error and "--run NAME" in error
         assert contents(run.path) == before
     bucket.rmdir()
     (tmp_path / "not mounted").rename(bucket)
@@ -95,7 +95,9 @@ def test_another_place_is_refused_and_the_right_one_goes_on(
     assert [step for step, _ in losses(run)] == list(range(1, 13))
 
 
-def test_a_relative_place_is_the_same_from_every_folder(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_checkpoint_folder_does_not_depend_on_the_working_directory(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert train("--run", "a", home=tmp_path / "one", corpus=corpus, place="here", monkeypatch=monkeypatch) == 0
     (tmp_path / "other").mkdir()
@@ -104,7 +106,7 @@ def test_a_relative_place_is_the_same_from_every_folder(tmp_path: Path, corpus: 
     assert (tmp_path / "here" / "a" / "step-00000012").is_dir()
 
 
-def test_of_many_starts_at_once_at_most_one_gets_the_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_most_one_of_concurrent_starts_claims_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = recipe_file.load()
     together, won, lost = threading.Barrier(8), list[Run](), list[UserError]()
     several = [runs.create(f"r{number}", recipe, "laptop") for number in range(8)]
@@ -127,7 +129,7 @@ def test_of_many_starts_at_once_at_most_one_gets_the_place(tmp_path: Path, monke
 
 
 def test_checkpoints_from_before_runs_had_ids(home: Path) -> None:
-    """They are the run's in whose folder they are, and nobody's who starts on them."""
+    """Such checkpoints belong to the run whose folder they are in. A new run may not start in their folder."""
     recipe = recipe_file.load()
     old = runs.create("old", recipe, "laptop")
     (old.path / "run.json").unlink()
@@ -149,7 +151,7 @@ def test_checkpoints_from_before_runs_had_ids(home: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["step-00000004", "step-00000004.damaged", format.RAY_SNAPSHOT, "run-abc.json"])
-def test_whatever_is_left_of_another_run_is_not_started_on(home: Path, name: str) -> None:
+def test_folder_with_leftovers_of_another_run_is_refused(home: Path, name: str) -> None:
     run = runs.create("new", recipe_file.load(), "laptop")
     left = home / "place" / name
     left.parent.mkdir()
@@ -159,17 +161,17 @@ def test_whatever_is_left_of_another_run_is_not_started_on(home: Path, name: str
     assert list(left.parent.iterdir()) == [left]
 
 
-def test_the_folder_of_another_run_is_no_place_for_checkpoints(home: Path) -> None:
+def test_run_folder_of_another_run_is_refused(home: Path) -> None:
     first, second = (runs.create(name, recipe_file.load(), "laptop") for name in ("first", "second"))
     before = contents(first.path)
     for refused in (ownership.claim_new, ownership.require_own):
         with pytest.raises(UserError, match="is the folder of another run"):
             refused(second, folder(first.path))
     assert contents(first.path) == before
-    ownership.claim_new(first, folder(first.path))  # its own, though, may be
+    ownership.claim_new(first, folder(first.path))  # a run may use its own folder
 
 
-def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(home: Path, corpus: Path) -> None:
+def test_run_killed_before_its_first_checkpoint_starts_over(home: Path, corpus: Path) -> None:
     recipe = recipe_file.load("laptop", [*SMALL, f"data.path={corpus}"])
     run = runs.create("early", recipe, "laptop")
     ownership.claim_new(run, folder(run.checkpoints))

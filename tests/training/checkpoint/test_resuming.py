@@ -1,4 +1,4 @@
-"""Words on a run that is resumed: a schedule that jumps, steps that do not come, and what Ray's errors mean."""
+"""Messages of a resumed run: a changed schedule, stalls, and translated Ray errors."""
 
 import errno
 import os
@@ -15,7 +15,7 @@ from strata.training.checkpoint import resuming
 from strata.training.checkpoint.format import Origin
 from strata.training.checkpoint.saver import Saver
 from strata.training.checkpoint.storage import folder
-from strata.training.workers import Quiet
+from strata.training.workers import StallDetector
 
 from ..faults import without_ray
 
@@ -34,33 +34,33 @@ def changed(recipe: Recipe, **values: object) -> Recipe:
         ({"lr": 0.02}, 8, None),  # no step is left
     ],
 )
-def test_a_schedule_that_jumps_is_said(
+def test_learning_rate_jump_is_reported(
     home: Path, small_recipe: Recipe, values: dict[str, object], step: int, line: str | None
 ) -> None:
     before = changed(small_recipe, lr=0.01)
     run = runs.create("r", before, "test")
-    said = resuming.schedule_changes(run, changed(before, **values), step)
-    assert [text.startswith(line or "") for text in said] == ([True] if line else [])
+    lines = resuming.schedule_changes(run, changed(before, **values), step)
+    assert [text.startswith(line or "") for text in lines] == ([True] if line else [])
 
 
-def test_quiet_says_once_that_no_step_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stall_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(workers.time, "monotonic", lambda: now)
-    quiet = Quiet()
+    stalls = StallDetector()
     now += workers.STILL_STARTING_S + 1
-    assert "still starting after 21 s" in quiet.news()[0] and quiet.news() == []
+    assert "still starting after 21 s" in stalls.news()[0] and stalls.news() == []
     for _ in range(5):
-        quiet.heard()
+        stalls.step()
         now += 0.5
-        assert quiet.news() == []
-    now += workers.QUIET_S
-    assert "No step for 6 s" in quiet.news()[0] and quiet.news() == []
-    quiet.heard()  # the wait for workers that were started again does not make it more patient
-    now += workers.QUIET_S + 1
-    assert "No step" in quiet.news()[0]
+        assert stalls.news() == []
+    now += workers.STALL_S
+    assert "No step for 6 s" in stalls.news()[0] and stalls.news() == []
+    stalls.step()  # a reported stall does not raise the threshold
+    now += workers.STALL_S + 1
+    assert "No step" in stalls.news()[0]
 
 
-def test_a_lost_node_is_said() -> None:
+def test_lost_node_is_reported() -> None:
     nodes = {key: {"NodeManagerAddress": f"10.0.0.{key}", "Resources": {"CPU": 2.0}} for key in "12"}
     one = {"1": nodes["1"]}
     assert changes({}, nodes) == [] == changes(nodes, nodes)
@@ -68,7 +68,7 @@ def test_a_lost_node_is_said() -> None:
     assert changes(one, nodes) == ["Ray node 10.0.0.2 has joined."]
 
 
-def test_errors_of_ray_train_are_reduced_to_their_cause() -> None:
+def test_ray_train_errors_are_reduced_to_their_cause() -> None:
     from ray.exceptions import ActorDiedError
     from ray.train import ControllerError, WorkerGroupError
     from ray.train.v2._internal.exceptions import UserExceptionWithTraceback
@@ -81,20 +81,20 @@ def test_errors_of_ray_train_are_reduced_to_their_cause() -> None:
         explained = failures.explain(error, "r")
         assert isinstance(explained, UserError)
         assert explained.cause == "/data/part: No space left on device."
-        assert explained.fix == "Free some space there, then go on with: strata train --resume r."
+        assert explained.fix == "Free some space there, then resume with: strata train --resume r."
     own = UserError("cause", "fix")
     assert failures.explain(WorkerGroupError("", {3: UserExceptionWithTraceback(own, "")}), "r") is own
     lost = failures.explain(WorkerGroupError("", {1: ActorDiedError()}), "r")
     assert (
         isinstance(lost, UserError)
-        and "train.max_failures allows no more: The actor died" in lost.cause
+        and "more often than train.max_failures allows: The actor died" in lost.cause
         and "--resume r" in lost.fix
     )
     assert failures.explain(WorkerGroupError("", {1: ZeroDivisionError()}), "r") is None
 
 
 @pytest.mark.parametrize(("mine", "restarts", "goes_on"), [(True, 0, True), (True, 3, False), (False, 0, False)])
-def test_a_run_outlives_its_own_cluster_a_few_times(
+def test_run_restarts_its_own_cluster_a_few_times(
     home: Path,
     small_recipe: Recipe,
     monkeypatch: pytest.MonkeyPatch,
@@ -103,13 +103,13 @@ def test_a_run_outlives_its_own_cluster_a_few_times(
     restarts: int,
     goes_on: bool,
 ) -> None:
-    """In a process of its own: Ray cannot be started again in this one."""
+    """The restart replaces the process, because Ray cannot be started again in this one."""
 
     class Replaced(Exception):
         pass
 
     def start(*_: object) -> None:
-        raise ClusterDied("Ray has died.", "Go on with: strata train --resume r", "r" if mine else None)
+        raise ClusterDied("Ray has died.", "Resume with: strata train --resume r", "r" if mine else None)
 
     def execute(program: str, words: list[str]) -> None:
         assert words[-3:] == ["train", "--resume", "r"] and os.environ[commands.RESTARTS] == str(restarts + 1)
@@ -123,13 +123,13 @@ def test_a_run_outlives_its_own_cluster_a_few_times(
     assert ("Ray has died. It is started again" in capsys.readouterr().out) == goes_on
 
 
-def test_storage_that_went_away_does_not_send_a_run_back_to_its_beginning(
+def test_missing_storage_does_not_restart_a_run_at_step_0(
     tmp_path: Path, small_recipe: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Workers that Ray has started again look for the newest checkpoint by themselves."""
+    """Workers that Ray restarts look for the newest checkpoint themselves."""
     without_ray(monkeypatch)
     sections = small_recipe.model, small_recipe.train, small_recipe.parallel
     saver = Saver(folder(tmp_path / "unmounted"), None, *sections, Origin({}, "tokens", 4, 0), lambda: None)
     assert saver.resume() == 0
-    with pytest.raises(UserError, match="The run has saved a checkpoint at step 4"):
+    with pytest.raises(UserError, match="The run saved a checkpoint at step 4"):
         saver.resume("", lambda: 4)

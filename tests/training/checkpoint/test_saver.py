@@ -1,4 +1,4 @@
-"""What a save tells, with Ray Train's part of it played by the test: the upload runs at once."""
+"""Saves with a stand-in for Ray Train that runs the upload synchronously."""
 
 import errno
 import os
@@ -32,7 +32,7 @@ class Failures:
 
 @pytest.fixture
 def ranks(monkeypatch: pytest.MonkeyPatch) -> int:
-    """This is rank 0 of two."""
+    """Makes this process rank 0 of two."""
 
     def report(metrics: dict[str, Any], *, checkpoint_dir_name: str, checkpoint_upload_fn: Any, **_: Any) -> None:
         checkpoint_upload_fn(None, checkpoint_dir_name)
@@ -55,7 +55,7 @@ def other_rank_writes(at: Path, step: int) -> None:
     format.write(folder(at / format.folder_name(step)), 1, 2, step, ORIGIN, None, [])
 
 
-def test_a_checkpoint_counts_from_when_its_last_rank_has_written(ranks: int, tmp_path: Path, small_recipe: Recipe) -> None:
+def test_checkpoint_is_complete_when_its_last_rank_has_written(ranks: int, tmp_path: Path, small_recipe: Recipe) -> None:
     one = saver(tmp_path, small_recipe, failed := Failures())
     late = threading.Timer(0.5, other_rank_writes, (tmp_path, 4))
     late.start()
@@ -66,23 +66,23 @@ def test_a_checkpoint_counts_from_when_its_last_rank_has_written(ranks: int, tmp
     assert one.last.seconds is not None and one.last.seconds > 0.4
 
 
-def test_a_rank_that_never_writes_is_not_waited_for_for_ever(
+def test_wait_for_other_ranks_has_a_timeout(
     ranks: int, tmp_path: Path, small_recipe: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(saving, "OTHERS_S", 0.2)
+    monkeypatch.setattr(saving, "OTHER_RANKS_TIMEOUT_S", 0.2)
     one = saver(tmp_path, small_recipe, Failures())
     other_rank_writes(tmp_path, 4)
     one.save(4, None, "async")
     whole = one.last
     one.save(8, None, "async")
     assert whole is not None and one.last is not None
-    assert (one.last.step, one.last.at) == (4, whole.at), "the newest that is whole, and since when"
+    assert (one.last.step, one.last.at) == (4, whole.at), "the newest complete checkpoint and its time"
 
 
 @pytest.mark.parametrize(
     ("number", "lasting"), [(errno.ENOSPC, True), (errno.EROFS, True), (errno.EACCES, True), (errno.EIO, False)]
 )
-def test_a_checkpoint_that_cannot_be_written_is_counted_and_ends_the_run_if_the_next_would_fail_too(
+def test_failed_save_is_counted_and_ends_the_run_if_the_failure_is_permanent(
     ranks: int, tmp_path: Path, small_recipe: Recipe, monkeypatch: pytest.MonkeyPatch, number: int, lasting: bool
 ) -> None:
     def fail(*_: object) -> None:

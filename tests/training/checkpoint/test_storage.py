@@ -6,7 +6,7 @@ from strata.platform.errors import UserError
 from strata.training.checkpoint.storage import folder
 
 
-@pytest.mark.parametrize("scheme", ["", "file://", "local://"])  # a path, pyarrow's, fsspec's
+@pytest.mark.parametrize("scheme", ["", "file://", "local://"])  # a path, pyarrow's scheme, fsspec's scheme
 def test_folder_behind_a_path_or_uri(tmp_path: Path, scheme: str) -> None:
     place = folder(f"{scheme}{tmp_path}/here")
     assert place.names() == [] and place.size("a") is None

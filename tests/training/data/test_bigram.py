@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from strata.training.data import bigram
-from strata.training.data.bigram import bigram_loss, kept_bigram_loss
+from strata.training.data.bigram import bigram_loss, cached_bigram_loss
 from strata.training.data.shards import read_meta, shard_path
 from strata.training.data.windows import Windows
 
 VOCAB = 512
 
 
-def test_equals_the_formula_written_plainly(tokens: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loss_equals_the_formula(tokens: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bigram, "STRENGTHS", np.array([4.0]))
     train = np.fromfile(shard_path(tokens, "train", 0), read_meta(tokens).dtype).tolist()
     windows = Windows(tokens, "validation", 32)
@@ -26,7 +26,7 @@ def test_equals_the_formula_written_plainly(tokens: Path, monkeypatch: pytest.Mo
     assert bigram_loss(tokens, 32, 3, VOCAB) == pytest.approx(np.mean(losses), abs=1e-9)
 
 
-def test_best_smoothing_is_taken(tokens: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_best_smoothing_is_used(tokens: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     best = bigram_loss(tokens, 32, 5, VOCAB)
     for strength in bigram.STRENGTHS:
         monkeypatch.setattr(bigram, "STRENGTHS", np.array([strength]))
@@ -34,7 +34,7 @@ def test_best_smoothing_is_taken(tokens: Path, monkeypatch: pytest.MonkeyPatch) 
     assert 0 < best < math.log(VOCAB)
 
 
-def test_large_corpora_are_sampled_over_all_of_their_length(tokens: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_corpora_are_sampled_evenly(tokens: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bigram, "CHUNK", 50)
     monkeypatch.setattr(bigram, "SAMPLE", 500)
     train = np.fromfile(shard_path(tokens, "train", 0), read_meta(tokens).dtype).tolist()
@@ -45,9 +45,9 @@ def test_large_corpora_are_sampled_over_all_of_their_length(tokens: Path, monkey
 
 
 def test_loss_is_computed_once(tokens: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = kept_bigram_loss(tokens, 32, 5, VOCAB)
+    first = cached_bigram_loss(tokens, 32, 5, VOCAB)
     assert first == bigram_loss(tokens, 32, 5, VOCAB)
-    other = kept_bigram_loss(tokens, 16, 5, VOCAB)
+    other = cached_bigram_loss(tokens, 16, 5, VOCAB)
     assert other == bigram_loss(tokens, 16, 5, VOCAB) != first
     monkeypatch.setattr(bigram, "_chunks", lambda _: pytest.fail("the tokens were counted again"))
-    assert kept_bigram_loss(tokens, 32, 5, VOCAB) == first
+    assert cached_bigram_loss(tokens, 32, 5, VOCAB) == first

@@ -11,12 +11,12 @@ from strata.platform.errors import UserError
 from strata.platform.recipe import DataSection
 from strata.training.data import digests
 from strata.training.data.corpus import Corpus, open_corpus, stdlib_files
-from strata.training.data.readers import PIECE
+from strata.training.data.readers import CHUNK_CHARS
 
 
 @pytest.fixture(autouse=True)
 def cache(home: Path) -> Path:
-    """Digests are recorded in a folder of each test's own."""
+    """Each test has its own digest cache."""
     return home
 
 
@@ -48,7 +48,7 @@ def test_default_is_the_standard_library_without_tests_and_tables() -> None:
     assert not any(name.startswith("_sysconfigdata") for name in names)
 
 
-def test_folder_mixes_formats_and_passes_over_binaries(tmp_path: Path) -> None:
+def test_folder_mixes_formats_and_skips_binaries(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("plain text")
     (tmp_path / "b.jsonl").write_text(json.dumps({"text": "from json"}) + "\n\n" + json.dumps({"text": "too"}) + "\n")
     (tmp_path / "deep").mkdir()
@@ -58,15 +58,15 @@ def test_folder_mixes_formats_and_passes_over_binaries(tmp_path: Path) -> None:
     assert documents(tmp_path) == ["plain text", "from json", "too", "from parquet"]
 
 
-def test_long_text_is_cut_at_line_ends_and_nothing_is_lost(tmp_path: Path) -> None:
+def test_long_text_is_split_at_line_ends_without_loss(tmp_path: Path) -> None:
     text = "".join(f"line {number}\n" for number in range(20_000))
     (tmp_path / "long.txt").write_text(text)
-    pieces = documents(tmp_path / "long.txt")
-    assert len(pieces) > 1 and "".join(pieces) == text
-    assert all(piece.endswith("\n") and len(piece) < 2 * PIECE for piece in pieces)
+    chunks = documents(tmp_path / "long.txt")
+    assert len(chunks) > 1 and "".join(chunks) == text
+    assert all(chunk.endswith("\n") and len(chunk) < 2 * CHUNK_CHARS for chunk in chunks)
 
 
-def test_digest_follows_content(tmp_path: Path) -> None:
+def test_digest_depends_on_content(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one")
     before = open_corpus(DataSection(path=tmp_path)).digest
     assert open_corpus(DataSection(path=tmp_path)).digest == before
@@ -89,7 +89,7 @@ def test_missing_path_names_it(tmp_path: Path) -> None:
         ("a.jsonl", b'{"text": "fine"}\n{"text": 5}\n', "Line 2 of .* has no text in 'text': it is a number"),
         ("a.jsonl", b'{"text": "fine"}\n{"text": ["x"]}\n', "Line 2 of .* it is a list"),
         ("a.jsonl", b'{"text": "one", "text": "two"}\n', "Line 1 of .* has 'text' more than once"),
-        ("a.jsonl", b'{"text": "half \\ud83d"}\n', "Line 1 of .* half a surrogate pair"),
+        ("a.jsonl", b'{"text": "half \\ud83d"}\n', "Line 1 of .* an unpaired surrogate"),
         ("a.jsonl", b'{"text": "fine"}\n{"text": "caf\xe9"}\n', r"is not UTF-8: byte 30 \(line 2\) is 0xe9"),
         ("a.jsonl", b'{"n": ' + b"9" * 5000 + b"}\n", "Line 1 of .* is not JSON"),
         ("a.jsonl", b"[" * 100_000, "Line 1 of .* is not JSON"),
@@ -104,7 +104,7 @@ def test_missing_path_names_it(tmp_path: Path) -> None:
         ("a.txt", b"fine\n" * 4000 + b"\0", r"is not text: byte 20,000 \(line 4,001\) is NUL"),
         ("a.txt.gz", b"\x1f\x8b\x08\0", "compressed with gzip"),
         ("a.txt.zst", b"\x28\xb5\x2f\xfd", "compressed with Zstandard"),
-        ("a.dat", b"PAR1....", "Parquet without the ending .parquet"),
+        ("a.dat", b"PAR1....", "Parquet without the suffix .parquet"),
         ("a.bin", b"\x7fELF\0\0", "is not text, JSONL or Parquet: binary"),
         ("a.parquet", b"", "is not Parquet"),
     ],
@@ -123,8 +123,8 @@ def test_text_of_another_encoding_is_refused_in_a_folder_too(tmp_path: Path) -> 
         documents(tmp_path)
 
 
-def test_text_comes_back_byte_for_byte(tmp_path: Path) -> None:
-    """Line ends of any kind, a character across the sniffed head's end, and no byte order mark."""
+def test_text_is_read_byte_for_byte(tmp_path: Path) -> None:
+    """Includes line ends of any kind and a character across the end of the sniffed head; removes the byte order mark."""
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo\rthree\n\x0cfour\xe2\x80\xa8")
     assert documents(tmp_path / "a.txt") == ["one\r\ntwo\rthree\n\x0cfour\u2028"]
     one_line = "語" * 3000
@@ -135,14 +135,14 @@ def test_text_comes_back_byte_for_byte(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["word " * 200_000, "語" * 300_000, "x\r" * 200_000])
-def test_one_long_line_is_cut_and_nothing_is_lost(tmp_path: Path, text: str) -> None:
+def test_long_line_is_split_without_loss(tmp_path: Path, text: str) -> None:
     (tmp_path / "long.txt").write_bytes(text.encode())
-    pieces = documents(tmp_path / "long.txt")
-    assert len(pieces) > 3 and "".join(pieces) == text
-    assert all(len(piece) <= 2 * PIECE for piece in pieces)
+    chunks = documents(tmp_path / "long.txt")
+    assert len(chunks) > 3 and "".join(chunks) == text
+    assert all(len(chunk) <= 2 * CHUNK_CHARS for chunk in chunks)
 
 
-def test_what_is_left_out_is_counted_and_named(tmp_path: Path) -> None:
+def test_skipped_files_and_rows_are_counted_and_named(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("fine")
     (tmp_path / "b.png").write_bytes(b"\x89PNG\0\0\xff\xfe")
     (tmp_path / "c.jsonl.gz").write_bytes(b"\x1f\x8b\x08\0")
@@ -152,7 +152,7 @@ def test_what_is_left_out_is_counted_and_named(tmp_path: Path) -> None:
     write_parquet(tmp_path / "g.parquet", ["fine", None, ""])
     files, rows = left_out(tmp_path)
     assert files.startswith("4 of 7 files left out: ")
-    for name in ("b.png (binary)", "c.jsonl.gz (compressed with gzip", "d.txt (a link to nothing)", "e.pipe (not a file)"):
+    for name in ("b.png (binary)", "c.jsonl.gz (compressed with gzip", "d.txt (a broken symbolic link)", "e.pipe (not a file)"):
         assert name in files
     assert rows == f"4 of 7 documents left out: null or blank, the first at line 2 of {tmp_path / 'f.jsonl'}."
 
@@ -165,12 +165,12 @@ def test_linked_folders_are_read_once_and_loops_are_named(tmp_path: Path) -> Non
     (corpus / "more").symlink_to(elsewhere)
     (corpus / "loop").symlink_to(corpus)
     assert sorted(documents(corpus)) == ["corpus", "elsewhere"]
-    assert left_out(corpus) == ["1 of 3 files left out: loop (a link to a folder that it is in)."]
+    assert left_out(corpus) == ["1 of 3 files left out: loop (a symbolic link to a parent folder)."]
 
 
 def test_broken_link_and_pipe_are_refused(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "gone")
-    with pytest.raises(UserError, match=r"does not exist .it is a link to .*gone"):
+    with pytest.raises(UserError, match=r"does not exist .a symbolic link to .*gone"):
         documents(tmp_path / "link")
     (tmp_path / "ring").symlink_to(tmp_path / "ring")
     with pytest.raises(UserError, match=r"ring cannot be read: Too many levels of symbolic links"):
@@ -181,20 +181,20 @@ def test_broken_link_and_pipe_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["file", "folder", "data.path"])
-def test_what_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+def test_path_without_permission_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "a.txt").write_text("fine")
 
     def forbidden(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    # root may read everything, so that permissions would show nothing here
+    # permissions do not apply to root
     monkeypatch.setattr(*{"file": (Path, "open"), "folder": (os, "scandir"), "data.path": (Path, "stat")}[what], forbidden)
     with pytest.raises(UserError, match="cannot be read: Permission denied"):
         documents(tmp_path)
 
 
-def test_name_that_is_not_utf8_is_read(tmp_path: Path) -> None:
+def test_file_name_that_is_not_utf8_is_read(tmp_path: Path) -> None:
     (tmp_path / os.fsdecode(b"caf\xe9.txt")).write_text("fine")
     (tmp_path / os.fsdecode(b"caf\xe9.png")).write_bytes(b"\0")
     assert documents(tmp_path) == ["fine"]
@@ -224,10 +224,10 @@ def test_parquet_text_of_any_arrow_type_is_read(tmp_path: Path) -> None:
         assert documents(write_parquet(tmp_path / "a.PARQUET", pyarrow.array(["one", "two"]).cast(kind))) == ["one", "two"]
 
 
-def test_parquet_with_the_column_twice_is_refused(tmp_path: Path) -> None:
+def test_parquet_with_a_duplicate_column_is_refused(tmp_path: Path) -> None:
     table = pyarrow.table([pyarrow.array(["a"]), pyarrow.array(["b"])], names=["text", "text"])
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
-    with pytest.raises(UserError, match="has 2 columns called 'text'"):
+    with pytest.raises(UserError, match="has 2 columns named 'text'"):
         documents(tmp_path / "a.parquet")
 
 
@@ -240,7 +240,7 @@ def test_parquet_text_that_is_not_utf8_names_the_row(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("compression", ["none", "snappy", "zstd"])
 def test_damaged_parquet_is_refused_wherever_it_is_damaged(tmp_path: Path, compression: str) -> None:
-    """Every damage is an error that names the file, or changes nothing: pages carry checksums here."""
+    """Every damage raises an error that names the file, or has no effect: the pages have checksums."""
     rows = [f"row {number} " * 20 for number in range(400)]
     path = write_parquet(tmp_path / "a.parquet", rows, compression=compression, write_page_checksum=True, use_dictionary=False)
     whole = path.read_bytes()
@@ -258,7 +258,7 @@ def test_damaged_parquet_is_refused_wherever_it_is_damaged(tmp_path: Path, compr
             documents(path)
 
 
-def test_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None:
+def test_file_that_changes_during_the_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one")
     corpus = opened(tmp_path)
     corpus.require_unchanged()
@@ -278,23 +278,23 @@ def test_unchanged_files_are_not_read_again(tmp_path: Path, monkeypatch: pytest.
     content = digests._content
     monkeypatch.setattr(digests, "_content", lambda path: read.append(path) or content(path))
     fresh = opened(path).digest
-    assert opened(path).digest == fresh and len(read) == 2  # just written: a change within the clock's tick would not show
+    assert opened(path).digest == fresh and len(read) == 2  # just written: a change within the same clock tick would go unnoticed
     monkeypatch.setattr(digests, "SETTLED_S", -1.0)
     assert opened(path).digest == opened(path).digest == fresh and len(read) == 3
     seen = path.stat()
-    path.write_text("two")  # as large, and with the time set back
+    path.write_text("two")  # same size, with the modification time set back
     os.utime(path, ns=(seen.st_atime_ns, seen.st_mtime_ns))
     assert opened(path).digest != fresh and len(read) == 4
 
 
-def test_parquet_without_the_column_lists_those_it_has(tmp_path: Path) -> None:
+def test_parquet_without_the_column_lists_its_columns(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.table({"body": ["x"]}), tmp_path / "a.parquet")
     with pytest.raises(UserError, match=r"has no column 'text'.*\n.*one of: body"):
         documents(tmp_path / "a.parquet")
     assert documents(tmp_path / "a.parquet", text_field="body") == ["x"]
 
 
-def test_hub_out_of_reach_names_the_dataset(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_hub_names_the_dataset(monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
 
     def unreachable(*_: object, **__: object) -> None:

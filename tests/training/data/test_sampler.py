@@ -11,7 +11,7 @@ def epoch(count: int, seed: int, number: int) -> list[int]:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 16, 17, 1000, 4097])
-def test_an_epoch_has_every_window_once(count: int) -> None:
+def test_epoch_contains_every_window_once(count: int) -> None:
     assert sorted(epoch(count, 5, 2)) == list(range(count))
 
 
@@ -22,13 +22,13 @@ def test_seeds_and_epochs_differ_and_repeat() -> None:
 
 
 def test_order_looks_random() -> None:
-    """Places and windows are uncorrelated, and neighbours in the order are not neighbours in the text."""
+    """Positions and windows are uncorrelated, and neighbours in the order are not neighbours in the text."""
     order = np.array(epoch(10_000, 0, 0))
     assert abs(np.corrcoef(order, np.arange(len(order)))[0, 1]) < 0.05
     assert np.mean(np.abs(np.diff(order)) <= 2) < 0.01
 
 
-def test_steps_walk_through_epochs_without_repeat_or_loss() -> None:
+def test_consecutive_steps_cover_each_epoch() -> None:
     windows, batch = 37, 8
     seen = np.concatenate([step_indices(step, batch, 0, 1, windows, 3) for step in range(37)])  # 8 epochs
     assert (np.bincount(seen, minlength=windows) == batch).all()
@@ -37,7 +37,7 @@ def test_steps_walk_through_epochs_without_repeat_or_loss() -> None:
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
-def test_ranks_share_a_step_the_same_way_whatever_their_number(world: int) -> None:
+def test_windows_of_a_step_do_not_depend_on_the_world_size(world: int) -> None:
     whole = step_indices(11, 8, 0, 1, 50, 7)
     parts = np.concatenate([step_indices(11, 8, rank, world, 50, 7) for rank in range(world)])
     assert parts.tolist() == whole.tolist()
@@ -53,16 +53,16 @@ LAYOUTS = (
 
 
 def test_no_window_is_repeated_or_dropped_while_layouts_change() -> None:
-    """Each step in another layout, as if the run had been resumed before it: ranks at one data-parallel place have the same
-    windows, places have different ones, and an epoch has each window once."""
+    """Each step has another layout, as if the run had been resumed before it. Ranks with the same data-parallel rank read the
+    same windows, others read different ones, and an epoch has each window once."""
     windows, batch, seed = 120, 8, 3
     seen: list[int] = []
     for step in range(2 * windows // batch):
         parallel = LAYOUTS[step % len(LAYOUTS)]
-        by_place: dict[int, list[int]] = {}
+        by_data_rank: dict[int, list[int]] = {}
         for rank in range(parallel.workers):
             mine = rank_indices(step, rank, batch, windows, seed, parallel).tolist()
-            assert by_place.setdefault(place(rank, parallel).data, mine) == mine
-        assert len(by_place) == parallel.data
-        seen += [window for mine in by_place.values() for window in mine]
+            assert by_data_rank.setdefault(place(rank, parallel).data, mine) == mine
+        assert len(by_data_rank) == parallel.data
+        seen += [window for mine in by_data_rank.values() for window in mine]
     assert sorted(seen[:windows]) == sorted(seen[windows:]) == list(range(windows))

@@ -23,7 +23,7 @@ def corpus_of(*texts: str) -> Corpus:
     return Corpus("a test", str(hash(texts)), lambda: iter(texts))
 
 
-def said_nothing(message: object) -> bytes:
+def no_message(message: object) -> bytes:
     raise AssertionError(message)
 
 
@@ -37,7 +37,7 @@ def split_texts(folder: Path, split: shards.Split) -> list[str]:
     return [tokenizer.decode(document[:-1].tolist()) for document in np.split(ids, ends[:-1] + 1)]
 
 
-def test_every_document_is_in_one_split_and_comes_back(home: Path) -> None:
+def test_every_document_is_in_exactly_one_split(home: Path) -> None:
     texts = [f"document number {number} says {number * number}" for number in range(300)]
     folder = shards.prepare(corpus_of(*texts), VOCAB, 0.1)
     train, validation = split_texts(folder, "train"), split_texts(folder, "validation")
@@ -57,7 +57,7 @@ def test_small_corpus_still_holds_one_document_out(home: Path) -> None:
     assert shards.read_meta(folder).documents == {"train": 2, "validation": 1}
 
 
-def test_second_time_comes_from_the_cache(home: Path) -> None:
+def test_second_call_uses_the_cache(home: Path) -> None:
     reads = 0
 
     def documents() -> Iterator[str]:
@@ -77,7 +77,7 @@ def test_second_time_comes_from_the_cache(home: Path) -> None:
 def test_failure_leaves_no_folder(home: Path) -> None:
     def documents() -> Iterator[str]:
         yield "a text"
-        raise UserError("line 2 is bad", "mend it")
+        raise UserError("line 2 is bad", "fix it")
 
     with pytest.raises(UserError):
         shards.prepare(Corpus("a test", "digest", documents), VOCAB, 0.1)
@@ -85,7 +85,7 @@ def test_failure_leaves_no_folder(home: Path) -> None:
 
 
 def test_empty_corpus_is_refused(home: Path) -> None:
-    with pytest.raises(UserError, match="holds no text"):
+    with pytest.raises(UserError, match="has no text"):
         shards.prepare(corpus_of(), VOCAB, 0.1)
 
 
@@ -105,7 +105,7 @@ def test_windows_cover_every_shard_and_overlap_by_one(home: Path, monkeypatch: p
     assert (read[1:in_first, 0] == read[: in_first - 1, -1]).all()
 
 
-def test_evaluation_windows_are_spread_and_never_more_than_there_are(tokens: Path) -> None:
+def test_evaluation_windows_are_spread_evenly(tokens: Path) -> None:
     windows = Windows(tokens, "validation", 32)
     assert windows.evenly(10**6).tolist() == list(range(len(windows)))
     few = windows.evenly(3)
@@ -127,22 +127,22 @@ def words(count: int) -> str:
 
 
 @pytest.mark.parametrize("others", [[], ["short", "shorter"], [f"short {number}" for number in range(30)]])
-def test_one_huge_document_is_cut_to_be_divided(home: Path, others: list[str]) -> None:
-    """Whether it would be held out or what is held out would be next to nothing beside it."""
+def test_huge_document_is_split(home: Path, others: list[str]) -> None:
+    """With whole documents, either the huge one is held out or only tiny ones are."""
     folder = shards.prepare(corpus_of(words(60_000), *others), VOCAB, 0.1)
     assert 0.01 < shares(folder) < 0.4
     assert len(shards.read_meta(folder).notes) == 1
 
 
-def test_huge_document_that_is_held_out_is_cut_and_said(home: Path) -> None:
+def test_split_of_a_huge_document_is_reported(home: Path) -> None:
     folder = shards.prepare(corpus_of(words(60_000)), VOCAB, 0.1)
-    assert shards.read_meta(folder).notes == ["Long documents are cut to hold 10% out: whole, 100% would be."]
+    assert shards.read_meta(folder).notes == ["Long documents are split to hold out 10%: whole documents would give 100%."]
     assert "".join(sorted(split_texts(folder, "train") + split_texts(folder, "validation"))).count("word") == 60_000
 
 
 @pytest.mark.parametrize("texts", [["a few words"], ["the same"] * 50])
 def test_one_short_document_is_refused(home: Path, texts: list[str]) -> None:
-    with pytest.raises(UserError, match="cannot be divided: 100% of it would be held out"):
+    with pytest.raises(UserError, match="cannot be split: it is one document, and 100% of it would be held out"):
         shards.prepare(corpus_of(*texts), VOCAB, 0.1)
 
 
@@ -152,7 +152,7 @@ def test_end_of_text_in_a_document_is_text(home: Path) -> None:
     assert sorted(split_texts(folder, "train") + split_texts(folder, "validation")) == sorted(texts)
 
 
-def test_what_was_left_out_is_kept_with_the_tokens(home: Path, tmp_path: Path) -> None:
+def test_cache_records_what_was_skipped(home: Path, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n{"text": null}\n')
     (tmp_path / "b.bin").write_bytes(b"\0")
     for _ in range(2):  # the second time from the cache
@@ -174,9 +174,9 @@ def test_corpus_that_changes_is_refused(home: Path, tmp_path: Path) -> None:
         shards.prepare(replace(corpus, documents=documents), VOCAB, 0.1)
 
 
-def test_damaged_cache_is_made_again_and_said(home: Path) -> None:
+def test_damaged_cache_is_rebuilt_and_reported(home: Path) -> None:
     corpus = corpus_of(*(f"document number {number}" for number in range(100)))
-    folder = shards.prepare(corpus, VOCAB, 0.1, said_nothing)
+    folder = shards.prepare(corpus, VOCAB, 0.1, no_message)
     whole = {path.name: path.read_bytes() for path in folder.iterdir()}
     for name, damage in (
         ("train-00000.bin", lambda path: path.write_bytes(path.read_bytes()[:-2])),
@@ -187,16 +187,16 @@ def test_damaged_cache_is_made_again_and_said(home: Path) -> None:
         ("meta.json", Path.unlink),
     ):
         damage(folder / name)
-        said: list[str] = []
-        assert shards.prepare(corpus, VOCAB, 0.1, said.append) == folder
-        assert len(said) == 1 and "are damaged" in said[0] and "made again" in said[0]
+        messages: list[str] = []
+        assert shards.prepare(corpus, VOCAB, 0.1, messages.append) == folder
+        assert len(messages) == 1 and "are damaged" in messages[0] and "building them again" in messages[0]
         assert {path.name: path.read_bytes() for path in folder.iterdir()} == whole
 
 
 def test_unchanged_cache_is_not_read_again(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus = corpus_of("one", "two", "three")
     folder = shards.prepare(corpus, VOCAB, 0.1)
-    monkeypatch.setattr(digests, "_content", said_nothing)
+    monkeypatch.setattr(digests, "_content", no_message)
     assert shards.prepare(corpus, VOCAB, 0.1) == folder
 
 
@@ -209,7 +209,7 @@ def test_cache_that_cannot_be_written_is_named(home: Path, monkeypatch: pytest.M
         shards.prepare(corpus_of("one", "two", "three"), VOCAB, 0.1)
 
 
-def test_what_a_killed_builder_left_is_removed(home: Path) -> None:
+def test_partial_folder_of_a_killed_build_is_removed(home: Path) -> None:
     killed = subprocess.Popen([sys.executable, "-c", ""])
     killed.wait()
     tokens = home / ".strata" / "tokens"

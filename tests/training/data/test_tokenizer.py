@@ -5,7 +5,7 @@ from strata.training.data import tokenizer as bpe
 TEXT = "def f(x):\n    return x + 1  # naïve, ✓ 日本\n"
 
 
-def test_every_text_comes_back(tmp_path: Path) -> None:
+def test_round_trip_is_lossless(tmp_path: Path) -> None:
     trained = bpe.train(["def g(y):\n    return y\n"] * 20, 400)
     bpe.save(trained, tmp_path, context=64)
     loaded = bpe.load(tmp_path)
@@ -14,7 +14,7 @@ def test_every_text_comes_back(tmp_path: Path) -> None:
     assert bpe.END_OF_TEXT_ID not in ids
 
 
-def test_transformers_loads_it_with_its_chat_template(tmp_path: Path) -> None:
+def test_transformers_loads_the_tokenizer_and_its_chat_template(tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
     bpe.save(bpe.train([TEXT] * 20, 400), tmp_path, context=64)

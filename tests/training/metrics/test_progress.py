@@ -20,7 +20,7 @@ def shown(terminal: bool) -> str:
     return output.getvalue()
 
 
-def test_log_has_a_line_now_and_then_and_at_each_evaluation() -> None:
+def test_log_has_a_line_at_intervals_and_at_each_evaluation() -> None:
     lines = shown(terminal=False).splitlines()
     assert lines[0] == "step 10/40  loss 3.250  gradient 1.00  lr 1.0e-01  1,234 tokens/s"
     assert lines[1] == (
@@ -35,7 +35,7 @@ def test_terminal_has_a_bar() -> None:
     assert "20/40" in output and "1,234 tokens/s" in output and "━" in output
 
 
-def test_first_step_says_where_the_time_before_it_went() -> None:
+def test_first_step_prints_the_startup_phases() -> None:
     startup, output = Startup(began=100.0), io.StringIO()
     startup.done("corpus", 101.5)
     with TrainingProgress(Console(file=output, width=160), 40, startup) as progress:

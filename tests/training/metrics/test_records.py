@@ -17,7 +17,7 @@ def steps(found: object) -> list[int]:
     return [item["step"] for item in found]  # type: ignore[attr-defined]
 
 
-def test_follower_sees_each_record_once_and_no_half_line(tmp_path: Path) -> None:
+def test_follower_reads_each_record_once_and_no_partial_line(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     follower = Follower(path)
     assert steps(follower.new()) == []
@@ -32,7 +32,7 @@ def test_follower_sees_each_record_once_and_no_half_line(tmp_path: Path) -> None
     assert steps(follower.new()) == [3]
 
 
-def test_cut_forgets_later_steps_and_a_half_line(tmp_path: Path) -> None:
+def test_cut_removes_later_steps_and_a_partial_line(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     for step in range(1, 6):
         records.append(path, record(step))
@@ -46,7 +46,7 @@ def test_cut_forgets_later_steps_and_a_half_line(tmp_path: Path) -> None:
     assert steps(follower.new()) == [1, 2, 3, 4]
 
 
-def test_follower_goes_on_in_a_file_that_was_written_anew(tmp_path: Path) -> None:
+def test_follower_continues_in_a_rewritten_file(tmp_path: Path) -> None:
     path, other = tmp_path / "metrics.jsonl", tmp_path / "other"
     follower = Follower(path)
     records.append(path, record(1), record(2))
@@ -58,10 +58,10 @@ def test_follower_goes_on_in_a_file_that_was_written_anew(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("write_s", "writes"), [(0.0001, [1] * 10), (0.1, [1, 4, 4, 1])])
-def test_writer_holds_back_on_slow_storage_alone_and_loses_nothing(
+def test_writer_batches_only_on_slow_storage_and_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_s: float, writes: list[int]
 ) -> None:
-    """Steps of half a second each."""
+    """Each step takes half a second."""
     path, append, seen, now = tmp_path / "metrics.jsonl", records.append, list[int](), 100.0
 
     def timed(path: Path, *some: Record) -> None:
@@ -79,8 +79,8 @@ def test_writer_holds_back_on_slow_storage_alone_and_loses_nothing(
     assert steps(records.read(path)) == list(range(1, 11)) and seen == writes
 
 
-def test_writer_writes_what_it_holds_when_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "time", SimpleNamespace(monotonic=iter(range(100, 200)).__next__))  # a second a write
+def test_flush_writes_pending_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "time", SimpleNamespace(monotonic=iter(range(100, 200)).__next__))  # each write takes a second
     with Writer(tmp_path / "metrics.jsonl") as writer:
         for step in range(1, 5):
             writer.append(record(step))
@@ -89,8 +89,8 @@ def test_writer_writes_what_it_holds_when_told_to(tmp_path: Path, monkeypatch: p
         assert steps(records.read(tmp_path / "metrics.jsonl")) == [1, 2, 3, 4]
 
 
-def test_a_full_disk_leaves_no_half_line_and_what_is_held_comes_later(tmp_path: Path) -> None:
-    """The limit on a file's size is one that the kernel enforces in the middle of a write."""
+def test_full_disk_leaves_no_partial_line_and_records_are_retried(tmp_path: Path) -> None:
+    """The kernel enforces a limit on the file size in the middle of a write, like a full disk."""
     path = tmp_path / "metrics.jsonl"
     with Writer(path) as writer:
         writer.append(record(1))
@@ -109,7 +109,7 @@ def test_a_full_disk_leaves_no_half_line_and_what_is_held_comes_later(tmp_path: 
     assert steps(records.read(path)) == [1, 2, 3]
 
 
-def test_lines_that_cannot_be_read_are_kept_aside(tmp_path: Path) -> None:
+def test_unreadable_lines_are_saved_to_another_file(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     records.append(path, record(1))
     with path.open("ab") as file:

@@ -22,7 +22,7 @@ FULL: Record = {
 
 
 class Exported:
-    """In place of Ray's Gauge and Counter: the values of every series by name and labels, as Prometheus would show them."""
+    """Stand-in for Ray's Gauge and Counter. Stores the value of every series by name and labels."""
 
     values: dict[tuple[str, ...], float]
 
@@ -35,7 +35,7 @@ class Exported:
 
     def _series(self, tags: dict[str, str] | None) -> tuple[str, ...]:
         labels = self._tags | (tags or {})
-        assert set(labels) == set(self._keys), "Ray refuses a value whose labels are not all there"
+        assert set(labels) == set(self._keys), "Ray refuses a value with missing labels"
         return (self._name, *(labels[key] for key in self._keys))
 
     def set(self, value: float, tags: dict[str, str] | None = None) -> None:
@@ -77,7 +77,7 @@ def test_every_training_metric_reaches_prometheus(exported: dict[tuple[str, ...]
     assert exported["strata_train_checkpoint_timestamp_seconds", "mine"] == 1e9
 
 
-def test_what_is_not_known_is_not_exported(exported: dict[tuple[str, ...], float]) -> None:
+def test_unknown_values_are_not_exported(exported: dict[tuple[str, ...], float]) -> None:
     Telemetry("mine", steps=100, tokens_per_step=512).record(PLAIN)
     assert {series[0] for series in exported} == {
         "strata_train_step",
@@ -91,7 +91,7 @@ def test_what_is_not_known_is_not_exported(exported: dict[tuple[str, ...], float
     assert exported["strata_train_checkpoint_timestamp_seconds", "mine"] == pytest.approx(time.time(), abs=5)
 
 
-def test_a_phase_that_a_step_did_not_have_took_no_time_in_it(exported: dict[tuple[str, ...], float]) -> None:
+def test_missing_phase_is_exported_as_zero(exported: dict[tuple[str, ...], float]) -> None:
     telemetry = Telemetry("mine", steps=100, tokens_per_step=512)
     telemetry.record({**PLAIN, "seconds": {"forward": 0.2, "checkpoint": 3.0}})
     assert exported["strata_train_step_seconds", "mine", "checkpoint"] == 3.0
@@ -100,14 +100,12 @@ def test_a_phase_that_a_step_did_not_have_took_no_time_in_it(exported: dict[tupl
     assert exported["strata_train_step_seconds", "mine", "forward"] == 0.3
 
 
-def test_a_run_that_hangs_is_still_seen_until_it_ends(
-    exported: dict[tuple[str, ...], float], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gauges_of_a_hanging_run_are_repeated(exported: dict[tuple[str, ...], float], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "REPEAT_S", 0.01)
     with Telemetry("mine", steps=100, tokens_per_step=512, restarts=1) as telemetry:
         telemetry.record(FULL)
         before = dict(exported)
-        exported.clear()  # as Ray forgets gauges that nobody sets
+        exported.clear()  # as Ray drops gauges that are not set again
         [repeats] = repeating()
         assert repeats.daemon, "it must not keep a worker alive"
         deadline = time.monotonic() + 5
@@ -117,12 +115,12 @@ def test_a_run_that_hangs_is_still_seen_until_it_ends(
         assert exported == {series: value for series, value in before.items() if series not in counted}
         telemetry.record({**FULL, "loss": 2.0})
         time.sleep(0.05)
-        assert exported["strata_train_loss", "mine"] == 2.0, "and never an old value after a new one"
+        assert exported["strata_train_loss", "mine"] == 2.0, "an old value must not overwrite a new one"
     repeats.join(5)
     assert not repeats.is_alive()
 
 
-def test_rays_own_metrics_take_it_without_a_cluster(capfd: pytest.CaptureFixture[str]) -> None:
+def test_metrics_are_silent_without_a_cluster(capfd: pytest.CaptureFixture[str]) -> None:
     import ray
 
     assert not ray.is_initialized()

@@ -13,8 +13,8 @@ SECTIONS = [DENSE, DENSE.model_copy(update={"tie_embeddings": False}), *(DENSE.m
 
 
 @pytest.mark.parametrize("section", SECTIONS, ids=["tied", "untied", "mixture", "shared expert"])
-def test_formula_counts_what_torch_computes(section: ModelSection) -> None:
-    """With attention as plain products: torch's counter does not know every fused kernel."""
+def test_formula_equals_torchs_flop_counter(section: ModelSection) -> None:
+    """Uses attention as plain matrix products, because torch's counter does not cover every fused kernel."""
     tokens_bt = torch.randint(0, section.vocab, (2, section.context))
     model = Llama(section, kernels="torch")
     with FlopCounterMode(display=False) as forward, sdpa_kernel(SDPBackend.MATH):
@@ -25,7 +25,7 @@ def test_formula_counts_what_torch_computes(section: ModelSection) -> None:
     assert backward.get_total_flops() == 2 * forward.get_total_flops()
 
 
-def test_of_a_mixture_only_what_a_token_passes_through_counts() -> None:
+def test_only_active_experts_count() -> None:
     few, many = (DENSE.model_copy(update={"moe": MoESection(experts=n, top_k=2)}) for n in (2, 64))
     assert matmul_parameters(many) - matmul_parameters(few) == DENSE.layers * DENSE.hidden * 62  # the router alone
 
@@ -51,12 +51,12 @@ def test_of_a_mixture_only_what_a_token_passes_through_counts() -> None:
         ("AMD Instinct MI300X", 1307.4),
     ],
 )
-def test_gpus_are_known_by_their_drivers_names(name: str, bf16: float) -> None:
+def test_gpus_are_recognized_by_their_driver_name(name: str, bf16: float) -> None:
     assert gpu_peak(name, "bf16", tf32=False) == pytest.approx(bf16 * 1e12)
 
 
 @pytest.mark.parametrize("name", ["NVIDIA A10G", "NVIDIA L40", "NVIDIA GeForce RTX 4090 Laptop GPU", "Tesla T4"])
-def test_a_gpu_that_is_only_similar_has_no_peak(name: str) -> None:
+def test_similar_gpu_name_has_no_peak(name: str) -> None:
     peak = gpu_peak(name, "bf16", tf32=False)
     assert peak is None
     assert mfu(1000.0, 1e9, 1, peak) is None
@@ -73,7 +73,7 @@ def test_fp32_peak_depends_on_whether_tf32_is_allowed() -> None:
     assert gpu_peak("NVIDIA H200", "fp32", tf32=True) == pytest.approx(494.7e12)
 
 
-def test_a_cpus_peak_is_measured_once_and_leaves_the_threads_alone() -> None:
+def test_cpu_peak_is_measured_once_and_restores_the_thread_count() -> None:
     before = torch.get_num_threads()
     peak = peak_flops("cpu", "fp32", 1)
     assert peak is not None and 1e9 < peak < 1e13

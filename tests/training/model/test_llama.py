@@ -1,4 +1,5 @@
-"""Our model against `transformers` on our export: the export is only right if both are. And kernels against each other."""
+"""Strata's model against `transformers` on the export, which tests both the model and the export, and kernels against each
+other."""
 
 from pathlib import Path
 
@@ -45,7 +46,7 @@ def test_logits_equal_transformers_on_the_export(section: ModelSection, kernels:
     assert type(theirs).__name__ == "LlamaForCausalLM"
 
 
-def test_a_token_does_not_see_those_after_it(section: ModelSection) -> None:
+def test_attention_is_causal(section: ModelSection) -> None:
     model = Llama(section)
     tokens_bt = torch.randint(0, section.vocab, (1, 16))
     changed_bt = tokens_bt.clone()
@@ -55,7 +56,7 @@ def test_a_token_does_not_see_those_after_it(section: ModelSection) -> None:
     assert difference_t[:10].max() == 0 and difference_t[10:].min() > 0
 
 
-def test_a_fresh_model_knows_nothing(section: ModelSection) -> None:
+def test_initial_loss_is_uniform(section: ModelSection) -> None:
     torch.manual_seed(0)
     tokens_bt = torch.randint(0, section.vocab, (4, 32))
     loss = token_losses(Llama(section)(tokens_bt[:, :-1]), tokens_bt[:, 1:]).mean()
@@ -66,7 +67,7 @@ def test_kernels_compute_the_same_losses_and_gradients(section: ModelSection) ->
     torch.manual_seed(2)
     tokens_bt = torch.randint(0, section.vocab, (3, 33))
     targets_bt = tokens_bt[:, 1:].clone()
-    targets_bt[0] = IGNORED  # adds nothing, and counts: the mean is over all
+    targets_bt[0] = IGNORED  # contributes zero loss but stays in the denominator
     losses, gradients = [], []
     for kernels in ("strata", "torch"):
         model = Llama(section, seed=1, kernels=kernels)

@@ -1,5 +1,5 @@
-"""A job's ranks as plain processes, without Ray: forked from a server that has imported torch and DeepSpeed already, with what
-they import when an engine is built, so that eight of them start in a second."""
+"""Ranks of a job as plain processes, without Ray. They are forked from a server that has already imported torch, DeepSpeed and
+the modules of an engine, so that eight of them start in a second."""
 
 import multiprocessing
 import os
@@ -31,7 +31,8 @@ CONTEXT.set_forkserver_preload(["deepspeed", "strata.training.loop", __name__, *
 
 @dataclass(frozen=True)
 class Trained:
-    """Losses of `steps` + `more` steps; of the last `more` again, from another's checkpoint and from its own."""
+    """Losses of `steps` + `more` steps, and of the last `more` steps repeated from two checkpoints: another layout's and its
+    own."""
 
     losses: list[float]
     from_other: list[float]
@@ -40,8 +41,8 @@ class Trained:
 
 
 def train(job: Job, steps: int, more: int, other: Path, own: Path) -> Trained:
-    """`other` is resumed from first, by an engine that has not taken a step yet. Then the state it began with, which is left
-    in own/start, is loaded as well, and trained from; `own`/end is the checkpoint after `steps`."""
+    """Trains a job. An engine without any steps first resumes from `other`. Then it loads its initial state, which is saved in
+    `own`/start, and trains; `own`/end is the checkpoint after `steps`."""
     results: list[Trained] = on_ranks(job.parallel.workers, train_on_this_rank, job, steps, more, other, own)
     assert len(set(map(str, results))) == 1, "all ranks report the same losses"
     return results[0]
@@ -75,13 +76,13 @@ def train_on_this_rank(job: Job, steps: int, more: int, other: Path, own: Path) 
 
 
 def on_ranks(world: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    with mock.patch.dict(os.environ, OMP_NUM_THREADS="1"):  # as Ray sets it for a worker of one CPU; read when torch is loaded
+    with mock.patch.dict(os.environ, OMP_NUM_THREADS="1"):  # as in a Ray worker with one CPU; torch reads it on import
         forkserver.ensure_running()
-    with tempfile.TemporaryDirectory() as meeting:
+    with tempfile.TemporaryDirectory() as rendezvous:
         pipes, processes = [], []
         for rank in range(world):
             ours, theirs = CONTEXT.Pipe(duplex=False)
-            process = CONTEXT.Process(target=_rank, args=(rank, world, f"{meeting}/store", theirs, function, arguments))
+            process = CONTEXT.Process(target=_rank, args=(rank, world, f"{rendezvous}/store", theirs, function, arguments))
             process.start()
             theirs.close()
             pipes.append(ours)
@@ -96,7 +97,7 @@ def on_ranks(world: int, function: Callable[..., Any], *arguments: Any) -> list[
 
 
 def _answers(pipes: list[Connection]) -> list[Any]:
-    """Of all ranks. One that fails leaves others waiting for it: they get a moment to fail too."""
+    """Results of all ranks. After a failure the other ranks, which wait for the failed one, have 5 seconds to fail too."""
     answers: dict[Connection, Any] = {}
     errors: list[str] = []
     while len(answers) < len(pipes):

@@ -1,4 +1,4 @@
-"""Training as a beginner would write it: one process, plain torch, no DeepSpeed. What every layout has to come to."""
+"""Reference training for every layout: one process, plain torch, no DeepSpeed."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from strata.training.data.windows import Windows
 from strata.training.model.balance import sequence_balance
 from strata.training.model.llama import Llama, token_losses
 from strata.training.parallel.optimizer_state import KINDS, Fragment
-from strata.training.parallel.shard_map import Piece
+from strata.training.parallel.shard_map import Shard
 from strata.training.schedule import learning_rate
 
 
@@ -27,7 +27,7 @@ class Reference:
 
 
 def train_plainly(recipe: Recipe, tokens: Path, steps: int, more: int, save: Path) -> Reference:
-    """`steps` and `more` steps; `save` and `after` are of the moment between."""
+    """Trains for `steps` + `more` steps. `after` and the checkpoint in `save` are the state after `steps`."""
     section, train = recipe.model, recipe.train
     torch.set_float32_matmul_precision(train.matmul)
     windows = Windows(tokens, "train", section.context)
@@ -81,4 +81,4 @@ def _fragments(model: Llama, optimizer: torch.optim.Optimizer) -> Iterator[Fragm
     for name, weight in model.named_parameters():
         for kind in KINDS:
             values = weight.detach() if kind == "weight" else optimizer.state[weight][kind]
-            yield Fragment(Piece(name, tuple(weight.shape), None, 0), kind, 0, values.flatten())
+            yield Fragment(Shard(name, tuple(weight.shape), None, 0), kind, 0, values.flatten())

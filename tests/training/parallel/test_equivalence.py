@@ -1,6 +1,6 @@
-"""Every layout trains as one process of plain torch does, opens the checkpoint of any other, and repeats itself exactly.
+"""Every layout trains like one process of plain torch, loads the checkpoint of any other layout, and is reproducible.
 
-Ranks are plain processes on gloo (see ranks.py): real DeepSpeed, without the seconds that Ray takes to start.
+Ranks are plain processes on gloo (see ranks.py): real DeepSpeed, without Ray's startup time.
 """
 
 from pathlib import Path
@@ -27,8 +27,8 @@ SHAPE = ("model.layers=4", "model.kv_heads=4", "train.batch=8", "train.micro_bat
 MIXTURE = ("model.moe.experts=4", "model.moe.top_k=2", "model.moe.shared_ffn=32")
 UNTIED = ("model.tie_embeddings=false",)
 
-# Every one accumulates gradients: 8 sequences a step, two a micro-batch (a pipeline wants more of them), at most 2 data-parallel
-# workers.
+# Every layout accumulates gradients: 8 sequences per step, 2 per micro-batch (1 in pipelines, which need more micro-batches), at
+# most 2 data-parallel workers.
 SINGLY = "train.micro_batch=1"
 DENSE = {
     "ZeRO-0": "workers=2 zero=0",
@@ -70,8 +70,8 @@ LAYOUTS = {
 
 
 class Jobs:
-    """Of one corpus. The reference of each shape of model, and each layout, is trained once; a layout's first resume is from
-    the checkpoint of whichever layout of the same shape was trained before it, the first one's from the reference's."""
+    """Jobs on one corpus. The reference of each model shape and each layout are trained once. A layout's first resume is from
+    the checkpoint of the layout of the same shape that was trained before it, or from the reference's checkpoint."""
 
     def __init__(self, corpus: Path, home: Path) -> None:
         self._corpus, self._home = corpus, home
@@ -129,7 +129,7 @@ def assert_weights(found: dict[str, Tensor], expected: dict[str, Tensor], tolera
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_layout_trains_as_plain_torch_does_and_resumes_from_any_other(name: str, jobs: Jobs) -> None:
+def test_layout_equals_plain_torch_and_resumes_from_any_other(name: str, jobs: Jobs) -> None:
     reference, trained = jobs.reference(LAYOUTS[name][0]), jobs.trained(name)
     assert_weights(whole_weights(jobs.saved(name) / "start"), reference.before, tolerance=0)
     assert trained.losses == pytest.approx(reference.losses, rel=1e-4)
@@ -138,7 +138,7 @@ def test_layout_trains_as_plain_torch_does_and_resumes_from_any_other(name: str,
     assert trained.from_own == trained.losses[STEPS:]
 
 
-def test_all_layouts_evaluate_alike(jobs: Jobs) -> None:
+def test_all_layouts_have_the_same_validation_loss(jobs: Jobs) -> None:
     for names in (DENSE, SPARSE, UNSHARED):
         losses = [jobs.trained(name).val_loss for name in names]
         assert losses == pytest.approx([losses[0]] * len(losses), rel=1e-4)

@@ -1,4 +1,4 @@
-"""The mixture of experts against `transformers` and DeepSpeed, its balance loss against autograd, and its gradients."""
+"""Mixture of experts against `transformers` and DeepSpeed, and its balance loss against autograd."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,8 +29,8 @@ def section(request: pytest.FixtureRequest) -> ModelSection:
     return ModelSection.model_validate(SHAPES[request.param])
 
 
-def lively(section: ModelSection, seed: int = 0) -> Llama:
-    """Away from the small values of a fresh model, norms included, so that routers choose and mistakes show."""
+def noisy_model(section: ModelSection, seed: int = 0) -> Llama:
+    """Model with noise on all weights, norms included, so that routers have preferences and errors are visible."""
     model, noise = Llama(section, seed), torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -59,7 +59,7 @@ def mixtures(model: nn.Module) -> Iterator[MoE]:
 def test_logits_equal_transformers_on_the_export(section: ModelSection, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    ours = lively(section)
+    ours = noisy_model(section)
     write_folder(tmp_path, ours.state_dict(), section, torch.float32)
     theirs, report = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert not report["missing_keys"] and not report["unexpected_keys"]
@@ -81,7 +81,7 @@ def test_parameters_are_counted_without_building(section: ModelSection) -> None:
 
 
 def test_every_parameter_has_its_own_seed(section: ModelSection) -> None:
-    """So that a pipeline stage, or a worker with some of the experts, builds its part of the one model."""
+    """So a pipeline stage, or a worker with some of the experts, initializes its part of the same model."""
     whole = dict(Llama(section, seed=3).named_parameters())
     for name, parameter in reversed(whole.items()):
         again = torch.ones_like(parameter)
@@ -95,19 +95,19 @@ def test_every_parameter_has_its_own_seed(section: ModelSection) -> None:
     assert whole["model.layers.1.mlp.experts.0.gate_proj.weight"].std().item() == pytest.approx(1 / 8, rel=0.1)
 
 
-def test_initial_values_stay_as_they_are() -> None:
-    """Across processes and versions of Python: resumed layouts and published losses depend on them."""
+def test_initial_values_are_stable() -> None:
+    """Initial values do not depend on the process or the Python version: resumed layouts and published losses rely on them."""
     weight = torch.empty(4, 4)
     initialize("model.layers.0.mlp.experts.1.up_proj.weight", weight, layers=2, seed=5)
     torch.testing.assert_close(weight[0], torch.tensor([-0.122568, 0.000405, 0.250036, -0.614364]), atol=1e-6, rtol=0)
 
 
 def test_experts_without_tokens_have_zero_gradients(section: ModelSection) -> None:
-    model, moe = lively(section), section.moe
+    model, moe = noisy_model(section), section.moe
     assert moe is not None
     with torch.no_grad():
         for mixture in mixtures(model):
-            mixture.gate.weight.zero_()  # ties: every token takes the same experts
+            mixture.gate.weight.zero_()  # ties: every token is routed to the same experts
     cross_entropy(model, random_tokens(section, 2)).backward()
     gradients(model)
     for mixture in mixtures(model):
@@ -115,8 +115,8 @@ def test_experts_without_tokens_have_zero_gradients(section: ModelSection) -> No
         assert sum(used) == moe.top_k
 
 
-def test_balance_is_one_when_even_and_large_when_collapsed() -> None:
-    even = torch.eye(8).repeat(1, 4, 1) * 1e-3  # 32 tokens, each to another expert, with probabilities that are all but equal
+def test_balance_loss_is_one_if_even_and_large_if_collapsed() -> None:
+    even = torch.eye(8).repeat(1, 4, 1) * 1e-3  # 32 tokens, routed evenly, with nearly equal probabilities
     assert balance.sequence_balance(even, top_k=1).item() == pytest.approx(1, abs=1e-3)
     collapsed = torch.full((3, 16, 8), -30.0)
     collapsed[..., :2] = 5
@@ -126,7 +126,7 @@ def test_balance_is_one_when_even_and_large_when_collapsed() -> None:
 
 
 def explicit_gradients(model: Llama, section: ModelSection, tokens_bt: Tensor) -> dict[str, Tensor]:
-    """Cross entropy plus weighted balance, the logits carried out of the model: what the hooks spare us."""
+    """Gradients of cross entropy plus the weighted balance loss, computed without the hooks of `balance.attach`."""
     assert section.moe is not None
     logits: list[Tensor] = []
     hooks = [mixture.gate.register_forward_hook(lambda *call: logits.append(call[2])) for mixture in mixtures(model)]
@@ -145,27 +145,29 @@ def recompute(model: Llama, use_reentrant: bool) -> None:
 
 
 @pytest.mark.parametrize("recomputed", ["no", "non-reentrant", "reentrant"])
-def test_added_gradient_equals_that_of_the_explicit_loss(section: ModelSection, recomputed: str) -> None:
+def test_balance_gradient_equals_that_of_the_explicit_loss(section: ModelSection, recomputed: str) -> None:
     tokens_bt = random_tokens(section, 3)
-    expected = explicit_gradients(lively(section), section, tokens_bt)
-    plain = lively(section)
+    expected = explicit_gradients(noisy_model(section), section, tokens_bt)
+    plain = noisy_model(section)
     cross_entropy(plain, tokens_bt).backward()
-    ours = lively(section)
+    ours = noisy_model(section)
     if recomputed != "no":
         recompute(ours, use_reentrant=recomputed == "reentrant")
     balance.attach(ours, section, scale=1.0)
     loss = cross_entropy(ours, tokens_bt)
     loss.backward()
-    assert loss.item() == pytest.approx(cross_entropy(plain, tokens_bt).item(), abs=1e-6)  # the balance is not in it
+    assert loss.item() == pytest.approx(
+        cross_entropy(plain, tokens_bt).item(), abs=1e-6
+    )  # the reported loss excludes the balance loss
     for name, gradient in gradients(ours).items():
         torch.testing.assert_close(gradient, expected[name], atol=1e-6, rtol=1e-4)
     gate = "model.layers.0.mlp.gate.weight"
-    assert not torch.allclose(expected[gate], gradients(plain)[gate], rtol=1e-2)  # and it would be missed
+    assert not torch.allclose(expected[gate], gradients(plain)[gate], rtol=1e-2)  # the balance loss has a visible effect
 
 
-def test_micro_batches_add_up(section: ModelSection) -> None:
+def test_balance_gradients_accumulate_over_micro_batches(section: ModelSection) -> None:
     tokens_bt = random_tokens(section, 4)
-    whole, parts = lively(section), lively(section)
+    whole, parts = noisy_model(section), noisy_model(section)
     balance.attach(whole, section, scale=1.0)
     cross_entropy(whole, tokens_bt).backward()
     balance.attach(parts, section, scale=1 / 2)
@@ -175,8 +177,8 @@ def test_micro_batches_add_up(section: ModelSection) -> None:
         torch.testing.assert_close(gradient, gradients(whole)[name], atol=1e-6, rtol=1e-4)
 
 
-def test_evaluation_is_left_alone(section: ModelSection) -> None:
-    model = lively(section)
+def test_balance_does_not_affect_evaluation(section: ModelSection) -> None:
+    model = noisy_model(section)
     tokens_bt = random_tokens(section, 2)[:, :20]  # not a whole window
     with torch.no_grad():
         before = model(tokens_bt)
@@ -184,8 +186,8 @@ def test_evaluation_is_left_alone(section: ModelSection) -> None:
         assert torch.equal(model(tokens_bt), before)
 
 
-def test_deepspeeds_expert_parallel_layer_computes_the_same(section: ModelSection, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its routing is its own code, and it flattens what the router sees; here with all experts on one worker."""
+def test_deepspeeds_expert_parallel_layer_has_the_same_gradients(section: ModelSection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DeepSpeed has its own routing code, which flattens the router's input. Here all experts are on one worker."""
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     from deepspeed.module_inject.auto_ep import AutoEP
     from deepspeed.module_inject.auto_ep_config import parse_autoep_config
@@ -193,7 +195,7 @@ def test_deepspeeds_expert_parallel_layer_computes_the_same(section: ModelSectio
 
     assert section.moe is not None
     config = parse_autoep_config(expert.config(1, section.moe) | {"use_grouped_mm": False})
-    ours, theirs = lively(section), lively(section)
+    ours, theirs = noisy_model(section), noisy_model(section)
     for spec, layer in zip(AutoEP(theirs, config).ep_parser(), theirs.model.layers, strict=True):
         layer.mlp = AutoEPMoELayer(spec, layer.mlp, ep_size=1, ep_rank=0, config=config)
     tokens_bt = random_tokens(section, 2)
@@ -209,17 +211,17 @@ def test_deepspeeds_expert_parallel_layer_computes_the_same(section: ModelSectio
         torch.testing.assert_close(found[f"{mlp}.experts.w3"], stacked, atol=1e-6, rtol=1e-4)
 
 
-def test_routers_are_found_under_a_pipelines_names(section: ModelSection) -> None:
-    tokens_bt, model = random_tokens(section, 2), lively(section)
+def test_routers_are_found_in_a_pipeline_stage(section: ModelSection) -> None:
+    tokens_bt, model = random_tokens(section, 2), noisy_model(section)
     stage = nn.ModuleDict({str(3 + number): layer for number, layer in enumerate(model.model.layers)})
     balance.attach(stage, section, scale=1.0)
     cross_entropy(model, tokens_bt).backward()
-    expected = explicit_gradients(lively(section), section, tokens_bt)
+    expected = explicit_gradients(noisy_model(section), section, tokens_bt)
     for name, gradient in gradients(model).items():
         torch.testing.assert_close(gradient, expected[name], atol=1e-6, rtol=1e-4)
 
 
-def test_the_recipe_spends_on_a_token_what_laptop_does() -> None:
+def test_laptop_moe_has_the_active_parameters_of_laptop() -> None:
     dense, mixture = recipe_file.load("laptop").model, recipe_file.load("laptop-moe").model
     assert count_active_parameters(mixture) == pytest.approx(count_parameters(dense), rel=0.05)
     assert count_parameters(mixture) > 2 * count_parameters(dense)

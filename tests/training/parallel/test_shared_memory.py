@@ -1,4 +1,4 @@
-"""Gradients that workers of one machine add up in its memory."""
+"""All-reduce of gradients in shared memory."""
 
 import pytest
 
@@ -6,11 +6,11 @@ from .ranks import on_ranks
 from .sums import SIZES, sum_on_this_rank
 
 
-@pytest.mark.parametrize("desk_bytes", [4, 1000, 1 << 20])
-def test_every_worker_gets_the_sum(desk_bytes: int) -> None:
+@pytest.mark.parametrize("bucket_bytes", [4, 1000, 1 << 20])
+def test_every_worker_has_the_sum(bucket_bytes: int) -> None:
     world = 3
-    for same_machine, sums in on_ranks(world, sum_on_this_rank, desk_bytes):
+    for same_machine, sums in on_ranks(world, sum_on_this_rank, bucket_bytes):
         assert same_machine
-        for turn, means in enumerate(sums):
-            total = sum(rank + 1 + turn for rank in range(world))
+        for repeat, means in enumerate(sums):
+            total = sum(rank + 1 + repeat for rank in range(world))
             assert means == pytest.approx([total * 10.0**number for number in range(len(SIZES))])

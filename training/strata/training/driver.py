@@ -18,7 +18,7 @@ from strata.training.checkpoint import format, ownership, resuming
 from strata.training.checkpoint.export import TOKENIZER, export_run
 from strata.training.checkpoint.storage import Folder
 from strata.training.data import shards
-from strata.training.data.bigram import kept_bigram_loss
+from strata.training.data.bigram import cached_bigram_loss
 from strata.training.data.corpus import open_corpus
 from strata.training.data.windows import Windows
 from strata.training.interrupts import Interrupts, caught
@@ -137,7 +137,7 @@ def _prepare(run: Run, recipe: Recipe, console: Console) -> tuple[Job, float]:
             if len(Windows(tokens, split, recipe.model.context)) == 0:
                 cause = f"The corpus is too small: {meta.tokens[split]} tokens for {split}, model.context={recipe.model.context}."
                 raise UserError(cause, "Give more text (data.path), or lower model.context.")
-        bigram = kept_bigram_loss(tokens, recipe.model.context, recipe.train.eval_sequences, recipe.model.vocab)
+        bigram = cached_bigram_loss(tokens, recipe.model.context, recipe.train.eval_sequences, recipe.model.vocab)
     train, held_out = (meta.tokens[split] for split in shards.SPLITS)
     console.print(f"{train:,} tokens to train on, {held_out:,} held out; bigram loss {bigram:.3f}")
     startup.done("corpus")
