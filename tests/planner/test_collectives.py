@@ -7,14 +7,14 @@ from typing import get_args
 
 import pytest
 
-from strata.planner.catalogue import library
-from strata.planner.catalogue.hardware import Fabric
 from strata.planner.collectives import algorithms, congestion, lab, nccl
 from strata.planner.collectives.algorithms import Algorithm, own_blocks, own_data, run
 from strata.planner.collectives.cost import Links, cost, costs_of_all, explain, links, plans
 from strata.planner.collectives.patterns import Kind, Place
 from strata.planner.validation.check_collectives import MEAN_BAR, WORST_BAR, mean_error, published_allreduce, worst_error
 from strata.platform.errors import UserError
+from strata.platform.hardware import catalogue as hardware
+from strata.platform.hardware.specs import Fabric
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -23,7 +23,7 @@ RANKS = (2, 3, 4, 5, 6, 7, 8, 12, 16, 17, 31, 33)
 
 
 def node(gpu: str, fabric: str = "ndr-400", launch: float = 0.0) -> Links:
-    return links(library.gpu(gpu), library.fabric(fabric), launch)
+    return links(hardware.gpu(gpu), hardware.fabric(fabric), launch)
 
 
 # Algorithms
@@ -190,7 +190,7 @@ def test_more_bytes_take_longer(kind: Kind, place: Place) -> None:
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("size", [3 * KIB, 5 * MIB, 7 * GIB])
 def test_explain_ends_with_the_cost(kind: Kind, place: Place, size: int) -> None:
-    there = links(library.gpu("h100"), library.fabric("roce-400-3to1"))
+    there = links(hardware.gpu("h100"), hardware.fabric("roce-400-3to1"))
     worksheet = explain(kind, size, place, there)
     assert worksheet.lines[-1].name == "seconds"
     assert worksheet["seconds"] == pytest.approx(cost(kind, size, place, there).seconds, rel=1e-12)
@@ -215,7 +215,7 @@ def test_groups_that_share_cards_share_their_rate() -> None:
 @pytest.mark.parametrize("topology", ["rail", "fat-tree"])
 @pytest.mark.parametrize("kind", ["infiniband", "roce"])
 def test_more_oversubscription_never_shortens(topology: str, kind: str) -> None:
-    gpu = library.gpu("h100")
+    gpu = hardware.gpu("h100")
     for collective in KINDS:
         for place in PLACES:
             times = [
@@ -226,7 +226,7 @@ def test_more_oversubscription_never_shortens(topology: str, kind: str) -> None:
 
 
 def test_rails_spare_rings_and_not_all_to_all() -> None:
-    gpu, place = library.gpu("h100"), Place(8, 64)
+    gpu, place = hardware.gpu("h100"), Place(8, 64)
     free, narrow = (links(gpu, Fabric("", 50e9, 8, "infiniband", "rail", over)) for over in (1.0, 4.0))
     assert cost("all_reduce", GIB, place, free).seconds == cost("all_reduce", GIB, place, narrow).seconds
     assert cost("all_to_all", GIB, place, narrow).seconds > 3 * cost("all_to_all", GIB, place, free).seconds

@@ -30,6 +30,7 @@ from strata.planner.collectives import algorithms
 from strata.platform import recipe_file
 from strata.platform.cli import build
 from strata.platform.errors import UserError
+from strata.platform.hardware import catalogue as hardware
 
 MANY = os.environ.get("STRATA_PLAN_EXAMPLES")
 SECONDS = 60.0  # of the processor; the longest search that is allowed takes half of it on an idle core
@@ -66,8 +67,8 @@ BAD_FIGURES += [f"{end!r}" for end in ENDS]
 AMOUNTS = ["1T", "15T", "300B", "16M", "4096", "5.6TB", "200GB/s", "64KiB", "1e12"]
 BAD_AMOUNTS = ["", "0", "-1", "-15T", "nan", "nanT", "inf", "1e400", "1e308T", "0.1", "1e-9", "1e40", "T", "GB", "many", "1,2"]
 NAMES: dict[str, list[str]] = {
-    "--gpu": library.gpu_names(),
-    "--fabric": library.fabric_names(),
+    "--gpu": hardware.gpu_names(),
+    "--fabric": hardware.fabric_names(),
     "--program": list(PROGRAMS),
     "--fleet": list(FLEETS),
     "--recipe": recipe_file.names(),

@@ -8,10 +8,11 @@ import pytest
 from support import starts_at_once
 
 from strata.planner.catalogue import huggingface, library
-from strata.planner.catalogue.hardware import Fabric, Gpu
 from strata.planner.catalogue.shape import Experts, Latent, Shape
-from strata.platform import recipe_file
+from strata.platform import catalogue_file
 from strata.platform.errors import UserError
+from strata.platform.hardware import catalogue as hardware
+from strata.platform.hardware.specs import Fabric, Gpu
 
 TINY = {
     "hidden_size": 64,
@@ -37,7 +38,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any], int]] = {
     "mistral": ("mistral", GROUPED | {"head_dim": None}, 0),
     "qwen2": ("qwen2", GROUPED, 0),
     "qwen3": ("qwen3", GROUPED | {"head_dim": 32}, 2 * 32),
-    "qwen2_moe": ("qwen2_moe", GROUPED | QWEN_EXPERTS | {"shared_expert_intermediate_size": 48}, 64),
+    "qwen2_moe": ("qwen2_moe", GROUPED | QWEN_EXPERTS | {"shared_expert_intermediate_size": 48}, 0),
     "qwen3_moe": ("qwen3_moe", GROUPED | QWEN_EXPERTS | {"head_dim": 32, "mlp_only_layers": [0]}, 2 * 32),
     "mixtral": ("mixtral", GROUPED | {"num_local_experts": 4, "num_experts_per_tok": 2}, 0),
     "deepseek_v2": ("deepseek_v2", TINY | LATENT | SPARSE | {"q_lora_rank": 24, "n_shared_experts": 2}, 0),
@@ -76,10 +77,10 @@ def test_heads_go_with_each_other(name: str) -> None:
         assert shape.heads * shape.head_dim == shape.hidden
 
 
-@pytest.mark.parametrize("name", library.gpu_names())
+@pytest.mark.parametrize("name", hardware.gpu_names())
 def test_gpus_are_plausible(name: str) -> None:
     """A slip of a power of ten in one field shows against the others."""
-    gpu = library.gpu(name)
+    gpu = hardware.gpu(name)
     dense = gpu.flops["fp16"]
     assert 100e12 < dense < 3e15
     assert gpu.flops["fp32"] < dense
@@ -95,23 +96,58 @@ def test_gpus_are_plausible(name: str) -> None:
     assert gpu.domain == (72 if name == "gb200" else 8)
 
 
+@pytest.mark.parametrize(
+    ("device", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100-sxm"),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80gb"),
+        ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
+        ("Tesla V100-SXM2-32GB", "v100-32gb"),
+        ("NVIDIA B200", "b200"),
+        ("NVIDIA GB200", "gb200"),
+        ("NVIDIA L40S", "l40s"),
+        ("AMD Instinct MI300X", "mi300x"),
+        ("Ascend910B2", "ascend-910b"),
+    ],
+)
+def test_gpus_by_their_drivers_names(device: str, name: str) -> None:
+    assert hardware.device_named(device) == hardware.gpu(name)
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        "NVIDIA GH200 480GB",
+        "NVIDIA H100 NVL",
+        "NVIDIA H200 NVL",
+        "NVIDIA H800 PCIe",
+        "Tesla V100-SXM2-16GB",
+    ],
+)
+def test_similar_cards_have_peak_rates_and_are_not_planned_for(device: str) -> None:
+    found = hardware.device_named(device)
+    assert found and not isinstance(found, Gpu) and not hardware.has_gpu(found.name)
+
+
 def test_reachable_is_what_was_measured() -> None:
-    a100, h100 = library.gpu("a100-80gb"), library.gpu("h100-sxm")
+    a100, h100 = hardware.gpu("a100-80gb"), hardware.gpu("h100-sxm")
     assert a100.reachable * a100.flops["bf16"] == pytest.approx(271e12, rel=0.01)
     assert h100.reachable * h100.flops["bf16"] == pytest.approx(795e12, rel=0.01)
 
 
-@pytest.mark.parametrize("name", library.fabric_names())
+@pytest.mark.parametrize("name", hardware.fabric_names())
 def test_fabrics_are_plausible(name: str) -> None:
-    fabric = library.fabric(name)
+    fabric = hardware.fabric(name)
     assert 10e9 <= fabric.nic <= 100e9
     assert fabric.nics in (1, 2, 4, 8, 16, 32, 72)
     assert fabric.oversubscription >= 1
 
 
 def test_fabric_figures() -> None:
-    assert library.fabric("ndr-400") == Fabric("ndr-400", nic=400e9 / 8, nics=8, kind="infiniband", topology="rail")
-    assert library.fabric("roce-400-3to1").oversubscription == 3
+    assert hardware.fabric("ndr-400") == Fabric("ndr-400", nic=400e9 / 8, nics=8, kind="infiniband", topology="rail")
+    assert hardware.fabric("roce-400-3to1").oversubscription == 3
 
 
 @pytest.mark.parametrize(
@@ -132,9 +168,9 @@ def test_names_are_found_however_they_are_written(written: str, name: str) -> No
 
 
 def test_gpus_and_fabrics_have_short_names() -> None:
-    assert library.gpu("H100") == library.gpu("h100-sxm")
-    assert library.gpu("A100") == library.gpu("a100-80gb")
-    assert library.fabric("NDR 400").name == "ndr-400"
+    assert hardware.gpu("H100") == hardware.gpu("h100-sxm")
+    assert hardware.gpu("A100") == hardware.gpu("a100-80gb")
+    assert hardware.fabric("NDR 400").name == "ndr-400"
 
 
 def test_unknown_names_are_answered_with_the_nearest() -> None:
@@ -142,17 +178,17 @@ def test_unknown_names_are_answered_with_the_nearest() -> None:
         library.model("lama-3-8b")
     assert "llama-3-8b" in caught.value.fix
     with pytest.raises(UserError, match="no GPU 'h10'") as caught:
-        library.gpu("h10")
+        hardware.gpu("h10")
     assert "h100-sxm" in caught.value.fix
     with pytest.raises(UserError, match="no fabric 'roce'") as caught:
-        library.fabric("roce")
+        hardware.fabric("roce")
     assert "roce-400" in caught.value.fix
     with pytest.raises(UserError, match="no recipe") as caught:
         library.open_model("laptop-mow")
     assert "laptop-moe" in caught.value.fix
     with pytest.raises(UserError) as caught:
-        library.gpu("???")
-    assert all(name in caught.value.fix for name in library.gpu_names())
+        hardware.gpu("???")
+    assert all(name in caught.value.fix for name in hardware.gpu_names())
 
 
 @pytest.mark.parametrize("case", CONFIGS)
@@ -219,16 +255,6 @@ def test_configs_that_cannot_be_read_are_refused() -> None:
         huggingface.from_config(mixed | {"decoder_sparse_step": 2}, "mine")
 
 
-@pytest.mark.parametrize("name", ["laptop", "laptop-moe", "h200", "8xh100", "8xh100-moe"])
-def test_recipes_have_the_parameters_training_counts(name: str) -> None:
-    from strata.training.model.llama import count_active_parameters, count_parameters
-
-    section, shape = recipe_file.load(name).model, library.open_model(name)
-    gates = section.layers * section.hidden if section.moe and section.moe.shared_ffn else 0  # left out by `Shape`
-    assert shape.parameters() + gates == count_parameters(section)
-    assert shape.active_parameters() + gates == count_active_parameters(section)
-
-
 def test_a_model_is_opened_from_files(tmp_path: Path) -> None:
     folder = tmp_path / "my-llama"
     folder.mkdir()
@@ -266,7 +292,7 @@ def test_entries_of_the_catalogue_are_checked(tmp_path: Path) -> None:
 
     def read(text: str) -> Shape:
         file.write_text(text)
-        return library.read(file, Shape).find("model", "mine")
+        return catalogue_file.parse(catalogue_file.read(file), Shape, file.name, library.PARTS).find("model", "mine")
 
     assert read(f"mine: {{{shape}, {nested}}}") == Shape(
         "mine", 1, 8, 1, 1, 8, 8, 8, 8, experts=Experts(2, 1, 4), latent=Latent(1, 2, 3, 4, 5)
@@ -283,13 +309,14 @@ def test_entries_of_the_catalogue_are_checked(tmp_path: Path) -> None:
         read(f"mine: {{{shape}}}\nyours: {{{shape}, also: [Mine]}}")
     file.write_text("mine: {published_parameters_b: 3}")
     with pytest.raises(UserError, match="has no field 'published_parameters_b'"):
-        library.read(file, Gpu)
+        catalogue_file.parse(catalogue_file.read(file), Gpu, file.name)
 
 
 def test_it_starts_at_once_without_torch() -> None:
     code = (
-        "import sys; from strata.planner.catalogue import library; library.model('gpt-3'); library.gpu('h100'); "
-        "library.fabric('ndr-400'); "
+        "import sys; from strata.planner.catalogue import library; from strata.platform.hardware import catalogue as hardware; "
+        "library.model('gpt-3'); hardware.gpu('h100'); "
+        "hardware.fabric('ndr-400'); "
         "assert not {'torch', 'ray', 'numpy', 'transformers'} & set(sys.modules)"
     )
     assert starts_at_once(sys.executable, "-c", code)

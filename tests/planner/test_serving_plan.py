@@ -9,15 +9,16 @@ import pytest
 from support import within
 
 from strata.planner.catalogue import library
-from strata.planner.catalogue.hardware import Gpu
 from strata.planner.catalogue.shape import Shape
 from strata.planner.serving.capacity import REQUEST_S, Pool, ServingPlan, Slo, curve, draw, plan_serving, serve
 from strata.planner.serving.engine_step import Load, Precision, decode, describe, most, prefill
 from strata.planner.worksheet import Worksheet
 from strata.platform.errors import UserError
+from strata.platform.hardware import catalogue as hardware
+from strata.platform.hardware.specs import Gpu
 
-A100, H100, H200 = library.gpu("a100-80gb"), library.gpu("h100-sxm"), library.gpu("h200")
-FABRIC = library.fabric("ndr-400")
+A100, H100, H200 = hardware.gpu("a100-80gb"), hardware.gpu("h100-sxm"), hardware.gpu("h200")
+FABRIC = hardware.fabric("ndr-400")
 LLAMA_7B, LLAMA_70B = library.model("llama-2-7b"), library.model("llama-3.1-70b")
 CHAT = Load(requests_per_s=20, prompt=2000, output=300)
 
@@ -61,7 +62,7 @@ def test_tokens_of_one_stream_on_a100s(model: str, tensor: int, published: float
 
 def test_tokens_of_one_stream_of_vllm() -> None:
     """A blog's sweep (vLLM 0.23, Llama 3.1 8B bf16, A100-40GB, 1024 in, 128 out): about 75 tokens/s with one request."""
-    step = decode(1, 1088, engine(library.model("llama-3.1-8b"), library.gpu("a100-40gb")))
+    step = decode(1, 1088, engine(library.model("llama-3.1-8b"), hardware.gpu("a100-40gb")))
     assert 1 / step == pytest.approx(75, rel=0.10)
 
 

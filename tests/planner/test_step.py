@@ -11,6 +11,7 @@ from strata.planner.step.stages import layers_of, parts_of, stage_parameters
 from strata.planner.step.step import Step, plan_step
 from strata.planner.validation import check_training
 from strata.planner.worksheet import Worksheet
+from strata.platform.hardware import catalogue as hardware
 
 LLAMA = library.model("llama-3.1-70b")
 LAYOUT = Layout(data=4, tensor=8, pipeline=4, zero=1, micro_batch=1, batch=256, sequence_parallel=True)
@@ -20,8 +21,8 @@ SHARDED = Layout(data=64, zero=3, micro_batch=1, batch=128, recompute="full")
 
 
 def plan(shape=LLAMA, layout=LAYOUT, gpu="h100", fabric="ndr-400", software="megatron-core", sequence=4096) -> Step:
-    wires = library.fabric(fabric) if isinstance(fabric, str) else fabric
-    return plan_step(shape, layout, library.gpu(gpu), wires, program(software), Worksheet("test"), sequence)
+    wires = hardware.fabric(fabric) if isinstance(fabric, str) else fabric
+    return plan_step(shape, layout, hardware.gpu(gpu), wires, program(software), Worksheet("test"), sequence)
 
 
 def test_published_steps_are_met() -> None:
@@ -51,7 +52,7 @@ def test_time_spent_adds_up(name: str, shape, layout: Layout) -> None:
 
 @pytest.mark.parametrize(("shape", "layout"), [(LLAMA, LAYOUT), (MIXTURE, SPREAD), (LLAMA, SHARDED)])
 def test_more_oversubscription_never_shortens_a_step(shape, layout: Layout) -> None:
-    tree = replace(library.fabric("roce-400"), topology="fat-tree")
+    tree = replace(hardware.fabric("roce-400"), topology="fat-tree")
     times = [plan(shape, layout, fabric=replace(tree, oversubscription=ratio)).seconds for ratio in (1, 1.5, 2, 4, 8)]
     assert times == sorted(times)
 

@@ -102,6 +102,7 @@ FOLDERS = {
     "monitoring.gpu": set(),
     "monitoring.prometheus": {"gpu"},
     "monitoring.top": {"gpu"},
+    "platform.hardware": set(),
     "platform.ray_patches": set(),
     "platform.ray_cluster": {"ray_patches"},
     "deploy.kuberay": set(),

@@ -45,7 +45,7 @@ def test_bundled_recipes_are_accepted(name: str) -> None:
     [
         (("parallel.pipeline=2", "parallel.zero=3"), "works with ZeRO 0 and 1", "parallel.zero=1"),
         (("parallel.pipeline=2", "parallel.sequence=2"), "neither sequence nor expert", "parallel.sequence=1"),
-        (("parallel.pipeline=8", "parallel.schedule=1f1b"), "model.layers=4 cannot be cut into the 8", "parallel.pipeline=4"),
+        (("parallel.pipeline=8", "parallel.schedule=1f1b"), "model.layers=4 cannot be divided into the 8", "parallel.pipeline=4"),
         (("parallel.schedule=dualpipev",), "parallel.pipeline is 1", "parallel.schedule=1f1b"),
         (("parallel.pipeline=2", "parallel.schedule=dualpipev", "train.batch=8"), "needs 4 micro-batches", "1f1b"),
         (("parallel.tensor=8",), "must divide model.heads=8 and model.kv_heads=4", "parallel.tensor=4"),

@@ -1,12 +1,12 @@
 """Layouts that cannot be, each refused with the nearest that can."""
 
 from strata.planner import ranges
-from strata.planner.catalogue.hardware import Gpu
 from strata.planner.catalogue.shape import Shape
 from strata.planner.layout import Layout
 from strata.planner.pipeline.schedules import refusal
 from strata.planner.step.stages import parts_of
 from strata.platform.errors import UserError
+from strata.platform.hardware.specs import Gpu
 
 
 def check(shape: Shape, layout: Layout, sequence: int, gpu: Gpu) -> None:

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import TypeVar
 
-from strata.planner.ranges import shown
-from strata.platform.errors import UserError
+from strata.platform.errors import UserError, shown
 
 T = TypeVar("T")
 

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from strata.planner.catalogue.hardware import Fabric, Gpu
 from strata.planner.catalogue.shape import Shape
 from strata.planner.catalogue.software import Software
 from strata.planner.checks import check
@@ -13,6 +12,7 @@ from strata.planner.reliability.budget import Budget, plan_budget
 from strata.planner.reliability.failures import FailurePlan, plan_failures
 from strata.planner.step.step import Step, plan_step
 from strata.planner.worksheet import Worksheet
+from strata.platform.hardware.specs import Fabric, Gpu
 
 # Llama 3's store sustained 2 TB/s for 16,384 GPUs (arXiv 2407.21783, section 3.3.1).
 STORAGE_PER_GPU = 2e12 / 16384

@@ -6,9 +6,7 @@ loops over stages, micro-batches, spares or divisors.
 
 from dataclasses import dataclass
 
-from strata.platform.errors import UserError
-
-SHOWN = 40  # characters of a user's value that an error repeats
+from strata.platform.errors import UserError, shown
 
 
 @dataclass(frozen=True)
@@ -32,12 +30,6 @@ class Range:
             raise UserError(
                 f"{name} {shown(value if said is None else said)} is out of range.", f"Give {name} a number in its range: {self}."
             )
-
-
-def shown(value: object, most: int = SHOWN) -> str:
-    """A user's value as an error repeats it: on one line, and short."""
-    text = " ".join(str(value).split())
-    return text if len(text) <= most else f"{text[:most]}..."
 
 
 def _plain(value: float) -> str:

@@ -1,114 +1,117 @@
-"""Between a plan and a recipe: which layouts `strata train` accepts, a recipe for one, and the plan of a recipe."""
+"""Conversion between plans and recipes, and the layouts that `strata train` can run."""
 
-import re
+from dataclasses import replace
+from functools import lru_cache
 from math import ceil
+from typing import get_args
 
 from pydantic import ValidationError
 
 from strata.planner.catalogue import library
-from strata.planner.catalogue.hardware import Gpu
 from strata.planner.catalogue.shape import Shape
 from strata.planner.catalogue.software import program
 from strata.planner.layout import Layout
 from strata.planner.memory.activations import keeping_of
 from strata.planner.memory.plan import peak_bytes
+from strata.planner.pipeline.schedules import CHUNKS
 from strata.planner.units import show
+from strata.platform import layout_rules
 from strata.platform.errors import UserError
-from strata.platform.recipe import ModelSection, MoESection, ParallelSection, Recipe, ServeSection, TrainSection
+from strata.platform.hardware.specs import Gpu
+from strata.platform.layout_rules import Division, ModelSizes
+from strata.platform.recipe import (
+    ModelSection,
+    MoESection,
+    ParallelSection,
+    Precision,
+    Recipe,
+    Schedule,
+    ServeSection,
+    TrainSection,
+)
 
-STEPS = 1000  # when nobody says a token budget
+STEPS = 1000  # without a token budget
 WARMUP = 2000  # steps, as Llama 2's; a tenth of a shorter run
 EVALUATIONS = 100  # over a run, and as many checkpoints
+PRECISIONS, SCHEDULES = get_args(Precision), get_args(Schedule)
 
 
-def obstacle(shape: Shape, layout: Layout, sequence: int) -> str | None:
-    """Why `strata train` would refuse this layout; None if it would not. The same rules as those of the training room, which
-    the planner does not import; a test holds them against each other."""
-    return _model_obstacle(shape) or _dimension_obstacle(layout) or _training_obstacle(shape, layout, sequence)
+def layout_problem(shape: Shape, layout: Layout, sequence: int) -> str | None:
+    """The reason why `strata train` cannot run this layout; None if it can."""
+    return _inexpressible(shape, layout) or layout_rules.layout_problem(_sizes(shape, sequence), _division(layout))
 
 
-def _model_obstacle(shape: Shape) -> str | None:
-    """Strata trains Llama-shaped models, dense or with experts in every layer."""
+def _inexpressible(shape: Shape, layout: Layout) -> str | None:
+    """The reason why no recipe describes this plan. Recipes train Llama-shaped models, dense or with experts in every layer."""
     if shape.latent:
         return f"{shape.name} has latent attention."
     if not shape.gated or shape.biases or shape.query_biases or shape.positions:
-        return f"{shape.name} is not built like a Llama: it has biases, learned positions or no gate in its feed-forward blocks."
+        return f"{shape.name} is not a Llama: it has biases, learned positions or no gate in its feed-forward blocks."
     if shape.head_dim * shape.heads != shape.hidden:
-        return (
-            f"{shape.heads} heads that are {shape.head_dim} wide do not make the {shape.hidden} hidden numbers of {shape.name}."
-        )
+        return f"{shape.heads} heads of width {shape.head_dim} do not add up to the hidden size {shape.hidden} of {shape.name}."
     if shape.experts and shape.experts.dense_layers:
         return f"The first {shape.experts.dense_layers} layers of {shape.name} have no experts, and the others have."
-    return None
-
-
-def _dimension_obstacle(layout: Layout) -> str | None:
     if layout.context > 1:
         return "It shares sequences by heads (sequence), not in a ring (context)."
     if layout.sequence_parallel:
-        return "It does not split by tokens what lies between tensor-parallel matrices (sequence_parallel)."
-    if layout.precision not in ("fp32", "bf16"):
-        return f"It trains in fp32 and bf16, not in {layout.precision}."
-    if layout.schedule not in ("1f1b", "dualpipev"):
-        return f"Its pipelines run as 1f1b or dualpipev, not as {layout.schedule}."
+        return "It does not split activations between tensor-parallel matrices by tokens (sequence_parallel)."
+    if layout.precision not in PRECISIONS:
+        return f"It trains in {' and '.join(PRECISIONS)}, not in {layout.precision}."
+    if layout.schedule not in SCHEDULES:
+        return f"Its pipelines run as {' or '.join(SCHEDULES)}, not as {layout.schedule}."
     return None
 
 
-def _training_obstacle(shape: Shape, layout: Layout, sequence: int) -> str | None:
+@lru_cache(maxsize=64)
+def _sizes(shape: Shape, sequence: int) -> ModelSizes:
     moe = shape.experts
-    if layout.pipeline > 1:
-        if layout.zero > 1:
-            return f"Its pipelines work with ZeRO 0 and 1, not with {layout.zero}."
-        if layout.sequence > 1 or layout.expert > 1:
-            return "Its pipelines know neither sequence nor expert parallelism."
-        if layout.offload != "none":
-            return "Its pipelines do not offload."
-        if shape.layers < layout.pipeline * layout.interleave:
-            return f"{shape.layers} layers cannot be cut into {layout.pipeline * layout.interleave} parts."
-        if layout.schedule == "dualpipev" and layout.micro_batches < 2 * layout.pipeline:
-            return f"DualPipeV needs {2 * layout.pipeline} micro-batches a step, not {layout.micro_batches}."
-    elif layout.schedule == "dualpipev":
-        return "DualPipeV orders a pipeline's micro-batches, and there is one stage."
-    if layout.offload != "none" and layout.zero == 0:
-        return "It offloads only what ZeRO shares out."
-    if layout.offload == "all" and layout.zero < 3:
-        return "It offloads parameters only with ZeRO-3."
-    for size in (layout.tensor, layout.sequence):
-        if shape.heads % size or shape.kv_heads % size:
-            return f"{size} does not divide {shape.heads} heads and {shape.kv_heads} key/value heads."
-    if (moe.ffn if moe else shape.ffn) % layout.tensor or (moe and moe.shared_ffn % layout.tensor):
-        return f"{layout.tensor} does not divide the feed-forward width."
-    if sequence % layout.sequence:
-        return f"{layout.sequence} does not divide a sequence of {sequence}."
-    if layout.precision == "bf16" and layout.zero == 0 and (layout.tensor > 1 or layout.expert > 1):
-        return "In bf16 without ZeRO it does not cut the model."
-    if layout.sequence > 1 and (layout.tensor > 1 or moe):
-        return "It combines sequence parallelism neither with tensor parallelism nor with experts."
-    if layout.expert > 1 and (moe is None or moe.count % layout.expert):
-        return f"{layout.expert} workers cannot share out {moe.count if moe else 'no'} experts."
-    if layout.expert > 1 and (layout.tensor > 1 or layout.offload != "none" or layout.data % layout.expert):
-        return "It combines expert parallelism with data parallelism alone."
-    return None
+    return ModelSizes(
+        layers=shape.layers,
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        ffn=moe.ffn if moe else shape.ffn,
+        context=sequence,
+        experts=moe.count if moe else 0,
+        shared_ffn=moe.shared_ffn if moe else 0,
+    )
+
+
+def _division(layout: Layout) -> Division:
+    """Of a layout that a recipe can express."""
+    return Division(
+        precision="bf16" if layout.precision == "bf16" else "fp32",
+        batch=layout.batch,
+        micro_batch=layout.micro_batch,
+        data=layout.data,
+        zero=layout.zero,
+        tensor=layout.tensor,
+        pipeline=layout.pipeline,
+        schedule="dualpipev" if layout.schedule == "dualpipev" else "1f1b",
+        sequence=layout.sequence,
+        expert=layout.expert,
+        offload=layout.offload,
+    )
 
 
 def as_recipe(shape: Shape, layout: Layout, sequence: int, tokens: float | None = None) -> Recipe:
-    """A recipe that trains this model in this layout, for so many tokens. What a plan says nothing of (the learning rate, how
-    often to evaluate) is as large models usually have it, and the data are a recipe's usual ones: change them."""
-    problem = obstacle(shape, layout, sequence)
+    """A recipe that trains this model in this layout, for so many tokens. Keys that no plan decides (learning rate, evaluation
+    interval) are those of large models, and the corpus is the default: change them."""
+    problem = layout_problem(shape, layout, sequence)
     if problem:
-        raise UserError(f"strata train cannot run this plan. {problem}", "Search among what it can: --program strata.")
+        raise UserError(f"strata train cannot run this plan. {problem}", "Search layouts that it can run: --program strata.")
     try:
         return _recipe(shape, layout, sequence, tokens)
     except ValidationError as error:
         found = error.errors()[0]
+        value = f"{found['loc'][-1]}={found['input']}: " if found["loc"] else ""
         raise UserError(
-            f"strata train cannot run this plan. {found['loc'][-1]}={found['input']}: {found['msg']}.",
+            f"strata train cannot run this plan. {value}{found['msg'].removeprefix('Value error, ')}.",
             "Change the model, --seq or --batch.",
         ) from None
 
 
 def _recipe(shape: Shape, layout: Layout, sequence: int, tokens: float | None) -> Recipe:
-    moe = shape.experts
+    moe, sizes, division = shape.experts, _sizes(shape, sequence), _division(layout)
     steps = STEPS if tokens is None else ceil(tokens / (layout.batch * sequence))
     every = max(1, steps // EVALUATIONS)
     return Recipe(
@@ -117,7 +120,7 @@ def _recipe(shape: Shape, layout: Layout, sequence: int, tokens: float | None) -
             hidden=shape.hidden,
             heads=shape.heads,
             kv_heads=shape.kv_heads,
-            ffn=moe.ffn if moe else shape.ffn,
+            ffn=sizes.ffn,
             vocab=shape.vocab,
             context=sequence,
             tie_embeddings=shape.tied,
@@ -129,7 +132,7 @@ def _recipe(shape: Shape, layout: Layout, sequence: int, tokens: float | None) -
             micro_batch=layout.micro_batch,
             lr=learning_rate(shape),
             warmup=min(WARMUP, steps // 10),
-            precision="bf16" if layout.precision == "bf16" else "fp32",
+            precision=division.precision,
             recompute=layout.recompute,
             compile=True,
             eval_every=every,
@@ -140,7 +143,7 @@ def _recipe(shape: Shape, layout: Layout, sequence: int, tokens: float | None) -
             zero=layout.zero,
             tensor=layout.tensor,
             pipeline=layout.pipeline,
-            schedule="dualpipev" if layout.schedule == "dualpipev" else "1f1b",
+            schedule=division.schedule,
             sequence=layout.sequence,
             expert=layout.expert,
             offload=layout.offload,
@@ -157,7 +160,7 @@ def learning_rate(shape: Shape) -> float:
 
 
 def from_recipe(recipe: Recipe) -> tuple[Shape, Layout, int]:
-    """The model, the layout and the tokens of a sequence that a recipe trains with."""
+    """The model, the layout and the sequence length that a recipe trains with."""
     model, train, parallel = recipe.model, recipe.train, recipe.parallel
     layout = Layout(
         data=parallel.data,
@@ -166,7 +169,7 @@ def from_recipe(recipe: Recipe) -> tuple[Shape, Layout, int]:
         sequence=parallel.sequence,
         expert=parallel.expert,
         schedule=parallel.schedule,
-        interleave=2 if parallel.schedule == "dualpipev" else 1,
+        interleave=CHUNKS[parallel.schedule],
         zero=parallel.zero,
         micro_batch=train.micro_batch,
         batch=train.batch,
@@ -178,46 +181,28 @@ def from_recipe(recipe: Recipe) -> tuple[Shape, Layout, int]:
 
 
 def program_of(train: TrainSection) -> str:
-    """Liger's kernels keep what ours do; attention, which it has none of, keeps the same with torch's."""
+    """Liger's kernels save the same activations as Strata's; with Liger attention is torch's, which saves the same too."""
     if train.kernels != "torch":
         return "strata"
     return "strata-torch" if train.compile else "strata-eager"
 
 
+def planned_peak(recipe: Recipe) -> float:
+    """Bytes of the fullest worker at its fullest moment, on the recipe's device. On a CPU, without the process before it has a
+    model."""
+    shape, layout, sequence = from_recipe(recipe)
+    keeping = replace(keeping_of(program(program_of(recipe.train))), cpu=recipe.parallel.device == "cpu")
+    return peak_bytes(shape, layout, keeping, sequence)
+
+
 def warning(recipe: Recipe, gpu: Gpu) -> str | None:
-    """One line for who is about to train, if the plan says that the recipe does not fit."""
+    """One line if, by plan, the recipe does not fit on this GPU."""
     if recipe.parallel.device != "gpu":
         return None
-    shape, layout, sequence = from_recipe(recipe)
-    peak = peak_bytes(shape, layout, keeping_of(program(program_of(recipe.train))), sequence)
+    peak = planned_peak(recipe)
     if peak <= gpu.memory:
         return None
     return (
         f"This recipe will hardly fit: by plan each worker needs {show(peak, 'B')} at its fullest, and {gpu.name} has"
-        f" {show(gpu.memory, 'B')}, {show(peak - gpu.memory, 'B')} too little ('strata plan --recipe' shows what takes it)."
+        f" {show(gpu.memory, 'B')}, {show(peak - gpu.memory, 'B')} too little ('strata plan --recipe' prints the parts)."
     )
-
-
-# By words of the names that torch.cuda.get_device_name gives, such as "NVIDIA H100 80GB HBM3" and "Tesla V100-SXM2-32GB". A
-# card that the catalogue does not have (an H100 NVL, an A100 for PCIe) has words of its own, and is none of these.
-DEVICE_NAMES = {
-    "v100-32gb": {"v100", "sxm2", "32gb"},
-    "a100-40gb": {"a100", "sxm4", "40gb"},
-    "a100-80gb": {"a100", "sxm4", "80gb"},
-    "h100-sxm": {"h100", "80gb", "hbm3"},
-    "h100-pcie": {"h100", "pcie"},
-    "h200": {"h200"},
-    "h800": {"h800"},
-    "h20": {"h20"},
-    "b200": {"b200"},
-    "gb200": {"gb200"},
-    "l40s": {"l40s"},
-    "mi300x": {"mi300x"},
-    "ascend-910b": {"ascend910b2"},
-}
-
-
-def gpu_named(device_name: str) -> Gpu | None:
-    """A GPU of the catalogue by the name that its driver gives it."""
-    words = set(re.findall(r"[a-z0-9]+", device_name.lower()))
-    return next((library.gpu(name) for name, wanted in DEVICE_NAMES.items() if wanted <= words), None)

@@ -1,7 +1,7 @@
 """Figures as people read and write them: `15T` tokens, 79.2 GiB, 450 GB/s, 3.2 ms."""
 
-from strata.planner.ranges import BYTES, TOKENS, Range, shown
-from strata.platform.errors import UserError
+from strata.planner.ranges import BYTES, TOKENS, Range
+from strata.platform.errors import UserError, shown
 
 BINARY = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 DECIMAL = (("E", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))

@@ -12,6 +12,11 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
 Device = Literal["cpu", "gpu"]
+Precision = Literal["fp32", "bf16"]
+Recompute = Literal["none", "selective", "full"]
+Kernels = Literal["strata", "torch", "liger"]
+Schedule = Literal["1f1b", "dualpipev"]
+Offload = Literal["none", "optimizer", "all"]
 
 
 class Section(BaseModel):
@@ -94,7 +99,7 @@ class TrainSection(Section):
     warmup: Annotated[int, Field(ge=0)] = Field(0, description="steps of linear warm-up; fewer than steps")
     weight_decay: Annotated[float, Field(ge=0, lt=1)] = Field(0.1, description="weight decay of AdamW")
     clip: Annotated[float, Field(gt=0)] = Field(1.0, description="largest gradient norm; larger gradients are scaled down")
-    precision: Literal["fp32", "bf16"] = Field("fp32", description="precision of parameters and activations in a step")
+    precision: Precision = Field("fp32", description="precision of parameters and activations in a step")
     matmul: Literal["highest", "high", "medium"] = Field(
         "highest", description="torch's float32_matmul_precision; below highest, fp32 products may use TF32 or bf16 units"
     )
@@ -102,10 +107,10 @@ class TrainSection(Section):
     eval_every: Positive = Field(100, description="steps between evaluations")
     eval_sequences: Positive = Field(64, description="held-out sequences of an evaluation")
     checkpoint_every: Positive = Field(100, description="steps between checkpoints")
-    recompute: Literal["none", "selective", "full"] = Field(
+    recompute: Recompute = Field(
         "none", description="activations recomputed in the backward pass; selective: all but matrix products, full: whole layers"
     )
-    kernels: Literal["strata", "torch", "liger"] = Field(
+    kernels: Kernels = Field(
         "strata", description="kernels of norms, rotary embedding, attention and loss; liger needs GPUs"
     )
     compile: bool = Field(False, description="torch.compile each layer: minutes at the start, faster steps")
@@ -138,10 +143,10 @@ class ParallelSection(Section):
     )
     tensor: Positive = Field(1, description="tensor-parallel workers (Megatron's column and row split)")
     pipeline: Positive = Field(1, description="pipeline stages")
-    schedule: Literal["1f1b", "dualpipev"] = Field("1f1b", description="pipeline schedule")
+    schedule: Schedule = Field("1f1b", description="pipeline schedule")
     sequence: Positive = Field(1, description="sequence-parallel workers (Ulysses)")
     expert: Positive = Field(1, description="expert-parallel workers; divides the data-parallel workers")
-    offload: Literal["none", "optimizer", "all"] = Field(
+    offload: Offload = Field(
         "none", description="state in host memory; optimizer: optimizer state, all: parameters too"
     )
     device: Device = Field("cpu", description="device of the workers")

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from strata.planner.catalogue.library import from_recipe
 from strata.platform.recipe import ModelSection
 from strata.training.checkpoint.export import write_folder
-from strata.training.model.llama import Llama, count_parameters, token_losses
+from strata.training.model.llama import Llama, token_losses
 from strata.training.model.ops import IGNORED, Kernels
 
 BASE = {"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "ffn": 96, "vocab": 512, "context": 64, "rope_theta": 5000.0}
@@ -26,7 +27,7 @@ def section(request: pytest.FixtureRequest) -> ModelSection:
 
 
 def test_parameters_are_counted_without_building(section: ModelSection) -> None:
-    assert count_parameters(section) == sum(p.numel() for p in Llama(section).parameters())
+    assert from_recipe(section, "llama").parameters() == sum(p.numel() for p in Llama(section).parameters())
 
 
 @pytest.mark.parametrize("kernels", ["strata", "torch"])

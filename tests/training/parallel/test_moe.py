@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from strata.platform import recipe_file
+from strata.planner.catalogue.library import from_recipe, open_model
 from strata.platform.recipe import ModelSection
 from strata.training.checkpoint.export import write_folder
 from strata.training.model import balance
-from strata.training.model.llama import Llama, MoE, count_active_parameters, count_parameters, initialize, token_losses
+from strata.training.model.llama import Llama, MoE, initialize, token_losses
 from strata.training.parallel import expert
 
 BASE = {"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "ffn": 48, "vocab": 512, "context": 32}
@@ -75,9 +75,8 @@ def test_parameters_are_counted_without_building(section: ModelSection) -> None:
     assert moe is not None
     idle = sum(p.numel() for m in mixtures(model) for expert in list(m.experts)[moe.top_k :] for p in expert.parameters())
     total = sum(p.numel() for p in model.parameters())
-    assert (count_parameters(section), count_active_parameters(section)) == (total, total - idle)
-    dense = section.model_copy(update={"moe": None})
-    assert count_parameters(dense) == count_active_parameters(dense) == sum(p.numel() for p in Llama(dense).parameters())
+    shape = from_recipe(section, "mixture")
+    assert (shape.parameters(), shape.active_parameters()) == (total, total - idle)
 
 
 def test_every_parameter_has_its_own_seed(section: ModelSection) -> None:
@@ -222,7 +221,7 @@ def test_routers_are_found_in_a_pipeline_stage(section: ModelSection) -> None:
 
 
 def test_laptop_moe_has_the_active_parameters_of_laptop() -> None:
-    dense, mixture = recipe_file.load("laptop").model, recipe_file.load("laptop-moe").model
-    assert count_active_parameters(mixture) == pytest.approx(count_parameters(dense), rel=0.05)
-    assert count_parameters(mixture) > 2 * count_parameters(dense)
+    dense, mixture = open_model("laptop"), open_model("laptop-moe")
+    assert mixture.active_parameters() == pytest.approx(dense.parameters(), rel=0.05)
+    assert mixture.parameters() > 2 * dense.parameters()
     assert mixture.head_dim >= 32  # vLLM on a CPU has no attention for less

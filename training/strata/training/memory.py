@@ -1,55 +1,33 @@
-"""Will it fit? A first-order answer before any worker starts, so that a model that is far too large costs nothing; and what it
-took when it ran."""
+"""Memory of workers: a check before any of them starts, and the peak that was used."""
 
 import resource
 import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from strata.planner.catalogue import library
-from strata.planner.recipes import warning
+from strata.planner.recipes import planned_peak, warning
 from strata.platform.errors import UserError
+from strata.platform.hardware import catalogue as hardware
 from strata.platform.machine import available_memory
 from strata.platform.recipe import ModelSection, ParallelSection, Recipe, TrainSection
-from strata.training.model.llama import count_parameters
 
 if TYPE_CHECKING:
     import torch
 
-# For workers on CPUs: glibc hands a large tensor's memory back to the kernel when it is freed, and every step takes it again,
-# page by page. Kept, and in large pages, a step of the laptop recipe is a tenth quicker.
+# For workers on CPUs: glibc returns a large tensor's memory to the kernel when it is freed, and every step allocates it again,
+# page by page. With freed memory retained, in large pages, a step of the laptop recipe is 10% faster.
 KEEP_FREED_MEMORY = {"GLIBC_TUNABLES": f"glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold={2**40}:glibc.malloc.hugetlb=1"}
 WORKER_BASE = 700 * 2**20  # a process that has imported torch, Ray and DeepSpeed
 
 
-def worker_bytes(model: ModelSection, train: TrainSection, parallel: ParallelSection) -> int:
-    """Weights, gradients and Adam's two moments (and an fp32 copy of bf16 weights), divided as the layout and the ZeRO stage
-    divide them, and the activations of the micro-batches in flight: about 20 numbers of hidden width a layer and token (one
-    where layers are recomputed), and the logits three times."""
-    experts = model.layers * model.moe.experts * 3 * model.hidden * model.ffn if model.moe else 0
-    parameters = (count_parameters(model) - experts + experts / parallel.expert) / (parallel.tensor * parallel.pipeline)
-    width = 4 if train.precision == "fp32" else 2
-    optimizer = 8 if train.precision == "fp32" else 12
-    sharers = parallel.data * parallel.sequence
-    state = parameters * (
-        width / (sharers if parallel.zero >= 3 else 1)
-        + width / (sharers if parallel.zero >= 2 else 1)
-        + optimizer / (sharers if parallel.zero >= 1 else 1)
-    )
-    tokens = train.micro_batch * model.context / parallel.sequence
-    layer = model.hidden if train.recompute == "full" else (20 * model.hidden + 4 * _active_ffn(model)) / parallel.tensor
-    # A pipeline's first stage has as many micro-batches in flight as there are stages: together, one whole model's layers.
-    activations = tokens * width * model.layers * layer + 3 * 4 * tokens * model.vocab
-    return int(state + activations) + WORKER_BASE
-
-
-def _active_ffn(model: ModelSection) -> int:
-    return model.moe.top_k * model.ffn + model.moe.shared_ffn if model.moe else model.ffn
+def worker_bytes(recipe: Recipe) -> float:
+    """Memory of one worker on a CPU at its fullest moment: the planner's figure and the process's own."""
+    return planned_peak(recipe) + WORKER_BASE
 
 
 def require_memory(model: ModelSection, train: TrainSection, parallel: ParallelSection) -> None:
-    """For workers on this machine's CPUs."""
-    needed, free = parallel.workers * worker_bytes(model, train, parallel), available_memory()
+    """Raises if the workers of this machine's CPUs need more memory than is free."""
+    needed, free = parallel.workers * worker_bytes(Recipe(model=model, train=train, parallel=parallel)), available_memory()
     if needed > free:
         raise UserError(
             f"Training needs about {needed / 2**30:.1f} GiB ({parallel.workers} workers); {free / 2**30:.1f} GiB are free.",
@@ -58,14 +36,14 @@ def require_memory(model: ModelSection, train: TrainSection, parallel: ParallelS
 
 
 def misfits(model: ModelSection, train: TrainSection, parallel: ParallelSection, kinds: Iterable[str]) -> list[str]:
-    """What the planner says of GPUs that workers could land on, by Ray's names for them: a line for each that is too small."""
+    """A warning for each kind of GPU that is too small, by plan. `kinds` are Ray's accelerator types that workers could get."""
     recipe = Recipe(model=model, train=train, parallel=parallel)
-    gpus = [library.gpu(kind) for kind in kinds if library.has_gpu(kind)]
+    gpus = [hardware.gpu(kind) for kind in kinds if hardware.has_gpu(kind)]
     return [line for gpu in gpus if (line := warning(recipe, gpu))]
 
 
 def peak_memory(device: "torch.device") -> int:
-    """The most this process has held so far: of its GPU, or without one in all, which Linux counts in KiB and macOS in bytes."""
+    """Peak of this process's GPU memory, or of its resident set on a CPU, which Linux counts in KiB and macOS in bytes."""
     if device.type == "cuda":
         import torch
 

@@ -2,7 +2,7 @@
 
 from strata.planner import ranges
 from strata.planner.catalogue.shape import Experts, Shape
-from strata.platform.errors import UserError
+from strata.platform.errors import UserError, shown
 
 
 def check_shape(shape: Shape) -> Shape:
@@ -12,7 +12,7 @@ def check_shape(shape: Shape) -> Shape:
             value = getattr(part, name)
             if value not in within:
                 raise UserError(
-                    f"The model {shape.name} has {name}={ranges.shown(value)}, which is out of range.",
+                    f"The model {shape.name} has {name}={shown(value)}, which is out of range.",
                     f"Its range is {within}.",
                 )
     if shape.heads % shape.kv_heads:

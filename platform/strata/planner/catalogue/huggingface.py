@@ -6,8 +6,8 @@ from typing import Any
 
 from strata.planner.catalogue.check_shape import check_shape
 from strata.planner.catalogue.shape import Experts, Latent, Shape
-from strata.planner.ranges import EXPERTS, LATENT, SHAPE, Range, shown
-from strata.platform.errors import UserError
+from strata.planner.ranges import EXPERTS, LATENT, SHAPE, Range
+from strata.platform.errors import UserError, shown
 
 
 def from_config(config: dict[str, Any], name: str) -> Shape:
@@ -91,7 +91,9 @@ def _qwen2_moe(config: _Config) -> Shape:
     return _llama(
         config,
         query_biases=True,
-        experts=_qwen_experts(config, config.need("shared_expert_intermediate_size", EXPERTS["shared_ffn"])),
+        experts=replace(
+            _qwen_experts(config, config.need("shared_expert_intermediate_size", EXPERTS["shared_ffn"])), shared_gate=True
+        ),
     )
 
 

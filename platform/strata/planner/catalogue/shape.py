@@ -1,4 +1,4 @@
-"""A model's shape: all that its costs depend on, and how many parameters it has where."""
+"""Shape of a model: the sizes that its costs depend on, and its parameter counts."""
 
 from dataclasses import dataclass
 
@@ -10,8 +10,9 @@ class Experts:
     count: int
     top_k: int
     ffn: int  # width of one expert
-    shared_ffn: int = 0  # width of what every token passes through beside its experts
+    shared_ffn: int = 0  # width of the shared expert, which every token passes through
     dense_layers: int = 0
+    shared_gate: bool = False  # whether a gate scales the shared expert's output, as in Qwen2-MoE and `strata train`
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Latent:
 
 @dataclass(frozen=True)
 class Shape:
-    """A decoder. `ffn` is the width of a dense layer's feed-forward block; `gated` says it has a third matrix (SwiGLU)."""
+    """A decoder. `ffn` is the width of a dense layer's feed-forward block; a `gated` block has a third matrix (SwiGLU)."""
 
     name: str
     layers: int
@@ -40,8 +41,8 @@ class Shape:
     context: int
     gated: bool = True
     tied: bool = False
-    biases: bool = False  # in every matrix, and in norms, as GPT has them
-    query_biases: bool = False  # in queries, keys and values only, as Qwen2 has them
+    biases: bool = False  # in every matrix, and in norms, as in GPT
+    query_biases: bool = False  # in queries, keys and values only, as in Qwen2
     positions: bool = False  # a learned embedding of positions, `context` long
     experts: Experts | None = None
     latent: Latent | None = None
@@ -54,59 +55,96 @@ class Shape:
     def sparse_layers(self) -> int:
         return self.layers - self.dense_layers
 
-    def attention_parameters(self) -> int:
-        """Of one layer, with its norms."""
+    def narrow_parameters(self) -> int:
+        """Down projections of one layer's latent attention."""
+        m = self.latent
+        return self.hidden * (m.query_rank + m.kv_rank + m.rotary_dim) if m else 0
+
+    def attention_matrices(self) -> int:
+        """Parameters of one layer's attention matrices, without biases and norms."""
         h = self.hidden
         if self.latent:
             m = self.latent
-            width = m.plain_dim + m.rotary_dim
-            down = h * m.query_rank + m.query_rank  # with its norm
-            query = down + m.query_rank * self.heads * width if m.query_rank else h * self.heads * width
-            kv = h * (m.kv_rank + m.rotary_dim) + m.kv_rank + m.kv_rank * self.heads * (m.plain_dim + m.value_dim)
-            return query + kv + self.heads * m.value_dim * h + 2 * h
+            queries = self.heads * (m.plain_dim + m.rotary_dim)
+            up = (m.query_rank or h) * queries + m.kv_rank * self.heads * (m.plain_dim + m.value_dim)
+            return self.narrow_parameters() + up + self.heads * m.value_dim * h
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        biases = (q + 2 * kv) * (self.biases or self.query_biases) + h * self.biases
-        norms = 2 * h * (2 if self.biases else 1)
-        return h * (q + 2 * kv) + q * h + biases + norms
+        return h * (q + 2 * kv) + q * h
+
+    def norm_parameters(self) -> int:
+        """Norms of one layer, those of latent attention included."""
+        return 2 * self.last_norm_parameters() + (self.latent.query_rank + self.latent.kv_rank if self.latent else 0)
+
+    def last_norm_parameters(self) -> int:
+        """The norm before the head; each of a layer's two has as many."""
+        return self.hidden * (2 if self.biases else 1)
+
+    def attention_parameters(self) -> int:
+        """One layer's attention, with the layer's norms."""
+        biases = 0
+        if not self.latent:
+            q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+            biases = (q + 2 * kv) * (self.biases or self.query_biases) + self.hidden * self.biases
+        return self.attention_matrices() + biases + self.norm_parameters()
+
+    def ffn_matrices(self, width: int) -> int:
+        return (3 if self.gated else 2) * self.hidden * width
 
     def ffn_parameters(self, width: int) -> int:
-        """Of one feed-forward block (or expert) of this width."""
-        return (3 if self.gated else 2) * self.hidden * width + (self.hidden + width) * self.biases
+        """One feed-forward block (or expert) of this width."""
+        return self.ffn_matrices(width) + (self.hidden + width) * self.biases * (width > 0)
 
     def dense_ffn_parameters(self) -> int:
         return self.ffn_parameters(self.ffn)
 
     def router_parameters(self) -> int:
-        return self.hidden * self.experts.count if self.experts else 0
+        """A sparse layer's router, and the gate of its shared expert."""
+        return self.hidden * (self.experts.count + self.experts.shared_gate) if self.experts else 0
 
     def expert_parameters(self) -> int:
-        """Of one expert."""
+        """One expert of one layer."""
         return self.ffn_parameters(self.experts.ffn) if self.experts else 0
 
     def shared_parameters(self) -> int:
-        """Of a sparse layer's block that every token passes through."""
-        return self.ffn_parameters(self.experts.shared_ffn) if self.experts and self.experts.shared_ffn else 0
+        """The shared expert of one sparse layer."""
+        return self.ffn_parameters(self.experts.shared_ffn) if self.experts else 0
+
+    def layers_parameters(self, dense: int, sparse: int) -> int:
+        """So many dense and sparse layers, without their routed experts."""
+        sparse_block = self.router_parameters() + self.shared_parameters()
+        return (dense + sparse) * self.attention_parameters() + dense * self.dense_ffn_parameters() + sparse * sparse_block
+
+    def routed_parameters(self, sparse: int) -> int:
+        """All routed experts of so many sparse layers."""
+        return sparse * self.experts.count * self.expert_parameters() if self.experts else 0
+
+    def table_parameters(self) -> int:
+        """The token embedding, and the output matrix: each is vocabulary x hidden."""
+        return self.vocab * self.hidden
 
     def embedding_parameters(self) -> int:
-        return self.vocab * self.hidden + self.context * self.hidden * self.positions
+        """Token embedding and learned positions."""
+        return self.table_parameters() + self.context * self.hidden * self.positions
 
     def head_parameters(self) -> int:
-        """Of the output matrix and the last norm; a tied matrix is the embedding's."""
-        return (0 if self.tied else self.vocab * self.hidden) + self.hidden * (2 if self.biases else 1)
+        """Output matrix and last norm; a tied output matrix is the embedding's."""
+        return (0 if self.tied else self.table_parameters()) + self.last_norm_parameters()
 
     def parameters(self) -> int:
-        return self._parameters(self.experts.count if self.experts else 0)
+        layers = self.layers_parameters(self.dense_layers, self.sparse_layers) + self.routed_parameters(self.sparse_layers)
+        return layers + self.embedding_parameters() + self.head_parameters()
 
     def active_parameters(self) -> int:
-        """Those that one token passes through."""
-        return self._parameters(self.experts.top_k if self.experts else 0)
+        """Parameters that one token passes through: top_k experts instead of all."""
+        idle = self.experts.count - self.experts.top_k if self.experts else 0
+        return self.parameters() - self.sparse_layers * idle * self.expert_parameters()
 
-    def _parameters(self, experts: int) -> int:
-        sparse = self.router_parameters() + experts * self.expert_parameters() + self.shared_parameters()
-        return (
-            self.layers * self.attention_parameters()
-            + self.dense_layers * self.dense_ffn_parameters()
-            + self.sparse_layers * sparse
-            + self.embedding_parameters()
-            + self.head_parameters()
-        )
+    def matrix_parameters(self) -> int:
+        """Parameters that one token is multiplied with: neither norms, biases nor embeddings, which are looked up, and top_k
+        experts instead of all. The output layer is a product, tied or not."""
+        sparse = 0
+        if self.experts:
+            width = self.experts.top_k * self.experts.ffn + self.experts.shared_ffn
+            sparse = self.sparse_layers * (self.router_parameters() + self.ffn_matrices(width))
+        dense = self.dense_layers * self.ffn_matrices(self.ffn)
+        return self.layers * self.attention_matrices() + dense + sparse + self.table_parameters()

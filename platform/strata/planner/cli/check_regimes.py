@@ -19,7 +19,6 @@ from typing import Any
 import typer
 from typer.main import get_command
 
-from strata.planner.catalogue import library
 from strata.planner.cli.options import open_fabric
 from strata.planner.cli.plan import plan, planned
 from strata.planner.cli.studies import place_of, plan_collectives, plan_serve, served
@@ -28,6 +27,7 @@ from strata.planner.memory.plan import misfit
 from strata.planner.plan import TrainingPlan
 from strata.planner.validation.trust import ERRORS, PUBLISHED, Errors
 from strata.platform.errors import UserError
+from strata.platform.hardware import catalogue as hardware
 
 CURVE_BYTES = 2.0**32  # at which the largest bus bandwidths were published
 
@@ -121,7 +121,7 @@ def training(words: list[str]) -> TrainingPlan:
 def _collective(params: dict[str, Any], metric: str, name: str) -> float:
     from strata.planner.collectives.cost import cost, links
 
-    card = library.gpu(params["gpu"])
+    card = hardware.gpu(params["gpu"])
     size = float(name.removesuffix(" KiB")) * 1024 if metric == "time_us" else CURVE_BYTES
     found = cost(
         params["kind"], size, place_of(params["ranks"], params["inside"], card), links(card, open_fabric(params["fabric"], card))

@@ -10,13 +10,14 @@ from rich.console import Console, RenderableType
 
 from strata.planner import ranges
 from strata.planner.catalogue import library
-from strata.planner.catalogue.hardware import Fabric, Gpu
 from strata.planner.catalogue.shape import Shape
 from strata.planner.cli.output import console, jsonable, picture_folder, write_json
 from strata.planner.layout import Schedule
 from strata.planner.pipeline.schedules import CHUNKS
 from strata.planner.worksheet import Worksheet
 from strata.platform.errors import UserError
+from strata.platform.hardware import catalogue as hardware
+from strata.platform.hardware.specs import Fabric, Gpu
 
 GPU = "h100"
 # What a node of each GPU usually has between nodes: the vendors' own reference systems (DGX-1, DGX A100, DGX H100, GB200 NVL72).
@@ -53,13 +54,13 @@ Plot = Annotated[Path | None, typer.Option("--plot", help="Write pictures into t
 
 
 def open_gpu(name: str, price: float | None) -> Gpu:
-    gpu = library.gpu(name)
+    gpu = hardware.gpu(name)
     return gpu if price is None else replace(gpu, dollars_per_hour=price)
 
 
 def open_fabric(name: str | None, gpu: Gpu) -> Fabric:
     usual = next((fabric for start, fabric in FABRICS.items() if gpu.name.startswith(start)), OTHER_FABRIC)
-    return library.fabric(usual if name is None else name)
+    return hardware.fabric(usual if name is None else name)
 
 
 def open_model(name: str | None) -> Shape:

@@ -9,9 +9,8 @@ from typing import Any
 
 from rich.console import Console
 
-from strata.planner.ranges import shown
 from strata.planner.worksheet import Worksheet
-from strata.platform.errors import UserError
+from strata.platform.errors import UserError, shown
 
 WIDTH = 130  # of a table that goes to a file or a pipe
 

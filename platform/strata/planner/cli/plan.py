@@ -35,6 +35,7 @@ from strata.planner.cli.output import jsonable
 from strata.planner.layout import Layout, Offload, Recompute, Schedule
 from strata.planner.units import count, size
 from strata.platform.errors import UserError
+from strata.platform.hardware import catalogue as hardware
 
 if TYPE_CHECKING:
     from strata.planner.catalogue.shape import Shape
@@ -245,8 +246,8 @@ def plan_list(
 
     shelves: dict[str, tuple[Callable[[], Table], Callable[[], list[Any]]]] = {
         "models": (tables.models, lambda: [library.model(name) for name in library.model_names()]),
-        "gpus": (tables.gpus, lambda: [library.gpu(name) for name in library.gpu_names()]),
-        "fabrics": (tables.fabrics, lambda: [library.fabric(name) for name in library.fabric_names()]),
+        "gpus": (tables.gpus, lambda: [hardware.gpu(name) for name in hardware.gpu_names()]),
+        "fabrics": (tables.fabrics, lambda: [hardware.fabric(name) for name in hardware.fabric_names()]),
         "programs": (tables.programs, lambda: list(PROGRAMS.values())),
         "fleets": (tables.fleets, lambda: list(FLEETS.values())),
     }

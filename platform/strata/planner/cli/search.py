@@ -28,9 +28,8 @@ from strata.planner.cli.options import (
 )
 from strata.planner.cli.output import jsonable, write_text
 from strata.planner.layout import Layout
-from strata.planner.ranges import shown
 from strata.planner.units import count, dollars, share, short, show
-from strata.platform.errors import UserError
+from strata.platform.errors import UserError, shown
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -12,8 +12,6 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from strata.planner import ranges
-from strata.planner.catalogue import library
-from strata.planner.catalogue.hardware import Gpu
 from strata.planner.cli.options import (
     GPU,
     Explain,
@@ -36,6 +34,8 @@ from strata.planner.layout import Schedule
 from strata.planner.units import size
 from strata.planner.worksheet import Worksheet
 from strata.platform.errors import UserError
+from strata.platform.hardware import catalogue as hardware
+from strata.platform.hardware.specs import Gpu
 
 if TYPE_CHECKING:
     from strata.planner.collectives.patterns import Place
@@ -92,7 +92,7 @@ def plan_serve(
         max_sequences,
         price,
     )
-    shape, card, trusted = open_model(model), library.gpu(gpu), trust.of_serving()
+    shape, card, trusted = open_model(model), hardware.gpu(gpu), trust.of_serving()
 
     def pictures(folder: Path) -> list[Path]:
         draw(found, folder / "latency.png")
@@ -308,7 +308,7 @@ def plan_collectives(
     from strata.planner.collectives import cost, lab
     from strata.planner.validation import trust
 
-    card = library.gpu(gpu)
+    card = hardware.gpu(gpu)
     links = cost.links(card, open_fabric(fabric, card))
     if measure:
         processes = _own_ranks() if ranks is None else ranks

@@ -13,6 +13,7 @@ from strata.planner.pipeline.simulate import Simulation
 from strata.planner.reliability.failures import FailurePlan
 from strata.planner.serving.capacity import Pool, ServingPlan
 from strata.planner.units import dollars, share, short, show
+from strata.platform.hardware import catalogue as hardware
 
 
 class Grid(Table):
@@ -148,8 +149,8 @@ def models() -> Table:
 
 def gpus() -> Table:
     table = grid("GPUs", ["name"], ["bf16", "fp8", "memory", "bandwidth", "link", "domain", "$/h", "power"])
-    for name in library.gpu_names():
-        one = library.gpu(name)
+    for name in hardware.gpu_names():
+        one = hardware.gpu(name)
         table.add_row(
             name,
             *(show(one.flops[kind], "FLOP/s") if kind in one.flops else "-" for kind in ("bf16", "fp8")),
@@ -165,8 +166,8 @@ def gpus() -> Table:
 
 def fabrics() -> Table:
     table = grid("networks between NVLink domains", ["name", "kind", "topology"], ["cards", "each", "oversubscription"])
-    for name in library.fabric_names():
-        one = library.fabric(name)
+    for name in hardware.fabric_names():
+        one = hardware.fabric(name)
         table.add_row(name, one.kind, one.topology, f"{one.nics}", f"{one.nic * 8 / 1e9:g} Gb/s", f"{one.oversubscription:g}")
     return table
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import inf
 
-from strata.planner.catalogue.hardware import Fabric, Gpu
 from strata.planner.collectives import congestion, nccl
 from strata.planner.collectives.patterns import PATTERNS, TRAFFIC, Algorithm, Kind, Pattern, Place
 from strata.planner.worksheet import Worksheet
+from strata.platform.hardware.specs import Fabric, Gpu
 
 
 @dataclass(frozen=True)

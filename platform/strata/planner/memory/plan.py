@@ -9,10 +9,9 @@ formulas, and keeps no lines.
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
 
 from strata.planner.catalogue.shape import Shape
-from strata.planner.layout import Layout, Recompute, Schedule
+from strata.planner.layout import Layout, Recompute, Schedule, TrainingPrecision
 from strata.planner.memory.activations import Keeping, write_layer, write_tokens
 from strata.planner.memory.buffers import write_allowances, write_buffers
 from strata.planner.memory.state import write_own, write_parameters, write_state
@@ -21,7 +20,6 @@ from strata.planner.step.stages import layers_of, parts_of
 from strata.planner.units import show
 from strata.planner.worksheet import FUNCTIONS, Worksheet, _compiled
 
-Precision = Literal["fp32", "fp16", "bf16", "fp8"]
 LOGITS_CHUNK = {"gpu": 1 << 29, "cpu": 1 << 24}  # linear_cross_entropy's
 CHUNKS_ADDED_UP = 8
 TERMS = ("parameters", "gradients", "optimizer", "activations", "logits", "working", "buffers", "gaps", "runtime")
@@ -153,7 +151,7 @@ def _model(
     micro_batch: int,
     recompute: Recompute,
     sequence_parallel: bool,
-    precision: Precision,
+    precision: TrainingPrecision,
 ) -> Worksheet:
     """What does not depend on the rest of a layout is worked out once for all that share it."""
     layout = Layout(

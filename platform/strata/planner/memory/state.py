@@ -9,13 +9,9 @@ from strata.planner.worksheet import Worksheet
 def write_parameters(worksheet: Worksheet, shape: Shape, layout: Layout, keeping: Keeping) -> None:
     """Of a layer and of the model's ends. Norms, routers and the narrow projections of latent attention are whole on every
     tensor-parallel GPU; with DeepSpeed, the embedding and the head too."""
-    norms = 2 * shape.hidden * (2 if shape.biases else 1)
-    narrow = 0
-    if shape.latent:
-        narrow = shape.hidden * (shape.latent.query_rank + shape.latent.kv_rank + shape.latent.rotary_dim)
-        norms += shape.latent.query_rank + shape.latent.kv_rank
     worksheet.given("attention_parameters", shape.attention_parameters(), "", "of one layer, with its norms")
-    worksheet.given("unsplit_parameters", norms + narrow, "", "of those, whole on every tensor-parallel GPU")
+    unsplit = shape.norm_parameters() + shape.narrow_parameters()
+    worksheet.given("unsplit_parameters", unsplit, "", "of those, whole on every tensor-parallel GPU")
     worksheet.work_out("attention_here", "(attention_parameters - unsplit_parameters) / tensor + unsplit_parameters")
     if shape.dense_layers:
         worksheet.given("ffn_parameters", shape.dense_ffn_parameters())
@@ -29,10 +25,10 @@ def write_parameters(worksheet: Worksheet, shape: Shape, layout: Layout, keeping
         worksheet.given("expert_parameters", shape.expert_parameters(), "", "of one")
         worksheet.work_out("experts_here", "experts / expert_gpus * expert_parameters / tensor", "", "of one layer, on one GPU")
     table = "vocab_parameters" if keeping.engine == "deepspeed" else "vocab_parameters / tensor"
-    worksheet.given("vocab_parameters", shape.vocab * shape.hidden, "", "of the embedding, and of the head")
-    worksheet.given("other_embeddings", shape.embedding_parameters() - shape.vocab * shape.hidden, "", "of positions")
+    worksheet.given("vocab_parameters", shape.table_parameters(), "", "of the embedding, and of the head")
+    worksheet.given("other_embeddings", shape.embedding_parameters() - shape.table_parameters(), "", "of positions")
     worksheet.work_out("embedding_parameters", f"{table} + other_embeddings", "", "on one GPU")
-    worksheet.given("last_norm", shape.hidden * (2 if shape.biases else 1))
+    worksheet.given("last_norm", shape.last_norm_parameters())
     worksheet.work_out("head_parameters", f"{table} + last_norm", "", "on one GPU")
 
 

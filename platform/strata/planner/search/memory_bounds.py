@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 from strata.planner.catalogue.shape import Shape
 from strata.planner.catalogue.software import Software
-from strata.planner.layout import Layout, Offload, Recompute
+from strata.planner.layout import Layout, Offload, Recompute, TrainingPrecision
 from strata.planner.memory.activations import keeping_of, layer_parts
 from strata.planner.memory.buffers import CUDA_CONTEXT, GAPS
 from strata.planner.memory.plan import peak_bytes
 from strata.planner.search.critical_paths import deal
-from strata.planner.search.space import Line, Pipeline, Slice, TrainingPrecision, layout_of
+from strata.planner.search.space import Line, Pipeline, Slice, layout_of
 
 
 class First(NamedTuple):
@@ -77,10 +77,8 @@ class Room:
     def _deal(self, pipeline: Pipeline) -> First:
         shape = self._shape
         dense, sparse, _ = deal(shape, pipeline).stages[0].own
-        parameters = (dense + sparse) * shape.attention_parameters() + dense * shape.dense_ffn_parameters()
-        parameters += sparse * (shape.router_parameters() + shape.shared_parameters()) + shape.vocab * shape.hidden
-        experts = sparse * shape.expert_parameters() * (shape.experts.count if shape.experts else 0)
-        self._first[pipeline] = First(dense, sparse, parameters, experts)
+        parameters = shape.layers_parameters(dense, sparse) + shape.table_parameters()
+        self._first[pipeline] = First(dense, sparse, parameters, shape.routed_parameters(sparse))
         return self._first[pipeline]
 
 

@@ -6,18 +6,19 @@ from math import ceil, inf
 from typing import Literal
 
 from strata.planner import ranges
-from strata.planner.catalogue.hardware import Fabric, Gpu
 from strata.planner.catalogue.shape import Shape
 from strata.planner.catalogue.software import Software
 from strata.planner.checks import check_positions
+from strata.planner.layout import TrainingPrecision
 from strata.planner.search.best_first import Candidate, Hunt
 from strata.planner.search.memory_bounds import Room
 from strata.planner.search.no_fit import leanest, nothing_fits
 from strata.planner.search.pareto import front
-from strata.planner.search.space import ANYTHING, SLACK, Batch, Limits, TrainingPrecision
+from strata.planner.search.space import ANYTHING, SLACK, Batch, Limits
 from strata.planner.search.time_bounds import Desk
 from strata.planner.units import short
 from strata.platform.errors import UserError
+from strata.platform.hardware.specs import Fabric, Gpu
 
 Goal = Literal["time", "cost", "gpus"]
 

@@ -5,14 +5,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from math import ceil, gcd
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from strata.planner.catalogue.shape import Shape
-from strata.planner.layout import Layout, Offload, Recompute, Schedule
+from strata.planner.layout import Layout, Offload, Recompute, Schedule, TrainingPrecision
 from strata.planner.pipeline.schedules import refusal
-from strata.planner.recipes import obstacle
-
-TrainingPrecision = Literal["fp32", "fp16", "bf16", "fp8"]
+from strata.planner.recipes import layout_problem
 
 MOST_STAGES = 64  # as many as anyone has run (arXiv 2104.04473); beyond, stages of a layer or two are mostly bubble
 MOST_TOKENS = 32768  # of a micro-batch on a GPU. A quarter of that fills the largest matrix products
@@ -37,7 +35,7 @@ class Limits:
 
 
 ANYTHING = Limits()
-STRATA = Limits(schedules=("1f1b", "dualpipev"), sequence_parallel=(False,), rings=False, refuses=obstacle)
+STRATA = Limits(schedules=("1f1b", "dualpipev"), sequence_parallel=(False,), rings=False, refuses=layout_problem)
 
 
 class Slice(NamedTuple):

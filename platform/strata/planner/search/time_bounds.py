@@ -8,13 +8,12 @@ from dataclasses import replace
 from operator import mul
 from typing import NamedTuple
 
-from strata.planner.catalogue.hardware import Fabric, Gpu
 from strata.planner.catalogue.shape import Shape
 from strata.planner.catalogue.software import Software
 from strata.planner.collectives.cost import links
-from strata.planner.layout import Recompute
+from strata.planner.layout import Recompute, TrainingPrecision
 from strata.planner.search.critical_paths import Chain, chains, deal
-from strata.planner.search.space import Line, Pipeline, Slice, TrainingPrecision, layout_of
+from strata.planner.search.space import Line, Pipeline, Slice, layout_of
 from strata.planner.step import communication as talk
 from strata.planner.step.communication import Ground
 from strata.planner.step.compute import STREAMED, Cut
@@ -30,6 +29,7 @@ from strata.planner.step.stages import (
 )
 from strata.planner.step.step import ADAM_BYTES
 from strata.planner.worksheet import Worksheet
+from strata.platform.hardware.specs import Fabric, Gpu
 
 Triple = tuple[float, float, float]  # of a dense layer, of a sparse one, and of the head
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from strata.planner.catalogue.hardware import Fabric, Gpu
 from strata.planner.catalogue.shape import Shape
 from strata.planner.serving.engine_step import Load, Precision, decode, describe, most, prefill
 from strata.planner.serving.queueing import erlang_c, settle, smallest
 from strata.planner.worksheet import Worksheet
 from strata.platform.errors import UserError
+from strata.platform.hardware.specs import Fabric, Gpu
 
 Link = Literal["fabric", "nvlink", "pcie"]
 Kind = Literal["aggregated", "disaggregated"]

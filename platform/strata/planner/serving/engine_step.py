@@ -7,10 +7,10 @@ every matrix. `describe` writes its figures to a worksheet; `prefill` and `decod
 from dataclasses import dataclass
 from typing import Literal
 
-from strata.planner.catalogue.hardware import FP8_SHARE, Gpu
 from strata.planner.catalogue.shape import Shape
 from strata.planner.worksheet import Worksheet
 from strata.platform.errors import UserError
+from strata.platform.hardware.specs import FP8_SHARE, Gpu
 
 Precision = Literal["fp16", "bf16", "fp8"]
 BYTES: dict[Precision, int] = {"fp16": 2, "bf16": 2, "fp8": 1}
@@ -172,9 +172,9 @@ def _check(shape: Shape, gpu: Gpu, tensor: int, precision: Precision) -> None:
 def _write_shape(shape: Shape, tensor: int, worksheet: Worksheet) -> None:
     e = shape.experts
     widths = shape.dense_layers * shape.ffn + (shape.sparse_layers * (e.top_k * e.ffn + e.shared_ffn) if e else 0)
-    routed = shape.sparse_layers * e.count * shape.expert_parameters() if e else 0
-    common = shape.parameters() - shape.embedding_parameters() - shape.head_parameters() - routed
-    tables = shape.embedding_parameters() + (0 if shape.tied else shape.vocab * shape.hidden)
+    routed = shape.routed_parameters(shape.sparse_layers)
+    common = shape.layers_parameters(shape.dense_layers, shape.sparse_layers)
+    tables = shape.embedding_parameters() + (0 if shape.tied else shape.table_parameters())
     kernels = shape.layers * (KERNELS + (LATENT_KERNELS if shape.latent else 0)) + shape.sparse_layers * EXPERT_KERNELS
     for name, value, why in (
         ("tensor", tensor, "GPUs that share every matrix"),

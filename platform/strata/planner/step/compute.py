@@ -12,11 +12,11 @@ All is counted for one GPU of the `tensor` that share a layer.
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-from strata.planner.catalogue.hardware import FP8_SHARE, Gpu, Precision
 from strata.planner.catalogue.shape import Shape
 from strata.planner.catalogue.software import Software
 from strata.planner.worksheet import Worksheet
 from strata.platform.errors import UserError
+from strata.platform.hardware.specs import FP8_SHARE, Gpu, Precision
 
 # A copy measures 0.9; softmax, norms and dropout, which read, compute and write by turns, 0.6 to 0.8. Which figure between these
 # was settled with the tables of `strata plan validate` in view.

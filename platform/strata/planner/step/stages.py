@@ -5,7 +5,6 @@ A part is what a stage has of the model in one piece: all of its layers, or one 
 
 from dataclasses import dataclass, replace
 
-from strata.planner.catalogue.hardware import Gpu
 from strata.planner.catalogue.shape import Shape
 from strata.planner.catalogue.software import Software
 from strata.planner.layout import Layout
@@ -14,6 +13,7 @@ from strata.planner.step import communication as talk
 from strata.planner.step.communication import Exchange, Ground
 from strata.planner.step.compute import STREAMED, Cut, LayerTime, attention, feed_forward, head, mixture, rates
 from strata.planner.worksheet import Worksheet
+from strata.platform.hardware.specs import Gpu
 
 # Communication beside a product takes some of its multiprocessors and of the memory's bandwidth, and its first and last chunk
 # have nothing to hide behind: the share of a tensor-parallel exchange that is seen, where a program overlaps it. An estimate,
@@ -129,11 +129,9 @@ def stage_parameters(shape: Shape, layout: Layout, counts: list[tuple[int, int]]
     for stage in range(layout.pipeline):
         parts = parts_of_stage(layout.schedule, layout.pipeline, len(counts) // layout.pipeline, stage)
         dense, sparse = (sum(counts[part][kind] for part in parts) for kind in (0, 1))
-        own = (dense + sparse) * shape.attention_parameters() + dense * shape.dense_ffn_parameters()
-        own += sparse * (shape.router_parameters() + shape.shared_parameters())
+        own = shape.layers_parameters(dense, sparse)
         own += shape.embedding_parameters() * (0 in parts) + shape.head_parameters() * (len(counts) - 1 in parts)
-        experts = sparse * shape.expert_parameters() * (shape.experts.count if shape.experts else 0)
-        largest = max(largest, (own / layout.tensor, experts / layout.tensor / layout.expert), key=sum)
+        largest = max(largest, (own / layout.tensor, shape.routed_parameters(sparse) / layout.tensor / layout.expert), key=sum)
     return largest
 
 

@@ -6,7 +6,6 @@ step = pipeline + what of data parallelism nothing covers + optimizer
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from strata.planner.catalogue.hardware import Fabric, Gpu
 from strata.planner.catalogue.shape import Shape
 from strata.planner.catalogue.software import Software
 from strata.planner.collectives.cost import links
@@ -30,6 +29,7 @@ from strata.planner.step.stages import (
     works_of,
 )
 from strata.planner.worksheet import Worksheet
+from strata.platform.hardware.specs import Fabric, Gpu
 
 # Of what data-parallel peers say beside the backward pass, the last bucket is seen: Megatron-Core has about as many buckets.
 BUCKETS = 16
@@ -177,7 +177,7 @@ def _tied(shape: Shape, layout: Layout, software: Software, ground: Ground) -> f
     """Where embedding and head are one matrix, first and last stage both have a gradient of it."""
     if not shape.tied or layout.pipeline == 1 or layout.schedule in ("zbv", "dualpipev"):
         return 0.0
-    size = shape.vocab * shape.hidden / layout.tensor * software.gradient_bytes
+    size = shape.table_parameters() / layout.tensor * software.gradient_bytes
     return ground.exchange("embedding", "all_reduce", size, 1, 2, layout.gpus // layout.pipeline).seconds
 
 
@@ -200,7 +200,7 @@ def _spent(works: list[Work], layout: Layout) -> dict[str, float]:
 def _recomputed(shape: Shape, layout: Layout, sequence: int) -> float:
     """FLOP of one token that are done a second time."""
     if layout.recompute == "full":
-        return forward_flops(shape, sequence) - 2 * shape.vocab * shape.hidden
+        return forward_flops(shape, sequence) - 2 * shape.table_parameters()
     return attention_flops(shape, sequence) * shape.layers if layout.recompute == "selective" else 0.0
 
 

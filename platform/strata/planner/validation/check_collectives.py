@@ -5,9 +5,9 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from strata.planner.catalogue import library
 from strata.planner.collectives.cost import cost, links
 from strata.planner.collectives.patterns import Place
+from strata.platform.hardware import catalogue as hardware
 
 CURVE = Path(__file__).parent / "published" / "allreduce_8xh200.csv"
 RANKS = 8
@@ -31,7 +31,7 @@ class Row:
 
 def published_allreduce() -> list[Row]:
     """The benchmark waits for every call, so that the host's launch counts."""
-    node = links(library.gpu("h200"), library.fabric("ndr-400"))
+    node = links(hardware.gpu("h200"), hardware.fabric("ndr-400"))
     rows = []
     with CURVE.open(newline="") as file:
         for line in csv.DictReader(file):

@@ -18,6 +18,7 @@ from strata.planner.memory.plan import misfit
 from strata.planner.plan import plan_training
 from strata.planner.step.step import Step
 from strata.platform.errors import UserError
+from strata.platform.hardware import catalogue as hardware
 
 PUBLISHED = Path(__file__).parent / "published"
 MEAN_BAR = 0.06
@@ -191,7 +192,7 @@ def _plan_gpt(line: dict[str, str], layout: Layout, gpu: str, fabric: str, name:
 def _plan(shape: Shape, layout: Layout, sequence: int, gpu: str, fabric: str, name: str) -> Planned:
     """By the way that a user's plan goes, with all its checks."""
     try:
-        found = plan_training(shape, layout, sequence, library.gpu(gpu), library.fabric(fabric), program(name))
+        found = plan_training(shape, layout, sequence, hardware.gpu(gpu), hardware.fabric(fabric), program(name))
     except UserError as error:
         return Planned(None, f"refused: {error.cause}")
     return Planned(found.step, misfit(found.memory))

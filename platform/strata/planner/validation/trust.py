@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from strata.planner.catalogue.hardware import Gpu
 from strata.planner.catalogue.shape import Shape
 from strata.planner.catalogue.software import Software
 from strata.planner.layout import Layout
+from strata.platform.hardware.specs import Gpu
 
 PUBLISHED = Path(__file__).parent / "published"
 ERRORS = PUBLISHED / "errors.json"

@@ -11,9 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from strata.planner.memory.activations import OWN_ON_CPU
-from strata.planner.memory.plan import peak_bytes
-from strata.planner.recipes import from_recipe
+from strata.planner.recipes import planned_peak
 from strata.platform import benchmark_record, recipe_file
 from strata.platform.files import cache_dir
 from strata.platform.recipe import DataSection, ModelSection, Recipe
@@ -64,9 +62,8 @@ def compare(data: DataSection | None = None, say: Callable[[str], None] = lambda
         say(f"{name}: baseline with a tiny model")
         baseline = _peak(recipe, TINY_MODEL, tokens)
         say(f"{name}: {STEPS} steps")
-        shape, layout, sequence = from_recipe(recipe.model_copy(update={"model": MODEL}))
         peak = _peak(recipe, MODEL, tokens)
-        rows.append(Row(name, peak_bytes(shape, layout, OWN_ON_CPU, sequence), peak - baseline, baseline))
+        rows.append(Row(name, planned_peak(recipe.model_copy(update={"model": MODEL})), peak - baseline, baseline))
     return rows
 
 

@@ -210,25 +210,3 @@ def token_losses(logits_btv: Tensor, targets_bt: Tensor) -> Tensor:
     """Nats for each token, in fp32 whatever the model computes in."""
     losses = F.cross_entropy(logits_btv.flatten(0, 1).float(), targets_bt.flatten(), ignore_index=IGNORED, reduction="none")
     return losses.view_as(targets_bt)
-
-
-def count_parameters(section: ModelSection) -> int:
-    """Without building the model, which for a large one would take the memory that is being asked about."""
-    return _count(section, experts=section.moe.experts if section.moe else 1)
-
-
-def count_active_parameters(section: ModelSection) -> int:
-    """What a token passes through: of a mixture's experts only its top k. The embedding counts whole, as is customary."""
-    return _count(section, experts=section.moe.top_k if section.moe else 1)
-
-
-def _count(section: ModelSection, experts: int) -> int:
-    embedding = section.vocab * section.hidden
-    attention = 2 * section.hidden**2 + 2 * section.hidden * section.kv_heads * section.head_dim
-    feed_forward = experts * 3 * section.hidden * section.ffn
-    if section.moe:
-        feed_forward += section.hidden * section.moe.experts
-    if section.moe and section.moe.shared_ffn:
-        feed_forward += 3 * section.hidden * section.moe.shared_ffn + section.hidden
-    layer = attention + feed_forward + 2 * section.hidden
-    return embedding * (1 if section.tie_embeddings else 2) + section.layers * layer + section.hidden

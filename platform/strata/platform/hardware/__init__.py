@@ -1,0 +1,1 @@
+"""Catalogue of GPUs and networks: peak rates, memory, links, prices."""

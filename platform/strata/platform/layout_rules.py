@@ -1,0 +1,160 @@
+"""Rules for parallel layouts that `strata train` can run.
+
+DeepSpeed and the model's sizes restrict how dimensions combine. Training checks a recipe against these rules before it starts a
+worker; the planner searches only layouts that pass them. Nothing here needs torch.
+"""
+
+from typing import NamedTuple
+
+from strata.platform.recipe import ModelSection, Offload, ParallelSection, Precision, Schedule, TrainSection
+
+
+class ModelSizes(NamedTuple):
+    """Sizes of a recipe's model section that a layout has to divide. `experts` is 0 in a dense model."""
+
+    layers: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    context: int
+    experts: int
+    shared_ffn: int
+
+
+class Division(NamedTuple):
+    """Keys of a recipe's train and parallel sections that decide a layout."""
+
+    precision: Precision
+    batch: int
+    micro_batch: int
+    data: int
+    zero: int
+    tensor: int
+    pipeline: int
+    schedule: Schedule
+    sequence: int
+    expert: int
+    offload: Offload
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of one optimizer step on each data-parallel worker."""
+        return self.batch // (self.data * self.micro_batch)
+
+
+def recipe_problem(model: ModelSection, train: TrainSection, parallel: ParallelSection) -> str | None:
+    """The first rule that a recipe's layout violates; None if it can run."""
+    moe = model.moe
+    sizes = ModelSizes(
+        layers=model.layers,
+        heads=model.heads,
+        kv_heads=model.kv_heads,
+        ffn=model.ffn,
+        context=model.context,
+        experts=moe.experts if moe else 0,
+        shared_ffn=moe.shared_ffn if moe else 0,
+    )
+    division = Division(
+        precision=train.precision,
+        batch=train.batch,
+        micro_batch=train.micro_batch,
+        data=parallel.data,
+        zero=parallel.zero,
+        tensor=parallel.tensor,
+        pipeline=parallel.pipeline,
+        schedule=parallel.schedule,
+        sequence=parallel.sequence,
+        expert=parallel.expert,
+        offload=parallel.offload,
+    )
+    return layout_problem(sizes, division)
+
+
+def layout_problem(model: ModelSizes, layout: Division) -> str | None:
+    """The first rule that a layout violates, with the recipe's keys and values; None if it can run."""
+    return (
+        _pipeline_problem(model, layout)
+        or _offload_problem(layout)
+        or _size_problem(model, layout)
+        or _combination_problem(model, layout)
+        or _expert_problem(model, layout)
+    )
+
+
+def _pipeline_problem(model: ModelSizes, layout: Division) -> str | None:
+    if layout.pipeline == 1:
+        if layout.schedule == "dualpipev":
+            return "parallel.schedule=dualpipev orders a pipeline's micro-batches, and parallel.pipeline is 1."
+        return None
+    parts = layout.pipeline * (2 if layout.schedule == "dualpipev" else 1)
+    if layout.zero > 1:
+        return f"A pipeline (parallel.pipeline={layout.pipeline}) works with ZeRO 0 and 1, not with parallel.zero={layout.zero}."
+    if layout.sequence > 1 or layout.expert > 1:
+        return (
+            f"DeepSpeed's pipeline (parallel.pipeline={layout.pipeline}) supports neither sequence nor expert parallelism"
+            f" (parallel.sequence={layout.sequence}, parallel.expert={layout.expert})."
+        )
+    if layout.offload != "none":
+        return f"A pipeline does not offload (parallel.offload={layout.offload})."
+    if model.layers < parts:
+        return f"model.layers={model.layers} cannot be divided into the {parts} parts of this pipeline."
+    if layout.schedule == "dualpipev" and layout.micro_batches < 2 * layout.pipeline:
+        return (
+            f"DualPipeV needs {2 * layout.pipeline} micro-batches a step; train.batch={layout.batch} makes {layout.micro_batches}"
+            f" (data-parallel workers {layout.data} x train.micro_batch={layout.micro_batch})."
+        )
+    return None
+
+
+def _offload_problem(layout: Division) -> str | None:
+    if layout.offload != "none" and layout.zero == 0:
+        return f"parallel.offload={layout.offload} offloads what ZeRO partitions, and parallel.zero is 0."
+    if layout.offload == "all" and layout.zero < 3:
+        return f"parallel.offload=all offloads parameters, which only parallel.zero=3 partitions (it is {layout.zero})."
+    return None
+
+
+def _size_problem(model: ModelSizes, layout: Division) -> str | None:
+    for key, size in (("tensor", layout.tensor), ("sequence", layout.sequence)):
+        if model.heads % size or model.kv_heads % size:
+            return f"parallel.{key}={size} must divide model.heads={model.heads} and model.kv_heads={model.kv_heads}."
+    if model.ffn % layout.tensor:
+        return f"parallel.tensor={layout.tensor} must divide model.ffn={model.ffn}."
+    if model.shared_ffn % layout.tensor:
+        return f"parallel.tensor={layout.tensor} must divide model.moe.shared_ffn={model.shared_ffn}."
+    if model.context % layout.sequence:
+        return f"parallel.sequence={layout.sequence} must divide model.context={model.context}."
+    return None
+
+
+def _combination_problem(model: ModelSizes, layout: Division) -> str | None:
+    if layout.precision == "bf16" and layout.zero == 0 and (layout.tensor > 1 or layout.expert > 1):
+        return (
+            "In bf16 without ZeRO (train.precision=bf16, parallel.zero=0), DeepSpeed clips each worker's part of the model"
+            " by a norm of its own."
+        )
+    if layout.sequence > 1 and layout.tensor > 1:
+        return (
+            "DeepSpeed does not combine tensor and sequence parallelism"
+            f" (parallel.tensor={layout.tensor}, parallel.sequence={layout.sequence})."
+        )
+    if layout.sequence > 1 and model.experts:
+        return f"A mixture of experts balances whole sequences, which parallel.sequence={layout.sequence} would divide."
+    return None
+
+
+def _expert_problem(model: ModelSizes, layout: Division) -> str | None:
+    if layout.expert == 1:
+        return None
+    if not model.experts:
+        return f"parallel.expert={layout.expert} distributes experts, and the model has none (model.moe)."
+    if model.experts % layout.expert:
+        return f"parallel.expert={layout.expert} must divide model.moe.experts={model.experts}."
+    if layout.tensor > 1 or layout.sequence > 1:
+        return (
+            f"Expert parallelism (parallel.expert={layout.expert}) is combined with data parallelism only"
+            f" (parallel.tensor={layout.tensor}, parallel.sequence={layout.sequence})."
+        )
+    if layout.offload != "none":
+        return f"Expert parallelism does not offload (parallel.offload={layout.offload})."
+    return None
