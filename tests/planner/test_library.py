@@ -9,9 +9,9 @@ from support import starts_at_once
 
 from strata.planner.catalogue import huggingface, library
 from strata.planner.catalogue.shape import Experts, Latent, Shape
-from strata.platform import catalogue_file
 from strata.platform.errors import UserError
 from strata.platform.hardware import catalogue as hardware
+from strata.platform.hardware import catalogue_file
 from strata.platform.hardware.specs import Fabric, Gpu
 
 TINY = {

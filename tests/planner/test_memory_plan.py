@@ -14,7 +14,7 @@ from strata.planner.catalogue.software import PROGRAMS
 from strata.planner.layout import Layout, Recompute, Schedule
 from strata.planner.memory import plan as memory
 from strata.planner.memory.activations import EAGER, FLASH, FSDP, OWN, OWN_ON_CPU, UNFUSED, Keeping, keeping_of, layer_parts
-from strata.planner.memory.plan import IN_FLIGHT, MemoryPlan, peak_bytes, plan_memory
+from strata.planner.memory.plan import MemoryPlan, peak_bytes, plan_memory
 from strata.planner.pipeline import schedules
 from strata.planner.validation import check_memory
 from strata.planner.worksheet import Worksheet
@@ -38,7 +38,7 @@ def layouts(shape: Shape, count: int, seed: int = 0) -> Iterator[Layout]:
     draw = random.Random(seed)
     found = 0
     while found < count:
-        schedule: Schedule = draw.choice(list(IN_FLIGHT))
+        schedule: Schedule = draw.choice(list(schedules.IN_FLIGHT))
         pipeline = draw.choice((1, 2, 4, 8))
         interleave = draw.choice((2, 3)) if schedule == "interleaved" else 2 if schedule in ("zbv", "dualpipev") else 1
         micro_batches, micro_batch = pipeline * draw.choice((2, 3, 8)), draw.choice((1, 2))
@@ -160,26 +160,6 @@ def _kept_by_torch(section: ModelSection, precision: str, mode: Recompute, kerne
     assert loss.requires_grad
     assert profiled.profiler and profiled.profiler.kineto_results
     return sum(event.nbytes() for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]")
-
-
-@pytest.mark.parametrize("schedule", list(IN_FLIGHT))
-def test_micro_batches_in_flight_are_the_schedules(schedule: Schedule) -> None:
-    for stages in (2, 4, 6):
-        for micro_batches in (1, 2, 4, 6, 12, 24, 50):
-            for interleave in (2, 3) if schedule == "interleaved" else (schedules.CHUNKS[schedule],):
-                if schedules.refusal(schedule, stages, micro_batches, interleave):
-                    continue
-                values = {"micro_batches": micro_batches, "pipeline": stages, "interleave": interleave}
-                halves = 2 if schedule == "dualpipe" else 1  # a stage holds two parts there, and the schedule counts parts
-                planned = [halves * _worked_out(IN_FLIGHT[schedule], values | {"stage": stage}) for stage in range(stages)]
-                assert planned == list(schedules.in_flight(schedule, stages, micro_batches, interleave))
-
-
-def _worked_out(formula: str, values: dict[str, int]) -> float:
-    worksheet = Worksheet("in flight")
-    for name, value in values.items():
-        worksheet.given(name, value)
-    return worksheet.work_out("in_flight", formula)
 
 
 def test_zero_table() -> None:

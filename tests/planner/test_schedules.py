@@ -1,4 +1,6 @@
 import random
+from collections.abc import Iterable
+from itertools import product
 from pathlib import Path
 from typing import get_args
 
@@ -6,7 +8,7 @@ import pytest
 from support import within
 
 from strata.planner.layout import Schedule
-from strata.planner.pipeline.schedules import Operation, in_flight, orders, parts_of, peak, refusal, stage_of
+from strata.planner.pipeline.schedules import CHUNKS, IN_FLIGHT, Operation, in_flight, orders, parts_of, refusal, stage_of
 from strata.planner.pipeline.simulate import Simulation, Times, closed_form, even, quick_total, simulate
 from strata.planner.pipeline.timeline import as_text, draw
 from strata.platform.errors import UserError
@@ -143,22 +145,42 @@ def test_published_bubbles() -> None:
     assert bubbles == pytest.approx(expected)
 
 
+def held(schedule: Schedule, stages: int, micro_batches: int, interleave: int) -> tuple[float, ...]:
+    return tuple(in_flight(schedule, stages, micro_batches, interleave, stage) for stage in range(stages))
+
+
 def test_activations_held_are_the_published() -> None:
     for m in (3, 8, 40):
-        assert in_flight("gpipe", 8, m, 1) == (m,) * 8
-        assert in_flight("1f1b", 8, m, 1) == tuple(min(m, 8 - stage) for stage in range(8))
-        assert in_flight("zb-h1", 8, m, 1) == (min(m, 8),) * 8
+        assert held("gpipe", 8, m, 1) == (m,) * 8
+        assert held("1f1b", 8, m, 1) == tuple(min(m, 8 - stage) for stage in range(8))
+        assert held("zb-h1", 8, m, 1) == (min(m, 8),) * 8
     for p, v in ((4, 2), (8, 3)):  # Korthikanti et al.: 1 + (p - 1)/(p v) times 1f1b's p
-        assert in_flight("interleaved", p, 8 * p, v)[0] == pytest.approx(p * (1 + (p - 1) / (p * v)))
-    assert in_flight("zbv", 8, 40, 2) == (8,) * 8  # as much as 1f1b's first stage
-    assert in_flight("dualpipe", 8, 40, 1) == (9,) * 8  # PP + 1 by the README
-    assert in_flight("dualpipev", 4, 40, 2) == (4.5,) * 4  # as many for 8 parts, each half a stage's share
+        assert held("interleaved", p, 8 * p, v)[0] == pytest.approx(p * (1 + (p - 1) / (p * v)))
+    assert held("zbv", 8, 40, 2) == (8,) * 8  # as much as 1f1b's first stage
+    assert held("dualpipe", 8, 40, 1) == (9 / 2,) * 8  # PP + 1 by the README, of one of the stage's two parts
+    assert held("dualpipev", 4, 40, 2) == (4.5,) * 4  # as many for 8 parts, each half a stage's share
 
 
-@pytest.mark.parametrize("size", [size for size in SIZES if size[2] >= 16] + [("interleaved", 4, 64, 2), ("dualpipe", 6, 62, 1)])
-def test_activations_held_are_those_of_the_whole_order(size: Size) -> None:
-    assert in_flight(*size) == tuple(peak(stage_order) / size[3] for stage_order in orders(*size))
-    assert simulate(*size, shares(size, 1, 1, 1)).in_flight == in_flight(*size)
+@pytest.mark.parametrize("schedule", list(IN_FLIGHT))
+def test_activations_held_are_those_of_the_order(schedule: Schedule) -> None:
+    for stages, micro_batches in product((1, 2, 4, 6), (1, 2, 4, 6, 12, 24, 50, 62)):
+        for interleave in (2, 3) if schedule == "interleaved" else (CHUNKS[schedule],):
+            if refusal(schedule, stages, micro_batches, interleave):
+                continue
+            size = schedule, stages, micro_batches, interleave
+            parts = len(parts_of(schedule, stages, interleave, 0))
+            assert held(*size) == tuple(most_held(order) / parts for order in orders(*size))
+            share = 2 if schedule == "dualpipe" else 1
+            assert simulate(*size, shares(size, 1, 1, 1)).in_flight == tuple(share * each for each in held(*size))
+
+
+def most_held(order: Iterable[Operation]) -> int:
+    """The most chunks between their F and the end of their W."""
+    now = most = 0
+    for operation in order:
+        now += {"F": 1, "B": 0}.get(operation.kind, -1)
+        most = max(most, now)
+    return most
 
 
 @pytest.mark.parametrize("size", SIZES)

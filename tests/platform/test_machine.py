@@ -3,7 +3,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from strata.platform import machine
+from strata.platform.hardware import machine
 
 
 def test_lower_container_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

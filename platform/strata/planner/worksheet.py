@@ -57,7 +57,7 @@ class Worksheet:
 
     def work_out(self, name: str, formula: str, unit: str = "", why: str = "") -> float:
         """`formula` is Python's arithmetic over the names of earlier lines, with the functions above."""
-        return self._write(Line(name, float(eval(_compiled(formula), FUNCTIONS, self._values)), unit, formula, why))
+        return self._write(Line(name, float(evaluate(formula, self._values)), unit, formula, why))
 
     def part(self, title: str) -> "Worksheet":
         inner = Worksheet(title, self)
@@ -73,6 +73,11 @@ class Worksheet:
         self.lines.append(line)
         self._values[line.name] = line.value
         return line.value
+
+
+def evaluate(formula: str, values: dict[str, float]) -> float:
+    value: float = eval(_compiled(formula), FUNCTIONS, values)
+    return value
 
 
 @cache

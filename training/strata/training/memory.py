@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from strata.planner.recipes import planned_peak, warning
 from strata.platform.errors import UserError
 from strata.platform.hardware import catalogue as hardware
-from strata.platform.machine import available_memory
+from strata.platform.hardware.machine import available_memory
 from strata.platform.recipe import ModelSection, ParallelSection, Recipe, TrainSection
 
 if TYPE_CHECKING:

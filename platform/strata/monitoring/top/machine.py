@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from strata.platform.machine import available_memory
+from strata.platform.hardware.machine import available_memory
 
 
 @dataclass(frozen=True)

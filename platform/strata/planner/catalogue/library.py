@@ -11,8 +11,8 @@ from strata.planner.catalogue.check_shape import check_shape
 from strata.planner.catalogue.huggingface import from_config
 from strata.planner.catalogue.shape import Experts, Latent, Shape
 from strata.platform import recipe_file
-from strata.platform.catalogue_file import Catalogue, nearest, parse, read
 from strata.platform.errors import UserError, shown
+from strata.platform.hardware.catalogue_file import Catalogue, nearest, parse, read
 from strata.platform.recipe import ModelSection
 
 FOLDER = Path(__file__).parent

@@ -18,7 +18,7 @@ from strata.planner.memory.state import write_own, write_parameters, write_state
 from strata.planner.pipeline import schedules
 from strata.planner.step.stages import layers_of, parts_of
 from strata.planner.units import show
-from strata.planner.worksheet import FUNCTIONS, Worksheet, _compiled
+from strata.planner.worksheet import Worksheet, evaluate
 
 LOGITS_CHUNK = {"gpu": 1 << 29, "cpu": 1 << 24}  # linear_cross_entropy's
 CHUNKS_ADDED_UP = 8
@@ -134,7 +134,7 @@ class _Quick(Worksheet):
         return value
 
     def work_out(self, name: str, formula: str, unit: str = "", why: str = "") -> float:
-        value: float = eval(_compiled(formula), FUNCTIONS, self._values)
+        value = evaluate(formula, self._values)
         self._values[name] = value
         return value
 
@@ -249,20 +249,6 @@ def _write_stage(worksheet: Worksheet, stage: Stage, shape: Shape, layout: Layou
     worksheet.work_out("total", " + ".join(TERMS), "B", "at the fullest moment")
 
 
-IN_FLIGHT: dict[Schedule, str] = {
-    "gpipe": "micro_batches",
-    "1f1b": "min(micro_batches, pipeline - stage)",
-    # Megatron's order goes chunk by chunk, and the first stage is (interleave - 1) x pipeline + 2 (pipeline - 1) ahead.
-    "interleaved": "min(micro_batches * interleave, pipeline * interleave + pipeline - 2 * stage - 1) / interleave",
-    # Weight gradients wait, and what they need waits with them: on all stages as on the first (arXiv 2401.10241).
-    "zb-h1": "min(micro_batches, pipeline)",
-    "zbv": "min(micro_batches, pipeline, (micro_batches + stage + 1) / 2)",
-    "dualpipev": "min(micro_batches, pipeline + 1 / 2)",
-    # A stage holds two parts of the model, and pipeline + 1 micro-batches of one or the other.
-    "dualpipe": "min(micro_batches, pipeline + 1) / 2",
-}
-
-
 def _write_in_flight(worksheet: Worksheet, stage: Stage, layout: Layout) -> None:
     if layout.pipeline == 1:
         worksheet.given("in_flight", 1, "", "micro-batches whose activations are held")
@@ -272,7 +258,7 @@ def _write_in_flight(worksheet: Worksheet, stage: Stage, layout: Layout) -> None
     worksheet.given("interleave", layout.interleave, "", "pieces of the model that a stage holds")
     worksheet.given("micro_batches", max(1, layout.micro_batches))
     worksheet.work_out(
-        "in_flight", IN_FLIGHT[layout.schedule], "", f"micro-batches whose activations a stage holds: {layout.schedule}"
+        "in_flight", schedules.IN_FLIGHT[layout.schedule], "", f"micro-batches whose activations a stage holds: {layout.schedule}"
     )
 
 

@@ -13,11 +13,11 @@ dualpipe     DeepSeek-V3, arXiv 2412.19437, in the order of its published code: 
 dualpipev    Its V-shaped half, from the same code: the second direction is the second half of the model.
 """
 
-from collections.abc import Iterable
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from strata.planner.layout import Schedule
+from strata.planner.worksheet import evaluate
 from strata.platform.errors import UserError
 
 Kind = Literal["F", "B", "W", "BW"]
@@ -110,29 +110,28 @@ def orders(schedule: Schedule, stages: int, micro_batches: int, interleave: int)
             return tuple(_dualpipe(stages, micro_batches, stage, _Writer(), near=0) for stage in range(stages))
 
 
-@lru_cache(maxsize=4096)
-def in_flight(schedule: Schedule, stages: int, micro_batches: int, interleave: int) -> tuple[float, ...]:
-    """The most activations each stage holds at once, where 1 is one micro-batch's in the stage's whole share of the model.
+# Micro-batches whose activations a stage holds at most, as a formula of a plan's worksheet. 1 is one micro-batch in all layers of
+# the stage. Activations are held until the weight gradient is done: by the zero-bubble paper's count, W still needs 32 of the 34
+# bytes that a layer keeps of each token and hidden unit (attention scores apart, which current kernels do not keep).
+IN_FLIGHT: dict[Schedule, str] = {
+    "gpipe": "micro_batches",
+    "1f1b": "min(micro_batches, pipeline - stage)",
+    # Megatron's order goes chunk by chunk, and the first stage is (interleave - 1) x pipeline + 2 (pipeline - 1) ahead.
+    "interleaved": "min(micro_batches * interleave, pipeline * interleave + pipeline - 2 * stage - 1) / interleave",
+    # Weight gradients wait, and their inputs with them: on all stages as on the first (arXiv 2401.10241).
+    "zb-h1": "min(micro_batches, pipeline)",
+    "zbv": "min(micro_batches, pipeline, (micro_batches + stage + 1) / 2)",
+    "dualpipev": "min(micro_batches, pipeline + 1 / 2)",
+    # A stage holds two parts of the model, and pipeline + 1 micro-batches of one or the other.
+    "dualpipe": "min(micro_batches, pipeline + 1) / 2",
+}
 
-    They count as held until the weight gradient is done: by the zero-bubble paper's count, W still needs 32 of the 34 bytes
-    that a layer keeps of each token and hidden unit (attention scores apart, which nobody keeps any more).
-    """
-    few = micro_batches
-    if schedule != "gpipe" and micro_batches > 3 * stages:  # beyond which all others hold no more
-        few = 3 * stages + micro_batches % stages
-    return tuple(peak(order) / interleave for order in orders(schedule, stages, few, interleave))
 
-
-def peak(order: Iterable[Operation]) -> int:
-    """The most chunks between their F and the end of their W that one order has."""
-    held = most = 0
-    for operation in order:
-        if operation.kind == "F":
-            held += 1
-            most = max(most, held)
-        elif operation.kind != "B":
-            held -= 1
-    return most
+@lru_cache(maxsize=2**16)
+def in_flight(schedule: Schedule, stages: int, micro_batches: int, interleave: int, stage: int = 0) -> float:
+    """Micro-batches whose activations a stage holds at most."""
+    sizes: dict[str, float] = {"micro_batches": micro_batches, "pipeline": stages, "interleave": interleave, "stage": stage}
+    return evaluate(IN_FLIGHT[schedule], sizes)
 
 
 def _gpipe(micro_batches: int) -> Order:

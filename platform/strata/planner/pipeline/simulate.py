@@ -8,7 +8,7 @@ from operator import sub
 from typing import NamedTuple
 
 from strata.planner.layout import Schedule
-from strata.planner.pipeline.schedules import Kind, Operation, Order, check, orders, parts_of, peak, stage_of
+from strata.planner.pipeline.schedules import Kind, Operation, Order, check, in_flight, orders, parts_of, stage_of
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Simulation:
     interleave: int
     total: float  # seconds until the last stage is done
     busy: tuple[float, ...]  # seconds a stage computes
-    in_flight: tuple[float, ...]  # a stage; see schedules.in_flight
+    in_flight: tuple[float, ...]  # micro-batches that each stage holds at most, in units of 1 / stages of the model
     orders: tuple[Order, ...]
     starts: tuple[list[float], ...]
     ends: tuple[list[float], ...]
@@ -70,6 +70,7 @@ class Simulation:
 def simulate(schedule: Schedule, stages: int, micro_batches: int, interleave: int, times: Times) -> Simulation:
     order_of = orders(schedule, stages, micro_batches, interleave)
     ways_of = [_ways(schedule, stages, interleave, stage, times) for stage in range(stages)]
+    share = 2 if schedule == "dualpipe" else 1  # every part of the model lives on two stages
     starts, ends = _play(order_of, ways_of, micro_batches, times.blocking)
     return Simulation(
         schedule,
@@ -78,7 +79,7 @@ def simulate(schedule: Schedule, stages: int, micro_batches: int, interleave: in
         interleave,
         total=max(end[-1] for end in ends),
         busy=tuple(sum(map(sub, end, start)) for start, end in zip(starts, ends, strict=True)),
-        in_flight=tuple(peak(order) / interleave for order in order_of),
+        in_flight=tuple(share * in_flight(schedule, stages, micro_batches, interleave, stage) for stage in range(stages)),
         orders=order_of,
         starts=starts,
         ends=ends,

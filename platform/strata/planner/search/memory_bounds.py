@@ -12,6 +12,7 @@ from strata.planner.layout import Layout, Offload, Recompute, TrainingPrecision
 from strata.planner.memory.activations import keeping_of, layer_parts
 from strata.planner.memory.buffers import CUDA_CONTEXT, GAPS
 from strata.planner.memory.plan import peak_bytes
+from strata.planner.pipeline.schedules import in_flight
 from strata.planner.search.critical_paths import deal
 from strata.planner.search.space import Line, Pipeline, Slice, layout_of
 
@@ -45,7 +46,8 @@ class Room:
         whole, shared = self._state(zero, offload)
         state = parameters * (whole + shared / peers) + experts * (whole / slice.expert + shared / max(peers, slice.expert))
         dense_kept, sparse_kept = self.kept(slice, recompute)
-        kept = _in_flight(pipeline, micro_batches) * (dense * dense_kept + sparse * sparse_kept)
+        held = in_flight(pipeline.schedule, pipeline.stages, micro_batches, pipeline.chunks)
+        kept = held * (dense * dense_kept + sparse * sparse_kept)
         return state / slice.tensor + (1 + GAPS) * kept + CUDA_CONTEXT
 
     def least_state(self, zero: int, offload: Offload, gpus: int) -> float:
@@ -80,14 +82,3 @@ class Room:
         parameters = shape.layers_parameters(dense, sparse) + shape.table_parameters()
         self._first[pipeline] = First(dense, sparse, parameters, shape.routed_parameters(sparse))
         return self._first[pipeline]
-
-
-def _in_flight(pipeline: Pipeline, micro_batches: int) -> float:
-    """Micro-batches whose activations the first stage holds, at least; see `schedules.in_flight`."""
-    few = min(micro_batches, pipeline.stages)
-    match pipeline.schedule:
-        case "zbv":
-            return min(few, (micro_batches + 1) / 2)
-        case "dualpipe":
-            return few / 2
-    return few

@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from strata.platform.catalogue_file import Catalogue, parse, read
+from strata.platform.hardware.catalogue_file import Catalogue, parse, read
 from strata.platform.hardware.specs import Device, Fabric, Gpu
 
 FOLDER = Path(__file__).parent

@@ -16,7 +16,7 @@ import psutil
 
 from strata.platform import ports
 from strata.platform.errors import UserError
-from strata.platform.machine import available_memory
+from strata.platform.hardware.machine import available_memory
 from strata.platform.ray_cluster import cluster
 from strata.platform.recipe import ServeSection
 from strata.serving import access, mps
