@@ -13,7 +13,7 @@ from strata.planner.catalogue.shape import Shape
 from strata.planner.catalogue.software import PROGRAMS
 from strata.planner.layout import Layout, Recompute, Schedule
 from strata.planner.memory import plan as memory
-from strata.planner.memory.activations import EAGER, FLASH, FSDP, OWN, OWN_ON_CPU, UNFUSED, Keeping, keeping_of, layer_parts
+from strata.planner.memory.activations import EAGER, FSDP, OWN, UNFUSED, Keeping, keeping_of, layer_parts
 from strata.planner.memory.plan import MemoryPlan, peak_bytes, plan_memory
 from strata.planner.pipeline import schedules
 from strata.planner.validation import check_memory
@@ -21,6 +21,8 @@ from strata.planner.worksheet import Worksheet
 from strata.platform.recipe import ModelSection, MoESection
 
 Kernels = Literal["strata", "torch"]
+FLASH = Keeping("flash", "megatron")
+OWN_ON_CPU = replace(OWN, cpu=True)
 GIB = 2**30
 H100 = 80e9
 MODELS = ("gpt-3-175b", "llama-3.1-8b", "mixtral-8x7b", "deepseek-v3")

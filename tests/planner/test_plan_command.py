@@ -11,7 +11,7 @@ import pytest
 from support import STRATA, starts_at_once
 from typer.testing import CliRunner, Result
 
-from strata.planner.catalogue.library import fabric, gpu, model
+from strata.planner.catalogue.library import model
 from strata.planner.catalogue.software import program
 from strata.planner.cli.explain import put_in
 from strata.planner.cli.plan import plan
@@ -23,6 +23,7 @@ from strata.planner.validation import check_collectives
 from strata.planner.worksheet import FUNCTIONS, Worksheet
 from strata.platform.cli import build
 from strata.platform.errors import UserError
+from strata.platform.hardware.catalogue import fabric, gpu
 
 LLAMA = ["--model", "llama-3-70b", "--gpu", "h100", "--data", "4", "--tensor", "8", "--pipeline", "4", "--recompute", "selective"]
 PNG = b"\x89PNG"

@@ -33,10 +33,8 @@ class Keeping:
 
 
 UNFUSED = Keeping("unfused", "megatron")
-FLASH = Keeping("flash", "megatron")
 FSDP = Keeping("flash", "fsdp", "half")  # as torchtitan uses torch's FSDP2
 OWN = Keeping("own", "deepspeed", "streams")  # Strata's own training
-OWN_ON_CPU = replace(OWN, cpu=True)
 EAGER = replace(OWN, style="eager")  # with train.kernels=torch
 # With train.compile as well: torch.compile computes norms and activation functions again rather than keep what they made. One
 # H200 with the h200 recipe: 61 GiB allocated, 71 planned so and 87 as eager.
