@@ -3,7 +3,7 @@ import pytest
 from strata.platform import recipe_file
 from strata.platform.errors import UserError
 from strata.training import memory
-from strata.training.memory import WORKER_BASE, misfits, require_memory, worker_bytes
+from strata.training.memory import WORKER_BASE, memory_warnings, require_memory, worker_bytes
 
 GIB = 2**30
 
@@ -31,6 +31,6 @@ def test_insufficient_memory_is_reported_in_gib(monkeypatch: pytest.MonkeyPatch)
 
 def test_gpus_that_are_too_small_are_named() -> None:
     recipe = recipe_file.load("h200")
-    lines = misfits(recipe.model, recipe.train, recipe.parallel, ["H200", "L40S", "a GPU nobody knows"])
+    lines = memory_warnings(recipe.model, recipe.train, recipe.parallel, ["H200", "L40S", "a GPU nobody knows"])
     assert len(lines) == 1
     assert "l40s" in lines[0]

@@ -63,7 +63,7 @@ def plan_training(
 
 
 def state_bytes(shape: Shape, precision: str) -> float:
-    """Of a checkpoint: a weight in fp32 with two moments, and in mixed precision the weight in 16 bits too."""
+    """Bytes of a checkpoint: a weight in fp32 with two moments, and in mixed precision the weight in 16 bits too."""
     return shape.parameters() * (12.0 if precision == "fp32" else 14.0)
 
 

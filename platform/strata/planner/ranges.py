@@ -1,4 +1,4 @@
-"""Ranges of the numbers that a plan takes, whether they come from a command line, a recipe or a config.json.
+"""Ranges of a plan's input numbers, whether they come from a command line, a recipe or a config.json.
 
 The upper ends are far beyond what anybody runs. They keep the arithmetic finite and every answer within seconds: some of it
 loops over stages, micro-batches, spares or divisors.
@@ -24,11 +24,12 @@ class Range:
     def __str__(self) -> str:
         return f"{'more than ' * self.above}{_plain(self.least)} to {_plain(self.most)}"
 
-    def check(self, name: str, value: float, said: str | None = None) -> None:
-        """`said`: the value as the user wrote it."""
+    def check(self, name: str, value: float, written: str | None = None) -> None:
+        """`written`: the value as the user wrote it."""
         if value not in self:
             raise UserError(
-                f"{name} {shown(value if said is None else said)} is out of range.", f"Give {name} a number in its range: {self}."
+                f"{name} {shown(value if written is None else written)} is out of range.",
+                f"Give {name} a number in its range: {self}.",
             )
 
 

@@ -77,7 +77,7 @@ def _sizes(shape: Shape, sequence: int) -> ModelSizes:
 
 
 def _division(layout: Layout) -> Division:
-    """Of a layout that a recipe can express."""
+    """Recipe keys of a layout that a recipe can express."""
     return Division(
         precision="bf16" if layout.precision == "bf16" else "fp32",
         batch=layout.batch,

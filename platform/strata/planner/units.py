@@ -38,7 +38,7 @@ def dollars(value: float) -> str:
 
 
 def short(value: float) -> str:
-    """A large count in a few letters, as it is said of models and tokens: 70.6B."""
+    """A large count in a few letters, as people write sizes of models and datasets: 70.6B."""
     for letter, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3)):
         if value >= size:
             return f"{value / size:.3g}{letter}"

@@ -35,7 +35,7 @@ def require_memory(model: ModelSection, train: TrainSection, parallel: ParallelS
         )
 
 
-def misfits(model: ModelSection, train: TrainSection, parallel: ParallelSection, kinds: Iterable[str]) -> list[str]:
+def memory_warnings(model: ModelSection, train: TrainSection, parallel: ParallelSection, kinds: Iterable[str]) -> list[str]:
     """A warning for each kind of GPU that is too small, by plan. `kinds` are Ray's accelerator types that workers could get."""
     recipe = Recipe(model=model, train=train, parallel=parallel)
     gpus = [hardware.gpu(kind) for kind in kinds if hardware.has_gpu(kind)]

@@ -20,7 +20,7 @@ from strata.platform.runs import Run, State
 from strata.training import failures
 from strata.training.interrupts import Interrupts
 from strata.training.loop import Job, Outcome, train_worker
-from strata.training.memory import KEEP_FREED_MEMORY, misfits
+from strata.training.memory import KEEP_FREED_MEMORY, memory_warnings
 from strata.training.metrics.progress import TrainingProgress
 from strata.training.metrics.records import Follower, Record
 from strata.training.metrics.startup import Startup
@@ -43,7 +43,7 @@ def run_workers(job: Job, interrupts: Interrupts, console: Console) -> Outcome:
         interrupts.catch()
         _require_gpus(job.parallel)
         if job.parallel.device == "gpu":
-            for line in misfits(job.model, job.train, job.parallel, _gpu_kinds()):
+            for line in memory_warnings(job.model, job.train, job.parallel, _gpu_kinds()):
                 console.print(line)
         fit, watch = Fit(job), ClusterWatch(ours)
         interrupts.request_stop = lambda: _request_stop(job, console)

@@ -1,4 +1,4 @@
-"""How often GPUs and what belongs to them fail, as operators of large fleets published it."""
+"""Published failure rates of GPUs and their hosts in large fleets."""
 
 import math
 from dataclasses import dataclass

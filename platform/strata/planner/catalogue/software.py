@@ -1,6 +1,6 @@
-"""What training programs do differently, as far as it decides a step's time and memory.
+"""Training programs, by the differences that decide a step's time and memory.
 
-The same GPUs took a third less time for the same step after 2022 by programs alone, so a plan says whose program it means.
+After 2022, programs alone made the same step on the same GPUs a third faster, so a plan names its program.
 """
 
 from dataclasses import dataclass, replace

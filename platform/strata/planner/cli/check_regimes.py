@@ -23,7 +23,7 @@ from strata.planner.cli.options import open_fabric
 from strata.planner.cli.plan import plan, planned
 from strata.planner.cli.studies import place_of, plan_collectives, plan_serve, served
 from strata.planner.layout import Layout
-from strata.planner.memory.plan import misfit
+from strata.planner.memory.plan import no_fit_note
 from strata.planner.plan import TrainingPlan
 from strata.planner.validation.trust import ERRORS, PUBLISHED, Errors
 from strata.platform.errors import UserError
@@ -108,7 +108,7 @@ def _plan(words: list[str], metric: str, name: str) -> tuple[float, str]:
         case "collectives":
             return _collective(_params(plan_collectives, words[1:])[0], metric, name), ""
     found = training(words)
-    return TRAINED[metric](found), misfit(found.memory)
+    return TRAINED[metric](found), no_fit_note(found.memory)
 
 
 def training(words: list[str]) -> TrainingPlan:

@@ -1,4 +1,4 @@
-"""What a layer keeps of one micro-batch between its forward and its backward pass, by part and by how software keeps it.
+"""Activations that a layer saves for its backward pass, per micro-batch, by part and by training program.
 
 `unfused` is Megatron's GPT with dropout and with attention scores in memory: Korthikanti et al., "Reducing Activation
 Recomputation in Large Transformer Models" (arXiv 2205.05198), section 4, whose sums ours are. `flash` is Megatron-Core with
@@ -66,7 +66,7 @@ class Parts:
 
 
 def layer_parts(shape: Shape, layout: Layout, keeping: Keeping, sparse: bool = False, sequence: int | None = None) -> Parts:
-    """Of one layer, dense or with experts, for one micro-batch on one GPU."""
+    """Activations of one layer, dense or with experts, for one micro-batch on one GPU."""
     worksheet = Worksheet("a layer's activations")
     write_tokens(worksheet, shape, layout, shape.context if sequence is None else sequence)
     write_layer(worksheet, shape, layout, keeping, sparse)
@@ -74,7 +74,7 @@ def layer_parts(shape: Shape, layout: Layout, keeping: Keeping, sparse: bool = F
 
 
 def write_tokens(worksheet: Worksheet, shape: Shape, layout: Layout, sequence: int) -> None:
-    """What all layers' lines build on."""
+    """Lines that all layers share."""
     worksheet.given("micro_batch", layout.micro_batch, "", "sequences in a micro-batch")
     worksheet.given("sequence_length", sequence)
     worksheet.given("ulysses", layout.sequence, "", "GPUs that share each sequence, by heads in attention")
@@ -82,7 +82,7 @@ def write_tokens(worksheet: Worksheet, shape: Shape, layout: Layout, sequence: i
     worksheet.given("tensor", layout.tensor, "", "GPUs that share each matrix")
     worksheet.given("hidden", shape.hidden)
     worksheet.given("width", 4 if layout.precision == "fp32" else 2, "B", "of a number in the residual stream")
-    worksheet.given("input_width", {"fp32": 4, "fp8": 1}.get(layout.precision, 2), "B", "of a matrix product's kept input")
+    worksheet.given("input_width", {"fp32": 4, "fp8": 1}.get(layout.precision, 2), "B", "of a matrix product's saved input")
     worksheet.work_out("tokens", "micro_batch * sequence_length / (ulysses * ring)", "", "of a micro-batch, on one GPU")
     split = "tokens / tensor" if layout.sequence_parallel else "tokens"
     worksheet.work_out("between", split, "", "tokens that a GPU has between tensor-parallel matrices")
@@ -96,12 +96,12 @@ def write_layer(worksheet: Worksheet, shape: Shape, layout: Layout, keeping: Kee
         _write_experts(worksheet, shape, layout)
     else:
         worksheet.given("ffn", shape.ffn, "", "width of a dense feed-forward block")
-    kept = _formulas(shape, layout, keeping, sparse, layout.recompute)
+    saved = _formulas(shape, layout, keeping, sparse, layout.recompute)
     for part in PARTS:
-        worksheet.work_out(_name(part, sparse), kept[part], "B", _WHY[part])
+        worksheet.work_out(_name(part, sparse), saved[part], "B", _WHY[part])
     kind = "sparse" if sparse else "dense"
     worksheet.work_out(
-        f"{kind}_layer", " + ".join(_name(part, sparse) for part in PARTS), "B", "kept by a layer of one micro-batch"
+        f"{kind}_layer", " + ".join(_name(part, sparse) for part in PARTS), "B", "saved by a layer of one micro-batch"
     )
     if layout.recompute != "none":
         whole = _formulas(shape, layout, keeping, sparse, "none")
@@ -158,7 +158,7 @@ def _write_experts(worksheet: Worksheet, shape: Shape, layout: Layout) -> None:
 
 
 def _formulas(shape: Shape, layout: Layout, keeping: Keeping, sparse: bool, recompute: Recompute) -> dict[str, str]:
-    """Of each part, over the lines above."""
+    """Formula of each part, over the lines above."""
     if recompute == "full":
         return dict.fromkeys(PARTS, "0") | {"residual": "between * hidden * width"}
     if recompute == "selective" and keeping.selective != "core":
@@ -175,7 +175,7 @@ SCORES = "(2 * width + 1) * tokens * sequence_length * heads / tensor"  # softma
 
 
 def _megatron(shape: Shape, keeping: Keeping, sparse: bool, recompute: Recompute) -> dict[str, str]:
-    """Selective recomputation is of attention's core alone, whose scores (or statistics) are not kept then."""
+    """Selective recomputation is of attention's core alone, whose scores (or statistics) are not saved then."""
     unfused = keeping.style == "unfused"
     attention = "" if recompute == "selective" else f" + {SCORES if unfused else STATISTICS}"
     inputs = "hidden + narrow" if shape.latent else "hidden"
@@ -184,7 +184,7 @@ def _megatron(shape: Shape, keeping: Keeping, sparse: bool, recompute: Recompute
     wide = f"({before} * width + {after} * input_width)"
     if sparse:
         # Router probabilities are in fp32. The dispatched tokens are the experts' inputs; without fused kernels their
-        # outputs are kept too, to be weighted.
+        # outputs are saved too, to be weighted.
         returned = " + dispatched * hidden * width" if unfused else ""
         feed_forward = (
             f"between * (hidden * input_width + 4 * experts) + dispatched * (hidden * input_width + expert_ffn / tensor * {wide})"

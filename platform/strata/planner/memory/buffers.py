@@ -1,4 +1,4 @@
-"""What training programs hold for communication, and what allocators and libraries take on top."""
+"""Communication buffers of training programs, and the overhead of allocators and libraries."""
 
 from strata.planner.catalogue.shape import Shape
 from strata.planner.layout import Layout
@@ -17,7 +17,7 @@ GAPS = 0.05
 BUCKET = 5e8  # gradients are reduced so many at a time
 LIVE = 1e9  # ZeRO-3 lets go of gathered parameters beyond these
 PREFETCH = 5e7
-DESK = 25 * 2**20  # bytes that each of our workers lays out at a time when gradients are summed in shared memory
+SHARED_CHUNK = 25 * 2**20  # bytes that each Strata worker places in shared memory at a time to sum gradients
 
 Lines = list[tuple[str, str, str]]  # name, formula, reason
 
@@ -33,7 +33,7 @@ def write_buffers(worksheet: Worksheet, shape: Shape, layout: Layout, keeping: K
 
 
 def _exchanged(layout: Layout) -> Lines:
-    """What is on its way between GPUs that share a model, whoever sends it."""
+    """Tensors in transit between GPUs that share a model, with every training program."""
     lines = []
     if layout.pipeline > 1:
         lines.append(("passed_on", "2 * between * hidden * width", "between stages, sent and received"))
@@ -88,13 +88,13 @@ def _deepspeed(worksheet: Worksheet, shape: Shape, layout: Layout, keeping: Keep
 
 def _unshared(worksheet: Worksheet, shape: Shape, layout: Layout, keeping: Keeping) -> Lines:
     """Without ZeRO we sum gradients ourselves: on CPUs of one machine in memory that workers share, of which each touches its
-    own desk, the sum and its part of the others'; on GPUs in buckets that are kept, into which all gradients are copied."""
+    own chunk, the sum and its part of the others'; on GPUs in persistent buckets, into which all gradients are copied."""
     lines: Lines = []
     if layout.data * layout.sequence > 1 and layout.pipeline == 1 and keeping.cpu:
         worksheet.given("largest_gradient", max(shape.vocab, shape.ffn) * shape.hidden, "", "numbers; gradients are not cut")
-        worksheet.given("desk", DESK, "B", "gradients that a worker lays out for the others at a time")
-        formula = "max(min(desk, all_own * number), largest_gradient * number) * (2 + (sharers - 1) / sharers)"
-        lines.append(("desks", formula, "gradients are summed in shared memory: own, sum, and a part of the others'"))
+        worksheet.given("shared_chunk", SHARED_CHUNK, "B", "gradients that a worker places in shared memory at a time")
+        formula = "max(min(shared_chunk, all_own * number), largest_gradient * number) * (2 + (sharers - 1) / sharers)"
+        lines.append(("shared_chunks", formula, "gradients are summed in shared memory: own, sum, and a part of the others'"))
     elif layout.data * layout.sequence > 1 and layout.pipeline == 1:
         lines.append(("buckets", "all_own * number", "a copy of all gradients, in which they are summed"))
     if layout.precision != "fp32" and not keeping.cpu:
@@ -118,7 +118,7 @@ def write_allowances(worksheet: Worksheet, layout: Layout, keeping: Keeping) -> 
 
 def _gaps_on_cpus(layout: Layout) -> tuple[str, str]:
     """For an aligned place of n bytes glibc (memalign) wants a hole of some more than n. So a tensor that was let go of leaves a
-    hole that its like of the next pass does not fit into, and that pass takes other places. Workers are told to keep freed memory
+    hole that its like of the next pass does not fit into, and that pass takes other places. Workers retain freed memory
     (GLIBC_TUNABLES), so both stay, but for what else has come to lie in the holes: half of them, a quarter where tensors are cut,
     as was read off three models. With ZeRO there is more, about what gloo gathers and reduces; that its threads keep memory apart
     from the others' is a guess at why.

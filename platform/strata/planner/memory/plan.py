@@ -1,4 +1,4 @@
-"""What a GPU holds while it trains, stage by stage, and where the most is.
+"""Memory of a GPU in training, stage by stage, and its peak.
 
     peak = state + activations + what the backward pass and the exchange between GPUs hold beside them + allowances
 
@@ -78,8 +78,8 @@ class MemoryPlan:
         return f"stage {self.fullest.stage}, {self.fullest.largest}"
 
 
-def misfit(held: MemoryPlan) -> str:
-    """That a run does not fit, for who reads what it was measured at; nothing if it does."""
+def no_fit_note(held: MemoryPlan) -> str:
+    """A note that a run does not fit by plan, for reports of measured runs; empty if it fits."""
     return "" if held.fits else f"does not fit by plan: {show(held.peak, 'B')} of {show(held.capacity, 'B')}"
 
 
@@ -153,7 +153,7 @@ def _model(
     sequence_parallel: bool,
     precision: TrainingPrecision,
 ) -> Worksheet:
-    """What does not depend on the rest of a layout is worked out once for all that share it."""
+    """Lines that do not depend on the rest of a layout, cached for all layouts that share them."""
     layout = Layout(
         tensor=tensor,
         sequence=ulysses,
@@ -171,7 +171,7 @@ def _model(
 
 @dataclass(frozen=True)
 class Stage:
-    """What of the model a stage holds."""
+    """The part of the model that a stage holds."""
 
     number: int
     dense: int
@@ -228,15 +228,15 @@ def _write_model(worksheet: Worksheet, shape: Shape, layout: Layout, keeping: Ke
 
 
 def _write_busy(worksheet: Worksheet, shape: Shape, layout: Layout) -> None:
-    """What a layer's backward pass holds beside what was kept: gradients of the residual stream and, in a feed-forward block,
-    of the product, the activated gate and the up projection at once (of a GeLU's output and input)."""
+    """Memory of a layer's backward pass beside the saved activations: gradients of the residual stream and, in a
+    feed-forward block, of the product, the activated gate and the up projection together (of a GeLU's output and input)."""
     wide = 3 if shape.gated else 2
     kinds = {"dense": f"tokens * (hidden + {wide} * ffn / tensor) * width"} if shape.dense_layers else {}
     if shape.experts:
         kinds["sparse"] = f"dispatched * (hidden + {wide} * expert_ffn / tensor) * width"
     for kind, formula in kinds.items():
         again = f" + max(0, {kind}_whole - {kind}_layer)" if layout.recompute != "none" else ""
-        worksheet.work_out(f"{kind}_busy", formula + again, "B", "beside what is kept, while a layer's gradients are computed")
+        worksheet.work_out(f"{kind}_busy", formula + again, "B", "beside saved activations, in a layer's backward pass")
 
 
 def _write_stage(worksheet: Worksheet, stage: Stage, shape: Shape, layout: Layout, keeping: Keeping) -> None:
@@ -255,7 +255,7 @@ def _write_in_flight(worksheet: Worksheet, stage: Stage, layout: Layout) -> None
         return
     worksheet.given("stage", stage.number)
     worksheet.given("pipeline", layout.pipeline, "", "stages")
-    worksheet.given("interleave", layout.interleave, "", "pieces of the model that a stage holds")
+    worksheet.given("interleave", layout.interleave, "", "chunks of the model that a stage holds")
     worksheet.given("micro_batches", max(1, layout.micro_batches))
     worksheet.work_out(
         "in_flight", schedules.IN_FLIGHT[layout.schedule], "", f"micro-batches whose activations a stage holds: {layout.schedule}"
@@ -268,11 +268,11 @@ def _write_activations(worksheet: Worksheet, stage: Stage, layout: Layout, keepi
     if stage.embedding and keeping.style == "unfused":
         held.append("between * hidden")  # a mask of the embedding's dropout
     if stage.head:
-        # Where the loss computes its gradients at once, that of the head's input is kept in its input's place.
+        # Where the loss computes its gradients in the forward pass, that of the head's input is stored in its input's place.
         ends = {"eager": "between * (hidden * (4 + 2 * width) + 4)", "own": "between * (2 * hidden * width + 4)"}
         held.append(ends.get(keeping.style, "2 * between * hidden * width"))
     worksheet.work_out(
-        "once", " + ".join(held) or "0", "B", "kept of one micro-batch, with the last norm's and the head's inputs"
+        "once", " + ".join(held) or "0", "B", "saved of one micro-batch, with the last norm's and the head's inputs"
     )
     worksheet.work_out("activations", "in_flight * once", "B", "of all micro-batches in flight")
     _write_logits(worksheet, stage, layout, keeping)
@@ -300,9 +300,9 @@ def _write_logits(worksheet: Worksheet, stage: Stage, layout: Layout, keeping: K
         return
     # Of torch's cross entropy in its backward pass: log-probabilities, their gradient and the logits' gradient, all in fp32. And
     # the gradient of the head's matrix, before it is added to what is there. DeepSpeed's pipeline keeps the logits, too.
-    kept = " + tokens * vocab * width" if keeping.engine == "deepspeed" and layout.pipeline > 1 else ""
+    extra = " + tokens * vocab * width" if keeping.engine == "deepspeed" and layout.pipeline > 1 else ""
     why = "log-probabilities and two gradients in fp32, and the head's own gradient"
-    worksheet.work_out("logits", f"{gpipe}3 * 4 * tokens * {columns} + head_parameters * width{kept}", "B", why)
+    worksheet.work_out("logits", f"{gpipe}3 * 4 * tokens * {columns} + head_parameters * width{extra}", "B", why)
 
 
 def _read(worksheet: Worksheet, stage: Stage) -> StageMemory:

@@ -1,4 +1,4 @@
-"""Parameters of a stage on one GPU, and the bytes of state that they bring, shared out as ZeRO's stages say."""
+"""Parameters of a stage on one GPU, and the bytes of state that they need, partitioned by ZeRO stage."""
 
 from strata.planner.catalogue.shape import Shape
 from strata.planner.layout import Layout
@@ -7,8 +7,8 @@ from strata.planner.worksheet import Worksheet
 
 
 def write_parameters(worksheet: Worksheet, shape: Shape, layout: Layout, keeping: Keeping) -> None:
-    """Of a layer and of the model's ends. Norms, routers and the narrow projections of latent attention are whole on every
-    tensor-parallel GPU; with DeepSpeed, the embedding and the head too."""
+    """Parameters of a layer and of the embedding and head. Norms, routers and the narrow projections of latent attention are
+    whole on every tensor-parallel GPU; with DeepSpeed, the embedding and the head too."""
     worksheet.given("attention_parameters", shape.attention_parameters(), "", "of one layer, with its norms")
     unsplit = shape.norm_parameters() + shape.narrow_parameters()
     worksheet.given("unsplit_parameters", unsplit, "", "of those, whole on every tensor-parallel GPU")
@@ -46,7 +46,7 @@ def write_own(worksheet: Worksheet, shape: Shape, dense: int, sparse: int, embed
 
 
 def write_state(worksheet: Worksheet, layout: Layout, keeping: Keeping) -> None:
-    """Of `own` and `own_experts`: bytes of parameters, gradients and optimizer on the GPU, and of what is on the host."""
+    """Bytes of parameters, gradients and optimizer state on the GPU, and of offloaded state on the host."""
     peers = layout.data * layout.sequence * layout.context
     worksheet.given("sharers", peers, "", "GPUs with the same layers: data x sequence x context")
     worksheet.given("expert_sharers", max(1, peers // layout.expert), "", "GPUs with the same experts")
@@ -63,7 +63,7 @@ def write_state(worksheet: Worksheet, layout: Layout, keeping: Keeping) -> None:
         worksheet.given(f"{name}_bytes", size, "B", why)
         shared = layout.zero >= stage
         share = "own / sharers + own_experts / expert_sharers" if shared else "own + own_experts"
-        worksheet.work_out(name, f"({share}) * {name}_bytes", "B", f"shared out by ZeRO-{stage}" if shared else "")
+        worksheet.work_out(name, f"({share}) * {name}_bytes", "B", f"partitioned by ZeRO-{stage}" if shared else "")
     _write_offload(worksheet, layout, keeping)
 
 

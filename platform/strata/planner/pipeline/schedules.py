@@ -39,7 +39,7 @@ Order = tuple[Operation, ...]
 
 
 def refusal(schedule: Schedule, stages: int, micro_batches: int, interleave: int) -> UserError | None:
-    """Why this schedule cannot be of this size, with the nearest that works; None when it can."""
+    """The error for a schedule that cannot have this size, with the nearest size that works; None when it can."""
     for name, value in (("stages", stages), ("micro_batches", micro_batches), ("interleave", interleave)):
         if value < 1:
             return UserError(f"{name}={value} is less than 1", f"{name}=1 works")
@@ -79,7 +79,7 @@ def parts_of(schedule: Schedule, stages: int, interleave: int, stage: int) -> tu
 
 
 def stage_of(schedule: Schedule, stages: int, part: int, chunk: int) -> int:
-    """Where a part lives; on dualpipe, for micro-batches that go in the direction `chunk`."""
+    """The stage that holds a part; on dualpipe, for micro-batches that go in the direction `chunk`."""
     if schedule == "dualpipe":
         return stages - 1 - part if chunk else part
     if schedule in ("zbv", "dualpipev"):
@@ -89,7 +89,7 @@ def stage_of(schedule: Schedule, stages: int, part: int, chunk: int) -> int:
 
 @lru_cache(maxsize=128)
 def orders(schedule: Schedule, stages: int, micro_batches: int, interleave: int) -> tuple[Order, ...]:
-    """What each stage does, first to last. Says nothing of when: a stage starts the next operation once its input is there."""
+    """Operations of each stage, first to last, without times: a stage starts the next operation once its input is there."""
     check(schedule, stages, micro_batches, interleave)
     match schedule:
         case "gpipe":
@@ -148,9 +148,9 @@ def _one_forward_one_backward(stages: int, micro_batches: int) -> tuple[Order, .
 def _interleaved(stages: int, micro_batches: int, chunks: int) -> tuple[Order, ...]:
     """All stages take the same path through chunks and micro-batches, and differ in how far the forwards are ahead."""
     groups = range(0, micro_batches, stages)
-    turns = [(group + i, chunk) for group in groups for chunk in range(chunks) for i in range(stages)]
-    forwards = [Operation("F", i, chunk) for i, chunk in turns]
-    backwards = [Operation("BW", i, chunks - 1 - chunk) for i, chunk in turns]
+    passes = [(group + i, chunk) for group in groups for chunk in range(chunks) for i in range(stages)]
+    forwards = [Operation("F", i, chunk) for i, chunk in passes]
+    backwards = [Operation("BW", i, chunks - 1 - chunk) for i, chunk in passes]
     ahead = (chunks - 1) * stages
     return tuple(_alternate(forwards, backwards, ahead + 2 * (stages - 1 - stage)) for stage in range(stages))
 
@@ -194,7 +194,7 @@ class _Writer:
         self._forward[chunk] += 1
 
     def backward(self, chunk: int) -> None:
-        """Of inputs alone."""
+        """Gradient of the inputs alone."""
         self._waiting.append((self._backward[chunk], chunk))
         self.order.append(Operation("B", self._backward[chunk], chunk))
         self._backward[chunk] += 1
@@ -247,7 +247,7 @@ def _zbv(stages: int, micro_batches: int, stage: int) -> Order:
 
 
 def _dualpipe(half: int, each: int, depth: int, write: _Writer, near: int) -> Order:
-    """Of a stage that is `depth` away from its end of a pipeline whose middle is `half` away, with `each` micro-batches a
+    """Order of a stage that is `depth` away from its end of a pipeline whose middle is `half` away, with `each` micro-batches a
     direction. `near` is the direction (or, in a V, the chunk) whose input is at this end."""
     far = 1 - near
     to_middle = half - 1 - depth

@@ -1,4 +1,4 @@
-"""How long a pipeline takes: its orders of work played through with the seconds of every operation."""
+"""Simulation of a pipeline: its orders of operations, played with the seconds of each operation."""
 
 import math
 from collections import deque

@@ -71,9 +71,9 @@ def as_text(simulation: Simulation, width: int) -> str:
         cells = ["·"] * columns
         for operation, start, end in simulation.placed(stage):
             first, after = (round(time / simulation.total * columns) for time in (start, end))
-            letter, room = LETTERS[operation.kind], after - first
+            letter, width = LETTERS[operation.kind], after - first
             text = f"{letter}{operation.micro_batch}"
-            cells[first:after] = text.ljust(room, "-") if len(text) <= room else letter * room
+            cells[first:after] = text.ljust(width, "-") if len(text) <= width else letter * width
         lines.append(f"stage {stage}".ljust(label) + "".join(cells))
     used = {operation.kind for order in simulation.orders for operation in order}
     key = ", ".join(f"{LETTERS[kind]} {NAMES[kind]}" for kind in LETTERS if kind in used)

@@ -130,7 +130,7 @@ class Desk:
             (dense.forward, sparse.forward, head.forward),
             (dense.backward, sparse.backward, head.backward),
             (dense.weight, sparse.weight, head.weight),
-            (dense.said.total * (1 - HIDDEN_COST), sparse.said.total * (1 - HIDDEN_COST), 0.0),
+            (dense.exchange.total * (1 - HIDDEN_COST), sparse.exchange.total * (1 - HIDDEN_COST), 0.0),
         )
 
     def own(self, slice: Slice, pipeline: Pipeline) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""How long one layer computes for one micro-batch: its matrix products at the tensor cores' rate, the rest at the memory's.
+"""Compute time of one layer for one micro-batch: its matrix products at the tensor cores' rate, the rest at the memory's.
 
 A GPU's rates are those of its datasheet times two shares:
 
@@ -18,10 +18,10 @@ from strata.planner.worksheet import Worksheet
 from strata.platform.errors import UserError
 from strata.platform.hardware.specs import FP8_SHARE, Gpu, Precision
 
-# A copy measures 0.9; softmax, norms and dropout, which read, compute and write by turns, 0.6 to 0.8. Which figure between these
-# was settled with the tables of `strata plan validate` in view.
+# A copy measures 0.9; softmax, norms and dropout, which alternately read, compute and write, 0.6 to 0.8. The figure
+# between these was settled with the tables of `strata plan validate` in view.
 STREAMED = 0.65
-# Attention that never writes its scores multiplies and takes exponents by turns. FlashAttention-2 measures 0.6 to 0.65 of an
+# Attention that never writes its scores alternates products and exponentials. FlashAttention-2 measures 0.6 to 0.65 of an
 # A100's peak forwards and 0.5 to 0.55 backwards (arXiv 2307.08691), FlashAttention-3 and cuDNN about as much of an H100's.
 FLASH_FORWARD = 0.60
 FLASH_BACKWARD = 0.48
@@ -31,7 +31,7 @@ LAUNCH_S = 4e-6  # from one kernel to the next when the host keeps up
 
 @dataclass(frozen=True)
 class Cut:
-    """What one GPU has of a micro-batch: `tokens` of sequences that are `sequence` long, in layers that `tensor` GPUs share.
+    """One GPU's part of a micro-batch: `tokens` of sequences that are `sequence` long, in layers that `tensor` GPUs share.
     `split` is how many share what lies between tensor-parallel parts (Megatron's sequence parallelism: all of them)."""
 
     tokens: float

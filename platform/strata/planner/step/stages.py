@@ -1,6 +1,6 @@
-"""How a model is dealt out to its pipeline's stages, and what each part of it does for one micro-batch.
+"""Partition of a model into pipeline stages, and the work of each part for one micro-batch.
 
-A part is what a stage has of the model in one piece: all of its layers, or one of its chunks where a schedule has several.
+A part is a contiguous run of layers on a stage: all of its layers, or one of its chunks where a schedule has several.
 """
 
 from dataclasses import dataclass, replace
@@ -34,7 +34,7 @@ class Layers:
 
 
 @dataclass(frozen=True)
-class Said:
+class ExchangeTime:
     """Seconds by which exchanges with other GPUs lengthen one pass."""
 
     tensor: float = 0.0
@@ -45,29 +45,29 @@ class Said:
     def total(self) -> float:
         return self.tensor + self.sequence + self.expert
 
-    def times(self, factor: float) -> "Said":
-        return Said(self.tensor * factor, self.sequence * factor, self.expert * factor)
+    def times(self, factor: float) -> "ExchangeTime":
+        return ExchangeTime(self.tensor * factor, self.sequence * factor, self.expert * factor)
 
 
 @dataclass(frozen=True)
 class Work:
-    """Of one part of the model and one micro-batch, in seconds. `passes`: two, and one more where layers are recomputed whole.
+    """Seconds of one part of the model for one micro-batch. `passes`: two, and one more where layers are recomputed whole.
     `gathered` is what the forward and the backward pass wait for parameters that peers hold (ZeRO-3)."""
 
     compute: LayerTime
     again: float
-    said: Said
+    exchange: ExchangeTime
     passes: int
     gathered: tuple[float, float] = (0.0, 0.0)
 
     @property
     def forward(self) -> float:
-        return self.compute.forward + self.said.total + self.gathered[0]
+        return self.compute.forward + self.exchange.total + self.gathered[0]
 
     @property
     def backward(self) -> float:
         """Gradient of the input."""
-        return self.compute.backward + self.again + self.said.total * (self.passes - 1) + self.gathered[1]
+        return self.compute.backward + self.again + self.exchange.total * (self.passes - 1) + self.gathered[1]
 
     @property
     def weight(self) -> float:
@@ -76,7 +76,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Exchanges:
-    """What a GPU says for each layer in one pass, to the next stage, and to its data-parallel peers."""
+    """Exchanges of a GPU for each layer in one pass, with the next stage, and with its data-parallel peers."""
 
     tensor: list[Exchange]
     sequence: list[Exchange]
@@ -105,7 +105,7 @@ def layer_times(shape: Shape, gpu: Gpu, software: Software, cut: Cut, worksheet:
 
 
 def parts_of(layout: Layout) -> int:
-    """Pieces that the layers are cut into. Schedules in the shape of a V give each stage two."""
+    """Parts that the layers are divided into. Schedules in the shape of a V give each stage two."""
     return layout.pipeline * (2 if layout.schedule in ("zbv", "dualpipev") else layout.interleave)
 
 
@@ -124,7 +124,7 @@ def layers_of(shape: Shape, parts: int) -> list[tuple[int, int]]:
 
 
 def stage_parameters(shape: Shape, layout: Layout, counts: list[tuple[int, int]]) -> tuple[float, float]:
-    """Of a GPU of the stage with most: those that all tokens pass through, and experts."""
+    """Parameters of a GPU of the largest stage: those that all tokens pass through, and experts."""
     largest = (0.0, 0.0)
     for stage in range(layout.pipeline):
         parts = parts_of_stage(layout.schedule, layout.pipeline, len(counts) // layout.pipeline, stage)
@@ -149,11 +149,11 @@ def exchanges_of(
 
 
 def works_of(
-    layers: Layers, counts: list[tuple[int, int]], layout: Layout, software: Software, gpu: Gpu, said: Exchanges, own: float
+    layers: Layers, counts: list[tuple[int, int]], layout: Layout, software: Software, gpu: Gpu, exchanges: Exchanges, own: float
 ) -> list[Work]:
-    """Of every part, from the model's input to its output. `own` is how many parameters a GPU has."""
-    tensor = talk.total(said.tensor) * (TENSOR_EXPOSED if software.overlaps_tensor else 1.0)
-    sequence = _sequence_seen(said.sequence, layers)
+    """Work of every part, from the model's input to its output. `own` is how many parameters a GPU has."""
+    tensor = talk.total(exchanges.tensor) * (TENSOR_EXPOSED if software.overlaps_tensor else 1.0)
+    sequence = _sequence_seen(exchanges.sequence, layers)
     chunks = len(counts) // layout.pipeline
     # A micro-batch's gradients are added to those before it, which are read and written.
     added = LayerTime(weight=2 * software.gradient_bytes * own / chunks / (gpu.bandwidth * STREAMED))
@@ -168,15 +168,15 @@ def works_of(
         work = Work(
             compute=compute + added,
             again=again,
-            said=Said(depth * tensor, depth * sequence, sparse * talk.total(said.expert)),
+            exchange=ExchangeTime(depth * tensor, depth * sequence, sparse * talk.total(exchanges.expert)),
             passes=3 if layout.recompute == "full" else 2,
         )
-        found.append(replace(work, gathered=_gathered(work, said.reduction, chunks, software)))
+        found.append(replace(work, gathered=_gathered(work, exchanges.reduction, chunks, software)))
     return found
 
 
 def seen_beside(talk_s: float, compute_s: float) -> float:
-    """Seconds by which compute takes longer for what is said beside it."""
+    """Seconds by which compute takes longer for concurrent communication."""
     return max(0.0, talk_s - compute_s) + HIDDEN_COST * min(talk_s, compute_s)
 
 

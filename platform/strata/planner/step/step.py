@@ -1,4 +1,4 @@
-"""How long a step takes: what each part of the model does, played along the schedule, and what comes once a step.
+"""Time of a training step: the work of each part of the model along the schedule, and work once per step.
 
 step = pipeline + what of data parallelism nothing covers + optimizer
 """
@@ -55,7 +55,7 @@ class Step:
 
     @property
     def limit(self) -> str:
-        """Where most time goes."""
+        """The component with the most time."""
         return max(self.spent, key=lambda name: self.spent[name])
 
 
@@ -76,13 +76,13 @@ def plan_step(
     ground = Ground(gpu.domain, layout.gpus, links(gpu, fabric, launch=0.0))
     counts = layers_of(shape, parts_of(layout))
     own = stage_parameters(shape, layout, counts)
-    said = exchanges_of(shape, layout, cut.tokens, own, software, ground)
-    works = works_of(found, counts, layout, software, gpu, said, sum(own))
-    times = _times(works, layout, said.send)
+    exchanges = exchanges_of(shape, layout, cut.tokens, own, software, ground)
+    works = works_of(found, counts, layout, software, gpu, exchanges, sum(own))
+    times = _times(works, layout, exchanges.send)
     pipeline = _pipeline(times, layout)
 
     once = worksheet.part("once a step")
-    data_s = _data_seen(said.reduction, works, layout, software, once)
+    data_s = _data_seen(exchanges.reduction, works, layout, software, once)
     optimizer_s = _optimizer(own, layout, gpu, software, once)
     tied_s = _tied(shape, layout, software, ground)
     spent = _spent(works, layout)
@@ -110,7 +110,7 @@ def plan_step(
         seconds=result["step"],
         spent=spent,
         times=times,
-        exchanges=_over_the_step(said, layout, counts),
+        exchanges=_over_the_step(exchanges, layout, counts),
         model_flops=result["model_flops"],
         hardware_flops=result["hardware_flops"],
         mfu=result["mfu"],
@@ -130,7 +130,7 @@ def _times(works: list[Work], layout: Layout, send: Exchange | None) -> Times:
         backward=tuple(work.backward for work in works),
         weight=tuple(work.weight for work in works),
         transfer=(send.seconds if send else 0.0,) * (len(works) - 1),
-        hidden=tuple(work.said.total * (1 - HIDDEN_COST) for work in works) if _covers(layout) else (),
+        hidden=tuple(work.exchange.total * (1 - HIDDEN_COST) for work in works) if _covers(layout) else (),
     )
 
 
@@ -141,7 +141,8 @@ def _pipeline(times: Times, layout: Layout) -> float:
 
 
 def _data_seen(reduction: talk.Reduction, works: list[Work], layout: Layout, software: Software, worksheet: Worksheet) -> float:
-    """What is said once a step, beside the last micro-batch's backward pass and the next step's first forward pass."""
+    """Exposed seconds of data-parallel communication once per step, beside the last micro-batch's backward pass and the next
+    step's first forward pass."""
     worksheet.given("reduce", talk.total(reduction.reduce), "s", "gradients of data-parallel peers")
     worksheet.given("gather", talk.total(reduction.gather), "s", "parameters of data-parallel peers")
     if not software.overlaps_data:
@@ -174,7 +175,7 @@ def _optimizer(own: tuple[float, float], layout: Layout, gpu: Gpu, software: Sof
 
 
 def _tied(shape: Shape, layout: Layout, software: Software, ground: Ground) -> float:
-    """Where embedding and head are one matrix, first and last stage both have a gradient of it."""
+    """Seconds for a tied embedding: where embedding and head are one matrix, first and last stage both have a gradient of it."""
     if not shape.tied or layout.pipeline == 1 or layout.schedule in ("zbv", "dualpipev"):
         return 0.0
     size = shape.table_parameters() / layout.tensor * software.gradient_bytes
@@ -182,7 +183,7 @@ def _tied(shape: Shape, layout: Layout, software: Software, ground: Ground) -> f
 
 
 def _spent(works: list[Work], layout: Layout) -> dict[str, float]:
-    """Of the mean GPU, in all micro-batches of a step."""
+    """Seconds of the mean GPU, in all micro-batches of a step."""
     share = layout.micro_batches / layout.pipeline
     seen = HIDDEN_COST if _covers(layout) else 1.0
     return {
@@ -190,9 +191,9 @@ def _spent(works: list[Work], layout: Layout) -> dict[str, float]:
         "attention": sum(work.compute.core + work.compute.core_backward for work in works) * share,
         "memory-bound kernels": sum(work.compute.stream + work.compute.stream_backward for work in works) * share,
         "recompute": sum(work.again for work in works) * share,
-        "tensor parallelism": sum(work.said.tensor * work.passes for work in works) * share * seen,
-        "sequence parallelism": sum(work.said.sequence * work.passes for work in works) * share * seen,
-        "expert parallelism": sum(work.said.expert * work.passes for work in works) * share * seen,
+        "tensor parallelism": sum(work.exchange.tensor * work.passes for work in works) * share * seen,
+        "sequence parallelism": sum(work.exchange.sequence * work.passes for work in works) * share * seen,
+        "expert parallelism": sum(work.exchange.expert * work.passes for work in works) * share * seen,
         "parameters gathered": sum(sum(work.gathered) for work in works) * share,
     }
 
@@ -204,17 +205,17 @@ def _recomputed(shape: Shape, layout: Layout, sequence: int) -> float:
     return attention_flops(shape, sequence) * shape.layers if layout.recompute == "selective" else 0.0
 
 
-def _over_the_step(said: Exchanges, layout: Layout, counts: list[tuple[int, int]]) -> tuple[Exchange, ...]:
+def _over_the_step(exchanges: Exchanges, layout: Layout, counts: list[tuple[int, int]]) -> tuple[Exchange, ...]:
     """With `times` counted over a whole step, for a GPU of a stage that has most layers, and most with experts."""
     m = layout.micro_batches
     passes = 3 if layout.recompute == "full" else 2
     stages = [counts[stage :: layout.pipeline] for stage in range(layout.pipeline)]
     layers = max(sum(sum(part) for part in own) for own in stages)
     sparse = max(sum(part[1] for part in own) for own in stages)
-    found = [replace(each, times=each.times * passes * layers * m) for each in (*said.tensor, *said.sequence)]
-    found += [replace(each, times=each.times * passes * sparse * m) for each in said.expert]
-    if said.send:
-        found.append(replace(said.send, times=2 * m * len(stages[0])))
-    reduction = said.reduction
+    found = [replace(each, times=each.times * passes * layers * m) for each in (*exchanges.tensor, *exchanges.sequence)]
+    found += [replace(each, times=each.times * passes * sparse * m) for each in exchanges.expert]
+    if exchanges.send:
+        found.append(replace(exchanges.send, times=2 * m * len(stages[0])))
+    reduction = exchanges.reduction
     found += [*reduction.reduce, *reduction.gather]
     return (*found, *(replace(each, times=m) for each in (*reduction.every_forward, *reduction.every_backward)))

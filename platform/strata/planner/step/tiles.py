@@ -1,4 +1,4 @@
-"""How well a matrix product fills a GPU."""
+"""Utilization of a GPU by a matrix product."""
 
 TILE = (128, 256)  # what one multiprocessor works on at a time, in the large products of cuBLAS
 MULTIPROCESSORS = 132  # H100; A100 has 108, B200 148

@@ -14,7 +14,7 @@ from strata.planner.catalogue import library
 from strata.planner.catalogue.shape import Shape
 from strata.planner.catalogue.software import program
 from strata.planner.layout import Layout, Recompute, Schedule
-from strata.planner.memory.plan import misfit
+from strata.planner.memory.plan import no_fit_note
 from strata.planner.plan import plan_training
 from strata.planner.step.step import Step
 from strata.platform.errors import UserError
@@ -195,7 +195,7 @@ def _plan(shape: Shape, layout: Layout, sequence: int, gpu: str, fabric: str, na
         found = plan_training(shape, layout, sequence, hardware.gpu(gpu), hardware.fabric(fabric), program(name))
     except UserError as error:
         return Planned(None, f"refused: {error.cause}")
-    return Planned(found.step, misfit(found.memory))
+    return Planned(found.step, no_fit_note(found.memory))
 
 
 def _read(name: str) -> list[dict[str, str]]:

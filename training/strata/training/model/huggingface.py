@@ -1,4 +1,4 @@
-"""What our model is called elsewhere: the architecture, configuration and parameter names under which it is exported.
+"""Hugging Face export format: the architecture, configuration and parameter names under which it is exported.
 
 Dense it is a Llama and a mixture of experts is a Mixtral; neither has a shared expert, Qwen2-MoE has.
 """

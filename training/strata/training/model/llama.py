@@ -29,7 +29,7 @@ class RMSNorm(nn.Module):
 
 
 def rotary_table(positions_t: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Computed per forward pass instead of kept as a buffer: an engine that casts a model to bf16 would cast the angles too."""
+    """Computed per forward pass instead of stored as a buffer: an engine that casts a model to bf16 would cast the angles too."""
     frequencies = theta ** -(torch.arange(0, head_dim, 2, device=positions_t.device, dtype=torch.float32) / head_dim)
     angles_te = torch.outer(positions_t.float(), frequencies)
     return angles_te.cos(), angles_te.sin()
