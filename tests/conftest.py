@@ -1,6 +1,6 @@
-"""What tests share: a home of their own each, and, once for all of them, a trained model and an endpoint that serves it."""
+"""Shared fixtures: a home for each test and, once per session, a trained model and an endpoint that serves it."""
 
-import interpreting  # noqa: F401, I001  (first: it decides how all that is imported after it runs)
+import interpreting  # noqa: F401, I001  (first: it decides how all later imports run)
 import os
 import signal
 import subprocess
@@ -19,7 +19,7 @@ from strata.platform.errors import UserError
 
 @pytest.fixture(autouse=True)
 def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """No test sees, or leaves, a run, a cache or a cluster of the user's."""
+    """Keeps each test away from the user's runs, cache and cluster."""
     monkeypatch.setenv("STRATA_HOME", str(tmp_path))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     return tmp_path
@@ -42,10 +42,10 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watch]:
 
 @pytest.fixture(scope="session")
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home in which the command line trained a run named `tiny` on a few of the standard library's files."""
+    """A home in which `strata train` trained a run named `tiny` on a few of the standard library's files."""
     if any("prometheus" in test.fixturenames for test in request.session.items if isinstance(test, pytest.Function)):
-        with suppress(pytest.skip.Exception):  # without it only the tests that ask it are skipped
-            request.getfixturevalue("prometheus")  # one that is to be asked about the run must see it
+        with suppress(pytest.skip.Exception):  # without Prometheus only the tests that need it are skipped
+            request.getfixturevalue("prometheus")  # started first, so that it scrapes the run
     home = tmp_path_factory.mktemp("trained")
     corpus = home / "corpus"
     corpus.mkdir()
@@ -65,12 +65,12 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         "enum",
     ):
         source = library / f"{name}.py"
-        if source.is_file():  # asyncore left in 3.12
+        if source.is_file():  # Python 3.12 removed asyncore
             (corpus / f"{name}.txt").write_bytes(source.read_bytes())
     done = subprocess.run(
         [STRATA, "train", "--run", "tiny", f"data.path={corpus}", *TINY],
-        # Ray hands on what workers measured every ten seconds, and the steps of this run take four. (After twice the interval it
-        # forgets a gauge, and some are set every five seconds.)
+        # Ray reports workers' metrics every ten seconds, and the steps of this run take four in all. It drops a gauge after twice
+        # the interval, and some are set every five seconds.
         env=os.environ | {"STRATA_HOME": str(home), "RAY_metrics_report_interval_ms": "3000"},
         capture_output=True,
         text=True,
@@ -83,10 +83,10 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture(scope="session")
 def endpoint(trained: Path) -> Iterator[Served]:
-    """`strata serve` as a user runs it, with one prefill engine, and two that decode, so that one may die."""
+    """`strata serve` as a user runs it, with one prefill engine and two decode engines, so that one may die."""
     served, process = start_serving(trained, trained / "runs" / "tiny" / "export", "serve.decode.replicas=2")
     try:
-        served.wait_until_it_answers()
+        served.wait_until_ready()
         yield served
         family = served.process.children(recursive=True)
         process.send_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""What tests of several rooms use: the command line, a recipe small enough for tests, and a served endpoint."""
+"""Helpers for tests of several packages: the command line, a recipe small enough for tests, and a served endpoint."""
 
 import gc
 import os
@@ -15,12 +15,13 @@ import httpx
 import psutil
 
 from strata.platform import ports
+from strata.serving import client
 
 ROOT = Path(__file__).parents[1]
 STRATA = str(Path(sys.executable).parent / "strata")
 KUBECTL = str(Path(sys.executable).parent / "kubectl")  # as set-up installs it, on PATH or not
 
-# Everything the laptop recipe does, smaller: about a minute on two cores, most of it starting processes.
+# The laptop recipe, smaller: about a minute on two cores, most of it for starting processes.
 TINY = [
     "model.layers=2",
     "model.hidden=128",
@@ -40,17 +41,18 @@ TINY = [
 
 
 def starts_at_once(*command: str) -> bool:
-    """On any machine, however slow or busy: beside what the libraries of a command line cost there, and by the CPU's clock."""
+    """Whether a command starts fast. Measured in CPU time, relative to the imports that every command line needs, so that a slow
+    or busy machine does not change the answer."""
     libraries = _cpu_seconds(sys.executable, "-c", "import typer.rich_utils, rich.markdown, pydantic, yaml")
     return _cpu_seconds(*command) < 2.5 * libraries
 
 
 @contextmanager
 def within(seconds: float) -> Iterator[None]:
-    """Holds what follows to so much of the CPU's time on the machine that the bounds were written on, on which the loop below
-    takes 0.1 s, and to as much more as a slower or busier one takes for that loop."""
+    """Asserts that the block takes at most so many seconds of CPU time on a machine that runs the loop below in 0.1 s, and in
+    proportion more on a slower or busier machine."""
     gc.collect()
-    gc.freeze()  # what earlier tests left is not this one's to walk through
+    gc.freeze()  # objects of earlier tests are not scanned
     try:
         before, began = _python_loop(), time.process_time()
         yield
@@ -70,7 +72,7 @@ def _python_loop() -> float:
 
 
 def _cpu_seconds(*command: str) -> float:
-    """The least of three: others on the machine only add to it."""
+    """CPU seconds of the command, the least of three runs: other processes only add to it."""
 
     def once() -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -87,17 +89,15 @@ class Served:
     model: str
     folder: Path
     process: psutil.Process
+    command: subprocess.Popen[bytes]
     output: Path
-    port: ports.Reservation  # until the process ends, so that nobody takes it while the endpoint is away
+    port: ports.Reservation  # held until the process ends, so that no other process takes it during a restart
 
-    def wait_until_it_answers(self, limit_s: float = 300) -> None:
-        deadline = time.monotonic() + limit_s
-        while time.monotonic() < deadline:
-            assert self.process.is_running() and self.process.status() != psutil.STATUS_ZOMBIE, self.output.read_text()
-            if "Ctrl-C stops it" in self.output.read_text():
-                return
-            time.sleep(0.2)
-        raise AssertionError(self.output.read_text())
+    def wait_until_ready(self, limit_s: float = 300) -> None:
+        try:
+            client.wait_until_ready(self.url, self.command, limit_s)
+        except client.NotReady as error:
+            raise AssertionError(f"{error.cause}\n{self.output.read_text()}") from None
 
 
 def start_serving(home: Path, folder: Path, *words: str) -> tuple[Served, subprocess.Popen[bytes]]:
@@ -110,7 +110,7 @@ def start_serving(home: Path, folder: Path, *words: str) -> tuple[Served, subpro
             stdout=stream,
             stderr=stream,
         )
-    return Served(held.url, "tiny", folder, psutil.Process(process.pid), output, held), process
+    return Served(held.url, "tiny", folder, psutil.Process(process.pid), process, output, held), process
 
 
 def prefill_header(response: httpx.Response) -> str:

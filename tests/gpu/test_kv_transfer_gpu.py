@@ -4,7 +4,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 import torch
 
 from strata.platform import ports, recipe_file
+from strata.serving import client
 from strata.serving.bench.contenders import dummy_model
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -47,10 +47,7 @@ def url(request: pytest.FixtureRequest, folder: Path) -> Iterator[str]:
     with output.open("wb") as stream:
         process = subprocess.Popen([sys.executable, "-m", "strata.platform.cli", *words], stdout=stream, stderr=stream)
     try:
-        deadline = time.monotonic() + START_LIMIT_S
-        while "Ctrl-C stops it" not in output.read_text():
-            assert process.poll() is None and time.monotonic() < deadline, output.read_text()[-4000:]
-            time.sleep(0.5)
+        client.wait_until_ready(held.url, process, START_LIMIT_S)
         yield held.url
     finally:
         process.send_signal(signal.SIGINT)

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import httpx
@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from strata.monitoring.gpu import exporter as gpu_exporter
 from strata.monitoring.gpu import xid as gpu_xid
 from strata.monitoring.gpu.nvml import Cards
-from strata.platform import metrics
+from strata.platform import metrics, ports
 from strata.platform.errors import UserError
 
 from .nvml_stand_in import RECORDED, Nvml, exporter_text
@@ -230,22 +230,26 @@ def test_dcgm_is_known_by_its_series() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_command_says_once_what_it_has_and_ends_quietly(number: signal.Signals) -> None:
-    program = "from strata.monitoring.gpu_commands import gpu_exporter; gpu_exporter(port=0, host='127.0.0.1')"
-    process = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, env=os.environ)
-    assert process.stderr
-    lines = list[str]()
-    while not lines or "GPU metrics at" not in lines[-1]:
-        lines.append(process.stderr.readline())
-        assert lines[-1], lines
-    url = lines[-1].split()[-1]
-    first, second = httpx.get(url).text, httpx.get(url).text
-    assert value(first, "strata_gpu_devices") == value(second, "strata_gpu_devices")
-    process.send_signal(number)
-    try:
-        _, rest = process.communicate(timeout=30)
-    finally:
-        process.kill()
+    with ports.reserve() as held:
+        program = f"from strata.monitoring.gpu_commands import gpu_exporter; gpu_exporter(port={held.port}, host='127.0.0.1')"
+        process = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, env=os.environ)
+        try:
+            url = f"{held.url}/metrics"
+            first, second = first_answer(url, process), httpx.get(url).text
+            assert value(first, "strata_gpu_devices") == value(second, "strata_gpu_devices")
+            process.send_signal(number)
+            _, written = process.communicate(timeout=30)
+        finally:
+            process.kill()
     assert process.returncode == 0
-    assert "Traceback" not in rest and "No NVIDIA GPU" not in rest
-    if value(first, "strata_gpu_devices") == 0:
-        assert len([line for line in lines if "No NVIDIA GPU" in line]) == 1
+    assert f"GPU metrics at {url}" in written and "Traceback" not in written
+    assert written.count("No NVIDIA GPU") == (value(first, "strata_gpu_devices") == 0)
+
+
+def first_answer(url: str, process: subprocess.Popen[str]) -> str:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        with suppress(httpx.TransportError):
+            return httpx.get(url).raise_for_status().text
+        time.sleep(0.05)
+    raise AssertionError(f"Nothing answers at {url}.")

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -194,9 +194,12 @@ class Monitor:
                 stderr=stream,
             )
 
-    def wait_for(self, words: str) -> None:
+    def wait_until_ready(self) -> None:
+        self.wait_until(prometheus.Server(f"http://127.0.0.1:{self.port}").is_ready)
+
+    def wait_until(self, true: Callable[[], bool]) -> None:
         deadline = time.monotonic() + 60
-        while words not in self.output.read_text():
+        while not true():
             assert self.process.poll() is None and time.monotonic() < deadline, self.output.read_text()
             time.sleep(0.05)
 
@@ -216,7 +219,8 @@ def test_a_real_prometheus_scrapes_keeps_and_ends(tmp_path: Path) -> None:
         session(ray, os.getpid(), ray_port)
         first = Monitor(tmp_path, ray, f"http://127.0.0.1:{endpoint_port}", nobody.url)
         try:
-            first.wait_for("Ctrl-C stops it")
+            first.wait_until_ready()
+            first.wait_until(lambda: "targets up" in first.output.read_text())
             _check_what_it_scraped(first)
             [child] = psutil.Process(first.process.pid).children()
         finally:
@@ -227,7 +231,7 @@ def test_a_real_prometheus_scrapes_keeps_and_ends(tmp_path: Path) -> None:
 
         second = Monitor(tmp_path, ray)
         try:
-            second.wait_for("Prometheus  http")
+            second.wait_until_ready()
             kept = second.ask("query", query="last_over_time(strata_serve_replicas[1h])")["result"]
             assert [series["metric"]["replica"] for series in kept] == ["d1"]
             second.process.send_signal(signal.SIGINT)

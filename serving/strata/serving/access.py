@@ -1,4 +1,4 @@
-"""API keys as clients and commands of this machine use them, and what may be served without any."""
+"""API keys of clients and commands on this machine, and the rule for serving without keys."""
 
 import os
 from pathlib import Path
@@ -9,11 +9,11 @@ from strata.platform.errors import UserError
 from strata.platform.recipe import ServeSection
 from strata.serving.gateway import keys
 
-KEY = "STRATA_API_KEY"  # a client's; the server's are in the file that keys.FILE names
+KEY = "STRATA_API_KEY"  # a client's key; the server's keys are in the file that keys.FILE names
 
 
 def keys_file() -> Path | None:
-    """The file that the endpoint will read, or None: it needs no key. Raises where there is no key in it."""
+    """The file of keys that the endpoint will read, None if it needs no key. Raises UserError for a file without keys."""
     given = os.environ.get(keys.FILE)
     if given is None:
         return None
@@ -31,7 +31,7 @@ def keys_file() -> Path | None:
 
 
 def require_safe(section: ServeSection) -> None:
-    """Other machines need a key, unless the recipe says that they do not."""
+    """Raises UserError if other machines could use the model without a key and the recipe does not allow it."""
     if keys_file() is None and not section.allow_unauthenticated and not ports.is_loopback(section.host):
         raise UserError(
             f"serve.host={section.host} would let other machines use the model without an API key.",
@@ -41,7 +41,7 @@ def require_safe(section: ServeSection) -> None:
 
 
 def key_for(url: str) -> str | None:
-    """STRATA_API_KEY; else, for an endpoint of this machine, the first key of the file that the endpoint would read."""
+    """The client's key: STRATA_API_KEY; else, for an endpoint on this machine, the first key of the endpoint's file."""
     if given := os.environ.get(KEY):
         return given
     if os.environ.get(keys.FILE) and ports.is_loopback(urlsplit(url).hostname or ""):

@@ -1,18 +1,33 @@
-"""Talking to an endpoint as users do, with the official `openai` client, and timing what they would feel."""
+"""Client of an endpoint: readiness, the official `openai` client, and a completion with its latencies."""
 
+import subprocess
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
+
+import httpx
 
 from strata.platform.errors import UserError
 from strata.serving import access
 from strata.serving.api.headers import PREFILL
 
-TIMEOUT_S = 120.0  # without a word from the endpoint
+if TYPE_CHECKING:
+    import openai
+
+TIMEOUT_S = 120.0  # without a byte from the endpoint
+START_LIMIT_S = 600.0
+LOOK_S = 0.2
+PROBE_S = 10.0
+
+
+class NotReady(UserError):
+    """An endpoint that ended, or ran out of time, before `GET /ready` answered 200."""
 
 
 @dataclass(frozen=True)
 class Timed:
+    """A completion and its latencies."""
+
     prompt: str
     text: str
     tokens: int
@@ -21,13 +36,42 @@ class Timed:
     prefill: str
 
 
-def connect(url: str) -> Any:
+def obstacle(url: str) -> str | None:
+    """The reason why `GET /ready` of the endpoint does not answer 200, None if it does. Needs no API key."""
+    try:
+        response = httpx.get(f"{url}/ready", timeout=PROBE_S)
+    except httpx.TransportError as error:
+        return f"Nothing answers at {url}: {error}"
+    if response.status_code == 200:
+        return None
+    try:
+        return str(response.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"HTTP {response.status_code} {response.text[:200]}"
+
+
+def wait_until_ready(url: str, process: subprocess.Popen[bytes] | None = None, limit_s: float = START_LIMIT_S) -> None:
+    """Blocks until the endpoint is ready. Raises NotReady when `process`, which serves it, ends, or after `limit_s`."""
+    deadline = time.monotonic() + limit_s
+    while (reason := obstacle(url)) is not None:
+        if process is not None and process.poll() is not None:
+            raise NotReady(
+                f"The endpoint at {url} ended with code {process.returncode} before it was ready.", "Its output has the reason."
+            )
+        if time.monotonic() > deadline:
+            raise NotReady(f"The endpoint at {url} was not ready within {limit_s:.0f} s: {reason}", "See 'strata doctor'.")
+        time.sleep(LOOK_S)
+
+
+def connect(url: str) -> "openai.OpenAI":
+    """An `openai` client of the endpoint, with the API key that this machine has for it."""
     import openai
 
     return openai.OpenAI(base_url=f"{url}/v1", api_key=access.key_for(url) or "none", max_retries=0, timeout=TIMEOUT_S)
 
 
-def only_model(client: Any, url: str) -> str:
+def only_model(client: "openai.OpenAI", url: str) -> str:
+    """The name of the endpoint's model."""
     import openai
 
     try:
@@ -37,15 +81,17 @@ def only_model(client: Any, url: str) -> str:
             f"The endpoint at {url} needs an API key that it knows.", f"Set {access.KEY} to one of its keys."
         ) from None
     except (openai.APIStatusError, IndexError, ValueError) as error:
-        raise UserError(f"What answers at {url} is no endpoint with a model: {error}", "Give its address (--url).") from None
+        raise UserError(
+            f"The server at {url} is no endpoint with a model: {error}", "Name an endpoint's address (--url)."
+        ) from None
     except openai.APIConnectionError:
         raise UserError(
-            f"Nothing answers at {url}.", "Start the endpoint with 'make serve', or give its address (--url)."
+            f"Nothing answers at {url}.", "Start the endpoint with 'make serve', or name its address (--url)."
         ) from None
 
 
-def complete(client: Any, model: str, prompt: str, max_tokens: int) -> Timed:
-    """Greedy and streamed. The server may put several tokens into one event, so they are counted by its usage report."""
+def complete(client: "openai.OpenAI", model: str, prompt: str, max_tokens: int) -> Timed:
+    """A greedy, streamed completion. One event may hold several tokens, so the usage report counts them."""
     start = time.perf_counter()
     raw = client.completions.with_raw_response.create(
         model=model,

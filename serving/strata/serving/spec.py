@@ -204,6 +204,8 @@ class GatewaySpec:
     keys_file: str | None = None  # file of API keys; None: the environment of the gateway's process decides
     # `gateways` is per node with engines, not in total. Each node offers one unit of a Ray resource.
     on_every_node: bool = False
+    # The starter publishes the end of its warm-up in the directory, and `/ready` waits for it.
+    warm_up: bool = False
 
     @staticmethod
     def of(serve: ServeSection, model_id: str, network: Network) -> "GatewaySpec":

@@ -1,4 +1,4 @@
-"""What `strata serve` and `strata chat` show and ask in a terminal."""
+"""Terminal output of `strata serve` and `strata chat`."""
 
 import json
 import logging
@@ -7,49 +7,52 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
+import psutil
 from rich.console import Console
 from rich.table import Table
 
 from strata.platform.errors import UserError
-from strata.serving import access, client
+from strata.serving import access, client, python_api
 from strata.serving.models import choice
-from strata.serving.runtime import endpoint, watch
+from strata.serving.python_api import Endpoint
+
+if TYPE_CHECKING:
+    import openai
 
 PROMPTS = ("import os\nimport ", "def __init__(self", "class Error(Exception):\n", "    for key, value in ")
-# A log has no width of its own; 80 columns would fold the table of answers.
+# A log file has no width of its own; 80 columns would fold the table of answers.
 console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 130)
 
 
 def serve(overrides: Sequence[str], run: str | None, model: Path | None, recipe: str | None, ask: bool) -> None:
+    """Serves until Ctrl-C or, with `ask`, until a few prompts are answered."""
     chosen = choice.choose(overrides, run, model, recipe)
-    endpoint.check(chosen.section, chosen.folder)
-    logging.disable(logging.INFO)  # Ray and the HTTP clients tell each of their steps
+    logging.disable(logging.INFO)  # Ray and the HTTP clients log each of their steps
     try:
-        with console.status(f"Starting prefill and decode engines for {chosen.model_id} …"):
-            up = endpoint.running(chosen.section, chosen.folder, chosen.model_id, _print_progress)
-            here = up.__enter__()
-    except KeyboardInterrupt:
-        console.print("Stopped.")
-        return
-    # Set now, for Ray sets its own when it starts, and a shell starts background commands deaf to Ctrl-C.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _interrupt)
-    try:
-        _print_start(here)
-        if ask:
-            _ask(here)
-        else:
-            _print_usage(here)
-            watch.until_lost(here.url, chosen.section, lambda line: console.print(f"{time.strftime('%H:%M:%S')} {line}"))
+        with ExitStack() as stack:
+            stopping = console.status("Stopping …")
+            stack.callback(stopping.stop)
+            with console.status(f"Starting prefill and decode engines for {chosen.model_id} …"):
+                served = python_api.serve(chosen, report=_print_progress, began=psutil.Process().create_time())
+                here = stack.enter_context(served)
+            stack.callback(stopping.start)
+            # After the start, since Ray sets its own handlers, and shells start background commands with SIGINT ignored.
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, _interrupt)
+            _print_start(here)
+            if ask:
+                _ask(here)
+            else:
+                _print_usage(here)
+                here.wait(lambda line: console.print(f"{time.strftime('%H:%M:%S')} {line}"))
     except KeyboardInterrupt:
         pass
-    finally:
-        with console.status("Stopping …"):
-            up.__exit__(*sys.exc_info())  # a cluster that died is left in another way
-        console.print("Stopped.")
+    console.print("Stopped.")
 
 
 def _print_progress(line: str) -> None:
@@ -60,12 +63,12 @@ def _interrupt(signum: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _print_start(here: endpoint.Endpoint) -> None:
+def _print_start(here: Endpoint) -> None:
     parts = " · ".join(f"{phase} {seconds:.1f}" for phase, seconds in here.phases.items())
     console.print(f"[bold]{here.model}[/] answers at [bold]{here.url}[/] after {sum(here.phases.values()):.1f} s ({parts})")
 
 
-def _print_usage(here: endpoint.Endpoint) -> None:
+def _print_usage(here: Endpoint) -> None:
     body = json.dumps({"model": here.model, "prompt": "import os", "max_tokens": 32})
     header, imports, key = "", "", "'none'"
     if file := access.keys_file():
@@ -81,21 +84,22 @@ def _print_usage(here: endpoint.Endpoint) -> None:
     console.print("Chat with it: [bold]make chat[/]. Ctrl-C stops it.")
 
 
-def _ask(here: endpoint.Endpoint) -> None:
+def _ask(here: Endpoint) -> None:
     table = Table(box=None, header_style="bold")
     for column in ("prompt", "answer", "tokens", "TTFT ms", "ITL ms", "prefill"):
         table.add_column(column, justify="right" if column in ("tokens", "TTFT ms", "ITL ms") else "left", overflow="fold")
-    openai = client.connect(here.url)
+    connected = here.client()
     for prompt in PROMPTS:
-        answer = client.complete(openai, here.model, prompt, max_tokens=24)
+        answer = client.complete(connected, here.model, prompt, max_tokens=24)
         numbers = (str(answer.tokens), f"{1000 * answer.ttft_s:.1f}", f"{1000 * answer.itl_s:.1f}")
         table.add_row(repr(prompt), repr(answer.text), *numbers, answer.prefill)
     console.print(table, markup=False)
 
 
 def chat(url: str, max_tokens: int, temperature: float) -> None:
-    openai = client.connect(url)
-    model = client.only_model(openai, url)
+    """Reads messages from stdin and streams the answers, until its end."""
+    connected = client.connect(url)
+    model = client.only_model(connected, url)
     console.print(f"[dim]{model} at {url}. Ctrl-D ends, Ctrl-C stops an answer.[/]")
     messages: list[dict[str, str]] = []
     while True:
@@ -108,7 +112,7 @@ def chat(url: str, max_tokens: int, temperature: float) -> None:
             continue
         messages.append({"role": "user", "content": line})
         try:
-            answer = _stream_answer(openai, model, messages, max_tokens, temperature)
+            answer = _stream_answer(connected, model, messages, max_tokens, temperature)
         except UserError as error:
             messages.pop()
             console.print(f"[red]{error.cause}[/] {error.fix}")
@@ -116,30 +120,36 @@ def chat(url: str, max_tokens: int, temperature: float) -> None:
             messages.append({"role": "assistant", "content": answer})
 
 
-def _stream_answer(openai: object, model: str, messages: list[dict[str, str]], max_tokens: int, temperature: float) -> str:
+def _stream_answer(
+    connected: "openai.OpenAI", model: str, messages: list[dict[str, str]], max_tokens: int, temperature: float
+) -> str:
     import openai as library
 
     text, stream = "", None
     try:
-        stream = openai.chat.completions.create(  # type: ignore[attr-defined]
-            model=model, messages=messages, max_tokens=max_tokens, temperature=temperature, stream=True
+        stream = connected.chat.completions.create(
+            model=model,
+            messages=messages,  # type: ignore[arg-type]  # the library has a class for each role
+            max_tokens=max_tokens,
+            temperature=temperature,
+            stream=True,
         )
         for event in stream:
-            piece = (event.choices[0].delta.content or "") if event.choices else ""
-            text += piece
-            print(piece, end="", flush=True)
+            delta = (event.choices[0].delta.content or "") if event.choices else ""
+            text += delta
+            print(delta, end="", flush=True)
     except KeyboardInterrupt:
         if stream is not None:
             stream.close()
     except library.BadRequestError as error:
-        raise UserError(error.message, "Start anew with a shorter conversation.") from None
+        raise UserError(error.message, "Start a new, shorter conversation.") from None
     except library.APITimeoutError:
         raise UserError(
-            f"No answer within {client.TIMEOUT_S:.0f} s.", "Ask again, or look at what 'strata serve' says."
+            f"No answer within {client.TIMEOUT_S:.0f} s.", "Send it again, or read the output of 'strata serve'."
         ) from None
     except library.APIConnectionError:
-        raise UserError("The endpoint went away.", "Start it again with 'make serve'.") from None
-    except library.APIError as error:  # refused, or an event of the stream that reports an error
-        raise UserError(error.message, "Ask again.") from None
+        raise UserError("The endpoint has ended.", "Start it again with 'make serve'.") from None
+    except library.APIError as error:  # an error status, or an error event in the stream
+        raise UserError(error.message, "Send it again.") from None
     print()
     return text

@@ -227,7 +227,7 @@ def test_failed_contender_shows_the_reason_and_leaves_no_process(tmp_path: Path)
         (["--workload", "odd"], "no workload 'odd'"),
         (["--contenders", "vllm,odd"], "no contender 'odd'"),
         (["--contenders", "vllm+serve.eager=true"], "'vllm+serve.eager=true' is no contender"),
-        (["--contenders", "strata+model.layers=1"], "Change the recipe's serve section"),
+        (["--contenders", "strata+model.layers=1"], "Change the serve section"),
         (["--concurrency", "1,x"], "not a list of positive numbers"),
         (["--input", "300"], "the model's context is 256"),
         (["--workload", "mixed", "--cross-check"], "uniform"),

@@ -16,6 +16,7 @@ import pytest
 import typer
 from chaos_stand_in import StandIn, stand_in
 
+from strata.platform import ports
 from strata.platform.errors import UserError
 from strata.serving.chaos import client, command, kills, report, requests, run, session, victims
 from strata.serving.chaos.endpoint import wait_until_ready
@@ -390,20 +391,12 @@ def test_exit_code_and_files(
     assert "longest ITL" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("printed", ["error: no such model", "Chat with it: make chat. Ctrl-C stops it."])
-def test_wait_for_the_endpoint(printed: str, tmp_path: Path) -> None:
+def test_an_endpoint_that_ends_before_it_is_ready_shows_its_log(tmp_path: Path) -> None:
     log = tmp_path / "serve.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-c", f"import time; print({printed!r}, flush=True); time.sleep(1)"], stdout=output
-        )
-    if "Ctrl-C" in printed:
-        wait_until_ready(process, log)
-        assert process.poll() is None
-    else:
-        with pytest.raises(UserError, match="no such model"):
-            wait_until_ready(process, log)
-    process.wait()
+    with ports.reserve() as held, log.open("wb") as output:
+        process = subprocess.Popen([sys.executable, "-c", "print('error: no such model'); raise SystemExit(3)"], stdout=output)
+        with pytest.raises(UserError, match=r"ended with code 3 before it was ready[\s\S]*no such model"):
+            wait_until_ready(held.url, process, log)
 
 
 def test_url_excludes_overrides() -> None:

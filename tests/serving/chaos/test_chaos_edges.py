@@ -1,18 +1,19 @@
 """Kills while an endpoint starts or stops, against scripts that handle them correctly or not."""
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from strata.platform import ports
 from strata.platform.errors import UserError
 from strata.serving.chaos import command, edges
 from strata.serving.chaos.victims import Kind
 
-READY = "Ctrl-C stops it"
-# A command with a child process titled as a decode replica. {on_loss} runs if the child ends before the command is up.
+# A command with a child process titled as a decode replica. {on_loss} runs if the child ends before the command is ready.
 SCRIPT = """
-import signal, subprocess, sys, time
+import http.server, signal, subprocess, sys, threading, time
 replica = "import time; from setproctitle import setproctitle; setproctitle('ray::ServeReplica:strata:decode'); time.sleep(60)"
 child = subprocess.Popen([sys.executable, "-c", replica])
 def stop(*_):
@@ -24,7 +25,12 @@ while time.time() - began < {starts_after}:
     if child.poll() is not None:
         {on_loss}
     time.sleep(0.05)
-print("Ctrl-C stops it", flush=True)
+class Ready(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.path == "/ready" else 404)
+        self.end_headers()
+server = http.server.HTTPServer(("127.0.0.1", {port}), Ready)
+threading.Thread(target=server.serve_forever, daemon=True).start()
 time.sleep(60)
 """
 
@@ -36,10 +42,18 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(edges, name, seconds)
 
 
-def started(tmp_path: Path, on_loss: str = "pass", on_stop: str = "pass", starts_after: float = 2.0) -> tuple[list[str], Path]:
+@pytest.fixture
+def port() -> Iterator[ports.Reservation]:
+    with ports.reserve() as held:
+        yield held
+
+
+def started(
+    tmp_path: Path, port: ports.Reservation, on_loss: str = "pass", on_stop: str = "pass", starts_after: float = 2.0
+) -> tuple[list[str], Path, str]:
     script = tmp_path / "serve.py"
-    script.write_text(SCRIPT.format(on_loss=on_loss, on_stop=on_stop, starts_after=starts_after))
-    return [sys.executable, str(script)], tmp_path / "log"
+    script.write_text(SCRIPT.format(on_loss=on_loss, on_stop=on_stop, starts_after=starts_after, port=port.port))
+    return [sys.executable, str(script)], tmp_path / "log", port.url
 
 
 @pytest.mark.parametrize(
@@ -52,10 +66,12 @@ def started(tmp_path: Path, on_loss: str = "pass", on_stop: str = "pass", starts
         ("sys.exit(0)", "ended with code 0", False),
     ],
 )
-def test_kill_at_start(on_loss: str, what: str, holds: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kill_at_start(
+    on_loss: str, what: str, holds: bool, tmp_path: Path, port: ports.Reservation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if "sleep" in on_loss:
         monkeypatch.setattr(edges, "LIMIT_S", 3.0)
-    ending = edges.kill_at_start(*started(tmp_path, on_loss=on_loss), READY, (Kind.DECODE,), 0)
+    ending = edges.kill_at_start(*started(tmp_path, port, on_loss=on_loss), (Kind.DECODE,), 0)
     assert what in ending.what and ending.holds is holds, ending
 
 
@@ -67,8 +83,8 @@ def test_kill_at_start(on_loss: str, what: str, holds: bool, tmp_path: Path, mon
         ("sys.exit(3)", "with code 3", False),
     ],
 )
-def test_kill_at_stop(on_stop: str, what: str, holds: bool, tmp_path: Path) -> None:
-    ending = edges.kill_at_stop(*started(tmp_path, on_stop=on_stop, starts_after=1.0), READY, (Kind.DECODE,), 0)
+def test_kill_at_stop(on_stop: str, what: str, holds: bool, tmp_path: Path, port: ports.Reservation) -> None:
+    ending = edges.kill_at_stop(*started(tmp_path, port, on_stop=on_stop, starts_after=1.0), (Kind.DECODE,), 0)
     assert what in ending.what and ending.holds is holds, ending
 
 

@@ -163,6 +163,24 @@ def test_health_is_the_engines_not_the_processes() -> None:
     run(test)
 
 
+def test_an_endpoint_without_a_warm_up_is_ready_with_its_engine() -> None:
+    async def test(endpoint: Endpoint) -> None:
+        refused = await endpoint.client.get("/ready")
+        assert refused.status_code == 503 and refused.headers["retry-after"]
+        assert refused.json()["error"]["message"] == "No healthy decode replica is up."
+        await endpoint.add(Replica("a"))
+        await becomes_ready(endpoint)
+        assert (await endpoint.client.get("/ready")).json() == {"status": "ready", "model": "tiny"}
+        assert (await endpoint.client.post("/ready")).status_code == 405
+
+    run(test)
+
+
+async def becomes_ready(endpoint: Endpoint) -> None:
+    while (await endpoint.client.get("/ready")).status_code != 200:
+        await asyncio.sleep(0.05)
+
+
 def test_a_stream_goes_on_where_its_replica_died() -> None:
     async def test(endpoint: Endpoint) -> None:
         first = await endpoint.add(Replica("a", dies_after=4, pause_s=0.01))
@@ -365,7 +383,7 @@ def test_keys_come_and_go_without_a_restart(tmp_path: Path) -> None:
         assert await status(endpoint, "/v1/models", "one") == 401, "a file that is missing lets nobody in"
         file.write_text("one\n\n two \n")
         assert [await status(endpoint, "/v1/models", key) for key in ("one", "two", "three", None)] == [200, 200, 401, 401]
-        assert [await status(endpoint, path, None) for path in ("/health", "/-/healthz", "/metrics")] == [200, 200, 200]
+        assert [await status(endpoint, path, None) for path in ("/health", "/ready", "/-/healthz", "/metrics")] == [200] * 4
         refused = await endpoint.client.post("/v1/completions", json={"prompt": "x"}, headers={"authorization": "Basic one"})
         assert refused.status_code == 401 and refused.json()["error"]["type"] == "authentication_error"
         assert (await endpoint.client.post("/tokenize", json={"prompt": "x"})).status_code == 401

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from strata.serving.engine.request_context import RequestContext
-from strata.serving.gateway import http, relay
+from strata.serving.gateway import http, readiness, relay
 from strata.serving.gateway.admission import Admission
 from strata.serving.gateway.app import App
 from strata.serving.metrics.telemetry import Gateway as Telemetry
@@ -58,7 +58,10 @@ class Directory:
     """Ray's key-value store, without Ray."""
 
     def __init__(self) -> None:
-        self.roles: dict[str, dict[str, Any]] = {"decode": {}, "prefill": {}, "gateway": {}}
+        self.roles: dict[str, dict[str, Any]] = {"decode": {}, "prefill": {}, "gateway": {}, readiness.WARM_UP: {}}
+
+    async def publish(self, role: str, name: str, entry: dict[str, Any]) -> None:
+        self.roles[role][name] = entry
 
     async def names(self, role: str) -> set[str]:
         return set(self.roles[role])
@@ -88,7 +91,9 @@ def run(test: Callable[[Endpoint], Awaitable[None]]) -> None:
     async def inside() -> None:
         directory: Any = Directory()
         decode, prefill, others = (Peers(directory, role, SECRET) for role in ("decode", "prefill", "gateway"))
-        app = App("g-1", "tiny", decode, prefill, others, Admission(lambda: 100), Telemetry("tiny", "g-1"))
+        ready = readiness.Readiness(decode, prefill, directory)
+        telemetry = Telemetry("tiny", "g-1")
+        app = App("g-1", "tiny", decode, prefill, others, Admission(lambda: 100), telemetry, readiness=ready)
         listener = http.listen("127.0.0.1", 0)
         server = http.server(app)
         serving = asyncio.ensure_future(server.serve(sockets=[listener]))
@@ -115,6 +120,28 @@ def test_a_prefill_replica_goes_on_with_the_streams_of_the_last_decode_replica()
         response = await endpoint.client.post("/v1/completions", json={"prompt": "x"})  # a new one, not streamed
         assert response.json()["text"] == " ".join(WORDS) and len(standby.asked) == 2
         assert "x-strata-waited" not in response.headers
+
+    run(test)
+
+
+def test_an_endpoint_is_ready_with_both_pools_and_after_its_warm_up() -> None:
+    async def test(endpoint: Endpoint) -> None:
+        async def obstacle() -> str | None:
+            response = await endpoint.client.get("/ready")
+            return None if response.status_code == 200 else response.json()["error"]["message"]
+
+        assert await obstacle() == "No healthy decode replica is up."
+        await endpoint.add("decode", Replica("d"))
+        assert await obstacle() == "No healthy prefill replica is up."
+        prefill = await endpoint.add("prefill", Replica("p"))
+        assert await obstacle() == "The warm-up has not passed yet."
+        await readiness.publish_warm_up(endpoint.directory)  # type: ignore[arg-type]
+        await asyncio.sleep(2 * readiness.LOOK_S)
+        assert await obstacle() is None
+        prefill.server.close()
+        await asyncio.sleep(0.7)
+        assert await obstacle() == "No healthy prefill replica is up."
+        assert (await endpoint.client.get("/health")).status_code == 200
 
     run(test)
 

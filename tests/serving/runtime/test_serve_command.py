@@ -84,7 +84,7 @@ def test_no_process_outlives_a_killed_command(trained: Path, tmp_path: Path, mon
         _wait_until_claimed(served.port.port)
         second = serve(trained, "--run", "tiny", f"serve.port={served.port.port}")
         assert second.returncode == 1 and f"Port {served.port.port} on 127.0.0.1 is in use" in second.stderr
-        served.wait_until_it_answers()
+        served.wait_until_ready()
         request = {"model": "tiny", "prompt": "x", "max_tokens": 1}
         assert httpx.post(f"{served.url}/v1/completions", json=request).status_code == 401
         with_key = httpx.post(f"{served.url}/v1/completions", json=request, headers={"authorization": "Bearer a-key"})

@@ -57,7 +57,7 @@ def test_unknown_state_is_omitted(monkeypatch: pytest.MonkeyPatch, describe: Cal
 
 
 def test_progress_lines_name_the_wait(monkeypatch: pytest.MonkeyPatch, log: Path) -> None:
-    monkeypatch.setattr(start_progress, "SAY_EVERY_S", 0.3)
+    monkeypatch.setattr(start_progress, "REPORT_EVERY_S", 0.3)
     printed: list[str] = []
     progress(60, printed, [log]).during("waiting for the engines", lambda: time.sleep(1.5))
     assert 2 <= len(printed) <= 5

@@ -28,6 +28,7 @@ def document(model_id: str) -> Schema:
         "info": {"title": "Strata", "version": "1", "description": f"OpenAI's API for the model '{model_id}'."},
         "paths": {
             "/health": {"get": _get("health", "Health of the endpoint.", {"description": "A healthy engine is up."})},
+            "/ready": {"get": _get("ready", "Readiness: every pool is up and warmed up.", _json(_ref("Ready")))},
             "/metrics": {"get": _get("metrics", "Prometheus metrics.", _plain("The metrics."))},
             "/openapi.json": {"get": _get("openapi", "This document.", _json({"type": "object"}))},
             "/v1/models": {"get": _get("listModels", "Served models.", _json(_ref("ModelList")))},
@@ -244,6 +245,7 @@ def _answer(kind: str, **choice: Schema) -> Schema:
 
 
 _ANSWERS: Schema = {
+    "Ready": _object({"status": {"const": "ready"}, "model": _TEXT}, "status", "model"),
     "Model": _MODEL,
     "ModelList": _object({"object": {"const": "list"}, "data": {"type": "array", "items": _MODEL}}, "object", "data"),
     "Completion": _answer("text_completion", text={"type": "string"}),

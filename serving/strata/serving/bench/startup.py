@@ -1,7 +1,8 @@
-"""How long until the first answer: our endpoint beside two bare vLLM servers, started side by side with the same settings.
+"""Time to the first answer of `strata serve` and of two bare vLLM servers with the same settings, started side by side.
 
-Rounds alternate and medians are compared, for these machines are shared. Both are measured from outside, in the same
-way: from starting the processes to the first completion, asked for again and again.
+Rounds alternate and medians are compared, since machines are shared. Both are measured from outside, in the same way: from the
+start of the processes to the first completion, which is requested until it is answered. `/ready` is not used here: a bare vLLM
+server has none.
 """
 
 import contextlib
@@ -30,7 +31,7 @@ from strata.serving.spec import EngineSpec, Network, Role
 from strata.serving.vllm_patches.nixl_delay import DELAY_US
 
 LIMIT_S = 600.0
-Started = tuple[list[subprocess.Popen[bytes]], list[str]]  # the processes, and the addresses that must answer
+Started = tuple[list[subprocess.Popen[bytes]], list[str]]  # the processes, and the addresses to wait for
 Starter = Callable[[choice.Choice, contextlib.ExitStack], Started]  # ports are held until the stack is closed
 OURS, BARE = "strata serve", "two bare vLLM servers"
 
@@ -93,7 +94,7 @@ def _time_to_answer(chosen: choice.Choice, start: Starter) -> float:
 
 
 def _wait_for_answer(url: str, model_id: str, servers: list[subprocess.Popen[bytes]], began: float) -> None:
-    """Greedy, so that the bare servers do not pay for compiling their sampler either."""
+    """Blocks until a greedy completion is answered. Greedy, so that the bare servers do not compile their sampler either."""
     request = {"model": model_id, "prompt": "Strata", "max_tokens": 1, "temperature": 0}
     while time.monotonic() - began < LIMIT_S:
         for number, process in enumerate(servers):
@@ -133,7 +134,7 @@ def _start_bare(chosen: choice.Choice, held: contextlib.ExitStack) -> Started:
             json.dumps({key: value for key, value in kwargs["kv_transfer_config"].items() if key != "kv_connector_module_path"}),
         ]
         command += ["--enforce-eager"] if kwargs["enforce_eager"] else []
-        # All of the settings but those behind our one-process engine and what we changed in NIXL: they are ours, not the peer's.
+        # Without the settings of Strata's one-process engine and of its NIXL patch, which a bare server does not have.
         ours = {"VLLM_ENABLE_V1_MULTIPROCESSING", DELAY_US}
         environment = {key: value for key, value in spec.environment().items() if key not in ours}
         servers.append(_popen(command, environment | {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_channel)}, len(servers)))
@@ -150,7 +151,7 @@ def _popen(command: list[str], environment: dict[str, str], number: int) -> subp
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            process_group=0,  # Ctrl-C is this command's, which then ends them in order
+            process_group=0,  # Ctrl-C reaches this command alone, which then ends them in order
             preexec_fn=processes.ending_with_us(),
         )
 

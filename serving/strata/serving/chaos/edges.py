@@ -12,6 +12,7 @@ from typing import Literal
 
 import psutil
 
+from strata.serving import client
 from strata.serving.chaos.kills import Fault
 from strata.serving.chaos.victims import Processes, Replica
 
@@ -32,13 +33,12 @@ class Ending:
     holds: bool
 
 
-def kill_at_start(command: Sequence[str], log: Path, ready: str, fault: Fault, seed: int) -> Ending:
+def kill_at_start(command: Sequence[str], log: Path, url: str, fault: Fault, seed: int) -> Ending:
     with _running(command, log) as (process, descendants):
         killed = _kill(Processes(process.pid), fault, random.Random(f"start {fault} {seed}"), lambda: process.poll() is None)
         if not killed:
             return Ending(fault, f"no process to kill: {_tail(log)}", False)
-        _wait(lambda: process.poll() is not None or ready in log.read_text(errors="replace"), LIMIT_S)
-        came_up, code = process.poll() is None and ready in log.read_text(errors="replace"), process.poll()
+        came_up, code = _comes_up(process, url), process.poll()
         if came_up:
             _end(process)
             code = process.returncode
@@ -49,11 +49,10 @@ def kill_at_start(command: Sequence[str], log: Path, ready: str, fault: Fault, s
     return Ending(fault, happened + _complaints(raw, left), clean and not raw and not left)
 
 
-def kill_at_stop(command: Sequence[str], log: Path, ready: str, fault: Fault, seed: int) -> Ending:
+def kill_at_stop(command: Sequence[str], log: Path, url: str, fault: Fault, seed: int) -> Ending:
     draw = random.Random(f"stop {fault} {seed}")
     with _running(command, log) as (process, descendants):
-        _wait(lambda: process.poll() is not None or ready in log.read_text(errors="replace"), LIMIT_S)
-        if process.poll() is not None or ready not in log.read_text(errors="replace"):
+        if not _comes_up(process, url):
             return Ending(fault, f"it did not come up: {_tail(log)}", False)
         descendants |= set(psutil.Process(process.pid).children(recursive=True))
         victims = _choose(Processes(process.pid), fault, draw)
@@ -84,6 +83,14 @@ def _running(command: Sequence[str], log: Path) -> Iterator[tuple[subprocess.Pop
         with contextlib.suppress(psutil.NoSuchProcess):
             descendants |= set(psutil.Process(process.pid).children(recursive=True))
         _end(process)
+
+
+def _comes_up(process: subprocess.Popen[bytes], url: str) -> bool:
+    try:
+        client.wait_until_ready(url, process, LIMIT_S)
+    except client.NotReady:
+        return False
+    return True
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -1,9 +1,8 @@
-"""An endpoint to kill replicas of, started as a user would start it."""
+"""Endpoint under test of `strata chaos`, started with `strata serve` as a user would start it."""
 
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,17 +10,16 @@ from pathlib import Path
 from strata.platform import ports, processes
 from strata.platform.errors import UserError
 from strata.platform.files import cache_dir
+from strata.serving import client
 from strata.serving.models import choice
 
-READY = "Ctrl-C stops it"  # what `strata serve` says when it answers
-START_LIMIT_S = 600.0
-# Two that decode: a stream whose replica dies goes on at the other one at once.
+# Two decode replicas: a stream whose replica dies continues on the other without waiting for a new one.
 REPLICAS = ("serve.prefill.replicas=1", "serve.decode.replicas=2")
 
 
 @contextmanager
 def started(overrides: Sequence[str], run: str | None, model: Path | None) -> Iterator[str]:
-    """Yields its address. What it says is in a file, for the terminal is the report's."""
+    """Yields the endpoint's address. Its output goes to a file, since the report is printed in the terminal."""
     with ports.reserve() as held:
         chosen = choice.choose([*REPLICAS, *overrides, f"serve.port={held.port}"], run, model, None)
         with _started(chosen) as url:
@@ -30,10 +28,10 @@ def started(overrides: Sequence[str], run: str | None, model: Path | None) -> It
 
 @contextmanager
 def _started(chosen: choice.Choice) -> Iterator[str]:
-    log = log_file()
+    log, url = log_file(), ports.url(chosen.section.host, chosen.section.port)
     with log.open("wb") as output:
         command = _serve(chosen)
-        # In a session of its own: a Ctrl-C is this command's, which then stops the endpoint, once.
+        # In a session of its own: Ctrl-C reaches this command alone, which then stops the endpoint, once.
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -43,8 +41,8 @@ def _started(chosen: choice.Choice) -> Iterator[str]:
             preexec_fn=processes.ending_with_us(),
         )
     try:
-        wait_until_ready(process, log)
-        yield ports.url(chosen.section.host, chosen.section.port)
+        wait_until_ready(url, process, log)
+        yield url
     finally:
         _stop(process)
 
@@ -63,14 +61,12 @@ def _serve(chosen: choice.Choice) -> list[str]:
     return [sys.executable, "-m", "strata.platform.cli", "serve", *chosen.words]
 
 
-def wait_until_ready(process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + START_LIMIT_S
-    while READY not in log.read_text(errors="replace"):
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise UserError(
-                f"The endpoint did not start:\n{processes.last_lines(log)}", f"See {log}, or start it alone: strata serve."
-            )
-        time.sleep(0.2)
+def wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Blocks until the endpoint is ready. Raises UserError with the end of its log if it does not become ready."""
+    try:
+        client.wait_until_ready(url, process)
+    except client.NotReady as error:
+        raise UserError(f"{error.cause}\n{processes.last_lines(log)}", f"See {log}, or start it alone: strata serve.") from None
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

@@ -76,7 +76,7 @@ def kill_at_start_or_stop(
     for number, fault in enumerate(parse_faults(kill)):
         with ports.reserve() as held, console.status(f"Killing {' and '.join(fault)} during {during} …"):
             command = endpoint.command(overrides, run, model, held.port)
-            ending = kill_during(command, endpoint.log_file(), endpoint.READY, fault, seed + number)
+            ending = kill_during(command, endpoint.log_file(), held.url, fault, seed + number)
         endings.append(ending)
         write_atomic(path, json.dumps(report.edges_as_json(during, endings), indent=2))
         console.print(f"{'+'.join(fault)} during {during}: {ending.what}", style=None if ending.holds else "red", markup=False)

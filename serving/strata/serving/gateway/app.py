@@ -15,6 +15,7 @@ from strata.serving.api.requests import ApiError
 from strata.serving.gateway.admission import Admission
 from strata.serving.gateway.budget import Budget, Hold
 from strata.serving.gateway.keys import Keys
+from strata.serving.gateway.readiness import Readiness
 from strata.serving.gateway.relay import TRIES, Relay, Send
 from strata.serving.gateway.standby import Engines
 from strata.serving.gateway.suspects import Suspects
@@ -29,7 +30,7 @@ UPLOAD_S = 60.0  # limit for receiving a whole request
 METRICS_S = 5.0
 GENERATING = {"/v1/completions": "completions", "/v1/chat/completions": "chat"}
 TOKENIZING = {"/tokenize": "tokenize", "/detokenize": "detokenize"}
-OPEN = ("/health", "/-/healthz", "/-/routes", "/metrics")  # need no API key: probes and scrapers call them
+OPEN = ("/health", "/ready", "/-/healthz", "/-/routes", "/metrics")  # need no API key: probes and scrapers call them
 NODE_SCOPE = b"scope=node"
 VERDICT = "verdict"  # call between gateways: shares the verdict on a request under which an engine failed
 
@@ -53,11 +54,13 @@ class App:
         telemetry: Telemetry,
         keys: Keys | None = None,
         node: str = "",
+        readiness: Readiness | None = None,
     ) -> None:
         self._name, self._model = name, model
         self._keys, self._node = keys, node
         self._decode, self._prefill, self._gateways = decode, prefill, gateways
         self._engines = Engines(decode, prefill)
+        self._readiness = readiness or Readiness(decode, prefill)
         self._admission = admission
         self._telemetry = telemetry
         self.suspects = Suspects(self._broadcast_verdict)
@@ -105,6 +108,10 @@ class App:
             if not self._engines.healthy():
                 raise ApiError(503, "No healthy engine is up.", headers={"retry-after": "5"})
             return 200, "text/plain", b"success"
+        if path == "/ready":
+            if obstacle := self._readiness.obstacle():
+                raise ApiError(503, obstacle, headers={"retry-after": "1"})
+            return _json({"status": "ready", "model": self._model})
         if path == "/-/routes":
             return _json({"/": "strata"})
         if path == "/openapi.json":
@@ -266,7 +273,7 @@ def _no_such(path: str, method: str) -> ApiError:
     known = (
         path in GENERATING
         or path in TOKENIZING
-        or path in ("/health", "/metrics", "/openapi.json")
+        or path in ("/health", "/ready", "/metrics", "/openapi.json")
         or path.startswith("/v1/models")
     )
     if known:

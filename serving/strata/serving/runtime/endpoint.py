@@ -1,4 +1,4 @@
-"""Bringing the endpoint up, keeping it up until it is told to stop, and taking it down without a trace."""
+"""Life of an endpoint on a Ray cluster: checks, start, warm-up, and a stop that leaves no process behind."""
 
 import asyncio
 import math
@@ -7,29 +7,32 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
-import psutil
 
 from strata.platform import ports
 from strata.platform.errors import UserError
 from strata.platform.hardware.machine import available_memory
 from strata.platform.ray_cluster import cluster
 from strata.platform.recipe import ServeSection
-from strata.serving import access, mps
+from strata.serving import access, client, mps
 from strata.serving.fork_server import server
-from strata.serving.gateway import keys
+from strata.serving.gateway import keys, readiness
 from strata.serving.models import hybrid_check, model_dir
-from strata.serving.runtime.start_progress import DEFAULT_LIMIT_S, LOOK_S, Say, StartProgress, shown
+from strata.serving.runtime import watch
+from strata.serving.runtime.start_progress import DEFAULT_LIMIT_S, LOOK_S, Report, StartProgress, shown
 from strata.serving.spec import EngineSpec, GatewaySpec, Network
 from strata.serving.transport.directory import Directory
 
-WARM_UP = 3  # as many hand-overs as it takes to know their rate
-# In messages about a process that ended: they name no reason.
-OF_A_DEAD_PROCESS = (
+if TYPE_CHECKING:
+    import openai
+
+WARM_UP = 3  # KV transfers, enough to measure their rate
+# Messages about a process that ended, which name no reason.
+WITHOUT_A_REASON = (
     "Engine core initialization failed",
     "ActorDiedError",
     "RayActorError",
@@ -37,19 +40,30 @@ OF_A_DEAD_PROCESS = (
     "Traceback (most recent call last)",  # Serve wraps another error's whole traceback into a RuntimeError
 )
 WARM_S = 120.0  # an import of vLLM takes 10 s, and many times that on a machine that is busy
-SPARE_CPUS = 16  # a number for Ray's books: engines take what cores there are
+SPARE_CPUS = 16  # for Ray's bookkeeping only: engines use the cores that the machine has
 PROCESS_GIB = 1.5  # a CPU engine's two processes before any weights: Python, torch, vLLM
 
 
 @dataclass(frozen=True)
 class Endpoint:
+    """A running endpoint: its address, its model's name, and the seconds that each phase of the start took."""
+
     url: str
     model: str
-    phases: dict[str, float]  # where the seconds of the start went
+    phases: Mapping[str, float]
+    section: ServeSection = field(repr=False, default_factory=ServeSection)
+
+    def client(self) -> "openai.OpenAI":
+        """An official `openai` client of this endpoint, with the API key that this machine has for it."""
+        return client.connect(self.url)
+
+    def wait(self, report: Report = lambda line: None) -> None:
+        """Blocks while the endpoint lives, and reports lost and replaced replicas. Raises UserError when it is lost for good."""
+        watch.until_lost(self.url, self.section, report)
 
 
 def check(section: ServeSection, folder: Path) -> None:
-    """Everything that can be known before a process starts."""
+    """Raises UserError for every problem that can be found before a process starts."""
     access.require_safe(section)
     model_dir.check(folder)
     if section.prefill.replicas > 0:
@@ -67,35 +81,38 @@ def check(section: ServeSection, folder: Path) -> None:
 
 
 @contextmanager
-def running(section: ServeSection, folder: Path, model_id: str, say: Say = lambda line: None) -> Iterator[Endpoint]:
-    """`say` gets a line every few seconds in which it starts."""
+def running(
+    section: ServeSection, folder: Path, model_id: str, report: Report = lambda line: None, began: float | None = None
+) -> Iterator[Endpoint]:
+    """Yields the endpoint once it is ready, and stops it after the block. `report` receives a progress line every few seconds of
+    the start. Phases are counted from `began`, a Unix time: the start of the command, by default now."""
+    began = time.time() if began is None else began
     check(section, folder)
-    with ports.claim(section.port, section.host, "serve.port"), _running(section, folder, model_id, say) as endpoint:
+    with ports.claim(section.port, section.host, "serve.port"), _running(section, folder, model_id, report, began) as endpoint:
         yield endpoint
 
 
 @contextmanager
-def _running(section: ServeSection, folder: Path, model_id: str, say: Say) -> Iterator[Endpoint]:
+def _running(section: ServeSection, folder: Path, model_id: str, report: Report, began: float) -> Iterator[Endpoint]:
     from ray import serve
 
     from strata.serving.runtime import app, deployment
 
-    began = psutil.Process().create_time()
     phases = {"this command": time.time() - began}
     network = Network.within(one_machine="RAY_ADDRESS" not in os.environ)
     keys_file = access.keys_file()
-    gateway = replace(GatewaySpec.of(section, model_id, network), keys_file=str(keys_file) if keys_file else None)
+    gateway = replace(GatewaySpec.of(section, model_id, network), keys_file=str(keys_file) if keys_file else None, warm_up=True)
     prefill = EngineSpec.of("prefill", section, folder, model_id, network)
     decode = EngineSpec.of("decode", section, folder, model_id, network)
     cpus = math.ceil(prefill.cpus() + decode.cpus())
-    # Engines have an environment of their own, for which Ray starts new processes: idle ones started ahead are of no use.
+    # Ray starts new processes for the engines' own environment: idle workers that it starts ahead are of no use.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     # The import of vLLM begins when Ray is up: beside it, a busy machine might not start Ray within Ray's own time limit.
     with mps.running(section), cluster.connected(cpus, SPARE_CPUS) as ends_with_us, _warm(section, decode) as warm:
         phases["Ray"] = _since(began, phases)
         limit_s = section.start_timeout_s or DEFAULT_LIMIT_S[section.device]
-        start = StartProgress(limit_s, say, lambda: _logs(began), _describe)
-        # Clients talk to our gateways, so Serve needs no proxy.
+        start = StartProgress(limit_s, report, lambda: _logs(began), _describe)
+        # Clients connect to Strata's gateways, so Serve needs no proxy.
         start.during(
             "starting Ray Serve", lambda: serve.start(proxy_location="Disabled", controller_options=deployment.CONTROLLER)
         )
@@ -111,7 +128,7 @@ def _running(section: ServeSection, folder: Path, model_id: str, say: Say) -> It
             started_by = warm.runtime_env if warm else None
             start.during("waiting for the engines", lambda: _deploy(app.build(gateway, prefill, decode, started_by), began))
             roles = ("decode", "prefill") if section.prefill.replicas else ("decode",)
-            # Serve replaces one that died since.
+            # Serve replaces a replica that died since.
             replicas = start.during("waiting for the engines", lambda: _replicas(directory, roles))
             tokens = min(section.remote_prefill.min_tokens, *(entry["context"] - 1 for entry in replicas["decode"]))
             start.during("waiting for a first answer", lambda: _warm_up(url, model_id, tokens, start, began))
@@ -119,21 +136,23 @@ def _running(section: ServeSection, folder: Path, model_id: str, say: Say) -> It
             slowest = max(every, key=lambda seconds: sum(seconds.values()))
             phases |= {"replica process": slowest["process"], "import vLLM": slowest["imports"], "engine": slowest["engine"]}
             phases["first answer"] = _since(began, phases)
-            yield Endpoint(url, model_id, phases)
+            asyncio.run(readiness.publish_warm_up(directory))
+            start.during("waiting for /ready", lambda: client.wait_until_ready(url, limit_s=start.left_s))
+            yield Endpoint(url, model_id, phases, section)
         finally:
             if not ends_with_us:
                 _leave()
 
 
 def _warm(section: ServeSection, decode: EngineSpec) -> AbstractContextManager[server.Warm | None]:
-    """A process that forks the engines, where they run on this machine and without a GPU, whose state a fork would share."""
+    """The fork server of the engines. Only on this machine and without a GPU, whose state a fork would share."""
     if section.device == "cpu" and "RAY_ADDRESS" not in os.environ:
         return server.running(decode.environment())
     return nullcontext()
 
 
 def _replicas(directory: Directory, roles: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
-    """What the replicas published, as soon as there is one of each role."""
+    """The directory entries of the replicas, once there is at least one of each role."""
 
     async def look(role: str) -> list[dict[str, Any]]:
         found = [await directory.entry(role, name) for name in await directory.names(role)]
@@ -147,7 +166,7 @@ def _replicas(directory: Directory, roles: Sequence[str]) -> dict[str, list[dict
 
 
 def _describe() -> str:
-    """Which replicas are up, and Serve's word on those that are not."""
+    """The replicas that are up, and Serve's messages about the others."""
     from ray import serve
 
     from strata.serving.runtime.app import NAME
@@ -163,7 +182,7 @@ def _states(deployments: Mapping[str, Any]) -> dict[str, dict[str, int]]:
 
 
 def _leave() -> None:
-    """A cluster that stays: our application goes, and Serve with it (and its port) unless it serves someone else too."""
+    """Deletes the application on a cluster that stays, and shuts Serve down unless it serves another application."""
     from ray import serve
 
     from strata.serving.runtime.app import NAME
@@ -190,12 +209,12 @@ def _deploy(application: Any, began: float) -> None:
 
 
 def _warm_up(url: str, model_id: str, tokens: int, start: StartProgress, began: float) -> None:
-    """There are models whose engine starts and fails only with its first answer. Answers to prompts long enough to leave also
-    make the two engines shake hands, which the first user would otherwise wait for, and show what a hand-over takes without."""
-    with httpx.Client(base_url=url, headers=access.headers_for(url)) as client:
-        for token in range(WARM_UP):  # another one each time, for what an engine has cached does not leave it
+    """Sends prompts until each is answered. Some models fail only with their first answer. Prompts long enough for a remote
+    prefill also connect the two engines, which the first user would otherwise wait for, and measure an idle KV transfer."""
+    with httpx.Client(base_url=url, headers=access.headers_for(url)) as http:
+        for token in range(WARM_UP):  # another prompt each time, since a cached one is not transferred
             request = {"model": model_id, "prompt": [token] * max(tokens, 1), "max_tokens": 1}
-            while (failure := _answered(client, request, start)) is not None:
+            while (failure := _answered(http, request, start)) is not None:
                 if not failure.again:
                     raise _refused(failure.reason, began)
                 time.sleep(LOOK_S)
@@ -204,12 +223,12 @@ def _warm_up(url: str, model_id: str, tokens: int, start: StartProgress, began: 
 @dataclass(frozen=True)
 class _Failure:
     reason: str
-    again: bool  # a replica died, which Serve replaces: another request may be answered
+    again: bool  # worth another request, since Serve replaces a replica that died
 
 
-def _answered(client: httpx.Client, request: dict[str, Any], start: StartProgress) -> _Failure | None:
+def _answered(http: httpx.Client, request: dict[str, Any], start: StartProgress) -> _Failure | None:
     try:
-        response = client.post("/v1/completions", json=request, timeout=start.left_s + LOOK_S)
+        response = http.post("/v1/completions", json=request, timeout=start.left_s + LOOK_S)
     except httpx.TransportError as error:
         return _Failure(str(error), again=True)
     if response.status_code == 401:
@@ -234,8 +253,8 @@ def _refused(failure: str, began: float) -> UserError:
 
 
 def _ending(failure: str) -> str:
-    """vLLM names the process and its exit code, a signal's as a negative number. Else the last lines: Ray's and Serve's messages
-    go on for pages."""
+    """The process and exit code that vLLM names, a signal as a negative number; else the last lines, since Ray's and Serve's
+    messages go on for pages."""
     for text in (*_statuses(), failure):
         if ended := re.search(r"Failed core proc\(s\): \{'(\w+)': (-?\d+)\}", text):
             process, code = ended.groups()
@@ -245,13 +264,13 @@ def _ending(failure: str) -> str:
 
 
 def _cause(failure: str, began: float) -> str | None:
-    """Serve says only that a deployment failed; the reason is in its status, or, if it was the engine's own process
-    that ended, in that process's log. None: no exception of its own is named anywhere, as when it was killed."""
+    """The exception that ended an engine: from its log, Serve's status or `failure`. None if no exception is named anywhere, as
+    after a kill."""
     for text in (*_engine_logs(began), *_statuses(), failure):
-        errors = re.findall(r"\b\w+(?:Error|Exception): .+(?:\n {2}\S.*)*", text)  # pydantic goes on in indented lines
-        told = [" ".join(error.split()) for error in errors if not any(word in error for word in OF_A_DEAD_PROCESS)]
-        if told:
-            return told[-1][:500]
+        errors = re.findall(r"\b\w+(?:Error|Exception): .+(?:\n {2}\S.*)*", text)  # pydantic continues in indented lines
+        reasons = [" ".join(error.split()) for error in errors if not any(word in error for word in WITHOUT_A_REASON)]
+        if reasons:
+            return reasons[-1][:500]
     return None
 
 
@@ -267,7 +286,8 @@ def _engine_logs(began: float) -> list[str]:
 
 
 def _logs(began: float) -> list[Path]:
-    """Those that Ray's workers of this machine wrote since, the newest last: a cluster that stays keeps older endpoints' too."""
+    """Logs that Ray's workers on this machine have written since `began`, the newest last. A cluster that stays also has logs of
+    older endpoints."""
     import ray
 
     node = ray._private.worker._global_node

@@ -162,6 +162,7 @@ class GatewayReplica:
         from strata.serving.gateway.admission import Admission
         from strata.serving.gateway.app import VERDICT, App
         from strata.serving.gateway.keys import FILE, Keys
+        from strata.serving.gateway.readiness import Readiness
         from strata.serving.metrics.telemetry import Gateway as Telemetry
 
         serve_ports.listen_on(spec.network.host)
@@ -173,7 +174,8 @@ class GatewayReplica:
         telemetry = Telemetry(spec.model_id, name)
         others = Peers(directory, "gateway", spec.network.secret, look_s=METRICS_LOOK_S)
         keys = Keys(Path(os.environ[FILE])) if FILE in os.environ else None
-        app = App(name, spec.model_id, decode, prefill, others, admission, telemetry, keys, node)
+        readiness = Readiness(decode, prefill, directory if spec.warm_up else None)
+        app = App(name, spec.model_id, decode, prefill, others, admission, telemetry, keys, node, readiness)
         self._spec, self._engines = spec, [decode] if prefill is None else [decode, prefill]
 
         async def answer(call: Any) -> None:

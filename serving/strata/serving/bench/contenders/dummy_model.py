@@ -1,4 +1,4 @@
-"""A Llama of the recipe's shape with random weights: how fast a model is served does not depend on what it knows."""
+"""Llama of the recipe's shape with random weights, for benchmarks: serving speed does not depend on the weights."""
 
 import json
 import math
@@ -15,7 +15,9 @@ END = "<end>"
 def write(folder: Path, recipe: Recipe) -> None:
     model = recipe.model
     if model.moe is not None:
-        raise UserError("A model of random weights is a dense Llama.", "Use a recipe without model.moe, or give --model.")
+        raise UserError(
+            "A model of random weights is a dense Llama.", "Use a recipe without model.moe, or name a model folder (--model)."
+        )
     dtype = recipe.serve.dtype
     if dtype == "auto":
         dtype = "float32" if recipe.serve.device == "cpu" else "bfloat16"
@@ -50,7 +52,7 @@ def _config(model: ModelSection) -> dict[str, Any]:
 
 
 def _write_tokenizer(folder: Path, model: ModelSection) -> None:
-    """One word for each id, so that text made of ids has just these ids again: `vllm bench serve` sends text."""
+    """Writes a tokenizer with one word per id. Text made from ids encodes to the same ids, and `vllm bench serve` sends text."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     vocabulary = {UNKNOWN: 0, END: 1} | {f"w{number}": number for number in range(2, model.vocab)}
@@ -71,7 +73,7 @@ def _write_tokenizer(folder: Path, model: ModelSection) -> None:
 
 
 def _write_weights(file: Path, model: ModelSection, dtype: str) -> None:
-    """Drawing a billion numbers takes half a minute, so a few million are drawn and repeated, in a period that no row has."""
+    """Writes random weights: a few million numbers, repeated with a period that divides no row. Drawing a billion takes 30 s."""
     import torch
     from safetensors.torch import save_file
 

@@ -1,4 +1,4 @@
-"""The settings of a peer's engines: the recipe's, as ours has them, and nothing of what is our own doing."""
+"""Engine settings of the peers: those of the recipe, without Strata's own changes."""
 
 import json
 import os
@@ -6,11 +6,11 @@ from typing import Any
 
 from strata.platform.recipe import PoolSection, ServeSection
 
-WHOLE_GPU = 0.85  # share of the memory of a GPU that an engine has for itself
+WHOLE_GPU = 0.85  # share of a GPU's memory for an engine that has the GPU to itself
 
 
 def kwargs(section: ServeSection, prefix_caching: bool, sharing: int = 1) -> dict[str, Any]:
-    """vLLM's, for one engine that has the whole machine, but for the memory of those that share it."""
+    """vLLM's arguments for one engine on the whole machine, whose memory `sharing` engines divide."""
     common = {
         "dtype": section.dtype,
         "max_num_seqs": section.max_sequences,
@@ -24,7 +24,7 @@ def kwargs(section: ServeSection, prefix_caching: bool, sharing: int = 1) -> dic
 
 
 def pool_kwargs(section: ServeSection, pool: PoolSection, role: str, prefix_caching: bool, sharing: int = 1) -> dict[str, Any]:
-    """For one engine of a disaggregated pair, on its pool's share of the machine."""
+    """vLLM's arguments for one engine of a disaggregated pair, on its pool's share of the machine."""
     transfer = {"kv_connector": "NixlConnector", "kv_role": role}
     if section.device == "cpu":
         return kwargs(section, prefix_caching) | {"kv_transfer_config": transfer | {"kv_buffer_device": "cpu"}}
@@ -33,7 +33,7 @@ def pool_kwargs(section: ServeSection, pool: PoolSection, role: str, prefix_cach
 
 
 def flags(settings: dict[str, Any]) -> list[str]:
-    """The same on vLLM's command line."""
+    """The settings as options of vLLM's command line."""
     words = []
     for name, value in settings.items():
         dashed = name.replace("_", "-")

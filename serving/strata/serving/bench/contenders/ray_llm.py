@@ -1,7 +1,7 @@
-"""Ray Serve LLM as its documentation starts it, in a Ray of its own, until SIGTERM.
+"""Ray Serve LLM, started as its documentation does, in its own Ray cluster, until SIGTERM.
 
 Run as `python -m strata.serving.bench.contenders.ray_llm JOB`.
-JOB is JSON: `host`, `port` and `configs`, the `LLMConfig` of one engine, or those of a prefill and a decode engine.
+JOB is JSON: `host`, `port` and `configs`, a list of the `LLMConfig` of one engine, or of a prefill and a decode engine.
 """
 
 import json
@@ -14,7 +14,7 @@ from typing import Any
 import ray
 from ray import serve
 
-# What Ray schedules here: the engines, two ingress replicas, the proxy. A small machine offers more CPUs than it has.
+# Ray schedules the engines, two ingress replicas and the proxy. On a small machine it is offered more CPUs than there are.
 LEAST_CPUS = 8
 APP = "peer"
 
@@ -28,7 +28,7 @@ def main(job: dict[str, Any]) -> None:
         object_store_memory=256 * 2**20,
         _temp_dir=f"/tmp/strata-ray-{os.getuid()}",  # short, for there are sockets in it
     )
-    for number in (signal.SIGINT, signal.SIGTERM):  # now, for Ray sets its own when it starts
+    for number in (signal.SIGINT, signal.SIGTERM):  # after ray.init, which sets its own
         signal.signal(number, _leave)
     try:
         serve.start(http_options={"host": job["host"], "port": job["port"]})
@@ -55,7 +55,7 @@ def _leave(signum: int, frame: FrameType | None) -> None:
 
 
 def _print_status() -> None:
-    """A replica's error is told in the status alone."""
+    """Prints Serve's status, the only place with a replica's error."""
     for name, application in serve.status().applications.items():
         print(name, application.status, application.message)
         for deployment, state in application.deployments.items():

@@ -1,4 +1,4 @@
-"""A contender's processes, from their start to their end."""
+"""Process of a contender, from its start until it answers, and to its end."""
 
 import subprocess
 import time
@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 
 from strata.platform import ports, processes
-from strata.serving import access
+from strata.serving import access, client
 from strata.serving.bench.clients.load import Target
 from strata.serving.bench.contenders.contenders import HOST, Contender, Launch, own_environment
 from strata.serving.bench.contenders.subject import Subject
@@ -20,7 +20,7 @@ STOP_LIMIT_S = 60.0
 
 
 class Failed(Exception):
-    """Why a contender did not come to answer, with the end of its log."""
+    """A contender that did not answer: the reason, and the end of its log."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def _started(launch: Launch, contender: Contender, subject: Subject, log: Path, 
     began = time.monotonic()
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
-        # A session of its own, so that Ctrl-C reaches us alone and we end it in order.
+        # In a session of its own: Ctrl-C reaches this command alone, which then ends it in order.
         process = subprocess.Popen(
             launch.command,
             env=own_environment(launch),
@@ -58,20 +58,18 @@ def _started(launch: Launch, contender: Contender, subject: Subject, log: Path, 
         )
     failure, url = None, f"http://{HOST}:{port}"
     try:
-        failure = _wait_for_answer(url, subject.model_id, process, began, log, contender.says_when_ready)
+        failure = _wait_for_answer(url, subject.model_id, process, began, contender.has_ready)
         if failure is None:
             yield Server(Target(HOST, port, subject.model_id, access.key_for(url)), time.monotonic() - began, log)
     finally:
         processes.stop_family([process], STOP_LIMIT_S)  # the next contender needs the memory and the cores
-    if failure is not None:  # only now, for it may say why as it ends
+    if failure is not None:  # raised after the end, which may write the reason into the log
         raise Failed(f"{failure}\n{processes.last_lines(log)}\n(see {log})")
 
 
-def _wait_for_answer(
-    url: str, model_id: str, process: subprocess.Popen[bytes], began: float, log: Path, ready: str
-) -> str | None:
-    """Why it will not answer, or None. Asks for a completion: a server may be there long before its engine. One that answers
-    with its first engine of several says in its log when all are there."""
+def _wait_for_answer(url: str, model_id: str, process: subprocess.Popen[bytes], began: float, has_ready: bool) -> str | None:
+    """Blocks until a completion is answered and, with `has_ready`, `GET /ready` is too. Returns the reason if they never are. A
+    completion, since a server may listen long before its engine is up."""
     request = {"model": model_id, "prompt": [2, 3, 4, 5], "max_tokens": 2, "temperature": 0, "ignore_eos": True}
     last = ""
     while time.monotonic() - began < START_LIMIT_S:
@@ -79,8 +77,8 @@ def _wait_for_answer(
             return f"It ended with code {process.returncode} before it answered."
         with suppress(httpx.TransportError):
             response = httpx.post(f"{url}/v1/completions", json=request, headers=access.headers_for(url), timeout=60)
-            if response.status_code == 200 and ready in log.read_text(errors="replace"):
+            if response.status_code == 200 and not (has_ready and client.obstacle(url)):
                 return None
-            last = f" Its last word: HTTP {response.status_code} {response.text[:200]}"
+            last = f" Its last response: HTTP {response.status_code} {response.text[:200]}"
         time.sleep(0.2)
     return f"It did not answer within {START_LIMIT_S:.0f} s.{last}"

@@ -1,4 +1,4 @@
-"""What all contenders serve: one model folder, with one recipe's serve section."""
+"""Subject of a serving benchmark: one model folder and one recipe's serve section, the same for all contenders."""
 
 import json
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ class Subject:
     folder: Path
     model_id: str
     section: ServeSection
-    words: tuple[str, ...]  # what makes `strata serve` choose the same
+    words: tuple[str, ...]  # arguments with which `strata serve` chooses the same
     vocab: int
     context: int
-    sharing: int = 1  # contenders that are up at the same time, each with its part of the memory
+    sharing: int = 1  # contenders that are up concurrently, each with its part of the memory
 
 
 def choose(overrides: Sequence[str], run: str | None, model: Path | None, recipe: str | None) -> Subject:

@@ -1,0 +1,47 @@
+"""Readiness of the endpoint, which `GET /ready` reports.
+
+`/health` answers whether a request would be answered now, by any engine. `/ready` answers whether the endpoint is complete: every
+pool has a healthy replica and, where the starter warms the engines up, the warm-up has passed.
+"""
+
+import asyncio
+import logging
+
+from strata.serving.transport.directory import Directory
+from strata.serving.transport.peers import Peers
+
+logger = logging.getLogger("ray.serve")
+
+LOOK_S = 0.2
+WARM_UP = "warm-up"  # role of the directory entry that the starter publishes after its warm-up
+PASSED = "passed"  # its name
+
+
+class Readiness:
+    """Readiness of the pools. `warm_up` is the directory to wait in for the warm-up's entry, None where nothing warms up."""
+
+    def __init__(self, decode: Peers, prefill: Peers | None, warm_up: Directory | None = None) -> None:
+        self._pools = {"decode": decode} | ({"prefill": prefill} if prefill is not None else {})
+        self._warm = warm_up is None
+        if warm_up is not None:
+            self._looking = asyncio.get_running_loop().create_task(self._wait_for_warm_up(warm_up))
+
+    def obstacle(self) -> str | None:
+        """The first reason why the endpoint is not ready, None if it is."""
+        for role, pool in self._pools.items():
+            if not any(peer.healthy for peer in pool.all()):
+                return f"No healthy {role} replica is up."
+        return None if self._warm else "The warm-up has not passed yet."
+
+    async def _wait_for_warm_up(self, directory: Directory) -> None:
+        """Ends with the first look that finds the entry: an endpoint is warmed up once."""
+        while not self._warm:
+            try:
+                self._warm = PASSED in await directory.names(WARM_UP)
+            except Exception:
+                logger.exception("Looking for the end of the warm-up failed; trying again.")
+            await asyncio.sleep(LOOK_S)
+
+
+async def publish_warm_up(directory: Directory) -> None:
+    await directory.publish(WARM_UP, PASSED, {})
