@@ -75,7 +75,7 @@ def test_run_with_a_living_driver_is_not_resumed(home: Path, small_recipe: Recip
 
 
 def test_resume_and_run_exclude_each_other(home: Path) -> None:
-    with pytest.raises(UserError, match="Give one of them"):
+    with pytest.raises(UserError, match="Use one of them"):
         train(run="a", resume="b")
 
 

@@ -42,6 +42,14 @@ def load(source: str = DEFAULT, overrides: Sequence[str] = ()) -> Recipe:
     return check(tree, source)
 
 
+def change(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
+    """A copy of the recipe with the overrides applied."""
+    tree = recipe.model_dump(mode="json")
+    for override in overrides:
+        _apply(tree, override)
+    return check(tree, "in memory")
+
+
 def check(tree: dict[str, Any], source: str) -> Recipe:
     try:
         return Recipe.model_validate(tree)

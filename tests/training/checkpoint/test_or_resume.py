@@ -103,7 +103,7 @@ def test_only_a_retried_job_takes_over_a_run_of_another_machine(
     assert f"--recipe {run.path}/recipe.yaml --run job --or-resume" in refused.value.fix
     with pytest.raises(Resumed):
         retry(small_recipe)
-    assert "Run 'job' was last trained on lost-pod; it goes on here." in capsys.readouterr().out
+    assert "Run 'job' was last trained on lost-pod; it continues here." in capsys.readouterr().out
 
 
 def test_state_contains_the_host(home: Path, small_recipe: Recipe) -> None:

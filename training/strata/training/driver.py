@@ -1,4 +1,4 @@
-"""A training run from the outside: check, prepare, let Ray Train's workers run, follow them, export."""
+"""Driver of a training run: checks and prepares it, follows Ray Train's workers, and exports the model."""
 
 import os
 import shutil
@@ -33,16 +33,17 @@ from strata.training.workers import run_workers
 
 @dataclass(frozen=True)
 class Summary:
-    """What a run came to. `export` is None for one that was interrupted, `val_loss` for one that was not yet evaluated."""
+    """Result of a training run."""
 
     run: Run
-    step: int
-    val_loss: float | None
-    bigram: float
-    export: Path | None
+    step: int  # the last one
+    val_loss: float | None  # nats per token; None before the first evaluation
+    bigram: float  # the validation loss of a bigram model, the bar to beat
+    export: Path | None  # folder in Hugging Face's format; None for a run that was interrupted
 
 
 def start(recipe: Recipe, name: str | None, stem: str, console: Console) -> Summary:
+    """Trains a new run, called `name` or else `<stem>-<number>`."""
     with caught() as interrupts:
         run = runs.create(name, recipe, stem)
         checkpoints = format.location(run, recipe.train)
@@ -53,10 +54,10 @@ def start(recipe: Recipe, name: str | None, stem: str, console: Console) -> Summ
 
 
 def resume(run: Run, recipe: Recipe, console: Console, take_over: bool = False) -> Summary:
-    """Goes on from the newest good checkpoint, or from the beginning if the run was killed before its first. The run's folder
-    is not touched before everything is known to be in order.
+    """Continues from the newest good checkpoint, or from the beginning if the run was killed before its first. The run's folder
+    does not change before all checks have passed.
 
-    With `take_over` the caller vouches that a driver on another machine, which cannot be seen from here, is gone."""
+    With `take_over` the caller guarantees that a driver on another machine, which cannot be seen from here, is gone."""
     with caught() as interrupts, run.locked():
         _require_free(run, take_over, console)
         place = ownership.require_own(run, format.location(run, recipe.train))
@@ -70,12 +71,12 @@ def resume(run: Run, recipe: Recipe, console: Console, take_over: bool = False) 
             resuming.require_nothing_lost(run, place, history)
         step = found.step if found else 0
         if step > recipe.train.steps:
-            raise UserError(f"Run '{run.name}' is at step {step} already.", f"Ask for more: train.steps={2 * step}.")
+            raise UserError(f"Run '{run.name}' is at step {step} already.", f"Set more steps: train.steps={2 * step}.")
         for line in resuming.schedule_changes(run, recipe, step):
             console.print(line)
         write_atomic(run.path / "recipe.yaml", recipe_file.dump(recipe))
         job = replace(job, id=ownership.claim_own(run, place), begun=step)
-        _make_room(job, console)
+        _discard_after(job, console)
         resuming.tidy(run)
         run.write_running(State("running", step, recipe.train.steps, saved=step))
         with _settled(run, console):
@@ -83,15 +84,15 @@ def resume(run: Run, recipe: Recipe, console: Console, take_over: bool = False) 
 
 
 def start_or_resume(recipe: Recipe, name: str, stem: str, console: Console) -> Summary | None:
-    """For a job that is tried again until it succeeds, by one controller that never runs it twice at once: None says that there
-    was nothing left to do. It goes by the recipe given, which may ask for what a resume allows, such as more steps."""
+    """Trains a new run or continues it, for a job that one controller retries until it succeeds and never runs twice
+    concurrently. Returns None if the run is finished. The recipe given may change what a resume allows, such as train.steps."""
     if not runs.exists(name):
         return start(recipe, name, stem, console)
     run = runs.find(name)
     try:
         changed = _changes(run.recipe(), recipe)
     except UserError as damage:
-        console.print(f"{damage.cause} The run goes on by the recipe given.")
+        console.print(f"{damage.cause} The run continues by the recipe given.")
         changed = []
     if changed:
         console.print(f"Run '{name}' exists; its recipe changes in {', '.join(changed)}.")
@@ -101,28 +102,28 @@ def start_or_resume(recipe: Recipe, name: str, stem: str, console: Console) -> S
 
 
 def _changes(then: Recipe, now: Recipe) -> list[str]:
-    """In what training reads: what concerns serving alone makes it no other run."""
+    """Keys of the sections that training reads which differ. A changed serve section does not make it another run."""
     before, after = (recipe.model_dump(include={"model", "data", "train", "parallel"}) for recipe in (then, now))
     return [f"{section}.{key}" for section in after for key in after[section] if before[section][key] != after[section][key]]
 
 
 def _require_free(run: Run, take_over: bool, console: Console) -> None:
     if not run.has_state():
-        console.print(f"Run '{run.name}' has lost its state.json; its checkpoints and metrics say where it was.")
+        console.print(f"Run '{run.name}' has lost its state.json; its checkpoints and metrics show its step.")
         return
     state = run.state()
     if state.observed_status() == "running":
         raise UserError(f"Run '{run.name}' is being trained by process {state.pid}.", "Wait for it, or stop it there (Ctrl-C).")
     if state.elsewhere() and not take_over:
         again = f"strata train --recipe {run.path}/recipe.yaml --run {run.name} --or-resume"
-        fix = f"Stop it there; if that machine is gone, go on with: {again}"
+        fix = f"Stop it there; if that machine is gone, continue with: {again}"
         raise UserError(f"Run '{run.name}' is being trained on {state.host}, or was when that machine went away.", fix)
     if state.elsewhere():
-        console.print(f"Run '{run.name}' was last trained on {state.host}; it goes on here.")
+        console.print(f"Run '{run.name}' was last trained on {state.host}; it continues here.")
 
 
 def _prepare(run: Run, recipe: Recipe, console: Console) -> tuple[Job, float]:
-    """All that can go wrong before workers start goes wrong here."""
+    """Checks the recipe and prepares the tokens: every error that can be found before workers start is raised here."""
     startup = Startup()
     startup.done("this command")
     require_workable(recipe.model, recipe.train, recipe.parallel)
@@ -136,7 +137,7 @@ def _prepare(run: Run, recipe: Recipe, console: Console) -> tuple[Job, float]:
         for split in shards.SPLITS:
             if len(Windows(tokens, split, recipe.model.context)) == 0:
                 cause = f"The corpus is too small: {meta.tokens[split]} tokens for {split}, model.context={recipe.model.context}."
-                raise UserError(cause, "Give more text (data.path), or lower model.context.")
+                raise UserError(cause, "Use more text (data.path), or lower model.context.")
         bigram = cached_bigram_loss(tokens, recipe.model.context, recipe.train.eval_sequences, recipe.model.vocab)
     train, held_out = (meta.tokens[split] for split in shards.SPLITS)
     console.print(f"{train:,} tokens to train on, {held_out:,} held out; bigram loss {bigram:.3f}")
@@ -165,17 +166,17 @@ def _train(job: Job, bigram: float, interrupts: Interrupts, console: Console) ->
     return Summary(run, step, val_loss, bigram, export)
 
 
-def _make_room(job: Job, console: Console) -> None:
-    """Before workers go on from the step that was found."""
+def _discard_after(job: Job, console: Console) -> None:
+    """Sets aside checkpoints, and cuts metrics, beyond the step from which workers will continue."""
     for name in format.set_aside_after(job.checkpoints, job.begun):
-        console.print(f"What cannot be used beyond step {job.begun} is kept as {job.checkpoints.path}/{name}.")
+        console.print(f"Files beyond step {job.begun}, which cannot be used, were moved to {job.checkpoints.path}/{name}.")
     records.cut(Run(job.run).metrics, job.begun)
 
 
 @contextmanager
 def _settled(run: Run, console: Console, fresh: Folder | None = None) -> Iterator[None]:
-    """Whatever ends a run, its folder says how; a new run that has not taken a step leaves no folder, and no claim on its
-    checkpoints' place (`fresh`). A disk that is full or gone does not hide the error that ended the run."""
+    """Writes how the run ended into its state. A new run that has not finished a step leaves no folder, and no claim on its
+    checkpoints' folder (`fresh`). A full or lost disk does not hide the error that ended the run."""
     try:
         yield
     except BaseException as error:
@@ -194,7 +195,7 @@ def _require_same(then: format.Origin, now: format.Origin) -> None:
     if then.model != now.model:
         changed = next(key for key in now.model if now.model[key] != then.model.get(key))
         cause = f"model.{changed} was {then.model.get(changed)} when the run began and is {now.model[changed]} now."
-        raise UserError(cause, "Leave the model as it was, or start a new run.")
+        raise UserError(cause, "Restore the model section, or start a new run.")
     if then.tokens != now.tokens:
         raise UserError("The corpus is not the one the run began with.", "Restore it (or data.*), or start a new run.")
     for key in ("batch", "seed"):

@@ -1,6 +1,7 @@
 """Life of an endpoint on a Ray cluster: checks, start, warm-up, and a stop that leaves no process behind."""
 
 import asyncio
+import logging
 import math
 import os
 import re
@@ -98,6 +99,7 @@ def _running(section: ServeSection, folder: Path, model_id: str, report: Report,
 
     from strata.serving.runtime import app, deployment
 
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)  # it logs each step of the start
     phases = {"this command": time.time() - began}
     network = Network.within(one_machine="RAY_ADDRESS" not in os.environ)
     keys_file = access.keys_file()
