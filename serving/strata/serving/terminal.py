@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 from rich.console import Console
@@ -120,16 +120,14 @@ def chat(url: str, max_tokens: int, temperature: float) -> None:
             messages.append({"role": "assistant", "content": answer})
 
 
-def _stream_answer(
-    connected: "openai.OpenAI", model: str, messages: list[dict[str, str]], max_tokens: int, temperature: float
-) -> str:
+def _stream_answer(connected: "openai.OpenAI", model: str, messages: list[Any], max_tokens: int, temperature: float) -> str:
     import openai as library
 
     text, stream = "", None
     try:
         stream = connected.chat.completions.create(
             model=model,
-            messages=messages,  # type: ignore[arg-type]  # the library has a class for each role
+            messages=messages,
             max_tokens=max_tokens,
             temperature=temperature,
             stream=True,
