@@ -121,7 +121,7 @@ def test_state_without_a_host_is_read(home: Path, small_recipe: Recipe) -> None:
     assert run.state() == State(**old) and run.state().observed_status() == "running"
 
 
-@pytest.mark.parametrize(("arguments", "fix"), [({}, "Name it with --run"), ({"resume": "a"}, "Give one of them")])
+@pytest.mark.parametrize(("arguments", "fix"), [({}, "Name it with --run"), ({"resume": "a"}, "Use one of them")])
 def test_or_resume_requires_a_run_name(home: Path, arguments: dict[str, str], fix: str) -> None:
     with pytest.raises(UserError) as refused:
         train(or_resume=True, **arguments)  # type: ignore[arg-type]
