@@ -341,7 +341,7 @@ async def try_grammars(tmp_path: Path) -> None:
     # The helper lives on, and remembers.
     assert await trial.fault([("regex", "ab*")]) == ""
     began = time.monotonic()
-    assert "takes more than" in await trial.fault([("grammar", NULLABLE)])
+    assert "needs more than" in await trial.fault([("grammar", NULLABLE)])
     assert time.monotonic() - began < 1, "it was tried again, which takes two seconds"
     await trial.stop()
 

@@ -69,12 +69,10 @@ def launched(path: str, folder: Path, action: str, **more: str) -> subprocess.Po
 def test_a_launched_process_is_forked_and_has_the_launchers_surroundings(socket_path: str, tmp_path: Path) -> None:
     with launched(socket_path, tmp_path, "print('to stderr', file=sys.stderr)", ONLY_HERE="yes") as process:
         out, err = process.communicate(timeout=20)
-    output = json.loads(out)
-    assert (
-        output["warm"] and output["name"] == "__main__" and output["argv"][1:] == ["print('to stderr', file=sys.stderr)", "x y"]
-    )
-    assert (output["set"], output["home"]) == ("yes", None) and output["folder"] == output["path"] == str(tmp_path)
-    assert output["pid"] != process.pid and err == "to stderr\n"
+    seen = json.loads(out)
+    assert seen["warm"] and seen["name"] == "__main__" and seen["argv"][1:] == ["print('to stderr', file=sys.stderr)", "x y"]
+    assert (seen["set"], seen["home"]) == ("yes", None) and seen["folder"] == seen["path"] == str(tmp_path)
+    assert seen["pid"] != process.pid and err == "to stderr\n"
 
 
 def test_the_launcher_ends_with_its_process(socket_path: str, tmp_path: Path) -> None:
@@ -90,8 +88,8 @@ def test_the_launcher_ends_with_its_process(socket_path: str, tmp_path: Path) ->
 @pytest.mark.parametrize("path", ["", "/nowhere"])
 def test_without_a_server_python_starts_as_usual(path: str, tmp_path: Path) -> None:
     with launched(path, tmp_path, "pass") as process:
-        output = json.loads(process.communicate(timeout=60)[0])
-    assert output["pid"] == process.pid and not output["warm"]
+        seen = json.loads(process.communicate(timeout=60)[0])
+    assert seen["pid"] == process.pid and not seen["warm"]
 
 
 def test_what_a_process_raises_is_its_own(socket_path: str, tmp_path: Path) -> None:

@@ -56,17 +56,15 @@ def test_this_machine_needs_none(host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "printed"), [(None, "cannot be read: No such file"), ("", "has no key"), (" \n\n", "has no key")]
+    ("content", "error"), [(None, "cannot be read: No such file"), ("", "has no key"), (" \n\n", "has no key")]
 )
-def test_a_file_without_keys_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None, printed: str
-) -> None:
+def test_a_file_without_keys_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None, error: str) -> None:
     file = tmp_path / "keys"
     if content is not None:
         file.write_text(content)
     monkeypatch.setenv(FILE, str(file))
     for words in ((), ("serve.host=0.0.0.0", "serve.allow_unauthenticated=true")):  # it was asked for by name
-        with pytest.raises(UserError, match=printed):
+        with pytest.raises(UserError, match=error):
             serve(*words)
 
 
