@@ -433,7 +433,7 @@ def fire(url: str, rounds: list[Shot | Raw]) -> list[tuple[Shot | Raw, int, byte
 
 
 def wrong(status: int, body: bytes) -> str | None:
-    """What a client could complain about."""
+    """Fault in a response, or None."""
     if status == 0 or status >= 500:
         return f"status {status}"
     if b'"code":5' in body.replace(b" ", b"") and b"data:" in body:

@@ -1,4 +1,4 @@
-"""What is refused before an engine sees it, and what is not. Without vLLM: its request classes are stood in for here."""
+"""Validation of requests before they reach an engine. Without vLLM: stand-ins replace its request classes."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Where a prompt is prefilled, and what happens when a prefill engine is lost before, during or after its work; with stand-ins
+"""Placement of prefills, and the loss of a prefill engine before, during or after its work; with stand-ins
 for engines. Real ones are in test_openai_api.py and test_failover.py."""
 
 import asyncio
@@ -85,7 +85,7 @@ class Vllm:
 def ask(
     prefillers: list[Prefiller], vllm: Vllm | None = None, params: SamplingParams | None = None, rule: Rule = ALWAYS
 ) -> tuple[str, str, str]:
-    """Where, why, and whose blocks were decoded from."""
+    """Place, why, and whose blocks were decoded from."""
 
     async def run() -> tuple[str, str, str]:
         links = [await Link.connect(await p.server.listen("127.0.0.1"), SECRET, lambda _: None) for p in prefillers]

@@ -1,4 +1,4 @@
-"""What a prefill and a decode engine on GPUs are started with, for blocks that travel fast and streams that are not held up."""
+"""Engine arguments of a prefill and a decode engine on GPUs."""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -91,7 +91,7 @@ class Vllm:
 
 
 class Resumption:
-    """What is above the engine is not tried here."""
+    """Stand-in: resumption is not tested here."""
 
     def expect(self, request_id: str, prompt: list[int], emitted: tuple[int, ...], params: Any) -> Any:
         return params

@@ -44,6 +44,6 @@ def test_what_vllm_could_not_load_is_named(folder: Path) -> None:
     (folder / "config.json").write_text("{")
     refused("not valid JSON")
     (folder / "config.json").unlink()
-    refused("no model folder")
+    refused("not a model folder")
     with pytest.raises(UserError, match="There is not a model folder"):
         model_dir.check(folder / "nowhere")
