@@ -45,5 +45,5 @@ def test_what_vllm_could_not_load_is_named(folder: Path) -> None:
     refused("not valid JSON")
     (folder / "config.json").unlink()
     refused("not a model folder")
-    with pytest.raises(UserError, match="There is not a model folder"):
+    with pytest.raises(UserError, match="There is no model folder"):
         model_dir.check(folder / "nowhere")
