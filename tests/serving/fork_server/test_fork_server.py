@@ -19,8 +19,9 @@ from strata.serving.fork_server.server import LAUNCHER
 SERVER = """
 import os, signal, socket, sys
 from strata.serving.fork_server import server
+from strata.serving.ray_patches import process_title
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-server._find_title()
+process_title.locate()
 listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 listener.bind(sys.argv[1])
 listener.listen(8)
