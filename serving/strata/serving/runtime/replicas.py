@@ -172,7 +172,7 @@ class GatewayReplica:
         prefill = Peers(directory, "prefill", spec.network.secret) if spec.disaggregated else None
         admission = Admission(lambda: spec.capacity(len(decode.all())) - sum(peer.link.other_calls for peer in decode.all()))
         telemetry = Telemetry(spec.model_id, name)
-        others = Peers(directory, "gateway", spec.network.secret, look_s=METRICS_LOOK_S)
+        others = Peers(directory, "gateway", spec.network.secret, poll_s=METRICS_LOOK_S)
         keys = Keys(Path(os.environ[FILE])) if FILE in os.environ else None
         readiness = Readiness(decode, prefill, directory if spec.warm_up else None)
         app = App(name, spec.model_id, decode, prefill, others, admission, telemetry, keys, node, readiness)

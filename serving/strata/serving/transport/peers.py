@@ -35,7 +35,7 @@ class Peer:
 
 class Peers:
     def __init__(self, directory: Directory, role: str, secret: bytes, poll_s: float = POLL_S) -> None:
-        self._directory, self._role, self._secret, self._look_s = directory, role, secret, poll_s
+        self._directory, self._role, self._secret, self._poll_s = directory, role, secret, poll_s
         self._peers: dict[str, Peer] = {}
         self._changed = asyncio.Event()
         self.discovered = False  # whether the directory was read at least once
@@ -64,7 +64,7 @@ class Peers:
                 self.discovered = True
             except Exception:
                 logger.exception("Reading the directory of %s replicas failed; retrying.", self._role)
-            await asyncio.sleep(self._look_s)
+            await asyncio.sleep(self._poll_s)
 
     async def _poll(self) -> None:
         names = await self._directory.names(self._role)
