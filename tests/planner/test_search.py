@@ -1,4 +1,4 @@
-"""The search: nothing that is better than what it returns was left out, everything it returns works, and it is quick."""
+"""The layout search returns the optimum, returns only layouts that work, and is fast."""
 
 import random
 from collections.abc import Iterator
@@ -17,11 +17,11 @@ from strata.planner.checks import check
 from strata.planner.layout import Layout, Recompute, Schedule
 from strata.planner.memory.activations import keeping_of
 from strata.planner.memory.plan import peak_bytes
-from strata.planner.search.memory_bounds import Room
+from strata.planner.search.memory_bounds import MemoryBounds
 from strata.planner.search.pareto import front
 from strata.planner.search.search import SearchResult, search
-from strata.planner.search.space import ANYTHING, SLACK, STRATA, Batch, Limits, Line, layout_of, pipelines, share_out, slices
-from strata.planner.search.time_bounds import Desk
+from strata.planner.search.space import ANYTHING, SLACK, STRATA, Batch, Family, Limits, divide_batch, layout_of, pipelines, slices
+from strata.planner.search.time_bounds import TimeBounds
 from strata.planner.step.step import plan_step
 from strata.planner.worksheet import Worksheet
 from strata.platform import recipe_file
@@ -40,40 +40,40 @@ def find(shape: Shape, gpus: int | tuple[int, ...], batch_tokens: float, fabric:
     return search(shape, H100, fabric, gpus, MEGATRON, batch_tokens=batch_tokens, sequence=4096, **more)  # type: ignore[arg-type]
 
 
-# What bounds promise
+# Lower bounds
 
 
 @pytest.mark.parametrize(
     ("name", "gpus", "sequences"), [("llama-3-8b", 64, 96), ("qwen3-30b-a3b", 96, 512), ("mixtral-8x7b", 1000, 300)]
 )
-def test_no_layout_is_quicker_or_leaner_than_its_bounds(name: str, gpus: int, sequences: int) -> None:
+def test_no_layout_is_below_its_lower_bounds(name: str, gpus: int, sequences: int) -> None:
     shape, chance = library.model(name), random.Random(name)
-    desk, room = Desk(shape, H100, NDR, MEGATRON, 4096, "bf16"), Room(shape, MEGATRON, 4096, "bf16")
+    times, memory = TimeBounds(shape, H100, NDR, MEGATRON, 4096, "bf16"), MemoryBounds(shape, MEGATRON, 4096, "bf16")
     cuts = list(slices(shape, 4096, H100.domain, gpus, sequences, ANYTHING))
-    ways = [way for way in pipelines(shape.layers, ANYTHING) if way.stages <= 16]
+    chosen = [each for each in pipelines(shape.layers, ANYTHING) if each.stages <= 16]
     seen = 0
     while seen < 150:
-        cut, way, recompute, zero = (chance.choice(each) for each in (cuts, ways, ANYTHING.recomputes, ANYTHING.zeros))
-        shared = share_out(Batch(sequences, SLACK), cut, way, gpus)
+        cut, pipeline, recompute, zero = (chance.choice(each) for each in (cuts, chosen, ANYTHING.recomputes, ANYTHING.zeros))
+        shared = divide_batch(Batch(sequences, SLACK), cut, pipeline, gpus)
         if shared is None:
             continue
         seen += 1
-        line = Line(cut, way, recompute, *shared)
-        layout = layout_of(line, "bf16", zero)
+        family = Family(cut, pipeline, recompute, *shared)
+        layout = layout_of(family, "bf16", zero)
         check(shape, layout, 4096, H100)
-        step = plan_step(shape, layout, H100, NDR, MEGATRON, Worksheet(""), 4096, desk.layers)
-        assert desk.least_step(line, zero) <= step.seconds * (1 + 1e-9), layout
-        assert desk.least_pipeline(line) <= step.seconds * (1 + 1e-9), layout
-        for covering in {way.schedule.startswith("dualpipe"), True}:
-            work, there_and_back = desk.least_work(cut, recompute, covering)
+        step = plan_step(shape, layout, H100, NDR, MEGATRON, Worksheet(""), 4096, times.layers)
+        assert times.least_step(family, zero) <= step.seconds * (1 + 1e-9), layout
+        assert times.least_pipeline(family) <= step.seconds * (1 + 1e-9), layout
+        for overlapping in {pipeline.schedule.startswith("dualpipe"), True}:
+            work, round_trip = times.least_work(cut, recompute, overlapping)
             assert work * layout.micro_batches / layout.pipeline <= step.seconds * (1 + 1e-9), layout
-            assert there_and_back <= step.seconds * (1 + 1e-9), layout
-        assert room.least(line, zero, "none") <= room.peak(layout), layout
-        assert room.least_state(zero, "none", layout.gpus) <= room.peak(layout), layout
+            assert round_trip <= step.seconds * (1 + 1e-9), layout
+        assert memory.least(family, zero, "none") <= memory.peak(layout), layout
+        assert memory.least_state(zero, "none", layout.gpus) <= memory.peak(layout), layout
 
 
 def every_layout(shape: Shape, gpus: int, batch: int) -> Iterator[Layout]:
-    """More than a search looks at, by plain loops: sequences shared in both ways, or by several in a micro-batch."""
+    """A superset of the search space, by plain loops: Ulysses and ring together, and several split sequences per micro-batch."""
     sizes = [1, 2, 4, 8]
     chunks: dict[Schedule, int] = {"1f1b": 1, "interleaved": 2, "zb-h1": 1, "zbv": 2, "dualpipe": 1, "dualpipev": 2}
     recomputes: tuple[Recompute, ...] = ("none", "full")
@@ -97,8 +97,8 @@ DENSE = replace(library.model("llama-3.2-1b"), layers=8)
     ("shape", "gigabytes", "gpu", "fabric"),
     [(DENSE, 17.0, H100, NDR), (DENSE, 12.0, PAIRS, SLOW), (MIXTURE, 7.0, H100, NDR)],
 )
-def test_it_finds_what_trying_everything_finds(shape: Shape, gigabytes: float, gpu: Gpu, fabric: Fabric) -> None:
-    batch, keeping, desk = 32, keeping_of(MEGATRON), Desk(shape, gpu, fabric, MEGATRON, 4096, "bf16")
+def test_search_finds_the_optimum_of_exhaustive_enumeration(shape: Shape, gigabytes: float, gpu: Gpu, fabric: Fabric) -> None:
+    batch, keeping, times = 32, keeping_of(MEGATRON), TimeBounds(shape, gpu, fabric, MEGATRON, 4096, "bf16")
     best, tried = float("inf"), 0
     for layout in every_layout(shape, 8, batch):
         try:
@@ -107,18 +107,18 @@ def test_it_finds_what_trying_everything_finds(shape: Shape, gigabytes: float, g
             continue
         tried += 1
         if peak_bytes(shape, layout, keeping, 4096) <= gigabytes * 1e9:
-            step = plan_step(shape, layout, gpu, fabric, MEGATRON, Worksheet(""), 4096, desk.layers)
+            step = plan_step(shape, layout, gpu, fabric, MEGATRON, Worksheet(""), 4096, times.layers)
             best = min(best, step.seconds)
     found = search(shape, gpu, fabric, 8, MEGATRON, batch=batch, sequence=4096, memory=gigabytes * 1e9)
     assert tried > 500
     assert found.best[0].step.seconds == pytest.approx(best, rel=1e-9)
 
 
-# What comes out of it
+# Results
 
 
 @pytest.mark.parametrize("gpus", [1, 8, 24, 100])
-def test_everything_it_returns_works_and_fits(gpus: int) -> None:
+def test_every_result_is_valid_and_fits(gpus: int) -> None:
     found = find(library.model("llama-3.2-3b"), gpus, 4e6)
     for one in (*found.best, *found.by_gpus, *found.pareto):
         check(library.model("llama-3.2-3b"), one.layout, 4096, H100)
@@ -129,10 +129,10 @@ def test_everything_it_returns_works_and_fits(gpus: int) -> None:
     assert seconds == sorted(seconds) and len(set(map(str, found.best))) == len(found.best) > 1
 
 
-def test_a_batch_in_sequences_is_kept_exactly_and_one_in_tokens_uses_odd_numbers_of_gpus() -> None:
+def test_a_batch_in_sequences_is_exact_and_a_batch_in_tokens_allows_odd_gpu_counts() -> None:
     exact = search(library.model("llama-3-8b"), H100, NDR, (100,), MEGATRON, batch=512, sequence=4096).best[0]
     near = find(library.model("llama-3-8b"), (100,), 512 * 4096).best[0]
-    assert exact.layout.batch == 512 and exact.layout.gpus <= 64 + 32  # powers of two, or nothing divides it
+    assert exact.layout.batch == 512 and exact.layout.gpus <= 64 + 32  # only powers of two divide it
     assert near.layout.gpus >= 96 and near.step.tokens_per_s > exact.step.tokens_per_s
 
 
@@ -154,16 +154,16 @@ def test_more_oversubscription_never_shortens_the_best_step() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"gpus": 0}, {"gpus": (0, 8)}, {"batch": 0}, {"batch_tokens": 1e6}, {"deadline_days": 3.0}])
-def test_what_cannot_be_searched_for_is_refused(wrong: dict[str, object]) -> None:
+def test_invalid_arguments_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(UserError):
         search(**{"shape": DENSE, "gpu": H100, "fabric": NDR, "gpus": 8, "software": MEGATRON, "batch": 8} | wrong)  # type: ignore[arg-type]
 
 
 def test_goals() -> None:
     shape = library.model("llama-3-8b")
-    quick, cheap, few = (find(shape, 256, 4e6, goal=goal, budget_tokens=1e12) for goal in ("time", "cost", "gpus"))
-    assert quick.best[0].gpus == 256
-    assert cheap.best[0].cost == min(one.cost for one in (*quick.by_gpus, *cheap.by_gpus)) < quick.best[0].cost
+    fast, cheap, few = (find(shape, 256, 4e6, goal=goal, budget_tokens=1e12) for goal in ("time", "cost", "gpus"))
+    assert fast.best[0].gpus == 256
+    assert cheap.best[0].cost == min(one.cost for one in (*fast.by_gpus, *cheap.by_gpus)) < fast.best[0].cost
     assert few.best[0].gpus < cheap.best[0].gpus < 256
     with pytest.raises(UserError, match="does not fit"):
         find(shape, few.best[0].gpus - 1, 4e6)
@@ -177,11 +177,11 @@ def test_the_fewest_gpus_that_meet_a_deadline() -> None:
     assert best.days is not None and best.days <= 20
     fewer = find(shape, (best.gpus - H100.domain,), 4e6, budget_tokens=1e12).best[0]
     assert fewer.days is not None and fewer.days > 20
-    with pytest.raises(UserError, match="days at best, not 1"):
+    with pytest.raises(UserError, match="days, not --deadline 1"):
         find(shape, 512, 4e6, goal="gpus", budget_tokens=1e12, deadline_days=1)
 
 
-def test_the_front_has_what_is_quickest_and_what_is_cheapest_and_nothing_between_that_is_neither() -> None:
+def test_the_pareto_front_runs_from_the_fastest_to_the_cheapest() -> None:
     found = find(library.model("llama-3-8b"), 256, 4e6, budget_tokens=1e12)
     assert found.pareto[0].gpus == max(found.by_gpus, key=lambda one: one.step.tokens_per_s).gpus
     assert found.pareto[-1].cost == min(one.cost for one in found.by_gpus)
@@ -191,14 +191,14 @@ def test_the_front_has_what_is_quickest_and_what_is_cheapest_and_nothing_between
     assert front(points, lambda point: point) == [(1, 9), (2, 7), (3, 4), (4, 3)]
 
 
-def test_when_nothing_fits_it_says_by_how_much_and_what_would() -> None:
+def test_an_infeasible_search_names_the_missing_memory_and_the_remedies() -> None:
     with pytest.raises(UserError) as error:
         find(library.model("llama-3-70b"), 8, 1e6)
     assert "does not fit on 8 h100-sxm" in error.value.cause and "too much" in error.value.cause
     assert "on 16 GPUs" in error.value.fix and "offload" in error.value.fix
     fits = search(library.model("llama-3-70b"), H100, NDR, 16, MEGATRON, batch_tokens=1e6, sequence=4096)
     assert fits.best[0].peak <= H100.memory
-    with pytest.raises(UserError, match="offload all"):  # what strata train allows on one GPU
+    with pytest.raises(UserError, match="offload all"):  # the offload that strata train allows on one GPU
         search(library.model("llama-3-8b"), H100, NDR, 1, program("strata"), batch=8, sequence=2048, memory=18e9, limits=STRATA)
     offloaded = find(library.model("llama-3-70b"), 8, 1e6, limits=Limits(offloads=("none", "optimizer")))
     assert offloaded.best[0].layout.offload == "optimizer"
@@ -206,13 +206,13 @@ def test_when_nothing_fits_it_says_by_how_much_and_what_would() -> None:
 
 @pytest.mark.parametrize("goal", ["time", "cost", "gpus"])
 @pytest.mark.parametrize(("name", "gpus", "tokens", "seconds"), [("1t-moe", 100_000, 64e6, 5.0), ("llama-3-70b", 512, 4e6, 2.0)])
-def test_it_is_quick(name: str, gpus: int, tokens: float, seconds: float, goal: str) -> None:
+def test_search_is_fast(name: str, gpus: int, tokens: float, seconds: float, goal: str) -> None:
     with within(seconds):
         found = search(library.model(name), H100, NDR, gpus, MEGATRON, batch_tokens=tokens, goal=goal)  # type: ignore[arg-type]
     assert found.best[0].layout.gpus > 0.97 * found.best[0].gpus
 
 
-# Between plans and recipes
+# Plans as recipes
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_strata_trains_what_the_search_finds_for_it(shape: Shape, gpus: int, tmp
         assert recipes.warning(loaded, H100) is None
 
 
-def test_a_layout_survives_the_way_through_a_recipe() -> None:
+def test_layout_rules_survive_conversion_to_a_recipe() -> None:
     """On layouts of eight workers: the planner's and the recipe's layout violate the same rule, or neither does."""
     dense = ModelSection(layers=4, hidden=256, heads=8, kv_heads=4, ffn=1024, vocab=512, context=64)
     sparse = dense.model_copy(update={"moe": recipe_file.load("laptop-moe").model.moe})
@@ -256,7 +256,7 @@ def test_a_layout_survives_the_way_through_a_recipe() -> None:
     assert refused > 100 and allowed > 10
 
 
-def test_what_training_does_not_know_is_refused() -> None:
+def test_plans_that_training_does_not_support_are_refused() -> None:
     llama = library.model("llama-3-8b")
     for shape in (library.model("deepseek-v3"), library.model("gpt-3-6.7b"), library.model("qwen3-0.6b")):
         with pytest.raises(UserError, match="strata train cannot run this plan"):
@@ -273,7 +273,7 @@ def test_what_training_does_not_know_is_refused() -> None:
             recipes.as_recipe(llama, replace(Layout(tensor=2, pipeline=2, batch=8), **change), 2048)  # type: ignore[arg-type]
 
 
-def test_a_recipe_that_does_not_fit_is_warned_of_on_gpus_alone() -> None:
+def test_a_recipe_that_does_not_fit_causes_a_warning_on_gpus_only() -> None:
     small, large = recipe_file.load("8xh100"), recipe_file.load("8xh100", ["model.layers=320"])
     assert recipes.warning(small, H100) is None
     text = recipes.warning(large, H100)

@@ -1,8 +1,8 @@
-"""The quickest layouts on a number of GPUs, best first.
+"""Best-first search over parallel layouts, ordered by a lower bound on step time.
 
-Groups of layouts are opened in the order of how quick they could be (`time_bounds.py`), then those layouts in them that fit. A
-layout's pipeline is played once no other could be quicker. So the first that comes out is the quickest, and nothing was left
-out that could be quicker.
+A priority queue holds groups, families and layouts by their lower bound (`time_bounds.py`). The entry with the lowest bound is
+expanded: a group into families, a family into the layouts that fit, a layout into a candidate whose pipeline has been
+simulated. A candidate at the head of the queue is therefore the fastest that remains, and pruning is exact.
 """
 
 from collections.abc import Iterator
@@ -13,29 +13,32 @@ from math import inf
 from typing import NamedTuple
 
 from strata.planner.layout import Layout, Offload, Recompute
-from strata.planner.search.critical_paths import COVERING
-from strata.planner.search.memory_bounds import Room
-from strata.planner.search.space import Batch, Limits, Line, Pipeline, Slice, layout_of, pipelines, share_out, slices
-from strata.planner.search.time_bounds import Desk
+from strata.planner.search.critical_paths import OVERLAPPING
+from strata.planner.search.memory_bounds import MemoryBounds
+from strata.planner.search.space import Batch, Family, Limits, Pipeline, Slice, divide_batch, layout_of, pipelines, slices
+from strata.planner.search.time_bounds import TimeBounds
 from strata.planner.step.step import Step, plan_step
 from strata.planner.worksheet import Worksheet
 from strata.platform.errors import UserError
 
-# Of a search, in layouts whose memory is worked out; playing a pipeline takes as long as some hundred of them. A trillion
-# parameters on 100,000 GPUs take a tenth of it, and all of it half a minute.
+# Limit of a search. The unit is one memory computation; simulating a pipeline costs about a hundred. A search for a trillion
+# parameters on 100,000 GPUs uses a tenth of the limit, and the whole limit takes half a minute.
 MOST_WORK = 100_000
-PLAYED_WORK = 100
-WORTH_IT = 0.98  # recomputation that leaves more than this share of what layers keep is not looked at
+SIMULATION_WORK = 100
+WORTH_IT = 0.98  # skip a recompute mode that leaves more than this share of the activations
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """`gpus` are paid for; the layout may leave some of them idle. `cost` is dollars for a million tokens. `days` and `dollars`
-    are a token budget's, without what failures cost."""
+    """A layout with its simulated step.
+
+    `gpus` are paid for; the layout may leave some of them idle. `cost` is in dollars per million tokens. `days` and `dollars`
+    are for the token budget, without failures.
+    """
 
     layout: Layout
     step: Step
-    peak: float  # bytes, of the fullest GPU
+    peak: float  # bytes on the fullest GPU
     gpus: int
     cost: float
     days: float | None
@@ -47,44 +50,56 @@ class Candidate:
 
 
 class Group(NamedTuple):
-    """Layouts whose layers take as long. `covering`: whether their pipelines cover communication by another's compute."""
+    """Layouts with the same time per layer.
+
+    `overlapping`: their schedules overlap the communication of one micro-batch with the compute of another.
+    """
 
     slice: Slice
     recompute: Recompute
-    covering: bool
-    work: float  # GPU-seconds for a sequence
-    way: float  # seconds of a micro-batch, there and back
+    overlapping: bool
+    work: float  # GPU-seconds per sequence
+    round_trip: float  # seconds from the first stage to the last and back, for one micro-batch
 
 
-class Hunt:
-    """`considered` counts layouts whose memory was worked out, `fitting` those of them that fit."""
+class BestFirst:
+    """Search state. `considered` counts the layouts whose memory was computed, `fitting` the layouts that fit."""
 
     def __init__(
-        self, desk: Desk, room: Room, batch: Batch, most: int, limits: Limits, memory: float, budget_tokens: float | None
+        self,
+        time_bounds: TimeBounds,
+        memory_bounds: MemoryBounds,
+        batch: Batch,
+        most: int,
+        limits: Limits,
+        memory: float,
+        budget_tokens: float | None,
     ) -> None:
-        self.desk, self.room, self.batch, self.limits = desk, room, batch, limits
+        self.time_bounds, self.memory_bounds, self.batch, self.limits = time_bounds, memory_bounds, batch, limits
         self.memory, self.budget_tokens = memory, budget_tokens
         self.considered = self.fitting = self._work = 0
-        ways = pipelines(desk.shape.layers, limits)
-        self._pipelines = {covers: [way for way in ways if (way.schedule in COVERING) == covers] for covers in (False, True)}
+        every = pipelines(time_bounds.shape.layers, limits)
+        self._pipelines = {
+            overlaps: [each for each in every if (each.schedule in OVERLAPPING) == overlaps] for overlaps in (False, True)
+        }
         self._groups = list(self._all_groups(most))
-        self._ways: dict[tuple[int, int, int, bool, int], list[tuple[Pipeline, int, int]]] = {}
+        self._divided: dict[tuple[int, int, int, bool, int], list[tuple[Pipeline, int, int]]] = {}
         self._begun: dict[int, tuple[list[Candidate], Iterator[Candidate]]] = {}
 
-    def quickest(self, gpus: int, keep: int) -> list[Candidate]:
-        """In order. Asked for more, it goes on where it stopped."""
-        found, rest = self._begun.setdefault(gpus, ([], self.best_first(gpus)))
+    def fastest(self, gpus: int, keep: int) -> list[Candidate]:
+        """Return the `keep` fastest candidates in order. A call with a larger `keep` resumes the search."""
+        found, rest = self._begun.setdefault(gpus, ([], self.in_order(gpus)))
         while len(found) < keep and (one := next(rest, None)):
             found.append(one)
         return found[:keep]
 
-    def best_first(self, gpus: int, enough: float = inf) -> Iterator[Candidate]:
-        """Only those that take at most `enough` seconds for a sequence."""
-        zero, offload = self._leanest_state()
-        if self.room.least_state(zero, offload, gpus) > self.memory:
+    def in_order(self, gpus: int, enough: float = inf) -> Iterator[Candidate]:
+        """Iterate over candidates by increasing time, up to `enough` seconds per sequence."""
+        zero, offload = self._smallest_state()
+        if self.memory_bounds.least_state(zero, offload, gpus) > self.memory:
             return
         number = count()
-        heap: list[tuple[float, int, Group | Line | Layout | Candidate]]
+        heap: list[tuple[float, int, Group | Family | Layout | Candidate]]
         heap = [(self._least(group, gpus), next(number), group) for group in self._groups]
         heapify(heap)
         while heap:
@@ -94,89 +109,95 @@ class Hunt:
             if isinstance(one, Candidate):
                 yield one
                 continue
-            for least, part in self._open(one, gpus):
+            for least, part in self._expand(one, gpus):
                 heappush(heap, (least, next(number), part))
 
-    def _open(self, one: Group | Line | Layout, gpus: int) -> Iterator[tuple[float, Line | Layout | Candidate]]:
-        """What it consists of, and the seconds that each takes for a sequence at least."""
+    def _expand(self, one: Group | Family | Layout, gpus: int) -> Iterator[tuple[float, Family | Layout | Candidate]]:
+        """Expand an entry of the queue: its parts, each with a lower bound in seconds per sequence."""
         if isinstance(one, Group):
-            yield from self._lines(one, gpus)
-        elif isinstance(one, Line):
+            yield from self._families(one, gpus)
+        elif isinstance(one, Family):
             yield from self._layouts(one)
         else:
             candidate = self._plan(one, gpus)
             yield candidate.step.seconds / one.batch, candidate
 
     def _least(self, group: Group, gpus: int) -> float:
-        """Seconds for a sequence: as if all GPUs had the same to do and never waited, or all that is done were one way."""
-        return max(group.work / gpus, group.way / (self.batch.sequences * (1 + self.batch.slack)))
+        """Lower bound in seconds per sequence: all GPUs busy without a bubble, or one micro-batch's round trip per step."""
+        return max(group.work / gpus, group.round_trip / (self.batch.sequences * (1 + self.batch.slack)))
 
     def _all_groups(self, gpus: int) -> Iterator[Group]:
-        desk, batch = self.desk, self.batch.sequences
-        for slice in slices(desk.shape, desk.sequence, desk.gpu.domain, gpus, batch, self.limits):
+        bounds, batch = self.time_bounds, self.batch.sequences
+        for slice in slices(bounds.shape, bounds.sequence, bounds.gpu.domain, gpus, batch, self.limits):
             for recompute in self.limits.recomputes:
                 if recompute == self.limits.recomputes[0] or self._saves(slice, recompute):
-                    for covering in (False, True):
-                        work, way = desk.least_work(slice, recompute, covering)
-                        yield Group(slice, recompute, covering, work * slice.gpus / slice.micro_batch, way)
+                    for overlapping in (False, True):
+                        work, round_trip = bounds.least_work(slice, recompute, overlapping)
+                        yield Group(slice, recompute, overlapping, work * slice.gpus / slice.micro_batch, round_trip)
 
     def _saves(self, slice: Slice, recompute: Recompute) -> bool:
-        """Flash attention keeps so little that its recomputation would save nothing."""
-        return sum(self.room.kept(slice, recompute)) < WORTH_IT * sum(self.room.kept(slice, "none"))
+        """Whether recomputation saves memory. With flash attention, selective recompute saves almost nothing."""
+        activations = self.memory_bounds.layer_activations
+        return sum(activations(slice, recompute)) < WORTH_IT * sum(activations(slice, "none"))
 
-    def _lines(self, group: Group, gpus: int) -> Iterator[tuple[float, Line]]:
-        zero, offload = self._leanest_state()
-        for pipeline, data, micro_batches in self._shared_out(group.slice, group.covering, gpus):
-            line = Line(group.slice, pipeline, group.recompute, data, micro_batches)
-            if self.room.least(line, zero, offload) <= self.memory:
-                yield self.desk.least_pipeline(line) / (data * micro_batches * group.slice.micro_batch), line
+    def _families(self, group: Group, gpus: int) -> Iterator[tuple[float, Family]]:
+        zero, offload = self._smallest_state()
+        for pipeline, data, micro_batches in self._divisions(group.slice, group.overlapping, gpus):
+            family = Family(group.slice, pipeline, group.recompute, data, micro_batches)
+            if self.memory_bounds.least(family, zero, offload) <= self.memory:
+                yield self.time_bounds.least_pipeline(family) / (data * micro_batches * group.slice.micro_batch), family
 
-    def _leanest_state(self) -> tuple[int, Offload]:
+    def _smallest_state(self) -> tuple[int, Offload]:
         return self.limits.zeros[-1], self.limits.offloads[-1]
 
-    def _shared_out(self, slice: Slice, covering: bool, gpus: int) -> list[tuple[Pipeline, int, int]]:
-        """Pipelines with their data-parallel GPUs and micro-batches, of which many slices have the same."""
-        key = slice.gpus, slice.step, slice.micro_batch, covering, gpus
-        if key not in self._ways:
-            found = ((pipeline, share_out(self.batch, slice, pipeline, gpus)) for pipeline in self._pipelines[covering])
-            self._ways[key] = [(pipeline, *shared) for pipeline, shared in found if shared]
-        return self._ways[key]
+    def _divisions(self, slice: Slice, overlapping: bool, gpus: int) -> list[tuple[Pipeline, int, int]]:
+        """Pipelines with their data-parallel size and number of micro-batches; cached, since many slices have the same."""
+        key = slice.gpus, slice.step, slice.micro_batch, overlapping, gpus
+        if key not in self._divided:
+            found = ((pipeline, divide_batch(self.batch, slice, pipeline, gpus)) for pipeline in self._pipelines[overlapping])
+            self._divided[key] = [(pipeline, *shared) for pipeline, shared in found if shared]
+        return self._divided[key]
 
-    def _layouts(self, line: Line) -> Iterator[tuple[float, Layout]]:
-        for layout in self._allowed(line):
-            if self.room.least(line, layout.zero, layout.offload) <= self.memory:
+    def _layouts(self, family: Family) -> Iterator[tuple[float, Layout]]:
+        for layout in self._allowed(family):
+            if self.memory_bounds.least(family, layout.zero, layout.offload) <= self.memory:
                 self.considered += 1
                 self._spend(1)
-                if self.room.peak(layout) <= self.memory:
+                if self.memory_bounds.peak(layout) <= self.memory:
                     self.fitting += 1
-                    yield self.desk.least_step(line, layout.zero) / layout.batch, layout
+                    yield self.time_bounds.least_step(family, layout.zero) / layout.batch, layout
 
-    def _allowed(self, line: Line) -> Iterator[Layout]:
-        """Where there is nobody to share with, all stages of ZeRO are one: the first that is allowed stands for them."""
-        alone = line.data * line.slice.sequence * line.slice.context == 1
+    def _allowed(self, family: Family) -> Iterator[Layout]:
+        """Layouts of a family that the limits allow.
+
+        All ZeRO stages are equal where there is one data-parallel rank, so only the first allowed stage is used.
+        """
+        alone = family.data * family.slice.sequence * family.slice.context == 1
         for offload in self.limits.offloads:
-            allowed = (layout for zero in self.limits.zeros if self.allows(layout := self.layout(line, zero, offload)))
+            allowed = (layout for zero in self.limits.zeros if self.allows(layout := self.layout(family, zero, offload)))
             yield from islice(allowed, 1 if alone else None)
 
-    def layout(self, line: Line, zero: int, offload: Offload) -> Layout:
-        return layout_of(line, self.desk.precision, zero, offload)
+    def layout(self, family: Family, zero: int, offload: Offload) -> Layout:
+        return layout_of(family, self.time_bounds.precision, zero, offload)
 
     def allows(self, layout: Layout) -> bool:
         refuses = self.limits.refuses
-        return refuses is None or refuses(self.desk.shape, layout, self.desk.sequence) is None
+        return refuses is None or refuses(self.time_bounds.shape, layout, self.time_bounds.sequence) is None
 
     def _spend(self, work: int) -> None:
         self._work += work
         if self._work > MOST_WORK:
             raise UserError(
-                f"{self.considered:,} layouts were looked at, and it is not yet known which is the quickest.",
-                "Give --gpus numbers to choose from, such as --gpus 512,1024, or a smaller --top.",
+                f"The search stopped after {self.considered:,} layouts, before the fastest was certain.",
+                "List the GPU counts to choose from, such as --gpus 512,1024, or use a smaller --top.",
             )
 
     def _plan(self, layout: Layout, gpus: int) -> Candidate:
-        self._spend(PLAYED_WORK)
-        desk, tokens = self.desk, self.budget_tokens
-        step = plan_step(desk.shape, layout, desk.gpu, desk.fabric, desk.software, Worksheet(""), desk.sequence, desk.layers)
-        cost = gpus * desk.gpu.dollars_per_hour / 3600 / step.tokens_per_s * 1e6
+        self._spend(SIMULATION_WORK)
+        bounds, tokens = self.time_bounds, self.budget_tokens
+        step = plan_step(
+            bounds.shape, layout, bounds.gpu, bounds.fabric, bounds.software, Worksheet(""), bounds.sequence, bounds.layers
+        )
+        cost = gpus * bounds.gpu.dollars_per_hour / 3600 / step.tokens_per_s * 1e6
         days = tokens / step.tokens_per_s / 86400 if tokens else None
-        return Candidate(layout, step, self.room.peak(layout), gpus, cost, days, cost * tokens / 1e6 if tokens else None)
+        return Candidate(layout, step, self.memory_bounds.peak(layout), gpus, cost, days, cost * tokens / 1e6 if tokens else None)

@@ -1,4 +1,4 @@
-"""What of many choices is worth a look: those to which no other is better in every way."""
+"""Pareto front over two prices."""
 
 from collections.abc import Callable, Iterable
 from typing import TypeVar
@@ -7,7 +7,7 @@ T = TypeVar("T")
 
 
 def front(choices: Iterable[T], prices: Callable[[T], tuple[float, float]]) -> list[T]:
-    """By two prices, the lower the better. In the order of the first one."""
+    """Choices that no other beats in both prices, ordered by the first price. Lower is better."""
     found: list[T] = []
     lowest = float("inf")
     for choice in sorted(choices, key=prices):

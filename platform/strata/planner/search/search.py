@@ -1,4 +1,4 @@
-"""The best layouts for a goal: the least time, the least money or the fewest GPUs."""
+"""Search for the best parallel layouts by time, cost or GPU count."""
 
 import time
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from strata.planner.catalogue.shape import Shape
 from strata.planner.catalogue.software import Software
 from strata.planner.checks import check_positions
 from strata.planner.layout import TrainingPrecision
-from strata.planner.search.best_first import Candidate, Hunt
-from strata.planner.search.memory_bounds import Room
-from strata.planner.search.no_fit import leanest, nothing_fits
+from strata.planner.search.best_first import BestFirst, Candidate
+from strata.planner.search.memory_bounds import MemoryBounds
+from strata.planner.search.no_fit import nothing_fits, smallest
 from strata.planner.search.pareto import front
 from strata.planner.search.space import ANYTHING, SLACK, Batch, Limits
-from strata.planner.search.time_bounds import Desk
+from strata.planner.search.time_bounds import TimeBounds
 from strata.planner.units import short
 from strata.platform.errors import UserError
 from strata.platform.hardware.specs import Fabric, Gpu
@@ -25,9 +25,8 @@ Goal = Literal["time", "cost", "gpus"]
 
 @dataclass(frozen=True)
 class SearchResult:
-    """`by_gpus` has the quickest layout for each number of GPUs that was looked at, `pareto` those of them to which no other is
-    both quicker and cheaper. `considered` layouts were looked at one by one, of which `fitting` fit; of all others it was seen,
-    many at once, that they would not fit or be quick enough."""
+    """`by_gpus` has the fastest layout for each GPU count, and `pareto` their Pareto front over time and cost. The memory of
+    `considered` layouts was computed, and `fitting` of them fit. Lower bounds excluded all others, whole groups at a time."""
 
     best: list[Candidate]
     pareto: list[Candidate]
@@ -55,16 +54,18 @@ def search(
     precision: TrainingPrecision = "bf16",
     top: int = 10,
 ) -> SearchResult:
-    """`gpus`: how many there are, of which fewer may be used (half, a quarter, ... for the front), or the numbers to choose from.
-    `batch` is in sequences and exact; one in `batch_tokens` may be missed by 5%, so that odd numbers of GPUs divide it.
+    """Find the best layouts for a goal.
 
-    time: the most tokens a second. cost: the fewest dollars a token. gpus: the fewest GPUs on which the model fits, or that
-    train on `budget_tokens` in `deadline_days`.
+    `gpus` is the number of GPUs available, and fewer may be used (half, a quarter, ... for the front); a tuple lists the counts
+    to choose from. `batch` is an exact number of sequences; `batch_tokens` may be missed by 5%, so that odd GPU counts divide it.
+
+    Goals: `time` maximizes tokens per second, `cost` minimizes dollars per token. `gpus` minimizes the GPU count on which the
+    model fits, or that trains on `budget_tokens` in `deadline_days`.
     """
     began = time.perf_counter()
     sequence = shape.context if sequence is None else sequence
     if (batch is None) == (batch_tokens is None):
-        raise UserError("A search needs a batch, in sequences or in tokens.", "Give one of the two.")
+        raise UserError("A search needs either a batch in sequences or one in tokens.", "Set exactly one of the two.")
     ranges.SEQUENCE.check("--seq", sequence)
     check_positions(shape, sequence)
     if batch_tokens is not None and batch_tokens < (1 - SLACK) * sequence:
@@ -76,73 +77,73 @@ def search(
     ranges.BATCH.check("--batch", sequences)
     if deadline_days is not None and goal != "gpus":
         raise UserError(
-            f"--deadline {deadline_days:g} is for --goal gpus, not for --goal {goal}.", "Give --goal gpus, or no deadline."
+            f"--deadline {deadline_days:g} is for --goal gpus, not for --goal {goal}.", "Use --goal gpus, or drop --deadline."
         )
     if deadline_days is not None and budget_tokens is None:
-        raise UserError("A deadline needs a number of tokens.", "Say how many tokens are to be trained on.")
+        raise UserError("A deadline needs a token budget.", "Set the number of tokens to train on.")
     numbers = sorted(set(gpus if isinstance(gpus, tuple) else (gpus >> halvings for halvings in range(gpus.bit_length() or 1))))
     for number in numbers:
         ranges.GPUS.check("--gpus", number)
-    hunt = Hunt(
-        Desk(shape, gpu, fabric, software, sequence, precision),
-        Room(shape, software, sequence, precision),
+    best_first = BestFirst(
+        TimeBounds(shape, gpu, fabric, software, sequence, precision),
+        MemoryBounds(shape, software, sequence, precision),
         Batch(sequences, 0.0 if batch_tokens is None else SLACK),
         numbers[-1],
         limits,
         gpu.memory if memory is None else memory,
         budget_tokens,
     )
-    by_gpus = [found for number in reversed(numbers) for found in hunt.quickest(number, 1)]
+    by_gpus = [found for number in reversed(numbers) for found in best_first.fastest(number, 1)]
     if not by_gpus:
-        raise nothing_fits(hunt, numbers[-1])
+        raise nothing_fits(best_first, numbers[-1])
     match goal:
         case "time":
             chosen = max(by_gpus, key=lambda one: one.step.tokens_per_s).gpus
         case "cost":
             chosen = min(by_gpus, key=lambda one: one.cost).gpus
         case "gpus":
-            chosen = _fewest(hunt, by_gpus, deadline_days, exactly=isinstance(gpus, tuple))
+            chosen = _fewest(best_first, by_gpus, deadline_days, exactly=isinstance(gpus, tuple))
     return SearchResult(
-        best=hunt.quickest(chosen, top),
+        best=best_first.fastest(chosen, top),
         pareto=front(by_gpus, lambda one: (1 / one.step.tokens_per_s, one.cost)),
         by_gpus=by_gpus,
-        considered=hunt.considered,
-        fitting=hunt.fitting,
+        considered=best_first.considered,
+        fitting=best_first.fitting,
         seconds=time.perf_counter() - began,
     )
 
 
-def _fewest(hunt: Hunt, by_gpus: list[Candidate], deadline_days: float | None, exactly: bool) -> int:
-    """Of GPUs that are enough: of the numbers that were looked at (`exactly`), or to 1% between them, in whole NVLink domains."""
-    enough = _enough(hunt, deadline_days)
+def _fewest(best_first: BestFirst, by_gpus: list[Candidate], deadline_days: float | None, exactly: bool) -> int:
+    """Smallest sufficient GPU count: from the listed counts (`exactly`), or by bisection to 1%, in whole NVLink domains."""
+    enough = _enough(best_first, deadline_days)
     found = [one.gpus for one in by_gpus if one.step.seconds / one.layout.batch <= enough]
     if not found:
         best = min(one.days for one in by_gpus if one.days is not None)
         raise UserError(
-            f"{short(hunt.budget_tokens or 0)} tokens take {best:,.3g} days at best, not {deadline_days:g}.",
-            "Give more GPUs or more days.",
+            f"{short(best_first.budget_tokens or 0)} tokens take at least {best:,.3g} days, not --deadline {deadline_days:g}.",
+            "Use more GPUs or a later deadline.",
         )
     most = min(found)
-    least = most // 2  # which was not enough
+    least = most // 2  # known to be too few
     while not exactly and most - least > max(1, most // 100):
         middle = (most + least) // 2
-        used = _used(hunt, middle, enough)
+        used = _used(best_first, middle, enough)
         most, least = (used, least) if used else (most, middle)
-    domain = hunt.desk.gpu.domain
+    domain = best_first.time_bounds.gpu.domain
     return most if exactly or most <= domain else min(*found, ceil(most / domain) * domain)
 
 
-def _enough(hunt: Hunt, deadline_days: float | None) -> float:
-    """Seconds that a sequence may take."""
-    if deadline_days is None or hunt.budget_tokens is None:
+def _enough(best_first: BestFirst, deadline_days: float | None) -> float:
+    """Longest allowed time in seconds per sequence."""
+    if deadline_days is None or best_first.budget_tokens is None:
         return inf
-    return deadline_days * 86400 / hunt.budget_tokens * hunt.desk.sequence
+    return deadline_days * 86400 / best_first.budget_tokens * best_first.time_bounds.sequence
 
 
-def _used(hunt: Hunt, gpus: int, enough: float) -> int | None:
-    """Of so many GPUs, those of a layout that is quick enough; None if there is none."""
+def _used(best_first: BestFirst, gpus: int, enough: float) -> int | None:
+    """GPUs used by a layout that is fast enough on at most `gpus`; None if there is none."""
     if enough == inf:
-        lean = leanest(hunt, gpus, hunt.limits.offloads[-1])
-        return lean[1].gpus if lean and lean[0] <= hunt.memory else None
-    found = next(hunt.best_first(gpus, enough), None)
+        least = smallest(best_first, gpus, best_first.limits.offloads[-1])
+        return least[1].gpus if least and least[0] <= best_first.memory else None
+    found = next(best_first.in_order(gpus, enough), None)
     return found.layout.gpus if found else None

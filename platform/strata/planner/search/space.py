@@ -1,4 +1,4 @@
-"""Which layouts a search looks at. Powers of two and divisors, since nothing else divides a model and a machine evenly."""
+"""Search space of parallel layouts: powers of two and divisors, since only they divide a model and a machine evenly."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,18 +12,19 @@ from strata.planner.layout import Layout, Offload, Recompute, Schedule, Training
 from strata.planner.pipeline.schedules import refusal
 from strata.planner.recipes import layout_problem
 
-MOST_STAGES = 64  # as many as anyone has run (arXiv 2104.04473); beyond, stages of a layer or two are mostly bubble
-MOST_TOKENS = 32768  # of a micro-batch on a GPU. A quarter of that fills the largest matrix products
-FEWEST_TOKENS = 1024  # when a sequence is shared
+MOST_STAGES = 64  # the most published (arXiv 2104.04473); with more, stages of one or two layers are mostly bubble
+MOST_TOKENS = 32768  # of a micro-batch on a GPU; a quarter of that saturates the largest matrix products
+FEWEST_TOKENS = 1024  # per GPU where a sequence is split
 MOST_CHUNKS = 8  # of an interleaved stage
-# A batch that is given in tokens may be this much larger or smaller, so that odd numbers of GPUs divide it.
+# A batch in tokens may be this much larger or smaller, so that odd GPU counts divide it.
 SLACK = 0.05
-TRIES = 24  # numbers of micro-batches that are looked at for one that divides such a batch
+TRIES = 24  # micro-batch counts to try for such a batch
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What may be chosen from; what needs the least memory is last. `refuses` says why a layout may not be, or None."""
+    """Allowed values of each dimension, ordered so that the last needs the least memory. `refuses` returns the reason against a
+    layout, or None."""
 
     schedules: tuple[Schedule, ...] = ("1f1b", "interleaved", "zb-h1", "zbv", "dualpipe", "dualpipev")
     recomputes: tuple[Recompute, ...] = ("none", "selective", "full")
@@ -39,7 +40,7 @@ STRATA = Limits(schedules=("1f1b", "dualpipev"), sequence_parallel=(False,), rin
 
 
 class Slice(NamedTuple):
-    """How one layer of one micro-batch is cut: all that its time depends on, besides what is recomputed."""
+    """Division of one layer of one micro-batch over GPUs. With the recompute mode, it determines the layer's time."""
 
     tensor: int
     sequence_parallel: bool
@@ -50,12 +51,12 @@ class Slice(NamedTuple):
 
     @property
     def gpus(self) -> int:
-        """That have one sequence of one stage."""
+        """GPUs that hold one sequence of one stage."""
         return self.tensor * self.sequence * self.context
 
     @property
     def step(self) -> int:
-        """What the data-parallel GPUs must be a multiple of, to share out the experts."""
+        """Divisor of the data-parallel size that expert parallelism requires."""
         return self.expert // gcd(self.expert, self.sequence * self.context)
 
 
@@ -65,8 +66,8 @@ class Pipeline(NamedTuple):
     chunks: int
 
 
-class Line(NamedTuple):
-    """Layouts that differ only in what data-parallel GPUs share out, and in what is offloaded."""
+class Family(NamedTuple):
+    """Layouts that differ only in ZeRO stage and offload."""
 
     slice: Slice
     pipeline: Pipeline
@@ -76,16 +77,16 @@ class Line(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """`slack`: by which share it may be missed."""
+    """Global batch. `slack` is the relative deviation allowed."""
 
     sequences: int
     slack: float = 0.0
 
 
-def layout_of(line: Line, precision: TrainingPrecision, zero: int = 0, offload: Offload = "none") -> Layout:
-    slice, pipeline = line.slice, line.pipeline
+def layout_of(family: Family, precision: TrainingPrecision, zero: int = 0, offload: Offload = "none") -> Layout:
+    slice, pipeline = family.slice, family.pipeline
     return Layout(
-        data=line.data,
+        data=family.data,
         tensor=slice.tensor,
         pipeline=pipeline.stages,
         sequence=slice.sequence,
@@ -95,8 +96,8 @@ def layout_of(line: Line, precision: TrainingPrecision, zero: int = 0, offload: 
         interleave=pipeline.chunks,
         zero=zero,
         micro_batch=slice.micro_batch,
-        batch=line.data * slice.micro_batch * line.micro_batches,
-        recompute=line.recompute,
+        batch=family.data * slice.micro_batch * family.micro_batches,
+        recompute=family.recompute,
         offload=offload,
         sequence_parallel=slice.sequence_parallel,
         precision=precision,
@@ -104,20 +105,24 @@ def layout_of(line: Line, precision: TrainingPrecision, zero: int = 0, offload: 
 
 
 def slices(shape: Shape, sequence: int, domain: int, gpus: int, batch: int, limits: Limits) -> Iterator[Slice]:
-    """A sequence is shared by heads or in a ring, not both, and then has a micro-batch to itself: where two GPUs share two
-    sequences, each could have one of them and say less."""
+    """Slices to search. A sequence is split over heads (Ulysses) or in a ring, not both.
+
+    A split sequence is a micro-batch by itself: two GPUs that split two sequences would communicate less with one each.
+    """
     for tensor in _powers(min(domain, gpus)):
         if shape.heads % tensor or (shape.kv_heads % tensor and tensor % shape.kv_heads):
             continue
         for parallel in limits.sequence_parallel if tensor > 1 else (False,):
-            for ulysses, ring, size in _sharings(shape, sequence, tensor, gpus // tensor, batch, limits):
+            for ulysses, ring, size in _sequence_splits(shape, sequence, tensor, gpus // tensor, batch, limits):
                 for expert in _divisors(shape.experts.count) if shape.experts else (1,):
                     if tensor * max(expert, ulysses * ring) <= gpus:
                         yield Slice(tensor, parallel, ulysses, ring, size, expert)
 
 
-def _sharings(shape: Shape, sequence: int, tensor: int, most: int, batch: int, limits: Limits) -> Iterator[tuple[int, int, int]]:
-    """By heads, in a ring, and sequences of a micro-batch."""
+def _sequence_splits(
+    shape: Shape, sequence: int, tensor: int, most: int, batch: int, limits: Limits
+) -> Iterator[tuple[int, int, int]]:
+    """Ulysses size, ring size and sequences per micro-batch."""
     for size in _powers(batch):
         if size == 1 or size * sequence <= MOST_TOKENS:
             yield 1, 1, size
@@ -146,8 +151,8 @@ def _chunks(schedule: Schedule, layers: int) -> tuple[int, ...]:
     return (2,) if schedule in ("zbv", "dualpipev") else (1,)
 
 
-def share_out(batch: Batch, slice: Slice, pipeline: Pipeline, gpus: int) -> tuple[int, int] | None:
-    """The most data-parallel GPUs that can share the batch, and the micro-batches that each then has; None if none can."""
+def divide_batch(batch: Batch, slice: Slice, pipeline: Pipeline, gpus: int) -> tuple[int, int] | None:
+    """Largest data-parallel size that divides the batch, and its number of micro-batches; None if there is none."""
     most = gpus // (slice.gpus * pipeline.stages)
     if most < slice.step:
         return None
@@ -162,7 +167,7 @@ def share_out(batch: Batch, slice: Slice, pipeline: Pipeline, gpus: int) -> tupl
 
 @lru_cache(maxsize=2**16)
 def _numbers(batch: Batch, micro_batch: int, most: int, pipeline: Pipeline) -> tuple[int, ...]:
-    """Of micro-batches, from the fewest for which so many data-parallel GPUs are enough."""
+    """Micro-batch counts to try, from the smallest that `most` data-parallel ranks allow."""
     fewest = max(1, ceil(batch.sequences * (1 - batch.slack) / (micro_batch * most)))
     if batch.slack == 0:
         whole, rest = divmod(batch.sequences, micro_batch)

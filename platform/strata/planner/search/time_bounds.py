@@ -1,7 +1,7 @@
-"""How quick a layout can be at best, worked out without playing its pipeline.
+"""Lower bounds on a layout's step time, without simulating its pipeline.
 
-A search has hundreds of thousands of layouts, and time to play a few hundred. One that is slower than another even at best
-need not be played.
+A search space has hundreds of thousands of layouts, and a search has time to simulate a few hundred. A layout whose lower bound
+exceeds another layout's step time need not be simulated.
 """
 
 from dataclasses import replace
@@ -12,9 +12,9 @@ from strata.planner.catalogue.shape import Shape
 from strata.planner.catalogue.software import Software
 from strata.planner.collectives.cost import links
 from strata.planner.layout import Recompute, TrainingPrecision
-from strata.planner.search.critical_paths import Chain, chains, deal
-from strata.planner.search.space import Line, Pipeline, Slice, layout_of
-from strata.planner.step import communication as talk
+from strata.planner.search.critical_paths import CriticalPath, critical_paths, partition
+from strata.planner.search.space import Family, Pipeline, Slice, layout_of
+from strata.planner.step import communication
 from strata.planner.step.communication import Ground
 from strata.planner.step.compute import STREAMED, Cut
 from strata.planner.step.stages import (
@@ -31,11 +31,11 @@ from strata.planner.step.step import ADAM_BYTES
 from strata.planner.worksheet import Worksheet
 from strata.platform.hardware.specs import Fabric, Gpu
 
-Triple = tuple[float, float, float]  # of a dense layer, of a sparse one, and of the head
+Triple = tuple[float, float, float]  # dense layer, sparse layer, head
 
 
 class Units(NamedTuple):
-    """Seconds of one micro-batch: forwards, backwards, for the weights' gradients, and what of a pass a pair of them covers."""
+    """Seconds of one micro-batch: forward, input-gradient and weight-gradient passes, and the part that overlap hides."""
 
     forward: Triple
     backward: Triple
@@ -44,27 +44,27 @@ class Units(NamedTuple):
 
 
 class Gathered(NamedTuple):
-    """Seconds that peers talk for every micro-batch, in its forward pass and in its backward pass (ZeRO-2 and 3)."""
+    """Seconds of data-parallel communication per micro-batch, in the forward and in the backward pass (ZeRO-2 and 3)."""
 
     forward: float
     backward: float
 
 
-class Desk:
-    """All that is worked out once for many layouts of one model on one kind of machine."""
+class TimeBounds:
+    """Lower bounds for layouts of one model on one kind of machine. Caches the terms that many layouts have in common."""
 
     def __init__(
         self, shape: Shape, gpu: Gpu, fabric: Fabric, software: Software, sequence: int, precision: TrainingPrecision
     ) -> None:
         self.shape, self.gpu, self.fabric, self.software = shape, gpu, fabric, software
         self.sequence, self.precision = sequence, precision
-        # Exchanges depend on how many GPUs there are only below a domain's, where all of a layout is in one.
+        # Communication depends on the GPU count only below the size of a domain, where a layout is in one domain.
         self._ground = Ground(gpu.domain, gpu.domain, links(gpu, fabric, launch=0.0))
         self._width = 4 if precision == "fp32" else 2
         self._memory_rate = gpu.bandwidth * STREAMED
         self._layers: dict[Cut, Layers] = {}
         self._units: dict[tuple[Slice, Recompute], Units] = {}
-        self._chains: dict[tuple[Pipeline, int], tuple[Chain, ...]] = {}
+        self._paths: dict[tuple[Pipeline, int], tuple[CriticalPath, ...]] = {}
         self._own: dict[tuple[Pipeline, int, int], tuple[float, float]] = {}
         self._sends: dict[tuple[Slice, bool], float] = {}
 
@@ -73,59 +73,65 @@ class Desk:
             self._layers[cut] = layer_times(self.shape, self.gpu, self.software, cut, Worksheet(""))
         return self._layers[cut]
 
-    def least_work(self, slice: Slice, recompute: Recompute, covering: bool) -> tuple[float, float]:
-        """Seconds of one micro-batch in any pipeline: of all that GPUs do for it together, and of its way there and back."""
+    def least_work(self, slice: Slice, recompute: Recompute, overlapping: bool) -> tuple[float, float]:
+        """Seconds of one micro-batch in any pipeline: the sum over all GPUs, and its forward and backward pass."""
         everything = (self.shape.dense_layers, self.shape.sparse_layers, 1)
         forward, backward, weight, hidden = (_dot(unit, everything) for unit in self.units(slice, recompute))
-        way = forward + backward - 2 * hidden * covering
-        return way + weight, way
+        round_trip = forward + backward - 2 * hidden * overlapping
+        return round_trip + weight, round_trip
 
-    def least_pipeline(self, line: Line, gathered: Gathered | None = None) -> float:
-        """Seconds that all micro-batches take at least."""
-        slice, pipeline, recompute, data, micro_batches = line
+    def least_pipeline(self, family: Family, gathered: Gathered | None = None) -> float:
+        """Lower bound on the seconds of all micro-batches."""
+        slice, pipeline, recompute, data, micro_batches = family
         units = self.units(slice, recompute)
         added = self._added(slice, pipeline)
         each = (*units.forward, *units.backward, *units.weight, *units.hidden, added, self.send(slice, data))
-        found = self._chains.get((pipeline, micro_batches))
+        found = self._paths.get((pipeline, micro_batches))
         if found is None:
-            found = self._chains[pipeline, micro_batches] = chains(self.shape, pipeline, micro_batches)
+            found = self._paths[pipeline, micro_batches] = critical_paths(self.shape, pipeline, micro_batches)
         least = 0.0
-        for chain in found:
-            seconds = sum(map(mul, chain.passes, each))
-            if gathered and chain.own:
-                seconds += chain.turns * self._seen(gathered, units, chain, added * pipeline.chunks)
+        for path in found:
+            seconds = sum(map(mul, path.passes, each))
+            if gathered and path.own:
+                seconds += path.micro_batches * self._exposed(gathered, units, path, added * pipeline.chunks)
             least = max(least, seconds)
         return least
 
-    def least_step(self, line: Line, zero: int) -> float:
-        """Seconds. What comes on top of the pipeline is counted without what the last bucket or an offload would add."""
-        slice, pipeline, recompute, data, _ = line
+    def least_step(self, family: Family, zero: int) -> float:
+        """Lower bound on the seconds of a step. Omits the last gradient bucket and offloading."""
+        slice, pipeline, recompute, data, _ = family
         own = self.own(slice, pipeline)
-        layout = layout_of(line, self.precision, zero)
-        reduction = talk.data_exchanges(*own, layout, self._width, self.software, self._ground)
-        gathered = Gathered(talk.total(reduction.every_forward), talk.total(reduction.every_backward)) if zero > 1 else None
-        reduce, gather = talk.total(reduction.reduce), talk.total(reduction.gather)
+        layout = layout_of(family, self.precision, zero)
+        reduction = communication.data_exchanges(*own, layout, self._width, self.software, self._ground)
+        gathered = (
+            Gathered(communication.total(reduction.every_forward), communication.total(reduction.every_backward))
+            if zero > 1
+            else None
+        )
+        reduce, gather = communication.total(reduction.reduce), communication.total(reduction.gather)
         if self.software.overlaps_data and (reduce or gather):
-            units, middle = self.units(slice, recompute), deal(self.shape, pipeline).middle
+            units, middle = self.units(slice, recompute), partition(self.shape, pipeline).middle
             backward = _dot(units.backward, middle) + _dot(units.weight, middle) + self._added(slice, pipeline)
             reduce = seen_beside(reduce, pipeline.chunks * backward)
             gather = seen_beside(gather, pipeline.chunks * _dot(units.forward, middle))
         peers = data * slice.sequence * slice.context if zero else 1
         updated = own[0] / peers + own[1] / max(1.0, peers / slice.expert)
-        return self.least_pipeline(line, gathered) + reduce + gather + updated * ADAM_BYTES / self._memory_rate
+        return self.least_pipeline(family, gathered) + reduce + gather + updated * ADAM_BYTES / self._memory_rate
 
     def units(self, slice: Slice, recompute: Recompute) -> Units:
         found = self._units.get((slice, recompute))
         if found is None:
-            found = self._units[slice, recompute] = self._work_out_units(slice, recompute)
+            found = self._units[slice, recompute] = self._compute_units(slice, recompute)
         return found
 
-    def _work_out_units(self, slice: Slice, recompute: Recompute) -> Units:
-        """By what `stages.py` says of three parts: a dense layer, a sparse one, and none but the head."""
-        layout = layout_of(Line(slice, Pipeline(3, "1f1b", 1), recompute, 1, 1), self.precision)
+    def _compute_units(self, slice: Slice, recompute: Recompute) -> Units:
+        """Compute the units with `stages.py` from three parts: a dense layer, a sparse layer, and the head alone."""
+        layout = layout_of(Family(slice, Pipeline(3, "1f1b", 1), recompute, 1, 1), self.precision)
         cut = cut_of(layout, self.sequence)
-        said = exchanges_of(self.shape, replace(layout, pipeline=1), cut.tokens, (0.0, 0.0), self.software, self._ground)
-        dense, sparse, head = works_of(self.layers(cut), [(1, 0), (0, 1), (0, 0)], layout, self.software, self.gpu, said, own=0.0)
+        exchanges = exchanges_of(self.shape, replace(layout, pipeline=1), cut.tokens, (0.0, 0.0), self.software, self._ground)
+        dense, sparse, head = works_of(
+            self.layers(cut), [(1, 0), (0, 1), (0, 0)], layout, self.software, self.gpu, exchanges, own=0.0
+        )
         return Units(
             (dense.forward, sparse.forward, head.forward),
             (dense.backward, sparse.backward, head.backward),
@@ -134,15 +140,15 @@ class Desk:
         )
 
     def own(self, slice: Slice, pipeline: Pipeline) -> tuple[float, float]:
-        """Parameters of the fullest GPU: those that all tokens pass through, and experts."""
+        """Parameters of the fullest GPU: without experts, and of experts."""
         key = pipeline, slice.tensor, slice.expert
         if key not in self._own:
-            layout = layout_of(Line(slice, pipeline, "none", 1, 1), self.precision)
-            self._own[key] = stage_parameters(self.shape, layout, deal(self.shape, pipeline).counts)
+            layout = layout_of(Family(slice, pipeline, "none", 1, 1), self.precision)
+            self._own[key] = stage_parameters(self.shape, layout, partition(self.shape, pipeline).counts)
         return self._own[key]
 
     def _added(self, slice: Slice, pipeline: Pipeline) -> float:
-        """Seconds in which the gradients of one part of a stage are added to those of micro-batches before."""
+        """Seconds of gradient accumulation for one part of a stage."""
         dense, experts = self.own(slice, pipeline)
         return 2 * self.software.gradient_bytes * (dense + experts) / pipeline.chunks / self._memory_rate
 
@@ -150,20 +156,21 @@ class Desk:
         """Seconds from one stage to the next."""
         apart = data * slice.gpus >= self.gpu.domain
         if (slice, apart) not in self._sends:
-            line = Line(slice, Pipeline(2, "1f1b", 1), "none", self.gpu.domain if apart else 1, 1)
-            layout = layout_of(line, self.precision)
+            family = Family(slice, Pipeline(2, "1f1b", 1), "none", self.gpu.domain if apart else 1, 1)
+            layout = layout_of(family, self.precision)
             tokens = cut_of(layout, self.sequence).tokens
-            found = talk.pipeline_exchange(self.shape, layout, tokens, self._width, self._ground)
+            found = communication.pipeline_exchange(self.shape, layout, tokens, self._width, self._ground)
             self._sends[slice, apart] = found.seconds if found else 0.0
         return self._sends[slice, apart]
 
-    def _seen(self, gathered: Gathered, units: Units, chain: Chain, added: float) -> float:
-        """Of what peers say for a micro-batch on one stage. Its parts are taken together, which can only hide more."""
-        assert chain.own
+    def _exposed(self, gathered: Gathered, units: Units, path: CriticalPath, added: float) -> float:
+        """Exposed data-parallel communication of a micro-batch on one stage. Treats its parts together, which can only hide
+        more."""
+        assert path.own
         if not self.software.overlaps_data:
             return gathered.forward + gathered.backward
-        backward = _dot(units.backward, chain.own) + _dot(units.weight, chain.own) + added
-        return seen_beside(gathered.forward, _dot(units.forward, chain.own)) + seen_beside(gathered.backward, backward)
+        backward = _dot(units.backward, path.own) + _dot(units.weight, path.own) + added
+        return seen_beside(gathered.forward, _dot(units.forward, path.own)) + seen_beside(gathered.backward, backward)
 
 
 def _dot(units: Triple, content: tuple[int, int, int]) -> float:
