@@ -1,4 +1,4 @@
-"""Collectives: the algorithms are right, the model counts the bytes they send, and its times are those people measure."""
+"""Collectives: algorithms are correct, the cost model has their bytes, and its times match published measurements."""
 
 from collections import Counter
 from itertools import pairwise as pairs
@@ -31,7 +31,7 @@ def node(gpu: str, fabric: str = "ndr-400", launch: float = 0.0) -> Links:
 
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("name", ["ring", "tree", "double_tree", "nvls", "halving_doubling"])
-def test_every_rank_ends_with_everyones_data_once(name: str, ranks: int) -> None:
+def test_every_rank_ends_with_the_sum_of_all_ranks(name: str, ranks: int) -> None:
     assert_reduces(algorithms.BY_NAME[name](ranks))
 
 
@@ -47,13 +47,13 @@ def assert_reduces(algorithm: Algorithm) -> None:
 
 
 @pytest.mark.parametrize("ranks", RANKS)
-def test_pairwise_brings_every_block_to_its_rank(ranks: int) -> None:
+def test_pairwise_delivers_every_block(ranks: int) -> None:
     algorithm = algorithms.pairwise(ranks)
     after = run(algorithm.steps, own_blocks(algorithm))
     assert all(after[t][s * ranks + t] == Counter([s]) for s in range(ranks) for t in range(ranks))
 
 
-def test_a_wrong_algorithm_is_found_out() -> None:
+def test_a_wrong_algorithm_is_detected() -> None:
     ring = algorithms.ring(4)
     with pytest.raises(AssertionError):
         assert_reduces(Algorithm("one step short", 4, 4, ring.steps[:-1]))
@@ -69,7 +69,7 @@ def test_bytes_sent_are_bytes_received(name: str, ranks: int) -> None:
     assert sum(map(algorithm.sent, nodes)) == pytest.approx(sum(map(algorithm.received, nodes)))
 
 
-# The model counts what the algorithms send
+# Bytes of the cost model
 
 
 @pytest.mark.parametrize("ranks", RANKS)
@@ -85,10 +85,10 @@ def test_bytes_sent_are_bytes_received(name: str, ranks: int) -> None:
         ("all_to_all", "pairwise", True),
     ],
 )
-def test_wire_bytes_are_those_of_the_busiest_rank(kind: Kind, name: str, spread: bool, ranks: int) -> None:
-    """In one domain, and with a domain for each rank."""
+def test_wire_bytes_equal_those_of_the_busiest_rank(kind: Kind, name: str, spread: bool, ranks: int) -> None:
+    """Checked in one domain, and with one domain per rank."""
     if name == "nvls" and ranks < nccl.NVLS_RANKS:
-        pytest.skip("NCCL does not use NVLS for so few")
+        pytest.skip("NCCL does not use NVLS for so few ranks")
     algorithm = algorithms.BY_NAME[name](ranks)
     place = Place(1, ranks) if spread else Place(ranks)
     (one, *_) = [one for one in costs_of_all(kind, MIB, place, node("h100")) if one.algorithm == name]
@@ -98,8 +98,8 @@ def test_wire_bytes_are_those_of_the_busiest_rank(kind: Kind, name: str, spread:
 
 
 @pytest.mark.parametrize(("inside", "domains"), [(2, 2), (4, 3), (8, 4)])
-def test_a_ring_over_domains_leaves_each_once(inside: int, domains: int) -> None:
-    """The model's rings begin at another rank each, so that ranks share what one ring sends out of a domain."""
+def test_a_ring_leaves_each_domain_once(inside: int, domains: int) -> None:
+    """Each ring of the model starts at a different rank, so the ranks share the traffic that leaves a domain."""
     ring = algorithms.ring(inside * domains)
     crossing = [one for step in ring.steps for one in step if one.source // inside != one.target // inside]
     (one, *_) = [one for one in costs_of_all("all_reduce", MIB, Place(inside, domains), node("a100")) if one.algorithm == "ring"]
@@ -108,7 +108,7 @@ def test_a_ring_over_domains_leaves_each_once(inside: int, domains: int) -> None
 
 
 @pytest.mark.parametrize("domains", [2, 3, 4, 5, 8, 13, 32])
-def test_hops_of_trees_are_their_steps(domains: int) -> None:
+def test_hops_of_trees_equal_their_steps(domains: int) -> None:
     plan = next(p for p in plans("all_reduce", Place(1, domains), node("a100")) if p.pattern.algorithm == "double_tree")
     assert plan.hops_inside + plan.hops_outside == len(algorithms.double_tree(domains).steps)
 
@@ -130,7 +130,7 @@ def test_the_published_choice_of_algorithm() -> None:
 
 # Bus bandwidth of large buffers, GB/s. One node and more of DGX: NVIDIA, GTC 2024 S62129 and GTC 2025 S72583. 5 to 8 H200 and
 # B200: github.com/stas00/ml-engineering, "SHARP". Two nodes: nccl-tests of Azure's ND A100 v4 (AML_NCCL_Test) and ND H100 v5
-# (edwardsp/azcluster). NVIDIA gives an all-to-all between nodes as one card's rate, which it nears where few peers are inside.
+# (edwardsp/azcluster). NVIDIA states an all-to-all between nodes as the rate of one card, which holds where few peers are inside.
 PEAKS: list[tuple[str, str, Kind, Place, float]] = [
     ("v100", "edr-100", "all_reduce", Place(8), 122),
     ("a100", "hdr-200", "all_reduce", Place(8), 232),
@@ -161,8 +161,8 @@ def test_published_peaks(gpu: str, fabric: str, kind: Kind, place: Place, publis
 
 
 # Microseconds by nccl-tests, which queues its calls: no launch. A100 and two nodes of H100: as above. H100: AWS p5, from
-# aws-samples/awsome-distributed-training. 32 H100: read off the curve of GTC 2024 S62129. Not held, because the model is too
-# quick there by up to a third: buffers below 1 MiB on A100, 2 to 64 MiB on two nodes of A100, 4 to 64 MiB on B200.
+# aws-samples/awsome-distributed-training. 32 H100: read off the curve of GTC 2024 S62129. Not tested, because the model is too
+# fast by up to a third: buffers below 1 MiB on A100, 2 to 64 MiB on two nodes of A100, 4 to 64 MiB on B200.
 CURVES: list[tuple[str, str, Place, float, dict[int, float]]] = [
     ("a100", "hdr-200", Place(8), 0.15, {4: 84.8, 8: 131, 16: 220, 32: 354, 64: 579, 128: 1158, 256: 2170, 1024: 8213}),
     ("h100", "ndr-400", Place(8), 0.17, {1: 28.6, 2: 43.5, 4: 55.4, 8: 84.3, 16: 124, 32: 199, 64: 327, 256: 1121, 8192: 31289}),
@@ -172,7 +172,7 @@ CURVES: list[tuple[str, str, Place, float, dict[int, float]]] = [
 
 
 @pytest.mark.parametrize(("gpu", "fabric", "place", "within", "curve"), CURVES)
-def test_published_curves_elsewhere(gpu: str, fabric: str, place: Place, within: float, curve: dict[int, float]) -> None:
+def test_other_published_curves(gpu: str, fabric: str, place: Place, within: float, curve: dict[int, float]) -> None:
     for mib, microseconds in curve.items():
         ours = cost("all_reduce", mib * MIB, place, node(gpu, fabric)).seconds * 1e6
         assert ours == pytest.approx(microseconds, rel=within), f"{mib} MiB"
@@ -196,16 +196,16 @@ def test_explain_ends_with_the_cost(kind: Kind, place: Place, size: int) -> None
     assert worksheet["seconds"] == pytest.approx(cost(kind, size, place, there).seconds, rel=1e-12)
 
 
-def test_nothing_to_do_costs_nothing() -> None:
+def test_an_empty_collective_costs_nothing() -> None:
     assert cost("all_reduce", 0, Place(8), node("h100")).seconds == 0
     assert cost("all_gather", GIB, Place(1), node("h100")).seconds == 0
     assert explain("all_gather", GIB, Place(1), node("h100"))["seconds"] == 0
 
 
-def test_groups_that_share_cards_share_their_rate() -> None:
+def test_groups_divide_the_rate_of_shared_cards() -> None:
     alone, eight = (cost("all_gather", GIB, Place(1, 16, shared), node("h100")).seconds for shared in (1, 8))
     sixteen = cost("all_gather", GIB, Place(1, 16, 16), node("h100")).seconds
-    assert eight == alone  # a GPU has a card of its own and cannot use the others'
+    assert eight == alone  # each GPU uses its own card only
     assert sixteen == pytest.approx(2 * eight, rel=0.05)
 
 
@@ -214,7 +214,7 @@ def test_groups_that_share_cards_share_their_rate() -> None:
 
 @pytest.mark.parametrize("topology", ["rail", "fat-tree"])
 @pytest.mark.parametrize("kind", ["infiniband", "roce"])
-def test_more_oversubscription_never_shortens(topology: str, kind: str) -> None:
+def test_more_oversubscription_never_reduces_time(topology: str, kind: str) -> None:
     gpu = hardware.gpu("h100")
     for collective in KINDS:
         for place in PLACES:
@@ -225,7 +225,7 @@ def test_more_oversubscription_never_shortens(topology: str, kind: str) -> None:
             assert all(less <= more for less, more in pairs(times)), (collective, place)
 
 
-def test_rails_spare_rings_and_not_all_to_all() -> None:
+def test_rails_isolate_rings_but_not_all_to_all() -> None:
     gpu, place = hardware.gpu("h100"), Place(8, 64)
     free, narrow = (links(gpu, Fabric("", 50e9, 8, "infiniband", "rail", over)) for over in (1.0, 4.0))
     assert cost("all_reduce", GIB, place, free).seconds == cost("all_reduce", GIB, place, narrow).seconds
@@ -237,20 +237,20 @@ def test_hashing_costs_more_than_adaptive_routing() -> None:
         assert congestion.slowdown(traffic, "roce", 1.0, 1.0) > congestion.slowdown(traffic, "infiniband", 1.0, 1.0) >= 1
 
 
-def test_the_fullest_path_by_counting() -> None:
-    """Two flows a path on average, thrown ten thousand times."""
+def test_the_fullest_path_matches_a_simulation() -> None:
+    """Ten thousand random assignments with two flows per path on average."""
     import random
 
     dice, paths, total = random.Random(0), 32, 0
     for _ in range(10_000):
         total += max(Counter(dice.randrange(paths) for _ in range(2 * paths)).values())
-    assert congestion.fullest(paths, 2.0) == pytest.approx(total / 10_000, rel=0.05)
+    assert congestion.expected_maximum(paths, 2.0) == pytest.approx(total / 10_000, rel=0.05)
 
 
 # The lab
 
 
-def test_costs_mark_the_crossover() -> None:
+def test_costs_show_the_crossover() -> None:
     (change,) = lab.crossovers("all_reduce", Place(8), node("h200"))
     assert (change.before, change.after) == ("ring/LL", "nvls/Simple")
     assert MIB < change.size <= 2 * MIB
@@ -266,12 +266,12 @@ def test_show_has_a_row_for_each_step() -> None:
             lab.show(name, ranks, inside)
 
 
-def test_plot_writes_a_picture(tmp_path: Path) -> None:
+def test_plot_writes_a_png(tmp_path: Path) -> None:
     lab.plot("all_reduce", Place(8, 4), node("h100"), tmp_path / "cost.png")
     assert (tmp_path / "cost.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_measure_runs_the_real_thing() -> None:
+def test_measure_runs_real_collectives() -> None:
     pytest.importorskip("torch")
     results = lab.measure(2, [4 * KIB, 256 * KIB, 4 * MIB], ["all_reduce", "all_to_all"])
     assert [(one.kind, one.size) for one in results] == [
@@ -284,7 +284,7 @@ def test_measure_runs_the_real_thing() -> None:
     assert lab.measured_table(results).row_count == len(results)
 
 
-def test_measure_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measure_without_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lab, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="torch"):
         lab.measure(2, [KIB, MIB])

@@ -1,4 +1,4 @@
-"""Serving: step times and throughput against what was published and measured, and what must hold whatever the figures."""
+"""Serving plans: step times and throughput against published and measured figures, and invariants."""
 
 import statistics
 from dataclasses import replace
@@ -24,7 +24,7 @@ CHAT = Load(requests_per_s=20, prompt=2000, output=300)
 
 
 def engine(model: Shape, gpu: Gpu, tensor: int = 1, precision: Precision = "bf16", max_sequences: int = 1024) -> Worksheet:
-    """With the KV cache in the weights' precision, as NVIDIA publishes its FP8 models."""
+    """Engine with the KV cache in the precision of the weights, as NVIDIA publishes its FP8 models."""
     worksheet = Worksheet("test")
     describe(model, gpu, worksheet, tensor, precision, precision, max_sequences)
     return worksheet
@@ -35,7 +35,7 @@ def chat(load: Load = CHAT, slo: Slo = Slo(ttft_s=1.0, itl_s=0.04), **given: obj
     return plan_serving(LLAMA_70B, H100, FABRIC, load, slo, **options)  # type: ignore[arg-type]
 
 
-# ---------------------------------------------------------------- against published figures
+# ---------------------------------------------------------------- published figures
 
 
 @pytest.mark.parametrize(
@@ -53,23 +53,24 @@ def chat(load: Load = CHAT, slo: Slo = Slo(ttft_s=1.0, itl_s=0.04), **given: obj
         ("mixtral-8x7b", 8, 203.69, 0.33),
     ],
 )
-def test_tokens_of_one_stream_on_a100s(model: str, tensor: int, published: float, tolerance: float) -> None:
-    """gpt-fast's README: tokens/s of a single stream in bf16, 8 x A100-80GB held to 330 W, prompts of 5 tokens. Its experts
-    are gathered by indexing, which reaches less of the bandwidth than its dense layers: the model is 30% too quick there."""
+def test_decode_rate_of_one_stream_on_a100s(model: str, tensor: int, published: float, tolerance: float) -> None:
+    """gpt-fast's README: tokens/s of a single stream in bf16, 8 x A100-80GB limited to 330 W, prompts of 5 tokens. It gathers
+    experts by indexing, which reaches less bandwidth than dense layers: the planner is 30% too fast for them."""
     step = decode(1, 100, engine(library.model(model), A100, tensor))
     assert 1 / step == pytest.approx(published, rel=tolerance)
 
 
-def test_tokens_of_one_stream_of_vllm() -> None:
+def test_decode_rate_of_one_stream_of_vllm() -> None:
     """A blog's sweep (vLLM 0.23, Llama 3.1 8B bf16, A100-40GB, 1024 in, 128 out): about 75 tokens/s with one request."""
     step = decode(1, 1088, engine(library.model("llama-3.1-8b"), hardware.gpu("a100-40gb")))
     assert 1 / step == pytest.approx(75, rel=0.10)
 
 
 @pytest.mark.parametrize(("model", "tensor", "published"), [("llama-2-7b", 1, 0.133), ("llama-2-70b", 4, 0.377)])
-def test_first_token_on_a100s(model: str, tensor: int, published: float) -> None:
+def test_ttft_on_a100s(model: str, tensor: int, published: float) -> None:
     """TensorRT-LLM 0.5's table of first-token latency, fp16, batch 1, 2,048 tokens in. (Its rows of 128 tokens are bound by
-    kernel launches and its FP8 kernels were young: there the model is 20 to 45% too quick, and is not held to them.)"""
+    kernel launches, and its FP8 kernels were early versions: the planner is 20 to 45% too fast for both, and they are left
+    out.)"""
     assert prefill(2048, 0.0, engine(library.model(model), A100, tensor)) == pytest.approx(published, rel=0.20)
 
 
@@ -87,7 +88,7 @@ def test_first_token_on_a100s(model: str, tensor: int, published: float) -> None
 )
 def test_static_batches(gpu: Gpu, precision: Precision, batch: int, prompt: int, output: int, published: float) -> None:
     """TensorRT-LLM 0.6.1, Llama 2 7B on one GPU: output tokens/s of a batch that starts and ends together. (Its 70B rows with
-    long outputs are left out: that version read grouped KV heads once for each query head.)"""
+    long outputs are left out: that version read grouped KV heads once per query head.)"""
     worksheet = engine(LLAMA_7B, gpu, 1, precision)
     prefill(prompt, 0.0, worksheet)
     seconds = batch * worksheet["prefill_work_s"] + (output - 1) * decode(batch, prompt + output / 2, worksheet)
@@ -97,7 +98,7 @@ def test_static_batches(gpu: Gpu, precision: Precision, batch: int, prompt: int,
 LENGTHS = [(128, 128), (128, 2048), (128, 4096), (500, 2000), (1000, 1000), (1000, 2000), (2048, 128), (2048, 2048)]
 LENGTHS += [(5000, 500), (20000, 2000)]
 Row = tuple[str, Gpu, int, tuple[int | None, ...]]
-DENSE: list[Row] = [  # output tokens/s of one replica at the most, by LENGTHS
+DENSE: list[Row] = [  # largest output tokens/s of one replica, by LENGTHS
     ("llama-3.1-8b", H200, 1, (27911, 26221, 18027, 20770, 17744, 16828, 3538, 12194, 3902, 1804)),
     ("llama-3.1-8b", H100, 1, (28312, 22714, 14325, 17660, 15220, 13899, 3450, 9305, 3459, 1351)),
     ("llama-3.1-70b", H200, 1, (3803, 4336, 2872, 3666, 2909, 2994, 442, 2003, 566, 283)),
@@ -122,18 +123,18 @@ def errors(rows: list[Row]) -> list[float]:
     return found
 
 
-def test_most_throughput_of_dense_models() -> None:
+def test_largest_throughput_of_dense_models() -> None:
     """All rows of TensorRT-LLM 1.0's performance overview for dense Llama models on H100 and H200, FP8, with at most 2,048
-    sequences as its default is. Nothing is fitted to them."""
+    sequences, its default. No constant is fitted to them."""
     found = errors(DENSE)
     assert len(found) == 60
     assert statistics.mean(abs(error) for error in found) < 0.12
     assert max(abs(error) for error in found) < 0.30
 
 
-def test_most_throughput_of_experts() -> None:
-    """The same table's Qwen3-235B-A22B. It ran with attention data-parallel and experts spread out, which we plan as tensor
-    parallel: that costs us up to a third of the throughput where caches are small against the batch."""
+def test_largest_throughput_of_a_mixture_of_experts() -> None:
+    """Qwen3-235B-A22B in the same table. It ran with data-parallel attention and expert parallelism, which is planned here as
+    tensor parallelism: up to a third less throughput where KV caches are small relative to the batch."""
     found = errors(SPARSE)
     assert len(found) == 17
     assert statistics.mean(abs(error) for error in found) < 0.20
@@ -142,9 +143,9 @@ def test_most_throughput_of_experts() -> None:
 
 @pytest.mark.parametrize(("streams", "tokens_per_s", "itl"), [(16, 5640, 2.43e-3), (64, 17307, 2.93e-3)])
 def test_bare_vllm_on_our_h200(streams: int, tokens_per_s: float, itl: float) -> None:
-    """A 1.2B Llama, bf16, 512 in and 128 out, closed loop: all streams end together, so that their prompts come at once. ITL
-    is the measured mean, (streams x 128 / tokens_per_s - TTFT p50) / 127. The growth of host time with streams was read off
-    these two rows, the rest was not."""
+    """A 1.2B Llama, bf16, 512 in and 128 out, closed loop: all streams end together, so their prompts arrive together. ITL is
+    the measured mean, (streams x 128 / tokens_per_s - TTFT p50) / 127. Only the growth of host time with streams was fitted to
+    these two rows."""
     model = Shape("1.2b", 16, 2048, 32, 8, 64, 8192, 128256, 131072, tied=True)
     worksheet = engine(model, H200)
     prefill(512, 0.0, worksheet)
@@ -156,8 +157,8 @@ def test_bare_vllm_on_our_h200(streams: int, tokens_per_s: float, itl: float) ->
         assert first == pytest.approx(0.101, rel=0.15)
 
 
-def test_disaggregated_first_token_on_our_h200() -> None:
-    """The same model, both engines on one GPU: 17.1 ms to the first token of a lone request, 15.0 from one engine."""
+def test_disaggregated_ttft_on_our_h200() -> None:
+    """The same model with both engines on one GPU: TTFT of a single request 17.1 ms, and 15.0 ms with one engine."""
     model = Shape("1.2b", 16, 2048, 32, 8, 64, 8192, 128256, 131072, tied=True)
     plan = plan_serving(model, H200, FABRIC, Load(0.1, 512, 128), Slo(0.1, 0.01), worksheet=Worksheet("test"), link="nvlink")
     assert plan.disaggregated is not None
@@ -171,7 +172,7 @@ def test_kv_bytes_per_token(model: str, published: int) -> None:
     assert engine(library.model(model), H200, 1 if model == "llama-3.1-405b" else 8)["kv_bytes_per_token"] == published
 
 
-# ---------------------------------------------------------------- whatever the figures
+# ---------------------------------------------------------------- invariants
 
 
 def test_a_larger_batch_never_lowers_step_time() -> None:
@@ -184,7 +185,7 @@ def test_a_larger_batch_never_lowers_step_time() -> None:
         assert all(more > fewer for fewer, more in pairwise(throughput))
 
 
-def test_few_tokens_meet_few_experts() -> None:
+def test_few_tokens_activate_few_experts() -> None:
     worksheet = engine(library.model("deepseek-v3"), H200, 8, "fp8")
     read = {}
     for batch in (1, 8, 4096):
@@ -200,8 +201,8 @@ def test_few_tokens_meet_few_experts() -> None:
 def test_kv_and_transfer_are_linear_in_tokens() -> None:
     short, long = chat(replace(CHAT, prompt=1000)), chat(replace(CHAT, prompt=3000), Slo(2.0, 0.04))
     assert short.kv_bytes_per_token == long.kv_bytes_per_token
-    hand_over = short.worksheet["hand_over_s"]
-    assert long.transfer_s - hand_over == pytest.approx(3 * (short.transfer_s - hand_over))
+    handoff = short.worksheet["handoff_s"]
+    assert long.transfer_s - handoff == pytest.approx(3 * (short.transfer_s - handoff))
 
 
 def test_more_load_never_lowers_latency() -> None:
@@ -227,7 +228,7 @@ def test_more_replicas_never_raise_latency() -> None:
             assert more.ttft_p99_s <= fewer.ttft_p99_s and more.ttft_p50_s <= fewer.ttft_p50_s and more.itl_s <= fewer.itl_s
 
 
-def test_plan_holds_its_slo_with_the_fewest_replicas() -> None:
+def test_plan_meets_its_slo_with_the_fewest_replicas() -> None:
     slo = Slo(ttft_s=0.4, itl_s=0.02)
     load = replace(CHAT, requests_per_s=200)
     plan = chat(load, slo)
@@ -237,13 +238,13 @@ def test_plan_holds_its_slo_with_the_fewest_replicas() -> None:
     assert fewer is None or fewer.ttft_p99_s > slo.ttft_s or fewer.itl_s > slo.itl_s
 
 
-def test_batch_is_littles_law() -> None:
+def test_batch_follows_littles_law() -> None:
     plan = chat()
     pool = plan.aggregated
     assert pool.batch == pytest.approx(CHAT.requests_per_s / pool.decode_replicas * CHAT.output * pool.itl_s, rel=1e-6)
 
 
-def test_one_engine_waits_as_pollaczek_and_khinchine_say() -> None:
+def test_wait_of_one_engine_is_pollaczek_khinchine() -> None:
     load = Load(requests_per_s=2, prompt=2000, output=10, variation=0.5)
     plan = chat(load)
     assert plan.disaggregated and plan.disaggregated.prefill_replicas == 1
@@ -252,14 +253,14 @@ def test_one_engine_waits_as_pollaczek_and_khinchine_say() -> None:
     assert part["mean_wait_s"] == pytest.approx(busy * plan.prefill_s * (1 + 0.5**2) / (2 * (1 - busy)))
 
 
-def test_disaggregation_spares_streams_the_prompts() -> None:
+def test_disaggregation_lowers_the_worst_itl() -> None:
     plan = chat()
     assert plan.disaggregated is not None
     assert plan.disaggregated.itl_worst_s < plan.aggregated.itl_worst_s / 2
 
 
-def test_prompts_from_which_remote_prefill_pays() -> None:
-    """A slower link asks for longer prompts; a cached prompt as well; latents travel cheaper than heads."""
+def test_prompt_length_from_which_remote_prefill_pays_off() -> None:
+    """Remote prefill needs longer prompts on a slower link, and where prompts are cached."""
     lengths = [chat(link=link).remote_from or 10**9 for link in ("nvlink", "pcie", "fabric")]
     assert lengths == sorted(lengths)
     assert 100 < lengths[0] < 5000
@@ -270,24 +271,24 @@ def test_prompts_from_which_remote_prefill_pays() -> None:
     assert part["held_up_s"] == pytest.approx(part["delayed_s"], rel=1e-2)
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_infeasible_plans_are_refused() -> None:
     with pytest.raises(UserError, match="GB on each GPU"):
         chat(tensor=1, precision="bf16")
     with pytest.raises(UserError, match="over ttft_s"):
         chat(slo=Slo(0.05, 0.04))
     with pytest.raises(UserError, match="over itl_s"):
         chat(slo=Slo(1.0, 0.005))
-    with pytest.raises(UserError, match="fast link"):
+    with pytest.raises(UserError, match="fast-link"):
         chat(tensor=16)
     with pytest.raises(UserError, match="does not compute in fp8"):
         describe(LLAMA_7B, A100, Worksheet("test"), precision="fp8")
-    with pytest.raises(UserError, match="no load"):
+    with pytest.raises(UserError, match="not a valid load"):
         chat(replace(CHAT, output=0))
-    with pytest.raises(UserError, match="takes"):
+    with pytest.raises(UserError, match="exceed the context"):
         chat(replace(CHAT, prompt=200_000))
 
 
-def test_plan_is_quick_and_drawn(tmp_path: Path) -> None:
+def test_plan_is_fast_and_can_be_drawn(tmp_path: Path) -> None:
     with within(2):
         plan = chat(replace(CHAT, requests_per_s=5000))
     assert plan.aggregated.dollars_per_million_tokens > 0

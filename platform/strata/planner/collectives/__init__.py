@@ -1,1 +1,1 @@
-"""Cost model of collectives, by algorithm, protocol and topology; and a lab that runs them."""
+"""Cost model of collectives by algorithm, protocol and topology, and a lab that measures them."""

@@ -1,7 +1,7 @@
-"""The algorithms of collectives step by step: in each step, who sends which chunks of its buffer to whom.
+"""Collective algorithms step by step: the chunks that each rank sends to each other rank.
 
-`run` carries the steps out on buffers that only remember whose data they hold, which proves an algorithm right without any
-numbers. In reality steps overlap, chunk by chunk; what is sent stays the same, and `patterns.py` counts with it.
+`run` executes the steps on buffers that only record the ranks whose data they hold. This proves an algorithm correct without
+numbers. A real implementation overlaps the steps chunk by chunk and sends the same bytes, which `patterns.py` counts.
 """
 
 from collections import Counter
@@ -13,7 +13,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Transfer:
-    """ "add": the target adds what comes to its own; "copy": it puts it in its place."""
+    """One send. "add": the target adds the data to its own; "copy": the target overwrites its own."""
 
     source: int
     target: int
@@ -22,13 +22,13 @@ class Transfer:
 
 
 Step = list[Transfer]
-Held = Counter[int]  # how often each rank's data are in a chunk
+Held = Counter[int]  # number of times each rank's data is in a chunk
 Buffers = list[dict[int, Held]]  # by node, then by chunk
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """`chunks` that a rank's buffer is cut into, all of one size; `nodes` are the ranks and, behind them, switches that add."""
+    """An algorithm on buffers of `chunks` equal chunks. `nodes` are the ranks, followed by switches that reduce."""
 
     name: str
     ranks: int
@@ -41,7 +41,7 @@ class Algorithm:
         return self.ranks + self.switches
 
     def sent(self, rank: int) -> float:
-        """Per byte of the buffer."""
+        """Bytes sent per byte of the buffer."""
         return sum(len(one.chunks) for step in self.steps for one in step if one.source == rank) / self.chunks
 
     def received(self, rank: int) -> float:
@@ -49,7 +49,7 @@ class Algorithm:
 
 
 def run(steps: list[Step], buffers: Buffers) -> Buffers:
-    """All transfers of a step read what was there before it."""
+    """Run the steps. All transfers of a step read the buffers as they were before the step."""
     buffers = [dict(held) for held in buffers]
     for step in steps:
         arriving = [(one, chunk, buffers[one.source][chunk]) for one in step for chunk in one.chunks]
@@ -60,25 +60,25 @@ def run(steps: list[Step], buffers: Buffers) -> Buffers:
 
 
 def own_data(algorithm: Algorithm) -> Buffers:
-    """Before an all-reduce: each rank has its own data in every chunk."""
+    """Buffers before an all-reduce: each rank has its own data in every chunk."""
     ranks: Buffers = [{chunk: Counter([rank]) for chunk in range(algorithm.chunks)} for rank in range(algorithm.ranks)]
     return ranks + [{} for _ in range(algorithm.switches)]
 
 
 def own_blocks(algorithm: Algorithm) -> Buffers:
-    """Before an all-to-all: chunk `source * ranks + target` is at its source."""
+    """Buffers before an all-to-all: chunk `source * ranks + target` is at its source."""
     n = algorithm.ranks
     return [{source * n + target: Counter([source]) for target in range(n)} for source in range(n)]
 
 
 def ring(ranks: int) -> Algorithm:
-    """Reduce-scatter, then all-gather, each once around."""
+    """Ring all-reduce: a reduce-scatter, then an all-gather, each once around the ring."""
     members, groups = list(range(ranks)), [(chunk,) for chunk in range(ranks)]
     return Algorithm("ring", ranks, ranks, reduce_scatter(members, groups) + all_gather(members, groups))
 
 
 def reduce_scatter(members: list[int], groups: Sequence[tuple[int, ...]]) -> list[Step]:
-    """Around a ring; member i ends with the sum of group i + 1 (the next one's, in a circle)."""
+    """Ring reduce-scatter. Member i ends with the sum of group i + 1, modulo the number of members."""
     n = len(members)
     return [
         [Transfer(members[i], members[(i + 1) % n], groups[(i - step) % n], "add") for i in range(n)] for step in range(n - 1)
@@ -86,7 +86,7 @@ def reduce_scatter(members: list[int], groups: Sequence[tuple[int, ...]]) -> lis
 
 
 def all_gather(members: list[int], groups: Sequence[tuple[int, ...]]) -> list[Step]:
-    """Around a ring, from where `reduce_scatter` ends."""
+    """Ring all-gather, from the state in which `reduce_scatter` ends."""
     n = len(members)
     return [
         [Transfer(members[i], members[(i + 1) % n], groups[(i + 1 - step) % n], "copy") for i in range(n)]
@@ -95,13 +95,16 @@ def all_gather(members: list[int], groups: Sequence[tuple[int, ...]]) -> list[St
 
 
 def tree(ranks: int) -> Algorithm:
-    """Sums go up, results come down."""
+    """Tree all-reduce: sums go up, results come down."""
     return Algorithm("tree", ranks, 1, up_and_down([parent(rank, ranks) for rank in range(ranks)], 0))
 
 
 def double_tree(ranks: int) -> Algorithm:
-    """A tree for each half of the buffer. The second is the first one's mirror image, or shifted by one for an odd number, so
-    that who has children in one is a leaf in the other and all send about as much."""
+    """Double binary tree: one tree for each half of the buffer.
+
+    The second tree mirrors the first, or is shifted by one rank for an odd number. Inner nodes of one tree are leaves of the
+    other, so all ranks send about the same.
+    """
     first = [parent(rank, ranks) for rank in range(ranks)]
     second: list[int | None] = [None] * ranks
     for rank, above in enumerate(first):
@@ -115,7 +118,7 @@ def _other(rank: int, ranks: int) -> int:
 
 
 def parent(rank: int, ranks: int) -> int | None:
-    """In NCCL's binary tree (`src/graph/trees.cc`): by the lowest set bit, so that every odd rank is a leaf."""
+    """Parent in NCCL's binary tree (`src/graph/trees.cc`), by the lowest set bit: every odd rank is a leaf."""
     if rank == 0:
         return None
     bit = rank & -rank
@@ -124,7 +127,8 @@ def parent(rank: int, ranks: int) -> int | None:
 
 
 def up_and_down(parents: list[int | None], chunk: int) -> list[Step]:
-    """A node sends up once it has heard from all below it, and down in the step after it has heard from above."""
+    """A reduction up the tree and a broadcast down. A node sends up once all its children have sent, and down in the step after
+    its parent has sent."""
     ranks = len(parents)
     heights, depths = [0] * ranks, [0] * ranks
     for rank in range(ranks):
@@ -145,8 +149,11 @@ def up_and_down(parents: list[int | None], chunk: int) -> list[Step]:
 
 
 def nvls(ranks: int) -> Algorithm:
-    """The switch, the node behind the last rank, adds up what it reads from all. Each rank fetches the sum of its share of the
-    chunks and sends it back once, and the switch writes it to all."""
+    """NVLink SHARP all-reduce. The switch is the node after the last rank.
+
+    The switch sums the chunks of all ranks. Each rank fetches the sum of its shard and sends it back once, and the switch
+    multicasts it.
+    """
     switch, everything = ranks, tuple(range(ranks))
     steps: list[Step] = [
         [Transfer(rank, switch, everything, "add") for rank in range(ranks)],
@@ -158,8 +165,8 @@ def nvls(ranks: int) -> Algorithm:
 
 
 def halving_doubling(ranks: int) -> Algorithm:
-    """Pairs at half the distance exchange halves of what they still add up, then all the way back. Ranks beyond the largest power
-    of two hand their data to a partner first and get the result in the end."""
+    """Recursive halving and doubling. Ranks beyond the largest power of two send their data to a partner first and receive the
+    result at the end."""
     core = 1 << (ranks.bit_length() - 1)
     everything = tuple(range(core))
     before: Step = [Transfer(rank, rank - core, everything, "add") for rank in range(core, ranks)]
@@ -167,7 +174,7 @@ def halving_doubling(ranks: int) -> Algorithm:
     halving: list[Step] = []
     distance = core // 2
     while distance:
-        # A rank keeps the chunks that agree with it in all bits seen so far; its partner's half it gives away.
+        # A rank keeps the chunks whose leading bits equal its own and sends its partner's half.
         halving.append([_exchange(rank, distance, core, "add") for rank in range(core)])
         distance //= 2
     doubling: list[Step] = [[Transfer(one.target, one.source, one.chunks, "copy") for one in step] for step in reversed(halving)]
@@ -182,7 +189,7 @@ def _exchange(rank: int, distance: int, core: int, action: Literal["copy", "add"
 
 
 def pairwise(ranks: int) -> Algorithm:
-    """All-to-all: in step k everyone sends to the k-th rank after it."""
+    """Pairwise all-to-all: in step k each rank sends to the k-th rank after it."""
     steps: list[Step] = [
         [Transfer(rank, (rank + distance) % ranks, (rank * ranks + (rank + distance) % ranks,), "copy") for rank in range(ranks)]
         for distance in range(1, ranks)
@@ -191,7 +198,8 @@ def pairwise(ranks: int) -> Algorithm:
 
 
 def hierarchical(inside: int, domains: int) -> Algorithm:
-    """Reduce-scatter in each domain, all-reduce of each share between domains, all-gather in each domain; rings throughout."""
+    """Hierarchical all-reduce of rings: reduce-scatter in each domain, all-reduce of each shard between domains, all-gather in
+    each domain."""
     shares = [tuple(range(share * domains, (share + 1) * domains)) for share in range(inside)]
     domain = [list(range(first, first + inside)) for first in range(0, inside * domains, inside)]
     scatter = together([reduce_scatter(members, shares) for members in domain])
@@ -204,7 +212,7 @@ def hierarchical(inside: int, domains: int) -> Algorithm:
 
 
 def together(parts: Iterable[list[Step]]) -> list[Step]:
-    """The steps of several groups at the same time."""
+    """Steps of several groups, merged to run concurrently."""
     return [[one for step in steps if step for one in step] for steps in zip_longest(*parts)]
 
 

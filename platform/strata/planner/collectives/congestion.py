@@ -1,34 +1,33 @@
-"""What the network between domains loses where traffic leaves a leaf switch: to too few uplinks, and to flows that were hashed
-onto the same one.
+"""Network congestion above the leaf switches: oversubscribed uplinks, and flows hashed onto the same path.
 
-A slowdown is how many times longer the traffic takes than at the cards' own rate. It never falls as oversubscription rises.
+A slowdown is the time of the traffic over its time at the rate of the network cards. It never falls as oversubscription rises.
 """
 
 import math
 from functools import lru_cache
 from typing import Literal
 
-# Half of a 25.6 Tb/s switch, the largest of the years of H100 (Quantum-2, Tomahawk 4), looks down: 32 ports of 400 Gb/s. Its
-# uplinks are counted as 32 at any oversubscription, which only makes them slower.
+# Half of the ports of a 25.6 Tb/s switch (Quantum-2, Tomahawk 4; the largest of the H100's years) are downlinks: 32 ports of
+# 400 Gb/s. The model has 32 uplinks at any oversubscription and lowers their rate.
 LEAF_BANDWIDTH = 32 * 50e9
 PATHS = 32
 
-# Flows of one card at a time. NCCL gives a card 2 channels and opens 2 connections on each; in an all-to-all a rank sends to 8
-# peers at once.
+# Concurrent flows of one card. NCCL uses 2 channels per card and 2 connections per channel. In an all-to-all a rank sends to 8
+# peers concurrently.
 FLOWS = 4
 FLOWS_ALL_TO_ALL = 8 * FLOWS
-# InfiniBand's switches choose an emptier port for every packet: what is thrown onto the paths are the packets that a card has
-# on its way, 50 GB/s for 10 us in pieces of 4 KiB.
+# InfiniBand switches choose a less loaded port for every packet. The balls of the balls-into-bins model are the packets that a
+# card has in flight: 50 GB/s for 10 us in packets of 4 KiB.
 PACKETS = 120
 
 Traffic = Literal["neighbours", "far", "everyone"]
 
 
 def crossing(traffic: Traffic, topology: str, domains: int, inside: int, domain_bandwidth: float) -> float:
-    """The share of what a domain's cards send that goes up from its leaf switch.
+    """Share of a domain's network traffic that leaves its leaf switch.
 
-    Rings and trees are laid along the domains, so that of a leaf's domains only one at a time has its neighbour elsewhere. On
-    rails, a rank's peers hang from its own rail's switches; only an all-to-all has traffic from one rail to another.
+    Rings and trees follow the order of the domains, so only one domain of a leaf has its neighbour under another leaf. In a
+    rail-optimized network a rank's peers are on its own rail; only an all-to-all sends from one rail to another.
     """
     if domains <= 1:
         return 0.0
@@ -48,23 +47,25 @@ def crossing(traffic: Traffic, topology: str, domains: int, inside: int, domain_
 
 @lru_cache(maxsize=4096)
 def slowdown(traffic: Traffic, kind: str, share: float, oversubscription: float) -> float:
-    """`share` of the cards' traffic goes up, where there is 1/oversubscription of their bandwidth: each path is asked for
-    share x oversubscription of what it can carry on average, and the fullest one sets the pace.
+    """Slowdown of traffic of which `share` leaves the leaf switch.
 
-    RoCE hashes whole flows onto paths: with `flows` a card, the fullest of n paths holds the expected maximum of n Poisson
-    numbers of mean flows x share x oversubscription. InfiniBand's adaptive routing is balls into the emptier of two bins, whose
-    fullest has log2(ln n) more than the mean (Azar, Broder, Karlin and Upfal, 1994).
+    The uplinks have 1/oversubscription of the cards' bandwidth, so the mean load of a path is share x oversubscription. The most
+    loaded path sets the pace.
+
+    RoCE hashes whole flows onto paths: with `flows` per card, the load of the fullest of n paths is the expected maximum of n
+    Poisson numbers of mean flows x share x oversubscription. InfiniBand's adaptive routing places each ball into the emptier of
+    two bins; the fullest bin has log2(ln n) more than the mean (Azar, Broder, Karlin and Upfal, 1994).
     """
-    asked = share * oversubscription
-    if asked == 0:
+    load = share * oversubscription
+    if load == 0:
         return 1.0
     if kind == "infiniband":
-        return max(1.0, asked + math.log2(math.log(PATHS)) / PACKETS)
+        return max(1.0, load + math.log2(math.log(PATHS)) / PACKETS)
     flows = FLOWS_ALL_TO_ALL if traffic == "everyone" else FLOWS
-    return max(1.0, fullest(PATHS, flows * asked) / flows)
+    return max(1.0, expected_maximum(PATHS, flows * load) / flows)
 
 
-def fullest(paths: int, mean: float) -> float:
+def expected_maximum(paths: int, mean: float) -> float:
     """E[max of n Poisson numbers] = sum over k >= 1 of 1 - P(X < k)^n."""
     expected, below, term, k = 0.0, 0.0, math.exp(-mean), 0
     while k < mean or 1 - below > 1e-12:

@@ -1,11 +1,11 @@
-"""How long one collective takes, by the algorithm and protocol that NCCL would choose.
+"""Time of a collective under the algorithm and protocol that NCCL would choose.
 
-An algorithm is an entry of `patterns.py`: what the busiest rank sends inside its NVLink domain and out of it, and how many hops
-follow one another. With the figures of `nccl.py` it becomes a `Plan` for a place, of which `cost` takes the quickest at a size:
+An algorithm is an entry of `patterns.py`: the bytes that the busiest rank sends inside its NVLink domain and out of it, and the
+number of sequential hops. The constants of `nccl.py` make it a `Plan` for a place. `cost` chooses the fastest plan for a size:
 
     seconds = launch + latency + max(time inside, time outside) + filling the pipeline
 
-Inside and outside go on at the same time, since every algorithm passes chunks on as they come.
+Transfers inside and outside overlap, since every algorithm forwards chunks as they arrive.
 """
 
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ from strata.platform.hardware.specs import Fabric, Gpu
 
 @dataclass(frozen=True)
 class Links:
-    """What of a GPU and a fabric collectives depend on, so that results can be cached by it. Line rates, bytes a second."""
+    """Properties of a GPU and a fabric that collectives depend on; a cache key. Line rates in bytes per second."""
 
     link: float
-    adds: float  # rate of adding in the switch as data pass; 0: it cannot
-    card: float  # of the network cards that are one GPU's own
-    cards: float  # of a domain's together
+    adds: float  # rate of in-switch reduction (NVLink SHARP); 0: not supported
+    card: float  # network cards of one GPU
+    cards: float  # network cards of a domain together
     kind: str
     topology: str
     oversubscription: float
@@ -34,8 +34,11 @@ class Links:
 
 @dataclass(frozen=True)
 class Cost:
-    """`wire_bytes_*` is what the busiest rank sends over its link and over its network card. `busbw` is NCCL's bus bandwidth:
-    what a ring's links would carry in that time."""
+    """Time of a collective and the choice behind it.
+
+    `wire_bytes_*` are the bytes that the busiest rank sends over its link and over its network card. `busbw` is NCCL's bus
+    bandwidth: the rate of a ring's links in that time.
+    """
 
     seconds: float
     algorithm: str
@@ -50,7 +53,7 @@ NOTHING = Cost(0.0, "none", "none", 0.0, 0.0, 0.0)
 
 @dataclass(frozen=True)
 class Plan:
-    """A pattern under one protocol at one place, down to all that its time depends on besides the size."""
+    """A pattern under one protocol at one place, with every term of its time except the size."""
 
     pattern: Pattern
     protocol: nccl.Protocol
@@ -68,27 +71,27 @@ class Plan:
     slowdown: float
     inside_rate: float
     outside_rate: float
-    pace: float  # seconds per byte of the slower of the two, once all is under way
+    pace: float  # seconds per byte of the slower of the two, in steady state
     least: float  # bytes of the buffer in a round
     most: float
     rounds: float
     handshake: float  # seconds before each round
-    fill: float  # seconds per byte of a round, until the first has come through all hops
+    fill: float  # seconds per byte of a round, until the first round has passed all hops
 
-    def piece(self, size: float) -> float:
-        """Bytes of the buffer that go in one round."""
+    def round_bytes(self, size: float) -> float:
+        """Bytes of the buffer in one round."""
         return min(size, max(self.least, min(self.most, size / self.rounds)))
 
     def seconds(self, size: float) -> float:
-        """From the kernel's start. `explain` writes the same down line by line."""
-        piece = self.piece(size)
-        inside = size * self.inside / self.inside_rate + self.handshake * size / piece
+        """Seconds from the kernel's start. `explain` has the same formula line by line."""
+        round_bytes = self.round_bytes(size)
+        inside = size * self.inside / self.inside_rate + self.handshake * size / round_bytes
         outside = size * self.outside / self.outside_rate
-        return self.latency + max(inside, outside) + piece * self.fill
+        return self.latency + max(inside, outside) + round_bytes * self.fill
 
 
 def links(gpu: Gpu, fabric: Fabric, launch: float = nccl.LAUNCH) -> Links:
-    """`launch` 0: the host runs ahead, as in a training step."""
+    """Links of a GPU in a fabric. Use `launch` 0 where the host runs ahead of the GPU, as in a training step."""
     adding = nccl.NVLS_HOPPER if gpu.link <= nccl.HOPPER_LINK else nccl.NVLS_BLACKWELL
     return Links(
         link=gpu.link,
@@ -104,24 +107,25 @@ def links(gpu: Gpu, fabric: Fabric, launch: float = nccl.LAUNCH) -> Links:
 
 @lru_cache(maxsize=2**17)
 def cost(kind: Kind, size: float, place: Place, links: Links) -> Cost:
-    """`size` is the whole buffer of a rank: what is gathered, or what is to be reduced or scattered."""
+    """Cost under the fastest algorithm and protocol. `size` is the whole buffer of a rank: the gathered result, or the input of
+    a reduction."""
     if size <= 0 or (place.ranks == 1 and kind != "send"):
         return NOTHING
-    quickest, seconds = None, inf
+    fastest, seconds = None, inf
     for plan in plans(kind, place, links):
         if plan.latency + size * plan.pace < seconds and (taken := plan.seconds(size)) < seconds:
-            quickest, seconds = plan, taken
-    assert quickest is not None
-    return _as_cost(quickest, kind, size, place, links.launch + seconds)
+            fastest, seconds = plan, taken
+    assert fastest is not None
+    return _as_cost(fastest, kind, size, place, links.launch + seconds)
 
 
 def costs_of_all(kind: Kind, size: float, place: Place, links: Links) -> list[Cost]:
-    """Of every algorithm and protocol, for comparison."""
+    """Costs of every algorithm and protocol, for comparison."""
     return [_as_cost(plan, kind, size, place, links.launch + plan.seconds(size)) for plan in plans(kind, place, links)]
 
 
 def bus_factor(kind: Kind, ranks: int) -> float:
-    """What a ring's links carry, per byte of the buffer."""
+    """Bytes over a ring's links per byte of the buffer."""
     match kind:
         case "all_reduce":
             return 2 * (ranks - 1) / ranks
@@ -138,7 +142,7 @@ def _as_cost(plan: Plan, kind: Kind, size: float, place: Place, seconds: float) 
 
 @lru_cache(maxsize=2**14)
 def plans(kind: Kind, place: Place, links: Links) -> tuple[Plan, ...]:
-    """All that NCCL could choose from."""
+    """Plans that NCCL could choose from."""
     found = []
     for pattern in PATTERNS[kind]:
         if _possible(pattern.algorithm, place, links):
@@ -173,12 +177,12 @@ def _protocols(algorithm: Algorithm) -> tuple[nccl.Protocol, ...]:
 
 def _place_worksheet(pattern: Pattern, place: Place) -> Worksheet:
     worksheet = Worksheet(f"{pattern.algorithm}: {pattern.why}")
-    worksheet.given("inside", place.inside, "", "ranks in one NVLink domain")
+    worksheet.given("inside", place.inside, "", "ranks per NVLink domain")
     worksheet.given("domains", place.domains, "", "domains that the group spans")
     worksheet.work_out("ranks", "inside * domains")
     worksheet.given("leaving", float(place.domains > 1), "", "whether anything leaves a domain")
-    worksheet.work_out("hops_inside", pattern.hops_inside, "", "hops over the link that follow one another")
-    worksheet.work_out("hops_outside", pattern.hops_outside, "", "hops over the network that follow one another")
+    worksheet.work_out("hops_inside", pattern.hops_inside, "", "sequential hops over the link")
+    worksheet.work_out("hops_outside", pattern.hops_outside, "", "sequential hops over the network")
     worksheet.work_out("inside_wire", pattern.inside, "", "bytes the busiest rank sends over its link, per byte of the buffer")
     worksheet.work_out("outside_wire", pattern.outside, "", "bytes it sends over its network card, per byte of the buffer")
     return worksheet
@@ -231,14 +235,14 @@ def _latencies(pattern: Pattern, protocol: nccl.Protocol, kind: Kind, place: Pla
     if pattern.algorithm == "ring" and place.domains > 1:
         hop_inside = max(hop_inside, nccl.POST[protocol])
         if place.inside == 1:
-            hop_outside = nccl.HOP_OUTSIDE["tree"][protocol]  # no hops inside to hide behind
+            hop_outside = nccl.HOP_OUTSIDE["tree"][protocol]  # no hops inside that could hide it
     if pattern.algorithm == "ring" and protocol == "Simple" and kind == "all_reduce":
         base, hop_inside, hop_outside = (nccl.PLATEAU * seconds for seconds in (base, hop_inside, hop_outside))
     return base, hop_inside, hop_outside
 
 
 def _shares(algorithm: Algorithm, protocol: nccl.Protocol, links: Links) -> tuple[float, float]:
-    """Of the line rates of link and card."""
+    """Shares of the line rates of link and card that an algorithm and protocol reach."""
     match algorithm:
         case "tree" | "double_tree":
             return nccl.LINK * nccl.TREE_SHARE[protocol], nccl.CARD * nccl.TREE_SHARE_OUTSIDE[protocol]
@@ -255,15 +259,17 @@ def _shares(algorithm: Algorithm, protocol: nccl.Protocol, links: Links) -> tupl
 
 
 def _rounds(algorithm: Algorithm, protocol: nccl.Protocol, place: Place) -> tuple[float, float, float, float]:
-    """Least and most bytes of the buffer in a round, how many rounds it is cut into between them, and what a round waits for.
-    Rings and pairs keep every link busy from the first step: one round."""
-    on_its_way = nccl.CHANNELS * place.inside
+    """Least and most bytes of the buffer per round, the number of rounds between them, and the handshake before a round.
+
+    Rings and pairs use every link from the first step: one round.
+    """
+    in_flight = nccl.CHANNELS * place.inside
     match algorithm:
         case "nvls":
-            least, most = on_its_way * nccl.NVLS_CHUNK_LEAST, on_its_way * nccl.NVLS_CHUNK_MOST
+            least, most = in_flight * nccl.NVLS_CHUNK_LEAST, in_flight * nccl.NVLS_CHUNK_MOST
             return least, most, nccl.NVLS_ROUNDS, nccl.NVLS_HANDSHAKE
         case "nvls_tree":
-            return 0.0, on_its_way * nccl.NVLS_TREE_CHUNK, 1.0, 0.0  # NVLS_TREE was measured with its handshakes
+            return 0.0, in_flight * nccl.NVLS_TREE_CHUNK, 1.0, 0.0  # the measured NVLS_TREE includes its handshakes
         case "tree" | "double_tree" | "chain":
             return 0.0, nccl.CHANNELS * nccl.CHUNK[protocol], 1.0, 0.0
         case _:
@@ -277,7 +283,7 @@ def _slowdown(kind: Kind, place: Place, links: Links) -> float:
 
 
 def explain(kind: Kind, size: float, place: Place, links: Links) -> Worksheet:
-    """How the time of the chosen algorithm comes about; the last line is `cost`'s."""
+    """Derivation of the chosen algorithm's time, as a worksheet. The last line equals `cost`."""
     chosen = cost(kind, size, place, links)
     if chosen is NOTHING:
         worksheet = Worksheet(f"{kind}: nothing to do")
@@ -297,25 +303,25 @@ def explain(kind: Kind, size: float, place: Place, links: Links) -> Worksheet:
     worksheet.given("hop_outside", plan.hop_outside, "s", f"NCCL's latency of a hop over the network in {plan.protocol}")
     worksheet.work_out("latency", "base + hops_inside * hop_inside + hops_outside * hop_outside", "s")
     worksheet.given("link", links.link, "B/s", "the link's line rate")
-    worksheet.given("link_share", plan.link_share, "", "of it that this algorithm and protocol reach")
+    worksheet.given("link_share", plan.link_share, "", "share of the line rate that this algorithm and protocol reach")
     worksheet.work_out("inside_rate", "link * link_share", "B/s")
     if plan.fill:
-        worksheet.given("least", plan.least, "B", "of the buffer in a round")
-        worksheet.given("most", plan.most, "B", "of the buffer in a round")
-        worksheet.given("rounds", plan.rounds, "", "that it is cut into, if that stays between them")
-        worksheet.work_out("piece", "min(size, max(least, min(most, size / rounds)))", "B", "of the buffer in a round")
+        worksheet.given("least", plan.least, "B", "smallest part of the buffer in a round")
+        worksheet.given("most", plan.most, "B", "largest part of the buffer in a round")
+        worksheet.given("rounds", plan.rounds, "", "rounds, where their size is within these limits")
+        worksheet.work_out("round_bytes", "min(size, max(least, min(most, size / rounds)))", "B", "of the buffer in a round")
         worksheet.given("handshake", plan.handshake, "s", "before each round")
-        worksheet.work_out("inside_seconds", "size * inside_wire / inside_rate + handshake * size / piece", "s")
+        worksheet.work_out("inside_seconds", "size * inside_wire / inside_rate + handshake * size / round_bytes", "s")
     else:
         worksheet.work_out("inside_seconds", "size * inside_wire / inside_rate", "s")
     worksheet.given("card", plan.card, "B/s", "a rank's share of the network cards, at line rate")
-    worksheet.given("card_share", plan.card_share, "", "of it that this algorithm and protocol reach")
-    worksheet.given("slowdown", plan.slowdown, "", "by oversubscription and colliding flows")
+    worksheet.given("card_share", plan.card_share, "", "share of the line rate that this algorithm and protocol reach")
+    worksheet.given("slowdown", plan.slowdown, "", "from oversubscription and colliding flows")
     worksheet.work_out("outside_rate", "card * card_share / slowdown", "B/s")
     worksheet.work_out("outside_seconds", "size * outside_wire / outside_rate", "s")
     if plan.fill:
-        way = "hops_inside / inside_rate + hops_outside / (inside * outside_rate)"
-        worksheet.work_out("fill", f"piece * ({way})", "s", "until the first round has come through all hops")
+        hops = "hops_inside / inside_rate + hops_outside / (inside * outside_rate)"
+        worksheet.work_out("fill", f"round_bytes * ({hops})", "s", "until the first round has passed all hops")
     else:
         worksheet.given("fill", 0.0, "s", "every link is busy from the first step")
     worksheet.work_out("seconds", "launch + latency + max(inside_seconds, outside_seconds) + fill", "s")

@@ -1,4 +1,4 @@
-"""The collectives lab: algorithms step by step, their cost against size, and the real thing on this machine beside it."""
+"""Collectives lab: algorithms step by step, predicted time by size, and measurements on this machine."""
 
 import json
 import os
@@ -32,7 +32,7 @@ MEASURE_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class Crossover:
-    """From `size` on, `after` is the quicker."""
+    """The size from which `after` is faster than `before`."""
 
     size: float
     before: str
@@ -41,7 +41,7 @@ class Crossover:
 
 @dataclass(frozen=True)
 class Measured:
-    """`anchor`: one of the two sizes that the prediction was taken from, so that it is met by construction."""
+    """A measured and a predicted time. `anchor` marks the two sizes that the prediction was fitted to."""
 
     kind: Measurable
     size: int
@@ -52,7 +52,7 @@ class Measured:
 
 
 def show(name: str, ranks: int, inside: int | None = None) -> Table:
-    """Who sends what to whom. `inside` is the size of a domain, for the hierarchical algorithm alone."""
+    """Table of the transfers of each step. `inside` is the size of a domain, for the hierarchical algorithm only."""
     algorithm = _algorithm(name, ranks, inside)
     sent = [algorithm.sent(rank) for rank in range(ranks)]
     spread = f"{min(sent):.3g}" if min(sent) == max(sent) else f"{min(sent):.3g} to {max(sent):.3g}"
@@ -60,7 +60,7 @@ def show(name: str, ranks: int, inside: int | None = None) -> Table:
     caption = f"{work}. + adds, = copies"
     table = Table(title=f"{name}, {ranks} ranks", box=None, header_style="bold", caption=caption, caption_justify="left")
     table.add_column("step", justify="right")
-    table.add_column("who → whom: chunks")
+    table.add_column("source → target: chunks")
     for number, step in enumerate(algorithm.steps, 1):
         table.add_row(str(number), Text("   ".join(_transfer(one, algorithm) for one in step)))
     return table
@@ -73,7 +73,7 @@ def _algorithm(name: str, ranks: int, inside: int | None) -> Algorithm:
         if not inside or ranks % inside:
             raise UserError(
                 f"The hierarchical algorithm needs domains of one size, not {ranks} ranks in domains of {inside}.",
-                "Give the ranks of one domain, a divisor of all ranks.",
+                "Set the ranks per domain to a divisor of all ranks.",
             )
         return algorithms.hierarchical(inside, ranks // inside)
     if name not in algorithms.BY_NAME:
@@ -85,18 +85,18 @@ def _algorithm(name: str, ranks: int, inside: int | None) -> Algorithm:
 def _transfer(one: Transfer, algorithm: Algorithm) -> str:
     source, target = (f"{node}" if node < algorithm.ranks else "switch" for node in (one.source, one.target))
     if algorithm.name == "pairwise":
-        return f"{source}→{target}"  # the block for whom it is sent to
+        return f"{source}→{target}"  # the block of its target
     return f"{source}→{target}:{'+' if one.action == 'add' else '='}{_ranges(one.chunks)}"
 
 
 def _ranges(chunks: tuple[int, ...]) -> str:
-    """0, 1, 2, 5 as 0-2,5."""
+    """Compact form: 0, 1, 2, 5 is written 0-2,5."""
     runs = [[chunk for _, chunk in run] for _, run in groupby(enumerate(sorted(chunks)), lambda pair: pair[1] - pair[0])]
     return ",".join(f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def by_algorithm(kind: Kind, size: float, place: Place, links: Links) -> dict[str, float]:
-    """Seconds of each algorithm under its quickest protocol. NCCL has no hierarchical all-reduce of rings; here it is the three
+    """Seconds of each algorithm under its fastest protocol. NCCL has no hierarchical all-reduce of rings; here it is the three
     calls that a program would make."""
     seconds: dict[str, float] = {}
     for one in costs_of_all(kind, size, place, links):
@@ -112,7 +112,7 @@ def by_algorithm(kind: Kind, size: float, place: Place, links: Links) -> dict[st
 
 
 def crossovers(kind: Kind, place: Place, links: Links) -> list[Crossover]:
-    """The sizes at which another algorithm or protocol becomes the quickest, to a thousandth."""
+    """Sizes at which another algorithm or protocol becomes the fastest, to a thousandth."""
     found = []
     for low, high in pairwise(SIZES):
         while (before := _name(cost(kind, low, place, links))) != _name(cost(kind, high, place, links)):
@@ -129,14 +129,14 @@ def crossovers(kind: Kind, place: Place, links: Links) -> list[Crossover]:
 
 
 def costs(kind: Kind, place: Place, links: Links) -> Table:
-    """Time and bus bandwidth against size; the quickest algorithm, and when it changes."""
+    """Table of time and bus bandwidth by size, with the fastest algorithm."""
     names = list(by_algorithm(kind, SIZES[0], place, links))
     changes = [f"from {_bytes(one.size)} {one.after} instead of {one.before}" for one in crossovers(kind, place, links)]
     where = f"{place.domains} domains of {place.inside} ranks" if place.domains > 1 else f"{place.inside} ranks in one domain"
     caption = Text("\n".join(changes) or "the same algorithm at every size")
     table = Table(title=f"{kind}, {where}", box=None, header_style="bold", caption=caption, caption_justify="left")
     table.add_column("size", justify="right")
-    table.add_column("quickest")
+    table.add_column("fastest")
     for column in ("time", "bus GB/s", *names):
         table.add_column(column, justify="right")
     previous = ""
@@ -181,10 +181,10 @@ def plot(kind: Kind, place: Place, links: Links, path: Path) -> None:
 def measure(
     ranks: int, sizes: Sequence[int], kinds: Sequence[Measurable] = MEASURABLE, links: Links | None = None
 ) -> list[Measured]:
-    """The real collectives between `ranks` processes on this machine: NCCL where there is a GPU for each, else gloo.
+    """Measure collectives between `ranks` processes on this machine: NCCL where there is a GPU for each, otherwise gloo.
 
-    With `links` of this machine's GPUs, NCCL is held against the model. Gloo's latency and bandwidth are in no catalogue: there
-    the smallest and the largest size give both (time = alpha + beta x size), and what is predicted are the sizes between.
+    With the `links` of this machine's GPUs, NCCL is compared with the model. Gloo's latency and bandwidth are in no catalogue:
+    the smallest and the largest size determine both (time = alpha + beta x size), and the sizes between them are predicted.
     """
     if ranks < 2 or len(sizes) < 2:
         raise UserError(f"{ranks} ranks and {len(sizes)} sizes are too few to measure.", "Choose at least 2 of each.")
@@ -210,7 +210,7 @@ def measure(
 
 def measured_table(results: list[Measured]) -> Table:
     anchored = any(one.anchor for one in results)
-    note = "* alpha and beta of time = alpha + beta x size are taken from these two; between them it is a prediction"
+    note = "* alpha and beta of time = alpha + beta x size are fitted to these two sizes; the others are predicted"
     table = Table(box=None, header_style="bold", caption=note if anchored else None, caption_justify="left")
     table.add_column("collective")
     for column in ("size", "measured", "predicted", "error"):
@@ -222,7 +222,7 @@ def measured_table(results: list[Measured]) -> Table:
 
 
 def _whole(size: int, ranks: int) -> int:
-    """A buffer of as many 4-byte numbers for each rank."""
+    """Round to a buffer with the same number of 4-byte values for each rank."""
     return max(1, round(size / (4 * ranks))) * 4 * ranks
 
 
@@ -253,7 +253,7 @@ def _run_workers(backend: str, ranks: int, sizes: list[int], kinds: Sequence[Mea
 
 
 def _await(workers: list[subprocess.Popen[bytes]]) -> None:
-    """Until all have ended well, one has failed, or time is up."""
+    """Wait until all workers have succeeded, one has failed, or the time limit has passed."""
     deadline = time.monotonic() + MEASURE_SECONDS
     while time.monotonic() < deadline:
         codes = [worker.poll() for worker in workers]

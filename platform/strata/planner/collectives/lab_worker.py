@@ -1,4 +1,4 @@
-"""One rank of the collectives lab's measurement: `python -m strata.planner.collectives.lab_worker JOB`."""
+"""Worker process of the collectives lab, one per rank: `python -m strata.planner.collectives.lab_worker JOB`."""
 
 import json
 import sys
@@ -47,8 +47,8 @@ def call(kind: str, size: int, ranks: int, device: torch.device) -> Callable[[],
 
 
 def seconds_of(collective: Callable[[], object], device: torch.device) -> float:
-    """The best of a few rounds of as many calls as fill a twentieth of a second, since others on the machine only add to it; all
-    ranks agree on how many."""
+    """Seconds per call, the minimum of a few rounds, since other processes can only add time. A round has as many calls as fill a
+    twentieth of a second; rank 0 broadcasts the number."""
     once = min(_timed(collective, 1, device) for _ in range(WARMUP))
     calls = torch.tensor(float(min(MOST_CALLS, max(1, int(ROUND_SECONDS / once)))), device=device)
     dist.broadcast(calls, 0)

@@ -1,6 +1,6 @@
-"""What each algorithm of a collective sends where, as formulas over the place of its ranks.
+"""Bytes and hops of each collective algorithm, as formulas over the placement of its ranks.
 
-`algorithms.py` has the same algorithms step by step; a test holds the bytes of the two against each other.
+`algorithms.py` has the same algorithms step by step; a test compares the bytes of the two.
 """
 
 from dataclasses import dataclass
@@ -15,9 +15,11 @@ Algorithm = Literal["ring", "tree", "double_tree", "nvls", "nvls_tree", "pat", "
 
 @dataclass(frozen=True)
 class Place:
-    """Where a group's ranks are: `inside` of them in each of `domains` NVLink domains, while `shared` such groups use a domain's
-    network cards at the same time (8 for data parallelism over nodes of 8 tensor-parallel ranks). For a send, `domains` is how
-    far the two may be apart, in domains; 1: the same one."""
+    """Placement of a group's ranks: `inside` ranks in each of `domains` NVLink domains.
+
+    `shared` groups use a domain's network cards concurrently (8 for data parallelism over nodes of 8 tensor-parallel ranks). For
+    a send, `domains` is the largest distance between the two ranks, in domains; 1 means the same domain.
+    """
 
     inside: int
     domains: int = 1
@@ -30,19 +32,22 @@ class Place:
 
 @dataclass(frozen=True)
 class Pattern:
-    """One algorithm for one kind. Formulas over `ranks`, `inside`, `domains` and `leaving` (1 where there are several domains, 0
-    in one): bytes sent by the busiest rank per byte of the buffer, and hops that follow one another."""
+    """One algorithm for one kind of collective.
+
+    Formulas over `ranks`, `inside`, `domains` and `leaving` (1 with several domains, 0 with one): bytes sent by the busiest rank
+    per byte of the buffer, and sequential hops.
+    """
 
     algorithm: Algorithm
     inside: str
     outside: str
     hops_inside: str
     hops_outside: str
-    family: str  # whose latencies of nccl.py it has
+    family: str  # key of its latencies in nccl.py
     why: str
 
 
-_RING = "many rings, each of which leaves a domain once, by another rank and card"
+_RING = "many rings, each leaving a domain once, through a different rank and card"
 _TREE = "a chain inside the domain (as NCCL builds it), a tree between domains"
 _ONE_WAY = (  # half of an all-reduce
     Pattern(
@@ -61,7 +66,7 @@ _ONE_WAY = (  # half of an all-reduce
         "0",
         "ceil(log2(domains))",
         "pat",
-        "a tree from every rank, all at once; NCCL has it for one rank a domain",
+        "a tree from every rank, concurrently; NCCL supports it for one rank per domain",
     ),
 )
 PATTERNS: dict[Kind, tuple[Pattern, ...]] = {
@@ -78,11 +83,11 @@ PATTERNS: dict[Kind, tuple[Pattern, ...]] = {
         Pattern(
             "double_tree",
             "min(inside - 1, 2)",
-            "leaving * min(domains, 4) / 2 / inside",  # half the buffer in each tree; who is busy in one is a leaf of the other
+            "leaving * min(domains, 4) / 2 / inside",  # half the buffer in each tree; inner nodes of one are leaves of the other
             "2 * (inside - 1)",
             "2 * ceil(log2(domains))",
             "tree",
-            _TREE + ", and another for the other half of the buffer, with the first one's leaves on top",
+            _TREE + ", and a second tree for the other half of the buffer, with the leaves of the first as inner nodes",
         ),
         Pattern(
             "tree",
@@ -95,12 +100,12 @@ PATTERNS: dict[Kind, tuple[Pattern, ...]] = {
         ),
         Pattern(
             "nvls",
-            "(ranks + 1) / ranks",  # all of it up, and a rank's share of the sums once more, which the switch multiplies
+            "(ranks + 1) / ranks",  # the whole buffer up, and a rank's shard of the sums once more, which the switch multicasts
             "0",
             "1",
             "0",
             "nvls",
-            "the switch adds as it reads from all ranks, and writes to all at once",
+            "the switch reduces while it reads from all ranks, and multicasts the result",
         ),
         Pattern(
             "nvls_tree",
@@ -109,7 +114,7 @@ PATTERNS: dict[Kind, tuple[Pattern, ...]] = {
             "1",
             "2 * ceil(log2(domains))",
             "nvls",
-            "in-switch adding inside the domain, a double tree per rank between domains",
+            "in-switch reduction inside the domain, a double tree per rank between domains",
         ),
     ),
     "all_gather": _ONE_WAY,
@@ -122,7 +127,7 @@ PATTERNS: dict[Kind, tuple[Pattern, ...]] = {
             "ranks - domains",
             "domains - 1",
             "ring",
-            "passed on chunk by chunk",
+            "forwarded chunk by chunk",
         ),
     ),
     "all_to_all": (
@@ -130,15 +135,15 @@ PATTERNS: dict[Kind, tuple[Pattern, ...]] = {
             "pairwise",
             "(inside - 1) / ranks",
             "(ranks - inside) / ranks",
-            f"ceil((inside - 1) / {nccl.PEERS_AT_ONCE})",
-            f"ceil((ranks - inside) / {nccl.PEERS_AT_ONCE})",
+            f"ceil((inside - 1) / {nccl.CONCURRENT_PEERS})",
+            f"ceil((ranks - inside) / {nccl.CONCURRENT_PEERS})",
             "ring",
             "every rank to every other, 8 at a time",
         ),
     ),
     "send": (Pattern("direct", "1 - leaving", "leaving", "1 - leaving", "leaving", "ring", "one rank to another"),),
 }
-# How far what leaves a domain goes.
+# Distance of the traffic that leaves a domain.
 TRAFFIC: dict[Kind, Traffic] = {
     "all_reduce": "neighbours",
     "all_gather": "neighbours",

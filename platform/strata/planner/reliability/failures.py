@@ -1,9 +1,9 @@
-"""What failures cost a training run: how often something breaks, how often to save, and the share of time that is useful.
+"""Failure model of a training run: mean time between failures, checkpoint interval and goodput.
 
-Failures are Poisson. Between two of them a run saves every `interval`; it stands still for `stall` at each save, a save can be
-relied upon `lag` after that, and a failure costs the time until it is `back` plus all work since the last save that could be
-relied upon. The mean over whole lives of a run, from one restart to the next failure, then gives the useful share of time
-exactly (GOODPUT below, failures coming `every`; without lag it is Daly's, FGCS 2006).
+Failures are Poisson with mean distance `every`. A run saves a checkpoint every `interval` and stalls for `stall` at each save. A
+checkpoint is durable `lag` after the stall. A failure costs the time until the run is `back`, and all work since the last
+durable checkpoint. The mean over the cycles from one restart to the next failure is the exact goodput (GOODPUT below; without
+lag it is Daly's formula, FGCS 2006).
 """
 
 import math
@@ -23,31 +23,31 @@ Mode = Literal["blocking", "asynchronous", "peer-memory"]
 MODES: tuple[Mode, ...] = ("blocking", "asynchronous", "peer-memory")
 
 HOUR = 3600.0
-MOST_PER_FAILURE = 50  # times the mean time between failures: beyond, the useful share of time is below e^-50
-MOST_SPARES = 10**7  # as many as a run has GPUs
+MOST_PER_FAILURE = 50  # times the mean time between failures; above, goodput is below e^-50
+MOST_SPARES = 10**7  # the largest GPU count of a run
 GOODPUT = "interval_s * exp(-(lag_s + back_s) / every_s) / (every_s * (exp((interval_s + stall_s) / every_s) - 1))"
 
 
 @dataclass(frozen=True)
 class Recovery:
-    """How a cluster notices, restarts and repairs. The defaults are published figures where there are any."""
+    """Detection, restart and repair times of a cluster. Defaults are published figures where available."""
 
     # MegaScale, arXiv 2402.15627: detection and diagnosis take less than 10 minutes on average.
     detect_s: float = 600.0
-    # The same: communicators over 10,000 GPUs in under 30 s; as much again for processes and the first, slow step.
+    # MegaScale: communicators over 10,000 GPUs in under 30 s; the same again for processes and the slow first step.
     start_s: float = 60.0
-    # Of the save, what training still waits for while a copy is made: 148.8 s became 6.3 s for 7B with PyTorch's asynchronous
+    # Share of a save that stalls training while the state is copied: 148.8 s became 6.3 s for 7B with PyTorch's asynchronous
     # distributed checkpoint (PyTorch blog, 2024).
     stall_share: float = 0.05
-    # Into the neighbour's host memory, B/s of a node: what one 400 Gb/s card takes, of eight.
+    # Rate of a node into its neighbour's host memory, B/s: one of eight 400 Gb/s cards.
     peer_bandwidth: float = 50e9
-    # Failures that take a node and the neighbour that holds its copy: an assumption. Gemini (SOSP 2023) counts 93% recovered
-    # from memory even when two machines of sixteen always die together, and more the larger the cluster.
+    # Share of failures that lose a node and the neighbour with its copy: an assumption. Gemini (SOSP 2023) recovers 93% from
+    # memory even where two machines of sixteen always fail together, and more in larger clusters.
     together: float = 0.01
     repair_s: float = 24 * HOUR  # an assumption: a node is back the next day
     gpus_per_node: int = 8
-    spares: int | None = None  # nodes; None: as many as `confidence` asks for
-    confidence: float = 0.99  # that a spare is there when a node breaks
+    spares: int | None = None  # nodes; None: as many as `confidence` requires
+    confidence: float = 0.99  # probability that a spare is free when a node fails
 
 
 USUAL = Recovery()
@@ -55,17 +55,17 @@ USUAL = Recovery()
 
 @dataclass(frozen=True)
 class Spot:
-    """Machines that the provider may take back. Notice: 120 s on AWS, 30 s on Google Cloud and Azure."""
+    """Spot instances, which the provider may preempt. Notice: 120 s on AWS, 30 s on Google Cloud and Azure."""
 
     preemptions_per_hour: float  # of one node
-    price_ratio: float  # to on demand
+    price_ratio: float  # relative to on demand
     notice_s: float = 120.0
-    wait_s: float = 300.0  # until another node is there
+    wait_s: float = 300.0  # until a replacement node starts
 
 
 @dataclass(frozen=True)
 class Saving:
-    """One way to save, at its best interval. `goodput` is of the time in which there are nodes enough."""
+    """One checkpoint mode at its best interval. `goodput` covers the time in which enough nodes are up."""
 
     mode: Mode
     interval_s: float
@@ -76,7 +76,7 @@ class Saving:
 
 @dataclass(frozen=True)
 class FailurePlan:
-    """`goodput` is the best mode's, times `available`: the share of time in which broken nodes do not exceed the spares."""
+    """`goodput` is that of the best mode times `available`, the share of time in which failed nodes do not exceed the spares."""
 
     mtbf_s: float
     save_s: float
@@ -95,17 +95,17 @@ class FailurePlan:
 
 
 def mtbf(gpus: int, rates: Rates = FLEETS["llama3"]) -> float:
-    """Seconds between two interruptions of a run that needs all of its GPUs."""
+    """Mean seconds between failures of a run that needs all of its GPUs."""
     return HOUR / (gpus * rates.total)
 
 
 def young(save_s: float, mtbf_s: float) -> float:
-    """Young 1974: right while saves are short against the time between failures."""
+    """Young's interval (1974), accurate where saves are short relative to the time between failures."""
     return math.sqrt(2 * save_s * mtbf_s)
 
 
 def daly(save_s: float, mtbf_s: float) -> float:
-    """Daly 2006, the higher-order estimate."""
+    """Daly's higher-order interval (2006)."""
     if save_s >= 2 * mtbf_s:
         return mtbf_s
     ratio = save_s / (2 * mtbf_s)
@@ -113,8 +113,8 @@ def daly(save_s: float, mtbf_s: float) -> float:
 
 
 def exact(save_s: float, mtbf_s: float) -> float:
-    """Where GOODPUT is largest: x = interval / mtbf solves (1 - x) e^x = e^(-save/mtbf), so that x = 1 + W(-e^(-1-save/mtbf))
-    with Lambert's W. Halving finds x as well, and does not lose digits near W's branch point, where short saves lie."""
+    """Interval that maximizes GOODPUT: x = interval / mtbf solves (1 - x) e^x = e^(-save/mtbf), so x = 1 + W(-e^(-1-save/mtbf))
+    with Lambert's W. Bisection finds x without losing digits near W's branch point, where short saves lie."""
     low, high = 0.0, 1.0
     for _ in range(100):
         x = (low + high) / 2
@@ -134,11 +134,11 @@ def plan_failures(
     spot: Spot | None = None,
     dollars_per_gpu_hour: float = 0.0,
 ) -> FailurePlan:
-    """`storage_bandwidth` is of the whole store, as all GPUs together see it; they save and load at the same rate."""
+    """Plan checkpoints and spares. `storage_bandwidth` is the total rate for all GPUs, equal for saving and loading."""
     top = _describe(gpus, state_bytes, step_seconds, storage_bandwidth, rates, recovery, worksheet)
     savings = {mode: _save(mode, top.part(mode)) for mode in MODES}
     best = max(savings.values(), key=lambda saving: saving.goodput)
-    top.given("best_goodput", best.goodput, "", f"of the ways to save, {best.mode} is the best")
+    top.given("best_goodput", best.goodput, "", f"of the best checkpoint mode, {best.mode}")
     spares = _write_spares(recovery, top)
     top.work_out("goodput", "best_goodput * available", "", "useful time over wall time")
     top.work_out("goodput_per_paid_gpu", "goodput * nodes / (nodes + spares)", "", "spares are paid for too")
@@ -160,7 +160,7 @@ def plan_failures(
 
 
 def goodput_curve(plan: FailurePlan, intervals: Sequence[float]) -> dict[Mode, list[float]]:
-    """Goodput (while there are nodes enough) against the interval between saves; peer memory's second level stays at its best."""
+    """Goodput by checkpoint interval, while enough nodes are up. The second level of peer memory stays at its best interval."""
     return {mode: [_goodput(interval, saving.worksheet) for interval in intervals] for mode, saving in plan.savings.items()}
 
 
@@ -195,74 +195,72 @@ def _describe(
     top.given("gpus_per_node", recovery.gpus_per_node)
     top.work_out("nodes", "ceil(gpus / gpus_per_node)")
     top.given("failures_per_gpu_hour", rates.total, "", rates.source)
-    top.given("hardware_share", rates.hardware / rates.total, "", "of the failures: those after which a node must be replaced")
+    top.given("hardware_share", rates.hardware / rates.total, "", "share of failures after which a node must be replaced")
     top.work_out("mtbf_s", "3600 / (gpus * failures_per_gpu_hour)", "s", "any failure stops the whole run")
-    top.given("state_bytes", state, "B", "weights and optimizer, once")
+    top.given("state_bytes", state, "B", "one copy of weights and optimizer state")
     top.given("storage_bandwidth", storage, "B/s", "of the whole store")
     top.given("step_s", step_s, "s")
     top.work_out("save_s", "state_bytes / storage_bandwidth", "s")
-    top.given("stall_share", recovery.stall_share, "", "of a save, what training waits for when the rest is written beside it")
-    top.given("detect_s", recovery.detect_s, "s", "noticing and diagnosing")
+    top.given("stall_share", recovery.stall_share, "", "share of an asynchronous save that stalls training")
+    top.given("detect_s", recovery.detect_s, "s", "detection and diagnosis")
     top.given("start_s", recovery.start_s, "s", "processes and communicators")
     top.work_out("restart_s", "detect_s + start_s + save_s", "s", "loading takes as long as saving")
     top.given("peer_bandwidth", recovery.peer_bandwidth, "B/s", "of a node, into its neighbour's memory")
     top.work_out("copy_s", "state_bytes / nodes / peer_bandwidth", "s", "a node's share of the state to its neighbour")
-    top.given("together", max(recovery.together, 1e-6), "", "share of failures that take a node and its neighbour")
-    _must_get_on(top["restart_s"], top["mtbf_s"])
+    top.given("together", max(recovery.together, 1e-6), "", "share of failures that lose a node and its neighbour")
+    _check_progress(top["restart_s"], top["mtbf_s"])
     if top["step_s"] + top["save_s"] > MOST_PER_FAILURE * top["mtbf_s"]:
         raise UserError(
-            f"A step takes {show(step_s, 's')}, a save {show(top['save_s'], 's')}, and something fails every"
-            f" {show(top['mtbf_s'], 's')}: the run never gets to its next save.",
+            f"A step takes {show(step_s, 's')} and a save {show(top['save_s'], 's')}, with a failure every"
+            f" {show(top['mtbf_s'], 's')}: the run never reaches its next save.",
             "Use fewer GPUs, shorter steps (a smaller --batch or --step) or faster --storage.",
         )
     return top
 
 
-def _must_get_on(restart: float, every: float) -> None:
-    """Beyond this the useful share of time is below e^-50, and the formula's numbers overflow."""
+def _check_progress(restart: float, every: float) -> None:
+    """Refuse a run that makes no progress. Above the limit, goodput is below e^-50 and the formula overflows."""
     if restart > MOST_PER_FAILURE * every:
         raise UserError(
-            f"A restart takes {show(restart, 's')} and something fails every {show(every, 's')}: the run never gets on.",
+            f"A restart takes {show(restart, 's')}, with a failure every {show(every, 's')}: the run makes no progress.",
             "Use faster --storage, fewer --gpus, or a shorter --detect.",
         )
 
 
 def _save(mode: Mode, part: Worksheet) -> Saving:
-    """The lines that say what a save and a restart cost in this mode, and the best interval."""
+    """Write the cost of a save and a restart in this mode, and the best interval."""
     if mode == "blocking":
         part.work_out("every_s", "mtbf_s", "s", "time between failures")
         part.work_out("back_s", "restart_s", "s")
         part.work_out("stall_s", "save_s", "s", "training waits for the whole save")
-        part.given("lag_s", 0.0, "s", "what is saved can be relied upon at once")
+        part.given("lag_s", 0.0, "s", "a save is durable when it ends")
         part.work_out("least_interval_s", "step_s", "s")
     elif mode == "asynchronous":
         part.work_out("every_s", "mtbf_s", "s", "time between failures")
         part.work_out("back_s", "restart_s", "s")
-        part.work_out("stall_s", "stall_share * save_s", "s", "the copy; the write goes on beside training")
-        part.work_out("lag_s", "save_s", "s", "until the write has ended, only the save before can be relied upon")
+        part.work_out("stall_s", "stall_share * save_s", "s", "the copy; the write overlaps with training")
+        part.work_out("lag_s", "save_s", "s", "a save is durable when its write ends")
         part.work_out("least_interval_s", "max(step_s, save_s - stall_s)", "s", "one write at a time")
     else:
-        part.given(
-            "storage_goodput", _write_second_level(part), "", "what saves to storage beneath, and failures that need them, leave"
-        )
-        part.work_out("every_s", "mtbf_s / (1 - together)", "s", "time between failures that leave the neighbour's copy")
-        part.work_out("back_s", "detect_s + start_s + copy_s", "s", "the copy comes back from the neighbour")
+        part.given("storage_goodput", _write_second_level(part), "", "left by saves to storage and by failures that need them")
+        part.work_out("every_s", "mtbf_s / (1 - together)", "s", "time between failures that the neighbour's copy survives")
+        part.work_out("back_s", "detect_s + start_s + copy_s", "s", "the copy is read from the neighbour")
         part.work_out("stall_s", "stall_share * copy_s", "s")
         part.work_out("lag_s", "copy_s", "s")
         part.work_out("least_interval_s", "max(step_s, copy_s - stall_s)", "s", "one copy at a time")
     best = exact(part["stall_s"], part["every_s"])
     part.work_out("young_s", "sqrt(2 * stall_s * every_s)", "s", "Young's interval, for comparison")
     part.given("daly_s", daly(part["stall_s"], part["every_s"]), "s", "Daly's higher-order interval, for comparison")
-    part.given("exact_s", best, "s", "every_s * x, where x + log(1 - x) + stall_s / every_s = 0: there goodput is largest")
-    part.given("interval_steps", _whole_steps(best, part), "", "a save falls between two steps")
+    part.given("exact_s", best, "s", "every_s * x, where x + log(1 - x) + stall_s / every_s = 0 (largest goodput)")
+    part.given("interval_steps", _whole_steps(best, part), "", "a whole number of steps")
     interval = part.work_out("interval_s", "interval_steps * step_s", "s")
     return Saving(mode, interval, int(part["interval_steps"]), _write_goodput(part), part)
 
 
 def _write_second_level(part: Worksheet) -> float:
-    """Asynchronous saves to storage beneath those to memory, for the few failures that memory does not survive."""
-    storage = part.part("from storage, when a node and its neighbour die together")
-    storage.work_out("every_s", "mtbf_s / together", "s", "time between such failures")
+    """Write the second checkpoint level: asynchronous saves to storage, for failures that lose both copies in memory."""
+    storage = part.part("from storage, when a node and its neighbour fail together")
+    storage.work_out("every_s", "mtbf_s / together", "s", "time between failures of both")
     storage.work_out("back_s", "restart_s", "s")
     storage.work_out("stall_s", "stall_share * save_s", "s")
     storage.work_out("lag_s", "save_s", "s")
@@ -273,11 +271,11 @@ def _write_second_level(part: Worksheet) -> float:
 
 def _write_goodput(part: Worksheet) -> float:
     formula = f"storage_goodput * {GOODPUT}" if "storage_goodput" in part else GOODPUT
-    return part.work_out("useful", formula, "", "useful time over wall time, while there are nodes enough")
+    return part.work_out("useful", formula, "", "useful time over wall time, while enough nodes are up")
 
 
 def _whole_steps(interval: float, part: Worksheet) -> int:
-    """The better of the two whole numbers of steps around the best interval."""
+    """Round the interval to a whole number of steps, up or down, whichever has the higher goodput."""
     steps, least = interval / part["step_s"], math.ceil(part["least_interval_s"] / part["step_s"])
     return max(
         (max(least, math.floor(steps)), max(least, math.ceil(steps))), key=lambda count: _goodput(count * part["step_s"], part)
@@ -285,7 +283,7 @@ def _whole_steps(interval: float, part: Worksheet) -> int:
 
 
 def _goodput(interval: float, part: Worksheet) -> float:
-    """0 where a run that saves so seldom hardly ever gets to its next save."""
+    """Goodput at an interval; 0 where the interval is so long that the run almost never reaches its next save."""
     if interval > 100 * part["every_s"]:
         return 0.0
     tried = Worksheet("tried", part)
@@ -294,36 +292,41 @@ def _goodput(interval: float, part: Worksheet) -> float:
 
 
 def _write_spares(recovery: Recovery, top: Worksheet) -> int:
-    """Nodes break while the run goes on and come back `repair_s` later; it stands still while more are out than there are
-    spares, and then nothing breaks. That is Erlang's loss system with spares + 1 places, whatever repairs' distribution."""
+    """Write the number of spare nodes and the availability.
+
+    Nodes fail while the run is up and return `repair_s` later. The run stops while more nodes are in repair than there are
+    spares, and no node fails then. This is Erlang's loss system with spares + 1 servers, for any distribution of repair times.
+    """
     top.given("repair_s", recovery.repair_s, "s")
     out = top.work_out("nodes_in_repair", "hardware_share * repair_s / mtbf_s", "", "on average, by Little's law")
     if out > top["nodes"]:
         raise UserError(
-            f"With a repair of {show(recovery.repair_s, 's')}, {out:,.0f} nodes would be broken on average, and the run has"
+            f"With --repair {show(recovery.repair_s, 's')}, {out:,.0f} nodes would be in repair on average, and the run has"
             f" {top['nodes']:,.0f}.",
-            "Give a shorter --repair, or fewer --gpus.",
+            "Use a shorter --repair or fewer --gpus.",
         )
     needed = smallest(lambda count: poisson_at_most(count - 1, out) >= recovery.confidence, MOST_SPARES)
     assert needed is not None, "spares for more nodes in repair than there are nodes"
-    why = f"when a node breaks, fewer are out already with a chance of {recovery.confidence:.4g} (Poisson)"
+    why = f"a spare is free when a node fails with probability {recovery.confidence:.4g} (Poisson)"
     top.given("spares_needed", needed, "", why)
     spares = needed if recovery.spares is None else recovery.spares
     top.given("spares", spares, "", "nodes")
-    top.given("stopped", erlang_b(spares + 1, out), "", "share of time with more nodes out than spares: Erlang's B(spares + 1)")
+    top.given(
+        "stopped", erlang_b(spares + 1, out), "", "share of time with more nodes in repair than spares: Erlang's B(spares + 1)"
+    )
     top.work_out("available", "1 - stopped")
     return spares
 
 
 def _write_spot(spot: Spot, top: Worksheet) -> float:
-    """Preemptions come on top of failures, and the market takes the place of spares. A preemption that leaves time for a save
-    loses no work; else it is one failure more."""
+    """Write the cost on spot instances. Preemptions add to failures, and the market replaces spares. A preemption with enough
+    notice for a save loses no work; otherwise it counts as a failure."""
     part = top.part("spot")
     part.given("preemptions_per_hour", spot.preemptions_per_hour, "", "of one node")
-    part.given("price_ratio", spot.price_ratio, "", "to on demand")
+    part.given("price_ratio", spot.price_ratio, "", "relative to on demand")
     part.given("notice_s", spot.notice_s, "s")
-    part.given("wait_s", spot.wait_s, "s", "for another node")
-    part.work_out("preemptions_per_s", "preemptions_per_hour * nodes / 3600", "", "any of them stops the whole run")
+    part.given("wait_s", spot.wait_s, "s", "for a replacement node")
+    part.work_out("preemptions_per_s", "preemptions_per_hour * nodes / 3600", "", "any preemption stops the whole run")
     if part["save_s"] <= spot.notice_s:
         part.work_out("preemption_s", "save_s + wait_s + start_s + save_s", "s", "the save fits into the notice: no work is lost")
         part.work_out("waits", "preemptions_per_s * preemption_s + hardware_share * wait_s / mtbf_s", "", "per second of running")
@@ -333,11 +336,11 @@ def _write_spot(spot: Spot, top: Worksheet) -> float:
             "every_s", "1 / (1 / mtbf_s + preemptions_per_s)", "s", "failures and preemptions: no save fits into the notice"
         )
         part.work_out("back_s", "restart_s + wait_s", "s")
-        _must_get_on(part["back_s"], part["every_s"])
-        part.work_out("stall_s", "stall_share * save_s", "s", "saved beside training")
+        _check_progress(part["back_s"], part["every_s"])
+        part.work_out("stall_s", "stall_share * save_s", "s", "asynchronous saves")
         part.work_out("lag_s", "save_s", "s")
         best = max(exact(part["stall_s"], part["every_s"]), part["save_s"], part["step_s"])
         part.given("interval_s", best, "s", "the best for both together")
         part.work_out("spot_goodput", GOODPUT)
     formula = "nodes * gpus_per_node * dollars_per_gpu_hour * price_ratio / spot_goodput"
-    return part.work_out("spot_dollars_per_useful_hour", formula, "$", "against dollars_per_useful_hour on demand")
+    return part.work_out("spot_dollars_per_useful_hour", formula, "$", "compare with dollars_per_useful_hour on demand")

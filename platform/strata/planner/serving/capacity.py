@@ -1,8 +1,8 @@
-"""What a load of requests asks for: replicas, time to first token (TTFT), inter-token latency (ITL) and money.
+"""Capacity planning for serving: replicas, time to first token (TTFT), inter-token latency (ITL) and cost at a load.
 
-`engine_step.py` says how long an engine's steps take; queueing turns that into latencies at a load, for two ways to serve:
-`aggregated` engines mix chunks of prompts into their decode steps; `disaggregated` ones prefill or decode, and KV caches
-travel between them.
+`engine_step.py` computes the time of an engine's steps; queueing theory turns it into latencies at a load. Two deployments are
+compared: `aggregated` engines mix prompt chunks into their decode steps (chunked prefill); `disaggregated` engines either
+prefill or decode, and transfer KV caches.
 """
 
 from collections.abc import Sequence
@@ -20,19 +20,19 @@ from strata.platform.hardware.specs import Fabric, Gpu
 Link = Literal["fabric", "nvlink", "pcie"]
 Kind = Literal["aggregated", "disaggregated"]
 
-# HTTP, tokenizer, queues between processes, the first chunk of the stream: an H200 answers 512 tokens of a 1.2B model, whose
-# prefill takes 3 ms, after 15 ms (bare vLLM).
+# HTTP, tokenizer, queues between processes, the first chunk of the stream. On an H200, the TTFT of 512 tokens on a 1.2B model is
+# 15 ms (bare vLLM), of which prefill takes 3 ms.
 REQUEST_S = 12e-3
-# Handing a KV cache over: metadata, notification, one more hop. With both engines on one H200 the first token comes 2.1 ms
-# later than from one engine, most of it the decode step that disaggregation puts first.
-HAND_OVER_S = 1e-3
-TRANSFER_SHARE = 0.8  # of the link's rate, for reads of cache blocks of some 100 KB
+# Fixed cost of a KV transfer: metadata, notification, one more hop. With both engines on one H200, TTFT is 2.1 ms higher than
+# with one engine; most of it is the decode step before the first token.
+HANDOFF_S = 1e-3
+TRANSFER_SHARE = 0.8  # of the link's rate, for reads of KV blocks of about 100 KB
 MOST_REPLICAS = 100_000
 
 
 @dataclass(frozen=True)
 class Slo:
-    """TTFT is held at its 99th percentile, ITL as its mean over a stream."""
+    """Service level objective: the 99th percentile of TTFT, and the mean ITL of a stream."""
 
     ttft_s: float
     itl_s: float
@@ -40,7 +40,7 @@ class Slo:
 
 @dataclass(frozen=True)
 class Pool:
-    """Replicas and what they give. `itl_worst_s` is what a stream sees while a prompt is read beside it."""
+    """Replicas with their latencies and cost. `itl_worst_s` is the ITL of a stream during another request's prefill."""
 
     kind: Kind
     prefill_replicas: int  # 0 when aggregated
@@ -52,12 +52,13 @@ class Pool:
     itl_s: float
     itl_worst_s: float
     dollars_per_million_tokens: float  # prompt and output together
-    dollars_per_million_output_tokens: float  # all costs borne by the output
+    dollars_per_million_output_tokens: float  # the whole cost divided by output tokens
 
 
 @dataclass(frozen=True)
 class ServingPlan:
-    """`disaggregated` None: it cannot hold the SLO. `remote_from`: the prompt length from which a remote prefill pays."""
+    """`disaggregated` is None where it cannot meet the SLO. `remote_from` is the prompt length from which remote prefill pays
+    off."""
 
     load: Load
     weights_bytes: float  # of one GPU
@@ -95,11 +96,11 @@ def plan_serving(
     max_sequences: int = 1024,
     link: Link = "fabric",
 ) -> ServingPlan:
-    """The fewest replicas that hold the SLO. All figures are lines of a part of `worksheet`."""
+    """Plan the fewest replicas that meet the SLO. All figures are lines of a part of `worksheet`."""
     _check_load(shape, load)
     top = worksheet.part("serving")
     describe(shape, gpu, top, tensor, precision, kv_precision, max_sequences)
-    top.given("output", load.output, "", "tokens of an answer")
+    top.given("output", load.output, "", "output tokens of a request")
     top.given("variation", load.variation, "", "of prompt lengths: standard deviation over mean")
     top.given("request_s", REQUEST_S, "s", "HTTP, tokenizer and the stream's first chunk")
     top.given("dollars_per_gpu_hour", gpu.dollars_per_hour, "$")
@@ -126,28 +127,33 @@ def plan_serving(
 
 
 def transfer(gpu: Gpu, fabric: Fabric, link: Link, worksheet: Worksheet) -> float:
-    """Seconds for a prompt's KV cache to get from one engine to the next, every GPU sending its own part."""
+    """Seconds of a prompt's KV transfer between engines, where every GPU sends its own shard."""
     rates: dict[Link, float] = {
         "fabric": min(fabric.nic * fabric.nics / gpu.domain, gpu.pcie),
         "nvlink": gpu.link,
         "pcie": gpu.pcie,
     }
     worksheet.given(
-        "transfer_rate", rates[link] * TRANSFER_SHARE, "B/s", f"of one GPU over {link}, {TRANSFER_SHARE:.0%} in reach"
+        "transfer_rate", rates[link] * TRANSFER_SHARE, "B/s", f"of one GPU over {link}, {TRANSFER_SHARE:.0%} of its rate"
     )
-    worksheet.given("hand_over_s", HAND_OVER_S, "s", "metadata, notification, one more hop")
-    return worksheet.work_out("transfer_s", "hand_over_s + prompt * kv_bytes_per_token / transfer_rate", "s", "of a KV cache")
+    worksheet.given("handoff_s", HANDOFF_S, "s", "metadata, notification, one more hop")
+    return worksheet.work_out("transfer_s", "handoff_s + prompt * kv_bytes_per_token / transfer_rate", "s", "KV transfer")
 
 
 def serve(kind: Kind, prefills: int, decodes: int, load: Load, part: Worksheet) -> Pool | None:
-    """What these replicas give at this load, as lines of `part`. None: it is more than they can carry."""
+    """Latencies and cost of these replicas at this load, as lines of `part`. None if the load exceeds their capacity."""
     batch = _write_decode(kind, decodes, load, part)
     if batch is None or not _write_queue(kind, prefills or decodes, load, part):
         return None
     part.given("gpus", part["tensor"] * (prefills + decodes))
     part.work_out("dollars_per_million_requests", "gpus * dollars_per_gpu_hour / 3600 / requests_per_s * 1e6", "$")
     part.work_out("dollars_per_million_tokens", "dollars_per_million_requests / (prompt + output)", "$", "prompt and output")
-    part.work_out("dollars_per_million_output_tokens", "dollars_per_million_requests / output", "$", "all borne by the output")
+    part.work_out(
+        "dollars_per_million_output_tokens",
+        "dollars_per_million_requests / output",
+        "$",
+        "the whole cost divided by output tokens",
+    )
     return Pool(
         kind=kind,
         prefill_replicas=prefills,
@@ -164,7 +170,7 @@ def serve(kind: Kind, prefills: int, decodes: int, load: Load, part: Worksheet) 
 
 
 def curve(plan: ServingPlan, rates: Sequence[float]) -> list[Point]:
-    """TTFT and ITL of the plan's replicas at other request rates; rates that they cannot carry are left out."""
+    """TTFT and ITL of the plan's replicas at other request rates. Rates above their capacity are left out."""
     points = []
     for pool in (plan.aggregated, plan.disaggregated):
         for rate in rates:
@@ -181,16 +187,16 @@ def draw(plan: ServingPlan, path: Path) -> None:
     import matplotlib.pyplot as plt
 
     points = curve(plan, [plan.load.requests_per_s * number / 40 for number in range(1, 81)])
-    figure, (first, between) = plt.subplots(1, 2, figsize=(11, 4.5))
+    figure, (ttft, itl) = plt.subplots(1, 2, figsize=(11, 4.5))
     for pool, color in ((plan.aggregated, "tab:blue"), (plan.disaggregated, "tab:orange")):
         if pool is None:
             continue
         own = [point for point in points if point.kind == pool.kind]
         x = [point.requests_per_s for point in own]
-        first.plot(x, [1e3 * point.ttft_p50_s for point in own], color=color, label=f"{pool.kind}, {pool.gpus} GPUs: p50")
-        first.plot(x, [1e3 * point.ttft_p99_s for point in own], "--", color=color, label="p99")
-        between.plot(x, [1e3 * point.itl_s for point in own], color=color, label=pool.kind)
-    for axes, name in ((first, "time to first token"), (between, "time between tokens")):
+        ttft.plot(x, [1e3 * point.ttft_p50_s for point in own], color=color, label=f"{pool.kind}, {pool.gpus} GPUs: p50")
+        ttft.plot(x, [1e3 * point.ttft_p99_s for point in own], "--", color=color, label="p99")
+        itl.plot(x, [1e3 * point.itl_s for point in own], color=color, label=pool.kind)
+    for axes, name in ((ttft, "TTFT"), (itl, "ITL")):
         axes.axvline(plan.load.requests_per_s, color="gray", lw=0.8)
         axes.set(xlabel="requests/s", ylabel=f"{name}, ms", yscale="log")
         axes.legend()
@@ -202,33 +208,33 @@ def draw(plan: ServingPlan, path: Path) -> None:
 def _check_load(shape: Shape, load: Load) -> None:
     if load.requests_per_s <= 0 or load.prompt < 1 or load.output < 1 or not 0 <= load.cached < 1:
         raise UserError(
-            f"{load} is no load",
-            "give requests_per_s above 0, prompt and output of at least 1 token, and cached from 0 to below 1",
+            f"{load} is not a valid load",
+            "use requests_per_s above 0, prompt and output of at least 1 token, and cached from 0 to below 1",
         )
     if load.prompt + load.output > shape.context:
         raise UserError(
-            f"prompt + output = {load.prompt + load.output} tokens are more than the {shape.context} that {shape.name} takes",
+            f"prompt + output = {load.prompt + load.output} tokens exceed the context of {shape.name}, {shape.context} tokens",
             "shorten them, or raise the model's context",
         )
 
 
 def _check_slo(load: Load, slo: Slo, top: Worksheet) -> None:
-    """What no number of replicas can mend."""
+    """Refuse an SLO that no number of replicas can meet."""
     fix = "raise tensor, use fp8 or a faster GPU, or allow more time"
-    first = top["request_s"] + top["prefill_s"]
-    if first >= slo.ttft_s:
-        raise UserError(f"a prompt of {load.prompt} tokens takes {first:.3f} s even alone: over ttft_s={slo.ttft_s}", fix)
+    ttft = top["request_s"] + top["prefill_s"]
+    if ttft >= slo.ttft_s:
+        raise UserError(f"a prompt of {load.prompt} tokens takes {ttft:.3f} s without load: over ttft_s={slo.ttft_s}", fix)
     step = decode(1, load.context, Worksheet("alone", top))
     if step >= slo.itl_s:
-        raise UserError(f"a token takes {step:.4f} s even for one sequence alone: over itl_s={slo.itl_s}", fix)
+        raise UserError(f"a decode step takes {step:.4f} s with one sequence: over itl_s={slo.itl_s}", fix)
 
 
 def _write_decode(kind: Kind, decodes: int, load: Load, part: Worksheet) -> float | None:
-    """The batch that comes about in each decoding engine, and its ITL."""
+    """Write the steady-state batch of each decode engine and its ITL."""
     part.given("requests_per_s", load.requests_per_s)
     part.given("decode_replicas", decodes)
     formula = "requests_per_s / decode_replicas * prefill_work_s" if kind == "aggregated" else "0"
-    share = part.work_out("prefill_share", formula, "", "of a decoding engine's time, what goes into prompts")
+    share = part.work_out("prefill_share", formula, "", "share of a decode engine's time spent on prefill")
     if share >= 1:
         return None
     tokens = load.requests_per_s / decodes * load.output
@@ -237,34 +243,36 @@ def _write_decode(kind: Kind, decodes: int, load: Load, part: Worksheet) -> floa
     )
     if batch is None:
         return None
-    part.given("running", batch, "", "sequences in an engine by Little's law: requests/s x output x ITL, which depends on them")
+    part.given("running", batch, "", "sequences per engine by Little's law: requests/s x output x ITL, where ITL depends on them")
     decode(batch, load.context, part)
-    part.work_out("itl_s", "step_s / (1 - prefill_share)", "s", "steps, and the prompts' share of the time")
-    part.work_out("itl_worst_s", "step_s + prefill_work_s / chunks" if kind == "aggregated" else "step_s", "s", "beside a prompt")
+    part.work_out("itl_s", "step_s / (1 - prefill_share)", "s", "step time, with the share of prefill")
+    part.work_out(
+        "itl_worst_s", "step_s + prefill_work_s / chunks" if kind == "aggregated" else "step_s", "s", "during a prefill"
+    )
     return batch
 
 
 def _write_queue(kind: Kind, engines: int, load: Load, part: Worksheet) -> bool:
-    """The wait for an engine that reads prompts, and the TTFT; False past saturation. Reads the lines of `_write_decode`."""
-    part.given("queue_engines", engines, "", "that read prompts")
+    """Write the queue wait for a prefill engine and the TTFT. False past saturation. Reads the lines of `_write_decode`."""
+    part.given("queue_engines", engines, "", "engines that prefill")
     if kind == "aggregated":
-        part.work_out("service_s", "prefill_work_s + new_tokens / chunk * step_s", "s", "of an engine, decodes in its chunks too")
+        part.work_out("service_s", "prefill_work_s + new_tokens / chunk * step_s", "s", "of a prompt, with decodes in its chunks")
         joined = "request_s + prefill_s + 1.5 * step_s * min(1, running)"
-        why = "the prompt, half a step until it can join, and one beside the running sequences"
+        why = "prefill, half a step until it can join the batch, and one decode step"
     else:
-        part.work_out("service_s", "prefill_s", "s", "of an engine for one prompt")
-        joined, why = "request_s + prefill_s + transfer_s + step_s", "the prompt, its KV cache's way, and the first decode step"
-    offered = part.work_out("offered", "requests_per_s * service_s", "", "engines that reading prompts keeps busy")
+        part.work_out("service_s", "prefill_s", "s", "of a prompt")
+        joined, why = "request_s + prefill_s + transfer_s + step_s", "prefill, KV transfer and the first decode step"
+    offered = part.work_out("offered", "requests_per_s * service_s", "", "offered load: mean number of engines busy with prefill")
     if offered >= engines:
         return False
-    part.given("waits", max(erlang_c(engines, offered), 1e-12), "", "chance that a prompt has to wait: Erlang's C")
+    part.given("waits", max(erlang_c(engines, offered), 1e-12), "", "probability that a prompt waits: Erlang's C")
     formula = "service_s / (queue_engines - offered) * (1 + variation ** 2) / 2"
-    part.work_out("waiter_s", formula, "s", "mean wait of those that wait (Allen-Cunneen; with one engine Pollaczek-Khinchine)")
+    part.work_out("waiter_s", formula, "s", "mean wait of prompts that wait (Allen-Cunneen; with one engine Pollaczek-Khinchine)")
     part.work_out("mean_wait_s", "waits * waiter_s", "s")
-    part.work_out("first_s", joined, "s", f"without waiting: {why}")
+    part.work_out("first_s", joined, "s", f"TTFT without a queue: {why}")
     for percent, beyond in ((50, 0.5), (99, 0.01)):
         formula = f"first_s + max(0, waiter_s * log(waits / {beyond}))"
-        part.work_out(f"ttft_p{percent}_s", formula, "s", "of a prompt of mean length; waits taken as exponential")
+        part.work_out(f"ttft_p{percent}_s", formula, "s", "of a prompt of mean length; exponential waits")
     return True
 
 
@@ -281,21 +289,21 @@ def _size_aggregated(load: Load, slo: Slo, top: Worksheet) -> Pool:
 
 
 def _size_disaggregated(load: Load, slo: Slo, top: Worksheet) -> Pool | None:
-    """The fewest decode replicas that hold the ITL, then the fewest prefill replicas that hold the TTFT with them."""
+    """Find the fewest decode replicas that meet the ITL, then the fewest prefill replicas that meet the TTFT with them."""
 
-    def quick(decodes: int) -> bool:
+    def meets_itl(decodes: int) -> bool:
         tried = Worksheet("tried", top)
         return _write_decode("disaggregated", decodes, load, tried) is not None and tried["itl_s"] <= slo.itl_s
 
-    decodes = smallest(quick, MOST_REPLICAS)
+    decodes = smallest(meets_itl, MOST_REPLICAS)
     if decodes is None:
         return None
 
-    def early(prefills: int) -> bool:
+    def meets_ttft(prefills: int) -> bool:
         pool = serve("disaggregated", prefills, decodes, load, Worksheet("tried", top))
         return pool is not None and pool.ttft_p99_s <= slo.ttft_s
 
-    prefills = smallest(early, MOST_REPLICAS)
+    prefills = smallest(meets_ttft, MOST_REPLICAS)
     if prefills is None:
         return None
     part = top.part("disaggregated")
@@ -306,25 +314,29 @@ def _size_disaggregated(load: Load, slo: Slo, top: Worksheet) -> Pool | None:
 
 
 def _remote_from(shape: Shape, load: Load, pool: Pool, top: Worksheet) -> int | None:
-    """A prompt that a decoding engine reads itself makes every sequence that runs there wait for it; read elsewhere, it waits
-    itself: for a prefill engine, which reads the weights for it alone, for its KV cache's way, and for its first decode step.
-    Remote pays where the running sequences would wait for longer than the prompt does:
+    """Prompt length from which remote prefill pays off; None if it never does.
 
-        prefill_work_s(prompt) > wait there + prefill_s(prompt) - prefill_work_s(prompt) + transfer_s(prompt) + step_s
+    A local prefill delays every sequence that runs on the decode engine. A remote prefill delays its own request: by the queue
+    for a prefill engine, by reading the weights for one prompt, by the KV transfer and by the first decode step. Remote prefill
+    pays off where the delay of the running sequences is the longer one:
+
+        prefill_work_s(prompt) > queue wait + prefill_s(prompt) - prefill_work_s(prompt) + transfer_s(prompt) + step_s
     """
     apart = next(part for part in top.parts if part.title == "disaggregated")
 
     def gain(prompt: int, part: Worksheet) -> float:
         prefill(prompt, load.cached, part)
-        part.given("sometimes", min(1.0, pool.batch), "", "share of the time in which sequences run that could be held up")
-        part.given("wait_there_s", apart["mean_wait_s"], "s", "for a prefill engine")
-        part.given("first_step_s", apart["step_s"], "s", "of the decoding engine")
-        held_up = part.work_out("held_up_s", "sometimes * prefill_work_s", "s", "each running sequence, if read on the spot")
-        transferred = "hand_over_s + prompt * kv_bytes_per_token / transfer_rate"
-        formula = f"wait_there_s + prefill_s - prefill_work_s + {transferred} + first_step_s"
-        return held_up - part.work_out("delayed_s", formula, "s", "the prompt's first token, if read elsewhere")
+        part.given("sometimes", min(1.0, pool.batch), "", "share of the time in which sequences run that a prefill could delay")
+        part.given("queue_wait_s", apart["mean_wait_s"], "s", "for a prefill engine")
+        part.given("first_step_s", apart["step_s"], "s", "of the decode engine")
+        held_up = part.work_out(
+            "held_up_s", "sometimes * prefill_work_s", "s", "delay of each running sequence by a local prefill"
+        )
+        transferred = "handoff_s + prompt * kv_bytes_per_token / transfer_rate"
+        formula = f"queue_wait_s + prefill_s - prefill_work_s + {transferred} + first_step_s"
+        return held_up - part.work_out("delayed_s", formula, "s", "delay of the TTFT by a remote prefill")
 
     prompt = smallest(lambda tried: gain(tried, Worksheet("tried", top)) > 0, shape.context)
     if prompt is not None:
-        gain(prompt, top.part("remote prefill pays from this prompt on: held_up_s > delayed_s"))
+        gain(prompt, top.part("remote prefill pays off from this prompt length: held_up_s > delayed_s"))
     return prompt

@@ -1,6 +1,6 @@
-"""Queueing theory that planning needs: waits before servers, spares that run out, and loads that settle by themselves.
+"""Queueing theory: Erlang's B and C formulas, Poisson tails and fixed points of a load.
 
-All arrivals are Poisson. Users come in bursts that this does not know of: take its waits as the least there will be.
+All arrivals are Poisson. Real users arrive in bursts, so these waits are lower bounds.
 """
 
 import math
@@ -8,17 +8,17 @@ from collections.abc import Callable
 
 
 def erlang_b(servers: int, offered: float) -> float:
-    """Share of time in which all servers are taken when nobody waits; holds for any distribution of service times."""
+    """Share of time in which all servers of a loss system are busy, for any distribution of service times."""
     blocked = 1.0
     for number in range(1, servers + 1):
         blocked = offered * blocked / (number + offered * blocked)
-        if blocked == 0.0:  # below the smallest number there is, and so for all further servers
+        if blocked == 0.0:  # underflow, and so for all further servers
             break
     return blocked
 
 
 def erlang_c(servers: int, offered: float) -> float:
-    """The chance that an arrival has to wait, when those that find all servers taken queue up. 1 from saturation on."""
+    """Probability that an arrival waits in an M/M/c queue. 1 from saturation on."""
     if offered >= servers:
         return 1.0
     blocked = erlang_b(servers, offered)
@@ -26,8 +26,7 @@ def erlang_c(servers: int, offered: float) -> float:
 
 
 def poisson_at_most(count: int, mean: float) -> float:
-    """The chance of no more than `count` events. Terms further than 40 deviations from the mean are below the smallest number
-    there is, or nothing beside 1."""
+    """Probability of at most `count` events. Terms more than 40 deviations from the mean underflow and are skipped."""
     if mean == 0:
         return 1.0
     far = 40 * math.sqrt(mean) + 40
@@ -36,9 +35,9 @@ def poisson_at_most(count: int, mean: float) -> float:
 
 
 def settle(follows: Callable[[float], float], limit: float) -> float | None:
-    """The load x that brings itself about: x = follows(x). None if it grows past `limit`.
+    """Fixed point x = follows(x) by bisection. None if it exceeds `limit`.
 
-    `follows` must rise more slowly than x once it has crossed it, as step time does with batch size: there is one crossing.
+    `follows` must rise more slowly than x once it has crossed it, as step time does with batch size, so there is one crossing.
     """
     if follows(limit) > limit:
         return None
@@ -50,7 +49,7 @@ def settle(follows: Callable[[float], float], limit: float) -> float | None:
 
 
 def smallest(enough: Callable[[int], bool], limit: int) -> int | None:
-    """The least count from 1 to `limit` that is enough, where every larger one is enough too."""
+    """Smallest count from 1 to `limit` for which `enough` holds, by doubling and bisection. `enough` must be monotone."""
     high = 1
     while not enough(high):
         if high >= limit:
