@@ -1,8 +1,8 @@
-"""Random command lines over all `strata plan` commands, and random config.json files.
+"""Property tests of all `strata plan` commands with random arguments and random config.json files.
 
-Each is answered with finite numbers, or refused in one line with a fix, within a time limit; never with a traceback.
-Options are read from the real command tree, so a new option is drawn without being named here.
-STRATA_PLAN_EXAMPLES=20000 draws as many, at random, in place of the few that every run draws alike.
+Each command prints finite numbers or a one-line error with a fix, within a time limit, and never a traceback. Options are read
+from the command tree, so new options are covered. STRATA_PLAN_EXAMPLES=20000 draws that many random examples instead of the
+small fixed set.
 """
 
 import io
@@ -33,10 +33,10 @@ from strata.platform.errors import UserError
 from strata.platform.hardware import catalogue as hardware
 
 MANY = os.environ.get("STRATA_PLAN_EXAMPLES")
-SECONDS = 60.0  # of the processor; the longest search that is allowed takes half of it on an idle core
-SKIPPED = {"--measure", "--help"}  # starts processes; prints the help
-SLOW = {"validate"}  # has no numbers to draw, and tests of its own
-SIGNED = {"pipeline bubble", "error", "signed", "lowest", "highest"}  # what a schedule saves is less than nothing
+SECONDS = 60.0  # of CPU time; the longest allowed search takes half of it on an idle core
+SKIPPED = {"--measure", "--help"}  # start processes and print the help
+SLOW = {"validate"}  # has no numeric options, and separate tests
+SIGNED = {"pipeline bubble", "error", "signed", "lowest", "highest"}  # may be negative
 
 tree: Any = get_command(build())
 plan: Any = tree.commands["plan"]
@@ -56,7 +56,7 @@ BAD_COUNTS = ["0", "-1", "-8", "1000003", "100000000", "10000000000000", "1" + "
 FIGURES = ["0.01", "0.3", "0.9", "1", "2.5", "10", "60", "1000"]
 BAD_FIGURES = ["0", "-0.0", "-1", "-1e9", "nan", "inf", "-inf", "1e-300", "1e-30", "1e9", "1e30", "1e308", "1e400", "x", ""]
 BAD_WORDS = ["", " ", "x", "-", "0", "-1", "nan", "inf", "[/b]", "[bold]", "a/b", "é\n", "..", "/", "/dev/null", "x" * 400]
-# Ends of all ranges, of which each option has one: what is just within it has to be answered.
+# Ends of all ranges. Values at the ends of an option's range must be accepted.
 TABLES = (ranges.LAYOUT, ranges.SHAPE, ranges.EXPERTS, ranges.LATENT)
 RANGES = [
     one for one in (*vars(ranges).values(), *(one for table in TABLES for one in table.values())) if isinstance(one, ranges.Range)
@@ -105,7 +105,7 @@ def values(command: str, param: Any, hostile: bool) -> st.SearchStrategy[str]:
 
 @st.composite
 def lines(draw: st.DrawFn) -> list[str]:
-    """A command with some of its options, of which one or two may be hostile."""
+    """A command with some of its options, up to two of them invalid."""
     name = draw(st.sampled_from(sorted(COMMANDS)))
     params = [one for one in COMMANDS[name].params if one.opts[0] not in SKIPPED and one.param_type_name == "option"]
     often = draw(st.integers(1, 3))
@@ -118,7 +118,7 @@ def lines(draw: st.DrawFn) -> list[str]:
     words = ["plan", *([name] if name else [])]
     for number, one in enumerate(chosen):
         if one.opts[0] == "--plot" and draw(st.integers(0, 9)):
-            continue  # half a second each
+            continue  # a plot takes half a second
         words.append(one.opts[0])
         if not one.is_flag:
             words.append(draw(values(name, one, number in hostile)))
@@ -197,7 +197,7 @@ ANY_JSON = st.recursive(
 
 @st.composite
 def configs(draw: st.DrawFn) -> str:
-    """A config.json: a good one with some keys changed or left out, or any text."""
+    """A config.json: a valid file with some keys changed or removed, or arbitrary text."""
     if draw(st.integers(0, 9)) == 0:
         return draw(
             st.sampled_from(["", "{", "nonsense", "[" * 100_000, '{"model_type": ["llama"]}', "9" * 5000])
@@ -215,7 +215,7 @@ def configs(draw: st.DrawFn) -> str:
 
 @contextmanager
 def within(seconds: float) -> Iterator[None]:
-    """Of the processor's time: a planner does not wait, and the machine may be busy with others."""
+    """Limit the CPU time, which other processes on the machine do not affect."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise TimeoutError(f"no answer within {seconds:g} s")
@@ -241,7 +241,7 @@ def numbers(found: Any, path: str = "") -> Iterator[tuple[str, float]]:
 
 
 def refuse_constant(word: str) -> float:
-    raise AssertionError(f"{word} in the answer")
+    raise AssertionError(f"{word} in the result")
 
 
 POSITIVE = (
@@ -258,7 +258,7 @@ POSITIVE = (
 
 
 def run(words: list[str]) -> tuple[int, str, UserError | None]:
-    """Exit code, what was printed, and the error that the command line would print."""
+    """Exit code, output, and the error that the command line would print."""
     printed = io.StringIO()
     with redirect_stdout(printed), redirect_stderr(printed):
         try:
@@ -267,11 +267,11 @@ def run(words: list[str]) -> tuple[int, str, UserError | None]:
             return int(end.code or 0), printed.getvalue(), None
         except UserError as error:
             return 1, printed.getvalue(), error
-    raise AssertionError("the command line came back")
+    raise AssertionError("the command line returned without an exit code")
 
 
 def try_out(words: list[str]) -> UserError | str:
-    """The error, or whether the parser refused it or it was answered."""
+    """The error, "refused" by the parser, or "answered"."""
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "answer.json"
         line = [word.replace("@", f"{folder}/", 1) if word.startswith("@") else word for word in words]
@@ -283,7 +283,7 @@ def try_out(words: list[str]) -> UserError | str:
             for text in (error.cause, error.fix):
                 assert text.strip() and "\n" not in text and len(text) < 2000, text
             return error
-        if code == 2:  # a word that is no number, an option that is not there: the parser's own words
+        if code == 2:  # not a number, or an unknown option: an error of the parser
             assert "Error" in printed or "Invalid" in printed, printed
             return "refused"
         assert code == 0, printed
@@ -336,7 +336,7 @@ NUMERIC = [(name, one) for name, command in COMMANDS.items() for one in command.
 
 
 def test_every_option_has_a_range() -> None:
-    """Also one that is new: it is found in the command tree."""
+    """Options are read from the command tree, so new options are covered."""
     assert set(BASES) == set(COMMANDS)
     for name, param in NUMERIC:
         for value in ("nan", "inf", "-inf", "-1", "1e300" if annotation(param) is float else "1" + "0" * 30):
@@ -377,19 +377,19 @@ def test_every_option_has_a_range() -> None:
         ["plan", "failures", "--model", "llama-3-8b", "--gpus", "10000000", "--detect", "0", "--repair", "8760"],
     ],
 )
-def test_what_no_plan_can_be_made_for_is_refused(words: list[str]) -> None:
+def test_impossible_plans_are_refused(words: list[str]) -> None:
     assert isinstance(try_out(words), UserError)
 
 
 @pytest.mark.parametrize("option", ["--recipe", "--model"])
 @pytest.mark.parametrize(("name", "text"), [("deep.yaml", "[" * 5_000), ("bytes.yaml", "\udcff"), ("list.yaml", "[1, 2]")])
-def test_a_recipe_that_is_none_is_refused(tmp_path: Path, option: str, name: str, text: str) -> None:
+def test_an_invalid_recipe_is_refused(tmp_path: Path, option: str, name: str, text: str) -> None:
     (tmp_path / name).write_bytes(text.encode("utf-8", "surrogateescape"))
     assert isinstance(try_out(["plan", option, str(tmp_path / name)]), UserError)
 
 
 def test_a_config_that_never_ends_is_refused(tmp_path: Path) -> None:
-    """Reading a named pipe would wait for ever, and a file of gigabytes would take all memory."""
+    """Reading a named pipe would block forever, and a file of gigabytes would use all memory."""
     os.mkfifo(tmp_path / "config.json")
     assert isinstance(try_out(["plan", "--model", str(tmp_path)]), UserError)
     with (tmp_path / "large.json").open("wb") as file:

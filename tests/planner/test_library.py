@@ -28,8 +28,8 @@ SPARSE = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_siz
 QWEN_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 GROUPS = {"n_group": 1, "topk_group": 1}
 
-# Every family, and how many parameters of each of its layers `Shape` leaves out: norms of queries and keys, and the gate of
-# Qwen2-MoE's shared expert.
+# Every family, with the parameters per layer that `Shape` leaves out: norms of queries and keys, and the gate of Qwen2-MoE's
+# shared expert.
 CONFIGS: dict[str, tuple[str, dict[str, Any], int]] = {
     "llama": ("llama", GROUPED, 0),
     "llama, tied": ("llama", GROUPED | {"tie_word_embeddings": True}, 0),
@@ -50,13 +50,13 @@ CONFIGS: dict[str, tuple[str, dict[str, Any], int]] = {
 
 
 def within(count: int, published_b: float) -> bool:
-    """One in a hundred, two where the figure is published to two digits."""
+    """Tolerance: 1%, and 2% where the figure is published to two digits."""
     digits = len(f"{published_b:g}".replace(".", "").strip("0"))
     return abs(count / 1e9 / published_b - 1) <= (0.01 if digits > 2 else 0.02)
 
 
 @pytest.mark.parametrize("name", library.model_names())
-def test_parameters_are_those_published(name: str) -> None:
+def test_parameters_equal_the_published(name: str) -> None:
     shape, published = library.model(name), library.published(name)
     assert (published.parameters is None) == (name == "1t-moe")
     assert published.parameters is None or within(shape.parameters(), published.parameters)
@@ -69,7 +69,7 @@ def test_the_invented_model_has_a_trillion_parameters() -> None:
 
 
 @pytest.mark.parametrize("name", library.model_names())
-def test_heads_go_with_each_other(name: str) -> None:
+def test_head_counts_are_consistent(name: str) -> None:
     shape = library.model(name)
     assert shape.heads % shape.kv_heads == 0
     assert shape.name == name
@@ -79,7 +79,7 @@ def test_heads_go_with_each_other(name: str) -> None:
 
 @pytest.mark.parametrize("name", hardware.gpu_names())
 def test_gpus_are_plausible(name: str) -> None:
-    """A slip of a power of ten in one field shows against the others."""
+    """Detects a wrong power of ten in one field by comparison with the others."""
     gpu = hardware.gpu(name)
     dense = gpu.flops["fp16"]
     assert 100e12 < dense < 3e15
@@ -88,7 +88,7 @@ def test_gpus_are_plausible(name: str) -> None:
     assert gpu.flops.get("fp8", 2 * dense) == pytest.approx(2 * dense, rel=0.02)
     assert gpu.flops.get("tf32", dense / 2) == pytest.approx(dense / 2, rel=0.02)
     assert 30e9 < gpu.memory < 300e9
-    assert 10 < gpu.memory / gpu.bandwidth * 1e3 < 60  # milliseconds to read it all
+    assert 10 < gpu.memory / gpu.bandwidth * 1e3 < 60  # milliseconds to read the whole memory
     assert gpu.pcie <= gpu.link < gpu.bandwidth / 5
     assert 0.5 < gpu.reachable < 1
     assert 0.5 < gpu.dollars_per_hour < 20
@@ -112,7 +112,7 @@ def test_gpus_are_plausible(name: str) -> None:
         ("Ascend910B2", "ascend-910b"),
     ],
 )
-def test_gpus_by_their_drivers_names(device: str, name: str) -> None:
+def test_gpus_by_driver_name(device: str, name: str) -> None:
     assert hardware.device_named(device) == hardware.gpu(name)
 
 
@@ -131,7 +131,7 @@ def test_similar_cards_have_peak_rates_and_are_not_planned_for(device: str) -> N
     assert found and not isinstance(found, Gpu) and not hardware.has_gpu(found.name)
 
 
-def test_reachable_is_what_was_measured() -> None:
+def test_reachable_equals_the_measurement() -> None:
     a100, h100 = hardware.gpu("a100-80gb"), hardware.gpu("h100-sxm")
     assert a100.reachable * a100.flops["bf16"] == pytest.approx(271e12, rel=0.01)
     assert h100.reachable * h100.flops["bf16"] == pytest.approx(795e12, rel=0.01)
@@ -159,10 +159,10 @@ def test_fabric_figures() -> None:
         ("DeepSeek V3", "deepseek-v3"),
         ("GPT3", "gpt-3-175b"),
         ("gpt3 1.3b", "gpt-3-1.3b"),
-        ("gpt3 13b", "gpt-3-13b"),  # without its dot the smaller one would be this too
+        ("gpt3 13b", "gpt-3-13b"),  # must not match 1.3b without its dot
     ],
 )
-def test_names_are_found_however_they_are_written(written: str, name: str) -> None:
+def test_names_are_matched_in_any_spelling(written: str, name: str) -> None:
     assert library.model(written).name == name
     assert library.open_model(written).name == name
 
@@ -173,7 +173,7 @@ def test_gpus_and_fabrics_have_short_names() -> None:
     assert hardware.fabric("NDR 400").name == "ndr-400"
 
 
-def test_unknown_names_are_answered_with_the_nearest() -> None:
+def test_errors_for_unknown_names_suggest_the_nearest() -> None:
     with pytest.raises(UserError, match="no model 'lama-3-8b'") as caught:
         library.model("lama-3-8b")
     assert "llama-3-8b" in caught.value.fix
@@ -208,8 +208,8 @@ def test_every_family_is_compared() -> None:
     assert {family for family, _, _ in CONFIGS.values()} == set(huggingface.FAMILIES)
 
 
-def test_a_config_gives_the_shape_of_the_catalogue() -> None:
-    """The published config.json of DeepSeek-V3, what the planner reads of it."""
+def test_a_config_has_the_shape_of_the_catalogue() -> None:
+    """Keys of the published config.json of DeepSeek-V3 that the planner reads."""
     config = {
         "model_type": "deepseek_v3",
         "first_k_dense_replace": 3,
@@ -269,7 +269,7 @@ def test_a_model_is_opened_from_files(tmp_path: Path) -> None:
     assert recipe == replace(library.open_model("laptop"), name="mine", layers=3)
 
 
-def test_files_that_cannot_be_opened_say_why(tmp_path: Path) -> None:
+def test_errors_for_unreadable_files_have_the_reason(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"config.json cannot be read: No such file"):
         library.open_model(str(tmp_path))
     broken, listed = tmp_path / "broken.json", tmp_path / "list.json"
@@ -312,7 +312,7 @@ def test_entries_of_the_catalogue_are_checked(tmp_path: Path) -> None:
         catalogue_file.parse(catalogue_file.read(file), Gpu, file.name)
 
 
-def test_it_starts_at_once_without_torch() -> None:
+def test_startup_is_fast_and_without_torch() -> None:
     code = (
         "import sys; from strata.planner.catalogue import library; from strata.platform.hardware import catalogue as hardware; "
         "library.model('gpt-3'); hardware.gpu('h100'); "

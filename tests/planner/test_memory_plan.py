@@ -1,4 +1,4 @@
-"""The planner's memory: against the papers' formulas, against what torch keeps, and against our own training's processes."""
+"""Memory model against published formulas, torch's saved tensors, and published runs."""
 
 import gc
 import random
@@ -36,7 +36,7 @@ def plan(shape: Shape, layout: Layout, keeping: Keeping = FLASH, sequence: int |
 
 
 def layouts(shape: Shape, count: int, seed: int = 0) -> Iterator[Layout]:
-    """Of all kinds that a schedule and a model allow, drawn at random."""
+    """Random layouts that a schedule and a model allow."""
     draw = random.Random(seed)
     found = 0
     while found < count:
@@ -70,7 +70,7 @@ def layouts(shape: Shape, count: int, seed: int = 0) -> Iterator[Layout]:
 
 
 @pytest.mark.parametrize("t", [1, 2, 4])
-def test_unfused_layer_is_korthikantis(t: int) -> None:
+def test_unfused_layer_matches_korthikanti(t: int) -> None:
     """arXiv 2205.05198, equations 1, 2, 4 and table 2."""
     s, b, h, a = GPT.context, 3, GPT.hidden, GPT.heads
     cut = Layout(tensor=t, micro_batch=b, precision="fp16")
@@ -86,7 +86,7 @@ def test_unfused_layer_is_korthikantis(t: int) -> None:
     assert of(replace(cut, recompute="full")) == pytest.approx(2 * s * b * h)
 
 
-def test_parts_are_korthikantis() -> None:
+def test_layer_parts_match_korthikanti() -> None:
     """Section 4.1: attention 11 + 5as/h, MLP 19, norms 4."""
     parts = layer_parts(GPT, Layout(precision="fp16"), UNFUSED)
     unit = GPT.context * GPT.hidden
@@ -96,17 +96,17 @@ def test_parts_are_korthikantis() -> None:
     assert parts.norms == 4 * unit
 
 
-def test_flash_keeps_neither_scores_nor_masks() -> None:
+def test_flash_attention_saves_neither_scores_nor_masks() -> None:
     parts = layer_parts(GPT, Layout(), FLASH)
     assert parts.total == 32 * GPT.context * GPT.hidden + 4 * GPT.context * GPT.heads
 
 
-def test_cutting_a_sequence_divides_what_is_kept() -> None:
+def test_splitting_a_sequence_divides_activations() -> None:
     shape = library.model("llama-3.1-8b")
     whole, halves = Layout(), (Layout(sequence=2), Layout(context=2))
     for half in halves:
         assert layer_parts(shape, half, FLASH).total == layer_parts(shape, whole, FLASH).total / 2
-    # Eight key/value heads are too few for 16 GPUs: each has a copy, and so twice the keys of half as many queries.
+    # Eight KV heads are replicated on 16 GPUs, so each GPU has twice the keys per query head.
     core = {sequence: layer_parts(shape, Layout(sequence=sequence), FLASH).core for sequence in (8, 16)}
     assert core[8] / 2 < core[16] < core[8]
 
@@ -116,7 +116,7 @@ def test_experts_get_top_k_copies() -> None:
     assert shape.experts
     one = replace(shape, experts=replace(shape.experts, top_k=1))
     added = layer_parts(shape, Layout(), FLASH, sparse=True).total - layer_parts(one, Layout(), FLASH, sparse=True).total
-    assert added == shape.context * (2 * shape.hidden + 6 * shape.experts.ffn)  # of one more expert: input; gate, up, product
+    assert added == shape.context * (2 * shape.hidden + 6 * shape.experts.ffn)  # per additional expert: input; gate, up, product
     crowded = layer_parts(shape, Layout(data=8, expert=8), FLASH, sparse=True)
     assert crowded.feed_forward > layer_parts(shape, Layout(), FLASH, sparse=True).feed_forward
 
@@ -125,11 +125,11 @@ def test_experts_get_top_k_copies() -> None:
 @pytest.mark.parametrize("recompute", RECOMPUTES)
 @pytest.mark.parametrize(
     ("moe", "tolerance"),
-    # Experts' bookkeeping (which token went where) is not counted.
+    # The routing indices of experts are not counted.
     [(None, 0.0), (MoESection(experts=4, top_k=2), 0.015), (MoESection(experts=4, top_k=2, shared_ffn=96), 0.015)],
 )
 @pytest.mark.parametrize("kernels", ["strata", "torch"])
-def test_a_layer_is_what_torch_keeps(
+def test_a_layer_equals_the_tensors_that_torch_saves(
     kernels: Kernels, precision: Any, recompute: Recompute, moe: MoESection | None, tolerance: float
 ) -> None:
     kept = {layers: _kept_by_torch(_section(layers, moe), precision, recompute, kernels) for layers in (2, 4)}
@@ -145,7 +145,7 @@ def _section(layers: int, moe: MoESection | None) -> ModelSection:
 
 
 def _kept_by_torch(section: ModelSection, precision: str, mode: Recompute, kernels: Kernels) -> int:
-    """Bytes that a forward pass leaves behind while its loss is held."""
+    """Bytes allocated after a forward pass while its loss is referenced."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 
@@ -155,8 +155,8 @@ def _kept_by_torch(section: ModelSection, precision: str, mode: Recompute, kerne
     model = Llama(section, kernels=kernels).to(torch.bfloat16 if precision == "bf16" else torch.float32)
     recompute.apply(model, mode)
     tokens_bt = torch.zeros(2, section.context, dtype=torch.long)
-    model(tokens_bt, targets_bt=tokens_bt)  # the first pass makes buffers that stay
-    gc.collect()  # a recomputed pass lets go of its tensors only then
+    model(tokens_bt, targets_bt=tokens_bt)  # the first pass allocates persistent buffers
+    gc.collect()  # a recomputed pass frees its tensors only here
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         loss = model(tokens_bt, targets_bt=tokens_bt)
     assert loss.requires_grad
@@ -170,7 +170,7 @@ def test_zero_table() -> None:
     assert check_memory.worst_error(rows) <= check_memory.BAR
 
 
-def test_an_error_beyond_print_is_seen() -> None:
+def test_an_error_beyond_rounding_is_detected() -> None:
     row = check_memory.Row(7.5, 1024, 3, "0.12", predicted=0.13)
     assert row.error == pytest.approx(0.04)
 
@@ -181,14 +181,14 @@ def test_fp32_and_variants_of_state() -> None:
     assert (stage.parameters, stage.gradients, stage.optimizer) == tuple(n * shape.parameters() for n in (4, 4, 8))
     in_fp32 = plan(shape, replace(layout, precision="bf16"), replace(FLASH, fp32_gradients=True)).stages[0]
     assert in_fp32.gradients == 4 * shape.parameters()
-    # DeepSpeed's ZeRO has a copy of what is in fp32 already.
+    # DeepSpeed's ZeRO copies parameters that are already in fp32.
     assert plan(shape, replace(layout, zero=1), EAGER).stages[0].optimizer == 12 * shape.parameters()
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_stages_hold_the_model_once(name: str) -> None:
     shape = library.model(name)
-    copies = shape.vocab * shape.hidden if shape.tied else 0  # the head's stage has its own
+    copies = shape.vocab * shape.hidden if shape.tied else 0  # the last stage has a copy for the head
     for schedule, interleave in (("1f1b", 1), ("interleaved", 2), ("zbv", 2)):
         layout = Layout(pipeline=4, schedule=schedule, interleave=interleave, zero=0, batch=8)  # type: ignore[arg-type]
         held = sum(stage.parameters for stage in plan(shape, layout).stages)
@@ -197,7 +197,7 @@ def test_stages_hold_the_model_once(name: str) -> None:
     assert sum(stage.parameters for stage in plan(shape, layout).stages) >= 2 * 2 * shape.parameters()
 
 
-def test_experts_are_spread_and_shared_apart() -> None:
+def test_experts_are_sharded_separately() -> None:
     shape = library.model("mixtral-8x7b")
     spread = plan(shape, Layout(data=16, expert=8, zero=0, batch=16)).stages[0]
     experts = shape.layers * 8 * shape.expert_parameters()
@@ -208,7 +208,7 @@ def test_experts_are_spread_and_shared_apart() -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("keeping", KEEPINGS)
-def test_quick_peak_is_the_plans(name: str, keeping: Keeping) -> None:
+def test_the_fast_peak_equals_the_plan(name: str, keeping: Keeping) -> None:
     shape = library.model(name)
     for layout in layouts(shape, 60):
         planned = plan(shape, layout, keeping, 4096)
@@ -239,7 +239,7 @@ def test_more_recompute_never_raises_the_peak(name: str, keeping: Keeping) -> No
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_more_stages_never_raise_the_largest(name: str) -> None:
+def test_more_stages_never_raise_the_peak(name: str) -> None:
     shape = library.model(name)
     largest = [
         max(stage.parameters for stage in plan(shape, Layout(pipeline=stages, batch=64)).stages) for stages in range(1, 17)
@@ -251,7 +251,7 @@ def test_the_first_stage_holds_most_activations() -> None:
     stages = plan(library.model("gpt-3-175b"), Layout(tensor=8, pipeline=8, batch=64)).stages
     assert [stage.stage for stage in stages] == list(range(8))
     held = [stage.activations / stage.layers for stage in stages]
-    assert held[0] == pytest.approx(8 * held[-2] / 2, rel=0.01)  # eight micro-batches in flight, and two
+    assert held[0] == pytest.approx(8 * held[-2] / 2, rel=0.01)  # eight micro-batches in flight versus two
     assert stages[-1].logits > 0 and stages[-2].logits == 0
 
 
@@ -264,7 +264,7 @@ def test_offload_moves_state_to_the_host() -> None:
     assert none.total > optimizer.total > everything.total
 
 
-def test_where_and_whether_it_fits() -> None:
+def test_fit_and_fullest_stage() -> None:
     shape = library.model("llama-3.1-8b")
     small = plan(shape, Layout(data=8, zero=3, batch=8, recompute="full"), sequence=2048)
     assert small.fits
@@ -280,7 +280,7 @@ def test_the_worksheet_explains_the_fullest_stage() -> None:
     assert part["total"] == pytest.approx(found.peak)
 
 
-def test_every_program_keeps_in_some_way() -> None:
+def test_every_program_has_an_activation_model() -> None:
     assert {name: keeping_of(program).engine for name, program in PROGRAMS.items()} == {
         "megatron-2021": "megatron",
         "megatron-2022": "megatron",
@@ -305,7 +305,7 @@ def test_against_torchtitan(layout: Layout, sequence: int, published: float) -> 
     assert (fullest.total - fullest.runtime) / GIB == pytest.approx(published, rel=0.10)
 
 
-def test_the_loss_is_planned_in_the_chunks_that_it_takes() -> None:
+def test_the_loss_is_planned_in_chunks() -> None:
     from strata.kernels.ops.linear_cross_entropy import linear_cross_entropy as loss
 
     assert {"gpu": loss.LOGITS_BYTES["cuda"], "cpu": loss.LOGITS_BYTES["cpu"]} == memory.LOGITS_CHUNK

@@ -1,4 +1,4 @@
-"""`strata plan` as a user types it: what it prints, refuses, explains, writes and draws."""
+"""`strata plan` on the command line: output, errors, explanations, files and plots."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from strata.planner.catalogue.library import model
 from strata.planner.catalogue.software import program
-from strata.planner.cli.explain import put_in
+from strata.planner.cli.explain import substituted
 from strata.planner.cli.plan import plan
 from strata.planner.layout import Layout
 from strata.planner.plan import TrainingPlan, plan_training
@@ -30,7 +30,7 @@ PNG = b"\x89PNG"
 
 
 def strata(*words: str) -> Result:
-    """In this process, in a wide terminal."""
+    """Run the command line in this process, with a wide terminal."""
     return CliRunner().invoke(build(), list(words), env={"COLUMNS": "140"})
 
 
@@ -53,15 +53,15 @@ def llama(**more: Any) -> TrainingPlan:
     return plan_training(model("llama-3-70b"), layout, 8192, card, fabric("ndr-400"), program("megatron-core"), **more)
 
 
-def test_the_verdict_comes_first_and_then_the_tables() -> None:
+def test_the_verdict_precedes_the_tables() -> None:
     text = strata("plan", *LLAMA, "--tokens", "15T").stdout
     for words in ("llama-3-70b (70.6B parameters) on 128 h100-sxm over ndr-400", "data 4 x tensor 8 x pipeline 4 (1f1b)"):
         assert words in text
     assert re.search(r"^(fits|does not fit): [\d.]+ GiB of 79.2 GiB \(\S+%\) at stage \d", text, re.MULTILINE)
     assert re.search(r"step [\d.]+ s · \S+ tokens/s .* MFU [\d.]+% · HFU [\d.]+% · limited by \w+", text)
-    order = [text.index(title) for title in ("memory of a GPU", "communication in a step", "where a step's time goes")]
+    order = [text.index(title) for title in ("memory per GPU", "communication per step", "step time breakdown")]
     assert order == sorted(order)
-    assert re.search(r"a failure every .* saved every .* of the time is useful", text)
+    assert re.search(r"MTBF .* best checkpoint interval .* goodput", text)
     assert re.search(r"15T tokens: [\d,.]+ days .* GPU-hours, \$[\d.]+M", text)
 
 
@@ -70,7 +70,7 @@ def test_the_example_of_the_help_works() -> None:
     assert strata(*example.split()).exit_code == 0
 
 
-def test_json_holds_the_plan_and_gives_it_again() -> None:
+def test_json_is_enough_to_repeat_the_plan() -> None:
     found = answered("plan", *LLAMA, "--tokens", "15T", "--price", "2")
     again = plan_training(
         model("llama-3-70b"),
@@ -92,7 +92,7 @@ def test_json_holds_the_plan_and_gives_it_again() -> None:
 
 def test_json_goes_to_a_file_beside_the_tables(tmp_path: Path) -> None:
     result = strata("plan", *LLAMA, "--json", str(tmp_path / "plan.json"))
-    assert "memory of a GPU" in result.stdout
+    assert "memory per GPU" in result.stdout
     assert json.loads((tmp_path / "plan.json").read_text())["gpus"] == 128
     assert "cannot be written" in refused("plan", *LLAMA, "--json", str(tmp_path / "no" / "plan.json")).cause
 
@@ -104,7 +104,7 @@ def lines_of(worksheet: dict[str, Any]) -> dict[str, float]:
     return found
 
 
-def test_explanations_are_of_the_plans_own_figures() -> None:
+def test_explanations_have_the_figures_of_the_plan() -> None:
     found = answered("plan", *LLAMA, "--tokens", "15T", "--explain")
     lines = lines_of(found["explain"])
     assert lines["step"] == pytest.approx(found["step"]["seconds"])
@@ -130,10 +130,10 @@ def worksheets() -> list[Worksheet]:
     return [llama(tokens=15e12).worksheet, served, sparse, explain("all_reduce", 2.0**26, Place(8, 4), links(card, net))]
 
 
-def test_a_formula_with_its_values_put_in_gives_the_value() -> None:
+def test_a_substituted_formula_evaluates_to_the_value() -> None:
     def check(worksheet: Worksheet, outer: Worksheet | None) -> int:
         checked = 0
-        for line, filled in put_in(worksheet, outer):
+        for line, filled in substituted(worksheet, outer):
             if filled is not None:
                 assert eval(filled, dict(FUNCTIONS)) == pytest.approx(line.value, rel=1e-4, abs=1e-12), (
                     worksheet.title,
@@ -160,7 +160,7 @@ def test_a_formula_with_its_values_put_in_gives_the_value() -> None:
         (["--model", "gpt-3-175b", "--seq", "4096"], "more than the 2048 positions"),
     ],
 )
-def test_an_impossible_layout_is_refused_with_one_that_works(words: list[str], cause: str) -> None:
+def test_an_invalid_layout_is_refused_with_a_valid_one(words: list[str], cause: str) -> None:
     words = words if "--model" in words else ["--model", "llama-3-70b", *words]
     error = refused("plan", *words)
     assert cause in error.cause
@@ -184,21 +184,21 @@ def test_an_impossible_layout_is_refused_with_one_that_works(words: list[str], c
         (["--model", "llama-3-8b", "--gpu", "a100", "--precision", "fp8"], "does not compute in fp8", "bf16"),
         (["--model", "llama-3-8b", "--expert", "4", "--data", "4"], "no experts", "Leave --expert out"),
         (["--model", "llama-3-8b", "--pipeline", "40"], "cannot be cut into 40 parts", "Lower --pipeline"),
-        (["--model", "llama-3-8b", "--data", "2", "--gpus", "8"], "do not agree", "Give one"),
+        (["--model", "llama-3-8b", "--data", "2", "--gpus", "8"], "contradict each other", "Use one"),
         (["--model", "llama-3-8b", "--tokens", "many"], "not a count", "15T"),
-        (["--model", "llama-3-8b", "--recipe", "laptop"], "both name a model", "Give one"),
+        (["--model", "llama-3-8b", "--recipe", "laptop"], "both name a model", "Use one"),
         (["--model", "llama-3-8b", "--zero", "4"], "--zero 4 is out of range", "0 to 3"),
-        (["--gpus", "8"], "No model is named", "strata plan list"),
+        (["--gpus", "8"], "--model is missing", "strata plan list"),
         (["--recipe", "laptop", "train.bach=3"], "train.bach", "train.batch"),
-        (["serch", "--gpus", "8"], "'serch' is no plan command", "search"),
+        (["serch", "--gpus", "8"], "'serch' is not a plan command", "search"),
     ],
 )
-def test_what_cannot_be_read_is_refused_with_a_fix(words: list[str], cause: str, fix: str) -> None:
+def test_invalid_options_are_refused_with_a_fix(words: list[str], cause: str, fix: str) -> None:
     error = refused("plan", *words)
     assert cause in error.cause and fix in error.fix
 
 
-def test_a_recipe_is_planned_with_the_kernels_that_it_names() -> None:
+def test_a_recipe_is_planned_with_its_kernels() -> None:
     peaks = []
     for words, name in (
         ([], "strata"),
@@ -212,21 +212,21 @@ def test_a_recipe_is_planned_with_the_kernels_that_it_names() -> None:
     assert peaks[0] == peaks[1] < peaks[2] < peaks[3]
 
 
-def test_a_recipe_is_planned_as_it_stands_and_as_it_is_changed() -> None:
+def test_recipe_overrides_apply_to_the_plan() -> None:
     found = answered("plan", "--recipe", "16xh100-3d", "train.batch=512", "--gpu", "h200", "--zero", "0")
     layout = Layout(**found["layout"])
     assert (layout.batch, layout.zero, layout.gpus, found["program"]) == (512, 0, 16, "strata")
     assert found["gpu"]["name"] == "h200"
 
 
-def test_counts_and_sizes_as_people_write_them() -> None:
+def test_counts_and_sizes_are_parsed_and_shown_with_units() -> None:
     assert [count(text, "-") for text in ("15T", "300B", "1e12", "16m", "8,192")] == [15e12, 300e9, 1e12, 16e6, 8192]
     assert [size(text, "-") for text in ("20GB/s", "64KiB", "2e9", "5.6TB", "512")] == [20e9, 65536, 2e9, 5.6e12, 512]
     shown = [show(84.99e9, "B"), show(3.35e12, "B/s"), show(1.5e-3, "s"), show(5400, "s"), show(3e5, "s"), show(1234567, "")]
     assert shown == ["79.2 GiB", "3.35 TB/s", "1.5 ms", "90 min", "3.47 days", "1,234,567"]
 
 
-def test_pictures(tmp_path: Path) -> None:
+def test_plots(tmp_path: Path) -> None:
     result = strata("plan", *LLAMA, "--plot", str(tmp_path / "new"))
     assert result.exit_code == 0, result.output
     for name in ("memory", "step", "timeline"):
@@ -243,7 +243,7 @@ def test_pictures(tmp_path: Path) -> None:
         (["collectives", "--ranks", "16"], "collectives"),
     ],
 )
-def test_the_other_commands_print_write_and_draw(command: list[str], picture: str, tmp_path: Path) -> None:
+def test_other_commands_print_write_and_plot(command: list[str], picture: str, tmp_path: Path) -> None:
     result = strata("plan", *command, "--plot", str(tmp_path), "--json", str(tmp_path / "x.json"))
     assert result.exit_code == 0, result.output
     assert json.loads((tmp_path / "x.json").read_text())
@@ -268,7 +268,7 @@ def test_collectives_step_by_step_and_their_cost() -> None:
     assert "domains of 3" in refused("plan", "collectives", "--ranks", "8", "--inside", "3").cause
 
 
-def test_failures_say_how_often_to_save() -> None:
+def test_failures_plan_the_checkpoint_interval() -> None:
     found = answered("plan", "failures", "--gpus", "16384", "--model", "llama-3.1-405b", "--step", "20")
     assert 2.5 < found["mtbf_s"] / 3600 < 3.5  # Llama 3: 419 interruptions in 54 days
     spot = answered("plan", "failures", "--gpus", "64", "--state", "1TB", "--preemptions", "0.05", "--storage", "20GB/s")
@@ -276,7 +276,7 @@ def test_failures_say_how_often_to_save() -> None:
     assert spot["save_s"] == 50
 
 
-def test_serving_counts_replicas_with_the_load() -> None:
+def test_replicas_grow_with_the_load() -> None:
     few, many = (
         answered("plan", "serve", "--model", "llama-3-8b", "--rate", rate)["aggregated"]["decode_replicas"]
         for rate in ("5", "500")
@@ -287,10 +287,10 @@ def test_serving_counts_replicas_with_the_load() -> None:
 SEARCH = ["plan", "search", "--model", "llama-3-8b", "--gpus", "16,32", "--batch", "256"]
 
 
-def test_search_lists_the_best_and_the_front(tmp_path: Path) -> None:
+def test_search_lists_the_best_layouts_and_the_pareto_front(tmp_path: Path) -> None:
     result = strata(*SEARCH, "--plot", str(tmp_path), "--json", str(tmp_path / "found.json"), "--tokens", "2T")
     assert result.exit_code == 0, result.output
-    assert all(words in result.stdout for words in ("the best layouts", "no other is both quicker and cheaper", "looked at"))
+    assert all(words in result.stdout for words in ("best layouts", "Pareto front", "layouts evaluated"))
     assert all((tmp_path / name).read_bytes().startswith(PNG) for name in ("pareto.png", "gpus.png"))
     best = json.loads((tmp_path / "found.json").read_text())["best"]
     steps = [one["step"]["seconds"] for one in best]
@@ -298,7 +298,7 @@ def test_search_lists_the_best_and_the_front(tmp_path: Path) -> None:
     assert best[0]["days"] == pytest.approx(2e12 / best[0]["step"]["tokens_per_s"] / 86400)
 
 
-def test_what_a_search_finds_plans_the_same_by_hand() -> None:
+def test_a_found_layout_has_the_same_plan_by_hand() -> None:
     best = answered(*SEARCH)["best"][0]
     options = [f"--{name.replace('_', '-')}={value}" for name, value in best["layout"].items() if name != "sequence_parallel"]
     options += ["--sequence-parallel"] if best["layout"]["sequence_parallel"] else []
@@ -316,8 +316,8 @@ def test_a_search_writes_a_recipe(tmp_path: Path) -> None:
     assert "--program strata" in refused(*SEARCH, "--program", "megatron-core", "--precision", "fp8", "--write", str(recipe)).fix
 
 
-def test_searches_that_make_no_sense_are_refused() -> None:
-    assert "both say" in refused(*SEARCH, "--batch-tokens", "4M").cause
+def test_invalid_searches_are_refused() -> None:
+    assert "both set" in refused(*SEARCH, "--batch-tokens", "4M").cause
     assert "not a count" in refused("plan", "search", "--model", "llama-3-8b", "--gpus", "some").cause
     assert "does not compute in fp8" in refused(*SEARCH, "--gpu", "a100", "--precision", "fp8").cause
 
@@ -328,7 +328,7 @@ def test_the_catalogue_is_listed() -> None:
     assert set(answered("plan", "list", "gpus")) == {"gpus"}
 
 
-def test_validate_fails_past_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_validate_fails_over_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     result = strata("plan", "validate")
     found = json.loads(strata("plan", "validate", "--json", "-").stdout)["checks"]
     assert result.exit_code == (0 if all(check["passed"] for check in found) else 1)
@@ -336,11 +336,11 @@ def test_validate_fails_past_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
         assert words in result.stdout
     monkeypatch.setattr(check_collectives, "WORST_BAR", 0.001)
     result = strata("plan", "validate")
-    assert result.exit_code == 1 and "past the bar" in result.stdout
+    assert result.exit_code == 1 and "over the limit" in result.stdout
 
 
 @pytest.mark.parametrize("words", [["--help"], LLAMA])
-def test_it_starts_at_once(words: list[str]) -> None:
+def test_startup_is_fast(words: list[str]) -> None:
     assert starts_at_once(STRATA, "plan", *words)
 
 

@@ -1,4 +1,4 @@
-"""Where the planner says that it can be trusted: published figures by regime, and the line of a plan outside of them."""
+"""Expected errors by regime, and the warning line of plans outside the validated regime."""
 
 import json
 import shlex
@@ -19,8 +19,8 @@ ROOT = Path(__file__).parents[2]
 DENSE = ["plan", "--model", "llama-3.1-70b", "--data", "8", "--tensor", "8", "--pipeline", "4", "--batch", "512"]
 
 
-def told(*words: str) -> tuple[str, dict[str, Any]]:
-    """The lines that say how far to trust an answer, and the same of its JSON."""
+def trust_of(*words: str) -> tuple[str, dict[str, Any]]:
+    """Warning lines of a plan, and the `trust` object of its JSON."""
     text = CliRunner().invoke(build(), list(words), env={"COLUMNS": "100"})
     data = CliRunner().invoke(build(), [*words, "--json", "-"])
     assert text.exit_code == 0 and data.exit_code == 0, text.output
@@ -29,8 +29,8 @@ def told(*words: str) -> tuple[str, dict[str, Any]]:
     return "\n".join(lines), found
 
 
-def test_a_plan_of_the_validated_regime_says_nothing() -> None:
-    line, trust = told(*DENSE)
+def test_a_plan_in_the_validated_regime_prints_no_warning() -> None:
+    line, trust = trust_of(*DENSE)
     assert line == "" and trust == {"validated": True, "line": "", "regimes": {}, "unchecked": []}
 
 
@@ -44,23 +44,23 @@ def test_a_plan_of_the_validated_regime_says_nothing() -> None:
         (["--seq", "131072", "--zero", "2"], ["long", "sharded", "memory"]),
     ],
 )
-def test_a_plan_outside_of_it_prints_one_line_with_the_error_to_expect(words: list[str], regimes: list[str]) -> None:
-    line, trust = told(*DENSE, *words)
-    assert line.startswith(f"Outside of what was validated ({VALIDATED}).") and "\n" not in line
+def test_a_plan_outside_the_validated_regime_prints_its_expected_error(words: list[str], regimes: list[str]) -> None:
+    line, trust = trust_of(*DENSE, *words)
+    assert line.startswith(f"Outside the validated regime ({VALIDATED}).") and "\n" not in line
     assert line == trust["line"] and list(trust["regimes"]) == regimes and not trust["validated"]
     for name in regimes:
         assert f"{REGIMES[name]}: {trust['regimes'][name]['mean']:.0%} off on average".lower() in line.lower()
 
 
-def test_the_errors_are_those_of_this_planner() -> None:
+def test_the_errors_file_is_up_to_date() -> None:
     written, planned = json.loads(ERRORS.read_text()), json.loads(check_regimes.as_json())
     assert written.keys() == planned.keys(), "run python -m strata.planner.cli.check_regimes"
     for name, errors in written.items():
         assert errors == pytest.approx(planned[name], abs=2e-4), "run python -m strata.planner.cli.check_regimes"
 
 
-def test_what_was_never_checked_is_named() -> None:
-    line = told("plan", "--model", "llama-3-8b", "--gpu", "l40s", "--data", "8", "--zero", "3", "--offload", "optimizer")[0]
+def test_unchecked_properties_are_named() -> None:
+    line = trust_of("plan", "--model", "llama-3-8b", "--gpu", "l40s", "--data", "8", "--zero", "3", "--offload", "optimizer")[0]
     assert "no published run was checked on l40s; no published run was checked with offloading." in line
 
 
@@ -72,13 +72,13 @@ def test_what_was_never_checked_is_named() -> None:
         ["plan", "collectives", "--ranks", "64"],
     ],
 )
-def test_other_commands_say_it_too(words: list[str]) -> None:
-    line, trust = told(*words)
+def test_other_commands_print_expected_errors(words: list[str]) -> None:
+    line, trust = trust_of(*words)
     assert line == trust["line"] and "\n" not in line
 
 
-def test_rows_lie_in_the_regime_that_a_plan_of_theirs_would_name() -> None:
-    """Nanotron is planned as Megatron-Core, for want of a program of its own."""
+def test_rows_are_in_the_regime_of_their_plan() -> None:
+    """Nanotron is planned as Megatron-Core, since the catalogue has no such program."""
     for line in check_regimes._lines():
         words = shlex.split(line["command"])
         if words[0] in ("serve", "collectives") or line["regime"] == "memory":
@@ -88,7 +88,7 @@ def test_rows_lie_in_the_regime_that_a_plan_of_theirs_would_name() -> None:
         assert line["regime"] == ("other-program" if "nanotron" in line["source"] else own), line
 
 
-def test_the_documents_have_the_figures_that_validate_prints() -> None:
+def test_the_documentation_has_the_figures_of_validate() -> None:
     docs = (ROOT / "docs" / "planner.md").read_text()
     for name in check_regimes.regime_names():
         errors = check_regimes.errors(check_regimes.regime(name))
@@ -98,7 +98,7 @@ def test_the_documents_have_the_figures_that_validate_prints() -> None:
         assert f"| {errors.figures} |" in row
 
 
-def test_a_validated_row_is_checked_as_a_users_plan_is() -> None:
+def test_validation_rows_pass_the_checks_of_plans() -> None:
     shape = model("llama-3.1-405b")
     layout = Layout(data=64, tensor=8, pipeline=16, schedule="interleaved", interleave=8, batch=2048, sequence_parallel=True)
     refused = check_training._plan(shape, layout, 8192, "h100-sxm", "roce-400", "torch-fsdp")
@@ -108,11 +108,11 @@ def test_a_validated_row_is_checked_as_a_users_plan_is() -> None:
     assert row.error is None and check_training.mean_error([row, fine]) == pytest.approx(0.1)
 
 
-def test_validate_marks_what_does_not_fit_by_plan() -> None:
+def test_validate_marks_plans_that_do_not_fit() -> None:
     found = CliRunner().invoke(build(), ["plan", "validate"], env={"COLUMNS": "200"})
     assert found.exit_code == 0
     assert "does not fit by plan: 133 GiB of 79.2 GiB" in found.stdout
     for name in check_regimes.regime_names():
         assert REGIMES[name] in found.stdout
-    told = {check.name: check for check in comparison.checks()}
-    assert all(row.planned is not None for check in told.values() for rows in check.tables.values() for row in rows)
+    checks = {check.name: check for check in comparison.checks()}
+    assert all(row.planned is not None for check in checks.values() for rows in check.tables.values() for row in rows)

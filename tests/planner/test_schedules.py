@@ -27,13 +27,13 @@ SIZES: list[Size] = [
 
 
 def shares(size: Size, f: float, b: float, w: float) -> Times:
-    """Stages that take f, b and w over all of their chunks."""
+    """Stage times f, b and w, summed over the chunks of a stage."""
     _, stages, _, chunks = size
     return even(stages * chunks, f / chunks, b / chunks, w / chunks)
 
 
 def uneven(size: Size, rng: random.Random, by: float) -> Times:
-    """Parts that differ by up to this share, the last one slower still for its output matrix."""
+    """Random times that differ by up to this share; the last part is slower because of the output matrix."""
     _, stages, _, chunks = size
     parts = stages * chunks
     f, b, w = ([rng.uniform(1 - by, 1 + by) for _ in range(parts)] for _ in range(3))
@@ -45,7 +45,7 @@ def uneven(size: Size, rng: random.Random, by: float) -> Times:
 
 
 def operations(text: str) -> list[tuple[str, int, int]]:
-    """From what one can compare with a picture: kind, micro-batch and, for the second chunk, a prime."""
+    """Compact form as in the papers' figures: kind, micro-batch, and a prime for the second chunk."""
     return [(word.rstrip("0123456789'"), int(word.strip("FBW'")), int(word.endswith("'"))) for word in text.split()]
 
 
@@ -59,7 +59,7 @@ def test_every_schedule_is_tried() -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_every_micro_batch_is_done_once_on_each_part(size: Size) -> None:
+def test_every_micro_batch_runs_once_on_each_part(size: Size) -> None:
     schedule, stages, micro_batches, interleave = size
     seen: dict[tuple[str, int, int], int] = {}
     for stage, stage_order in enumerate(orders(*size)):
@@ -74,7 +74,7 @@ def test_every_micro_batch_is_done_once_on_each_part(size: Size) -> None:
     assert set(seen.values()) == {1}
 
 
-def test_orders_are_those_of_the_papers_pictures() -> None:
+def test_orders_match_the_figures_of_the_papers() -> None:
     # Megatron-LM's figure 4, first device: 4 stages, 8 micro-batches, 2 chunks; counted from 0
     warm = "F0 F1 F2 F3 F0' F1' F2' F3' F4 F5 "
     steady = "F6 BW0' F7 BW1' F4' BW2' F5' BW3' F6' BW0 F7' BW1 "
@@ -82,7 +82,7 @@ def test_orders_are_those_of_the_papers_pictures() -> None:
     # the zero-bubble paper's figure 3, ZB-H1, last device
     ending = "F3 B3 W0 F4 B4 W1 F5 B5 W2 F6 B6 W3 F7 B7 W4 W5 W6 W7"
     assert order(("zb-h1", 4, 8, 1), 3) == operations("F0 B0 F1 B1 F2 B2 " + ending)
-    # DualPipe's README, device 7: 8 devices, 20 micro-batches, of which 10 to 19 enter here
+    # DualPipe's README, device 7: 8 devices, 20 micro-batches; 10 to 19 enter here
     row = order(("dualpipe", 8, 20, 1), 7)
     assert row[:14] == operations("F10' F11' F12' F13' F14' F15' F16' F0 B0 W0 F1 B1 W1 F2")
     assert row[-8:] == operations("B16' W16' B17' W17' B18' W18' B19' W19'")
@@ -128,7 +128,7 @@ def test_the_simulator_equals_the_closed_form(size: Size) -> None:
 
 
 def test_published_bubbles() -> None:
-    """In units of F = B = W, beyond the 3 x 16 that 16 micro-batches take; stages are devices."""
+    """In units of F = B = W, in addition to the 3 x 16 of 16 micro-batches. Stages are devices."""
     bubbles = {
         size[0]: simulate(*size, shares(size, 1, 1, 1)).total - 48
         for size in (
@@ -149,7 +149,7 @@ def held(schedule: Schedule, stages: int, micro_batches: int, interleave: int) -
     return tuple(in_flight(schedule, stages, micro_batches, interleave, stage) for stage in range(stages))
 
 
-def test_activations_held_are_the_published() -> None:
+def test_activations_in_flight_match_published_figures() -> None:
     for m in (3, 8, 40):
         assert held("gpipe", 8, m, 1) == (m,) * 8
         assert held("1f1b", 8, m, 1) == tuple(min(m, 8 - stage) for stage in range(8))
@@ -162,7 +162,7 @@ def test_activations_held_are_the_published() -> None:
 
 
 @pytest.mark.parametrize("schedule", list(IN_FLIGHT))
-def test_activations_held_are_those_of_the_order(schedule: Schedule) -> None:
+def test_activations_in_flight_match_the_order(schedule: Schedule) -> None:
     for stages, micro_batches in product((1, 2, 4, 6), (1, 2, 4, 6, 12, 24, 50, 62)):
         for interleave in (2, 3) if schedule == "interleaved" else (CHUNKS[schedule],):
             if refusal(schedule, stages, micro_batches, interleave):
@@ -206,15 +206,15 @@ def test_properties(size: Size) -> None:
     assert fewer_idle <= simulate(*size, shares(size, f, b, w)).bubble + 1e-9
 
 
-def test_transfers_are_waited_for_by_the_receiver_and_only_when_blocking_by_the_sender() -> None:
+def test_receivers_wait_for_transfers_and_senders_only_when_blocking() -> None:
     free = simulate("1f1b", 2, 2, 1, even(2, 1, 1, 1, transfer=0.5))
-    # stage 0: F F, then gradients that come back; stage 1: its first input is there at 1.5
+    # stage 0: F F, then returning gradients; stage 1: its first input arrives at 1.5
     assert free.starts == ([0, 1, 5, 8], [1.5, 2.5, 4.5, 5.5])
     blocking = simulate("1f1b", 2, 2, 1, even(2, 1, 1, 1, transfer=0.5, blocking=True))
     assert blocking.starts == ([0, 1.5, 5, 8.5], [1.5, 2.5, 5, 6])
 
 
-def test_a_pair_hides_communication() -> None:
+def test_paired_passes_overlap_communication() -> None:
     plain = even(4, 1.0, 1.0, 1.0)
     hiding = Times(plain.forward, plain.backward, plain.weight, plain.transfer, hidden=(0.2,) * 4)
     totals = [simulate("dualpipe", 4, 40, 1, times).total for times in (plain, hiding)]
@@ -238,7 +238,7 @@ def test_a_pair_hides_communication() -> None:
         (("gpipe", 0, 4, 1), "stages=0", "stages=1"),
     ],
 )
-def test_impossible_sizes_are_refused_with_one_that_works(size: Size, value: str, works: str) -> None:
+def test_invalid_sizes_are_refused_with_a_valid_one(size: Size, value: str, works: str) -> None:
     for ask in (lambda: orders(*size), lambda: closed_form(*size, 1, 1, 1)):
         with pytest.raises(UserError) as error:
             ask()
@@ -246,7 +246,7 @@ def test_impossible_sizes_are_refused_with_one_that_works(size: Size, value: str
         assert error.value.fix.startswith(f"{works} works")
 
 
-def test_an_order_that_waits_for_itself_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deadlocked_order_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     stuck = ((Operation("BW", 0, 0), Operation("F", 0, 0)), (Operation("F", 0, 0), Operation("BW", 0, 0)))
     monkeypatch.setattr("strata.planner.pipeline.simulate.orders", lambda *size: stuck)
     with pytest.raises(AssertionError, match="wait for each other"):
@@ -267,7 +267,7 @@ LARGE: list[Size] = [
 
 
 @pytest.mark.parametrize("size", LARGE)
-def test_the_quick_total_is_the_simulated(size: Size) -> None:
+def test_the_fast_total_equals_the_simulation(size: Size) -> None:
     rng = random.Random(str(size))
     for _ in range(8):
         times = uneven(size, rng, by=0.1)
@@ -278,7 +278,7 @@ def test_the_quick_total_is_the_simulated(size: Size) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES[::3])
-def test_the_quick_total_of_few_micro_batches_is_exact(size: Size) -> None:
+def test_the_fast_total_of_few_micro_batches_is_exact(size: Size) -> None:
     times = uneven(size, random.Random(str(size)), by=0.3)
     assert quick_total(*size, times) == pytest.approx(simulate(*size, times).total, rel=1e-12)
 
@@ -303,6 +303,6 @@ def test_timeline_as_text(small: Simulation) -> None:
 
 
 @pytest.mark.parametrize("size", [("1f1b", 2, 3, 1), ("dualpipe", 4, 10, 1), ("interleaved", 4, 8, 3)])
-def test_timeline_as_a_picture(size: Size, tmp_path: Path) -> None:
+def test_timeline_as_an_image(size: Size, tmp_path: Path) -> None:
     draw(simulate(*size, even(size[1] * size[3], 1e-3, 1e-3, 1e-3)), tmp_path / "timeline.png", "a title")
     assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")

@@ -1,5 +1,5 @@
-"""Costs of a parallel layout before anyone pays for it: memory, bytes, time and money, from the model's shape and the hardware's
-figures alone. No torch, no GPU.
+"""Cost model of parallel layouts: memory, communication, time and dollars, from the model's shape and hardware figures. Needs
+neither torch nor a GPU.
 
 `catalogue/` holds models, GPUs and fabrics; `layout.py` defines how a run is divided over GPUs. `memory/`, `collectives/`,
 `pipeline/` and `step/` are the cost models, which `plan.py` combines for one layout and `search/` for many. `reliability/` and

@@ -1,4 +1,4 @@
-"""A name that is not known, answered with those that are near."""
+"""Lookup of a name, with suggestions for unknown names."""
 
 from collections.abc import Mapping
 from difflib import get_close_matches

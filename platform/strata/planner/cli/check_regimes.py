@@ -1,10 +1,10 @@
-"""Published figures that the planner was not made with, by regime: `published/regimes.csv`.
+"""Errors of the planner on published figures that no constant was fitted to, by regime: `published/regimes.csv`.
 
-Each row has the words of a `strata plan` command. They go through the command's own parser and checks, so that a row which a
-user could not ask for is refused here as well.
+Each row has the arguments of a `strata plan` command. They pass through the command's own parser and checks, so a row that a
+user could not plan is refused here as well.
 
-`python -m strata.planner.cli.check_regimes` writes the errors of each regime to `published/errors.json`, from which plans state
-how far they can be trusted.
+`python -m strata.planner.cli.check_regimes` writes the errors of each regime to `published/errors.json`. Plans print the errors
+to expect from this file.
 """
 
 import csv
@@ -29,12 +29,12 @@ from strata.planner.validation.trust import ERRORS, PUBLISHED, Errors
 from strata.platform.errors import UserError
 from strata.platform.hardware import catalogue as hardware
 
-CURVE_BYTES = 2.0**32  # at which the largest bus bandwidths were published
+CURVE_BYTES = 2.0**32  # buffer size of the published peak bus bandwidths
 
 
 @dataclass(frozen=True)
 class Row:
-    """`planned` None: refused, with the reason in `note`."""
+    """A published figure with the planner's. `planned` is None where the layout is refused; `note` has the reason."""
 
     regime: str
     source: str
@@ -46,7 +46,7 @@ class Row:
 
     @property
     def error(self) -> float | None:
-        """Relative error of the time (or memory) that it stands for: below 0, the planner is too quick (or too lean)."""
+        """Relative error in time (or memory). Below 0, the planner is too fast (or its memory too small)."""
         if self.planned is None:
             return None
         return (self.published / self.planned if self.unit in RATES else self.planned / self.published) - 1
@@ -101,7 +101,7 @@ def _row(line: dict[str, str]) -> Row:
 
 
 def _plan(words: list[str], metric: str, name: str) -> tuple[float, str]:
-    """The figure, and that the planner thinks it does not fit, if so."""
+    """The planned figure, and a note if the plan does not fit."""
     match words[0]:
         case "serve":
             return SERVED[metric](served(**_params(plan_serve, words[1:], ("json", "explain", "plot"))[0])), ""
@@ -112,7 +112,7 @@ def _plan(words: list[str], metric: str, name: str) -> tuple[float, str]:
 
 
 def training(words: list[str]) -> TrainingPlan:
-    """The plan of the words behind `strata plan`."""
+    """Plan for the arguments of `strata plan`."""
     params, rest = _params(plan, words, ("json", "explain", "plot"))
     given = {each.name: params.pop(each.name) for each in fields(Layout)}
     return planned(given, rest, **params)
@@ -130,12 +130,12 @@ def _collective(params: dict[str, Any], metric: str, name: str) -> float:
 
 
 def _allocated(found: TrainingPlan) -> float:
-    """Bytes that torch's allocator reserves: without the CUDA context and NCCL."""
+    """Bytes reserved by torch's allocator, without the CUDA context and NCCL."""
     return found.memory.peak - found.memory.fullest.runtime
 
 
 def _params(command: Callable[..., None], words: list[str], without: tuple[str, ...] = ()) -> tuple[dict[str, Any], list[str]]:
-    """As the command line reads them."""
+    """Parameters of a command, parsed as on the command line."""
     ctx = _parser(command).make_context(command.__name__, list(words))
     return {name: value for name, value in ctx.params.items() if name not in without}, list(ctx.args)
 
@@ -148,7 +148,7 @@ def _parser(command: Callable[..., None]) -> Any:
 
 
 def as_json() -> str:
-    """Errors of each regime, to four digits."""
+    """Errors of each regime as JSON, to four digits."""
     found = {name: asdict(errors(regime(name))) for name in regime_names()}
     rounded = {name: {key: round(value, 4) for key, value in each.items()} for name, each in found.items()}
     return json.dumps(rounded, indent=2) + "\n"

@@ -1,4 +1,4 @@
-"""Comparison of the planner with published measurements, row by row, with the error that each kind of row may have."""
+"""Comparison of the planner with published measurements, row by row, with the error limit of each kind of row."""
 
 from dataclasses import dataclass
 from itertools import groupby
@@ -12,12 +12,12 @@ from strata.planner.units import show
 from strata.planner.validation import check_collectives, check_memory, check_training
 from strata.planner.validation.trust import REGIMES
 
-UNSEEN = "not seen before, "
+UNSEEN = "held out, "
 
 
 @dataclass(frozen=True)
 class Row:
-    """`planned` None: a layout that `strata plan` refuses."""
+    """A published figure with the planner's. `planned` is None for a layout that `strata plan` refuses."""
 
     name: str
     published: float
@@ -29,7 +29,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Check:
-    """Rows of one kind with the bars they are held to; without bars they are shown for information."""
+    """Rows of one kind with their error limits. Rows without limits are informative."""
 
     name: str
     tables: dict[str, list[Row]]
@@ -38,7 +38,7 @@ class Check:
     mean_bar: float | None = None
     worst_bar: float | None = None
     mean_kind: str = "mean"
-    signed: float | None = None  # the mean with its sign
+    signed: float | None = None  # signed mean error
 
     @property
     def passed(self) -> bool:
@@ -51,7 +51,7 @@ def checks() -> list[Check]:
 
 
 def _regimes() -> list[Check]:
-    """Without bars: figures that the planner was not made with, so that its errors are those to expect of a plan."""
+    """Held-out figures, without limits: no constant was fitted to them, so their errors are those to expect of a plan."""
     found = []
     for name in check_regimes.regime_names():
         rows = check_regimes.regime(name)
@@ -83,7 +83,7 @@ def _training() -> Check:
 def _other_runs() -> Check:
     found = check_training.other_runs()
     return Check(
-        "runs of which too little is published to hold a bar to",
+        "runs with too few published settings for a limit",
         _by_table(found),
         check_training.mean_error(found),
         check_training.worst_error(found),
@@ -108,7 +108,7 @@ def _by_table(rows: list[check_training.Row]) -> dict[str, list[Row]]:
 
 
 def _zero() -> Check:
-    """Errors are from the nearest figure that would be printed as the published one is."""
+    """Memory of the ZeRO paper. An error counts from the nearest value that rounds to the published figure."""
     found = check_memory.zero_table()
     rows = [
         Row(
@@ -163,11 +163,9 @@ def tables(found: list[Check]) -> list[RenderableType]:
 
 
 def regimes(found: list[Check]) -> RenderableType:
-    """The errors to expect, side by side."""
-    note = "error: planned time (or memory) over published, less 1; below 0 the planner is too quick (or too lean)"
-    table = grid(
-        "by regime, published figures that the planner was not made with", [""], ["figures", "mean", "signed", "from", "to"], note
-    )
+    """Table of the errors to expect, by regime."""
+    note = "error: planned time (or memory) / published - 1; below 0 the planner is too fast (or its memory too small)"
+    table = grid("by regime, held-out published figures", [""], ["figures", "mean", "signed", "from", "to"], note)
     for check in found:
         errors = [row.error for rows in check.tables.values() for row in rows if row.error is not None]
         if check.signed is not None:
@@ -182,12 +180,12 @@ def summary(check: Check) -> Text:
         f"{check.mean_kind} {check.mean:.1%}{_bar(check.mean_bar)}, worst {check.worst:.1%}{_bar(check.worst_bar)}", "not bold"
     )
     if check.mean_bar is not None or check.worst_bar is not None:
-        text.append("  ok" if check.passed else "  past the bar", "bold green" if check.passed else "bold red")
+        text.append("  ok" if check.passed else "  over the limit", "bold green" if check.passed else "bold red")
     return text
 
 
 def _bar(bar: float | None) -> str:
-    return "" if bar is None else f" (bar {bar:.0%})"
+    return "" if bar is None else f" (limit {bar:.0%})"
 
 
 def _figure(value: float, unit: str) -> str:

@@ -1,6 +1,6 @@
-"""A worksheet in words: every line's value, its formula, the formula with the values put in, and the reason.
+"""Text form of a worksheet: the value of every line, its formula, the formula with values substituted, and the reason.
 
-The formula with values is written in base units (bytes, seconds, FLOP), so that it can be worked out as it stands.
+Substituted values are in base units (bytes, seconds, FLOP), so a formula can be evaluated as printed.
 """
 
 import re
@@ -16,9 +16,9 @@ DIGITS = 5
 NAME = re.compile(r"\b[A-Za-z_]\w*")
 
 
-def put_in(worksheet: Worksheet, outer: Worksheet | None = None) -> Iterator[tuple[Line, str | None]]:
-    """Each line with its formula's names replaced by what they stood for when it was worked out: a later line may have taken a
-    name over."""
+def substituted(worksheet: Worksheet, outer: Worksheet | None = None) -> Iterator[tuple[Line, str | None]]:
+    """Lines with the names in their formulas replaced by values. A value is the one at the time of evaluation, since a later line
+    may reuse a name."""
     written: dict[str, float] = {}
     own = {line.name for line in worksheet.lines}
 
@@ -36,7 +36,7 @@ def put_in(worksheet: Worksheet, outer: Worksheet | None = None) -> Iterator[tup
 
 
 def plain(value: float) -> str:
-    """Python's own way to write it, short."""
+    """Short Python literal."""
     return f"{value:.0f}" if value == int(value) and abs(value) < 1e15 else f"{value:.7g}"
 
 
@@ -46,7 +46,7 @@ def as_text(worksheet: Worksheet) -> Text:
         if not part.lines and not part.parts:
             continue
         text.append(f"{'  ' * depth}{part.title}\n", "bold underline")
-        for line, filled in put_in(part, outer):
+        for line, filled in substituted(part, outer):
             _write(text, line, filled, "  " * (depth + 1))
     return text
 

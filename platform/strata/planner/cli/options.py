@@ -1,4 +1,4 @@
-"""Options that several plan commands share, and what the answer does with them."""
+"""Options common to several plan commands, and the output of their results."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -11,7 +11,7 @@ from rich.console import Console, RenderableType
 from strata.planner import ranges
 from strata.planner.catalogue import library
 from strata.planner.catalogue.shape import Shape
-from strata.planner.cli.output import console, jsonable, picture_folder, write_json
+from strata.planner.cli.output import console, jsonable, plot_folder, write_json
 from strata.planner.layout import Schedule
 from strata.planner.pipeline.schedules import CHUNKS
 from strata.planner.worksheet import Worksheet
@@ -20,14 +20,14 @@ from strata.platform.hardware import catalogue as hardware
 from strata.platform.hardware.specs import Fabric, Gpu
 
 GPU = "h100"
-# What a node of each GPU usually has between nodes: the vendors' own reference systems (DGX-1, DGX A100, DGX H100, GB200 NVL72).
+# Default network of each GPU, from the vendors' reference systems (DGX-1, DGX A100, DGX H100, GB200 NVL72).
 FABRICS = {"v100": "edr-100", "a100": "hdr-200", "gb200": "ndr-400-nvl72", "ascend": "roce-200"}
 OTHER_FABRIC = "ndr-400"
-USUAL_SEQUENCE = 8192  # as Llama 3 and others train, before they lengthen it
+USUAL_SEQUENCE = 8192  # pretraining length of Llama 3 and others, before context extension
 
 
 def number(text: str, within: ranges.Range, *names: str, panel: str | None = None) -> Any:
-    """An option of the command line with a range, which its help names."""
+    """A numeric command-line option with a range, which its help states."""
 
     def check(ctx: typer.Context, param: typer.CallbackParam, value: Any) -> Any:
         if value is not None and not ctx.resilient_parsing:
@@ -38,19 +38,21 @@ def number(text: str, within: ranges.Range, *names: str, panel: str | None = Non
 
 
 Model = Annotated[
-    str | None, typer.Option(help="A model of the catalogue ('strata plan list'), or a Hugging Face config.json or its folder.")
+    str | None, typer.Option(help="Model of the catalogue ('strata plan list'), or a Hugging Face config.json or its folder.")
 ]
-GpuName = Annotated[str, typer.Option("--gpu", help="A GPU of the catalogue.")]
-FabricName = Annotated[str | None, typer.Option("--fabric", help="A network of the catalogue; unless said, the GPU's usual one.")]
-Program = Annotated[str | None, typer.Option(help="Whose training program: strata, megatron-core, ... ('strata plan list').")]
+GpuName = Annotated[str, typer.Option("--gpu", help="GPU of the catalogue.")]
+FabricName = Annotated[
+    str | None, typer.Option("--fabric", help="Network of the catalogue. Default: the GPU's reference system.")
+]
+Program = Annotated[str | None, typer.Option(help="Training program: strata, megatron-core, ... ('strata plan list').")]
 Seq = Annotated[
     int | None,
-    number(f"Tokens of a sequence; unless said, the model's context, {USUAL_SEQUENCE} at most.", ranges.SEQUENCE, "--seq"),
+    number(f"Tokens per sequence. Default: the model's context, at most {USUAL_SEQUENCE}.", ranges.SEQUENCE, "--seq"),
 ]
-Price = Annotated[float | None, number("Dollars of a GPU for an hour; unless said, the catalogue's.", ranges.PRICE, "--price")]
-Json = Annotated[str | None, typer.Option("--json", help="Write the answer as JSON to this file, or to standard output for '-'.")]
-Explain = Annotated[bool, typer.Option("--explain", help="Print every figure's formula, with the values put in.")]
-Plot = Annotated[Path | None, typer.Option("--plot", help="Write pictures into this folder.")]
+Price = Annotated[float | None, number("Dollars per GPU-hour. Default: the catalogue's.", ranges.PRICE, "--price")]
+Json = Annotated[str | None, typer.Option("--json", help="Write the result as JSON to this file, or to standard output for '-'.")]
+Explain = Annotated[bool, typer.Option("--explain", help="Print the formula of every figure, with values substituted.")]
+Plot = Annotated[Path | None, typer.Option("--plot", help="Write plots into this folder.")]
 
 
 def open_gpu(name: str, price: float | None) -> Gpu:
@@ -65,7 +67,7 @@ def open_fabric(name: str | None, gpu: Gpu) -> Fabric:
 
 def open_model(name: str | None) -> Shape:
     if name is None:
-        raise UserError("No model is named.", "Give --model with a name from 'strata plan list', a config.json or its folder.")
+        raise UserError("--model is missing.", "Set --model to a name from 'strata plan list', a config.json or its folder.")
     return library.open_model(name)
 
 
@@ -74,7 +76,7 @@ def usual_sequence(shape: Shape) -> int:
 
 
 def chunks_of(schedule: Schedule, interleave: int | None) -> int:
-    """Pieces of the model that a stage holds: the user's word, or what the schedule has."""
+    """Model chunks per pipeline stage: the user's value, or the schedule's default."""
     return CHUNKS.get(schedule, 2) if interleave is None else interleave
 
 
@@ -88,13 +90,13 @@ def answer(
     draw: Callable[[Path], list[Path]] | None = None,
     written: Sequence[Path] = (),
 ) -> None:
-    """JSON on standard output stands alone; else tables, then the worksheet, then where files were written."""
+    """Write a result: tables, the worksheet and the paths of written files. JSON on standard output is printed alone."""
     from strata.planner.cli import explain as explanation
 
-    told = jsonable(data())  # also where nobody reads it: it refuses an answer that is not finite
+    result = jsonable(data())  # also without --json: it refuses results that are not finite
     if json is not None:
-        write_json(told | ({"explain": jsonable(explanation.as_json(worksheet))} if explain and worksheet else {}), json)
-    pictures = draw(picture_folder(plot)) if plot and draw else []
+        write_json(result | ({"explain": jsonable(explanation.as_json(worksheet))} if explain and worksheet else {}), json)
+    pictures = draw(plot_folder(plot)) if plot and draw else []
     if json == "-":
         return
     out = console()

@@ -1,4 +1,4 @@
-"""Where an answer goes: the terminal, JSON, a folder of pictures."""
+"""Output of a result: terminal, JSON, folder of plots."""
 
 import json
 import math
@@ -12,18 +12,18 @@ from rich.console import Console
 from strata.planner.worksheet import Worksheet
 from strata.platform.errors import UserError, shown
 
-WIDTH = 130  # of a table that goes to a file or a pipe
+WIDTH = 130  # of tables written to a file or a pipe
 
 
 def console() -> Console:
-    """Without markup: names of models and paths are a user's, and may have brackets."""
+    """Console without markup, since model names and paths may contain brackets."""
     found = Console(highlight=False, markup=False, emoji=False)
     return found if found.is_terminal else Console(highlight=False, markup=False, emoji=False, width=WIDTH)
 
 
 def jsonable(thing: Any) -> Any:
-    """Dataclasses as objects of their fields. Worksheets are left out: `--explain` asks for them. An answer that is not finite
-    is none, and is refused."""
+    """JSON form of a result. Dataclasses become objects of their fields, without worksheets, which `--explain` adds. Raises an
+    error if a number is not finite."""
     if is_dataclass(thing) and not isinstance(thing, type):
         values = {field.name: getattr(thing, field.name) for field in fields(thing)}
         return {name: jsonable(value) for name, value in values.items() if not isinstance(value, Worksheet)}
@@ -32,12 +32,12 @@ def jsonable(thing: Any) -> Any:
     if isinstance(thing, list | tuple | set | frozenset):
         return [jsonable(value) for value in thing]
     if isinstance(thing, float) and not math.isfinite(thing):
-        raise UserError(f"The answer is not a finite number: {thing}.", "Give figures that are less extreme.")
+        raise UserError(f"The result is not a finite number: {thing}.", "Use less extreme values.")
     return thing
 
 
 def write_json(data: dict[str, Any], target: str) -> None:
-    """To a file, or to standard output for `-`. `data` is what `jsonable` gives."""
+    """Write the result of `jsonable` to a file, or to standard output for `-`."""
     text = json.dumps(data, indent=2) + "\n"
     if target == "-":
         sys.stdout.write(text)
@@ -49,12 +49,12 @@ def write_text(path: Path, text: str) -> None:
     try:
         path.write_text(text)
     except OSError as error:
-        raise UserError(f"{shown(path, 200)} cannot be written: {error.strerror}.", "Give another path.") from None
+        raise UserError(f"{shown(path, 200)} cannot be written: {error.strerror}.", "Use another path.") from None
 
 
-def picture_folder(folder: Path) -> Path:
+def plot_folder(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"{shown(folder, 200)} cannot be made: {error.strerror}.", "Give --plot another folder.") from None
+        raise UserError(f"{shown(folder, 200)} cannot be created: {error.strerror}.", "Set --plot to another folder.") from None
     return folder

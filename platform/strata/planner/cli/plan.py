@@ -42,10 +42,10 @@ if TYPE_CHECKING:
     from strata.planner.plan import TrainingPlan
 
 Precision = Literal["fp32", "fp16", "bf16", "fp8"]
-Tokens = Annotated[str | None, typer.Option(help="A token budget, such as 15T or 300B: gives days and money.")]
-Storage = Annotated[str | None, typer.Option(help="Of the checkpoints' store, such as 200GB/s; unless said, as Llama 3's.")]
+Tokens = Annotated[str | None, typer.Option(help="Token budget, such as 15T or 300B, for days and dollars.")]
+Storage = Annotated[str | None, typer.Option(help="Checkpoint storage bandwidth, such as 200GB/s. Default: Llama 3's.")]
 LAYOUT = "Layout"  # a panel of the help
-ROUNDS = 4  # micro-batches for each stage when nobody says a batch: enough to fill a pipeline
+ROUNDS = 4  # default micro-batches per stage, enough to fill a pipeline
 
 
 def _layout(text: str) -> Any:
@@ -58,34 +58,34 @@ def _count(name: str, text: str) -> Any:
 
 def plan(
     ctx: typer.Context,
-    recipe: Annotated[str | None, typer.Option(help="A recipe's name or path; section.key=value words change it.")] = None,
+    recipe: Annotated[str | None, typer.Option(help="Name or path of a recipe; section.key=value arguments change it.")] = None,
     model: Model = None,
     gpu: GpuName = GPU,
     fabric: FabricName = None,
     program: Program = None,
     gpus: Annotated[
         int | None,
-        number("All GPUs; --data is then what the other dimensions leave.", ranges.GPUS, "--gpus", panel=LAYOUT),
+        number("All GPUs; --data is derived from the other dimensions.", ranges.GPUS, "--gpus", panel=LAYOUT),
     ] = None,
-    data: Annotated[int | None, _count("data", "GPUs that train on sequences of their own.")] = None,
-    tensor: Annotated[int | None, _count("tensor", "GPUs that share each matrix.")] = None,
-    pipeline: Annotated[int | None, _count("pipeline", "Stages the layers are cut into.")] = None,
-    schedule: Annotated[Schedule | None, _layout("The order of a pipeline's micro-batches.")] = None,
-    interleave: Annotated[int | None, _count("interleave", "Pieces of the model a stage holds.")] = None,
-    expert: Annotated[int | None, _count("expert", "GPUs that share a layer's experts.")] = None,
-    sequence: Annotated[int | None, _count("sequence", "GPUs that share each sequence by heads (Ulysses).")] = None,
-    context: Annotated[int | None, _count("context", "GPUs that share each sequence in a ring.")] = None,
-    zero: Annotated[int | None, _count("zero", "What data-parallel GPUs share: 1 optimizer, 2 gradients, 3 parameters.")] = None,
-    micro_batch: Annotated[int | None, _count("micro-batch", "Sequences in a forward pass.")] = None,
-    batch: Annotated[
-        int | None, _count("batch", f"Sequences a step; unless said, {ROUNDS} micro-batches for each stage.")
-    ] = None,
-    recompute: Annotated[Recompute | None, _layout("Activations computed again in the backward pass.")] = None,
-    offload: Annotated[Offload | None, _layout("What is kept in the host's memory.")] = None,
-    precision: Annotated[Precision | None, _layout("Of the matrix products.")] = None,
+    data: Annotated[int | None, _count("data", "Data-parallel size.")] = None,
+    tensor: Annotated[int | None, _count("tensor", "Tensor-parallel size.")] = None,
+    pipeline: Annotated[int | None, _count("pipeline", "Pipeline stages.")] = None,
+    schedule: Annotated[Schedule | None, _layout("Pipeline schedule.")] = None,
+    interleave: Annotated[int | None, _count("interleave", "Model chunks per pipeline stage.")] = None,
+    expert: Annotated[int | None, _count("expert", "Expert-parallel size.")] = None,
+    sequence: Annotated[int | None, _count("sequence", "GPUs that split each sequence by heads (Ulysses).")] = None,
+    context: Annotated[int | None, _count("context", "GPUs that split each sequence in a ring.")] = None,
+    zero: Annotated[int | None, _count("zero", "ZeRO stage; shards 1 optimizer, 2 gradients, 3 parameters.")] = None,
+    micro_batch: Annotated[int | None, _count("micro-batch", "Sequences per micro-batch.")] = None,
+    batch: Annotated[int | None, _count("batch", f"Sequences per step. Default: {ROUNDS} micro-batches per stage.")] = None,
+    recompute: Annotated[Recompute | None, _layout("Activation recomputation.")] = None,
+    offload: Annotated[Offload | None, _layout("State in host memory.")] = None,
+    precision: Annotated[Precision | None, _layout("Precision of the matrix products.")] = None,
     sequence_parallel: Annotated[
         bool,
-        typer.Option("--sequence-parallel", help="Split by tokens what lies between the matrices.", rich_help_panel=LAYOUT),
+        typer.Option(
+            "--sequence-parallel", help="Shard the operations between tensor-parallel matrices by tokens.", rich_help_panel=LAYOUT
+        ),
     ] = False,
     seq: Seq = None,
     tokens: Tokens = None,
@@ -95,7 +95,7 @@ def plan(
     explain: Explain = False,
     plot: Plot = None,
 ) -> None:
-    """What a layout costs before anyone pays for it: memory, step time and what limits it, money. Needs no GPU.
+    """Plan a training layout: memory, step time, bottleneck and cost. Needs no GPU.
 
     strata plan --model llama-3-70b --gpu h100 --data 8 --tensor 8 --pipeline 8 --tokens 15T
     """
@@ -148,13 +148,13 @@ def planned(
     price: float | None,
     storage: str | None,
 ) -> "TrainingPlan":
-    """The plan of a command line. `given` are the options of its layout, None for those that it does not have."""
+    """Plan for a command line. `given` has the layout options; an absent option is None."""
     shape, layout, length, usual = _start(recipe, model, words)
     card = open_gpu(gpu, price)
     if given["precision"] is None and layout is None and "bf16" not in card.flops:
         given = given | {"precision": "fp16"}
-    said = {name: value for name, value in given.items() if value is not None and value is not False}
-    layout = _lay_out(layout, said, gpus)
+    chosen = {name: value for name, value in given.items() if value is not None and value is not False}
+    layout = _lay_out(layout, chosen, gpus)
 
     from strata.planner.catalogue.software import program as open_program
     from strata.planner.plan import plan_training
@@ -172,15 +172,15 @@ def planned(
 
 
 def _start(recipe: str | None, model: str | None, words: list[str]) -> tuple["Shape", Layout | None, int, str]:
-    """The model, the layout that its recipe has (if it is one), the tokens of a sequence, and who trains it unless said."""
+    """Model, layout of the recipe (None without one), tokens per sequence and default training program."""
     if recipe is not None and model is not None:
-        raise UserError("--recipe and --model both name a model.", "Give one of them.")
+        raise UserError("--recipe and --model both name a model.", "Use one of them.")
     if recipe is None:
         if words:
             known = "search, serve, failures, schedule, collectives, validate, list"
             raise UserError(
-                f"'{words[0]}' is no plan command, and only a recipe can be changed by such words.",
-                f"The commands are {known}; section.key=value goes with --recipe.",
+                f"'{words[0]}' is not a plan command, and section.key=value arguments need --recipe.",
+                f"The commands are {known}.",
             )
         shape = open_model(model)
         return shape, None, usual_sequence(shape), "megatron-core"
@@ -204,7 +204,8 @@ def _lay_out(layout: Layout | None, given: dict[str, Any], gpus: int | None) -> 
         data = data_of(gpus, changed)
         if given.get("data", data) != data:
             raise UserError(
-                f"--data {given['data']} and --gpus {gpus} do not agree: the other dimensions leave {data}.", "Give one of them."
+                f"--data {given['data']} and --gpus {gpus} contradict each other: the other dimensions leave --data {data}.",
+                "Use one of them.",
             )
         changed = replace(changed, data=data)
     if "batch" in given or layout is not None:
@@ -234,11 +235,11 @@ def training_json(found: "TrainingPlan") -> dict[str, Any]:
 
 def plan_list(
     what: Annotated[
-        Literal["all", "models", "gpus", "fabrics", "programs", "fleets"], typer.Argument(help="Which shelf.")
+        Literal["all", "models", "gpus", "fabrics", "programs", "fleets"], typer.Argument(help="Part of the catalogue.")
     ] = "all",
     json: Json = None,
 ) -> None:
-    """What the catalogue has: models, GPUs, networks, training programs, and fleets with published failure rates."""
+    """List the catalogue: models, GPUs, networks, training programs, and fleets with published failure rates."""
     from strata.planner.catalogue import library
     from strata.planner.catalogue.fleets import FLEETS
     from strata.planner.catalogue.software import PROGRAMS

@@ -1,4 +1,4 @@
-"""Pictures of a plan. matplotlib is imported where it draws: plans without pictures start without it."""
+"""Plots of a plan. Functions import matplotlib when called, so a plan without plots starts without it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,16 +13,16 @@ from strata.planner.units import show
 if TYPE_CHECKING:
     from strata.planner.step.step import Step
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart.
+# Okabe and Ito's colour-blind safe palette.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
 KINDS = {"compute": COLOURS[0], "communication": COLOURS[1], "idle": "#8a8a8a"}
 MOST_LABELS = 12
-TIMELINE_ROUNDS = 3  # micro-batches for each stage: the start, a piece of the middle and the end
+TIMELINE_ROUNDS = 3  # micro-batches per stage: enough for the start, part of the steady state, and the end
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A layout, as far as a picture of many shows it."""
+    """A layout as a point of a plot."""
 
     gpus: int
     days: float
@@ -40,7 +40,7 @@ def draw(plan: TrainingPlan, folder: Path) -> list[Path]:
 
 
 def memory(plan: TrainingPlan, path: Path) -> None:
-    """A stacked bar a stage, below the GPU's memory."""
+    """Stacked bar per stage, with the memory of the GPU as a line."""
     from matplotlib.ticker import MaxNLocator
 
     stages = plan.memory.stages
@@ -69,7 +69,7 @@ def memory(plan: TrainingPlan, path: Path) -> None:
 
 
 def step_time(step: "Step", path: Path, title: str) -> None:
-    """A waterfall: each bar begins where the one above ends."""
+    """Waterfall plot of a step: each bar begins where the previous bar ends."""
     from matplotlib.patches import Patch
 
     rows = [(name, seconds) for name, seconds in step.spent.items() if abs(seconds) >= 0.0005 * step.seconds]
@@ -107,7 +107,7 @@ def _kind(name: str) -> str:
 
 
 def timeline(plan: TrainingPlan, path: Path) -> None:
-    """Of as many micro-batches as can be seen: with more, the middle only goes on as it is."""
+    """Pipeline timeline of the first micro-batches. More of them would only lengthen the steady state."""
     from strata.planner.pipeline import timeline as picture
 
     layout = plan.layout
@@ -119,19 +119,19 @@ def timeline(plan: TrainingPlan, path: Path) -> None:
 
 
 def pareto(every: list[Choice], front: list[Choice], path: Path, title: str) -> None:
-    """Days against dollars; layouts beyond the front are grey."""
+    """Scatter plot of days and dollars, with the Pareto front. Other layouts are grey."""
     figure, axes = _figure(8.5, 5.2)
     axes.scatter(
         [one.days for one in every], [one.dollars for one in every], s=9, color="#c4c4c4", label="other layouts", zorder=1
     )
     ordered = sorted(front, key=lambda one: one.days)
     line = [one.days for one in ordered], [one.dollars for one in ordered]
-    axes.plot(*line, "o-", color=COLOURS[0], markersize=5, linewidth=1.4, label="none is both quicker and cheaper", zorder=2)
+    axes.plot(*line, "o-", color=COLOURS[0], markersize=5, linewidth=1.4, label="Pareto front", zorder=2)
     for one in _spread(ordered):
         label = f"{one.gpus:,} GPUs"
         axes.annotate(label, (one.days, one.dollars), (6, 6), textcoords="offset points", fontsize=8, zorder=3)
-    _say_days(axes.xaxis, [one.days for one in every])
-    _say_dollars(axes.yaxis, [one.dollars for one in every])
+    _label_days(axes.xaxis, [one.days for one in every])
+    _label_dollars(axes.yaxis, [one.dollars for one in every])
     axes.grid(alpha=0.3)
     axes.set_title(title, loc="left")
     axes.margins(0.12)
@@ -140,7 +140,7 @@ def pareto(every: list[Choice], front: list[Choice], path: Path, title: str) -> 
 
 
 def cost_against_gpus(best: list[Choice], path: Path, title: str) -> None:
-    """The best layout of each GPU count: what it costs, and how long it takes."""
+    """Dollars and days of the best layout by GPU count."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
     ordered = sorted(best, key=lambda one: one.gpus)
@@ -148,8 +148,8 @@ def cost_against_gpus(best: list[Choice], path: Path, title: str) -> None:
     gpus = [one.gpus for one in ordered]
     above.plot(gpus, [one.dollars for one in ordered], "o-", color=COLOURS[5])
     below.plot(gpus, [one.days for one in ordered], "s-", color=COLOURS[0])
-    _say_dollars(above.yaxis, [one.dollars for one in ordered])
-    _say_days(below.yaxis, [one.days for one in ordered])
+    _label_dollars(above.yaxis, [one.dollars for one in ordered])
+    _label_days(below.yaxis, [one.days for one in ordered])
     for axes in (above, below):
         axes.grid(alpha=0.3)
     below.set_xscale("log")
@@ -161,18 +161,18 @@ def cost_against_gpus(best: list[Choice], path: Path, title: str) -> None:
     _save(figure, path)
 
 
-WIDE = 5  # from such a range on, an axis is logarithmic
+WIDE = 5  # ratio of the largest to the smallest value from which an axis is logarithmic
 
 
-def _say_days(axis: Any, values: list[float]) -> None:
-    _say(axis, "days", values, lambda value, _: f"{value:,.0f}" if value >= 100 else f"{value:.3g}")
+def _label_days(axis: Any, values: list[float]) -> None:
+    _label(axis, "days", values, lambda value, _: f"{value:,.0f}" if value >= 100 else f"{value:.3g}")
 
 
-def _say_dollars(axis: Any, values: list[float]) -> None:
-    _say(axis, "dollars", values, lambda value, _: f"${value / 1e6:,.4g}M" if value >= 1e6 else f"${value:,.0f}")
+def _label_dollars(axis: Any, values: list[float]) -> None:
+    _label(axis, "dollars", values, lambda value, _: f"${value / 1e6:,.4g}M" if value >= 1e6 else f"${value:,.0f}")
 
 
-def _say(axis: Any, name: str, values: list[float], form: Callable[[float, object], str]) -> None:
+def _label(axis: Any, name: str, values: list[float], form: Callable[[float, object], str]) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     if max(values) > WIDE * min(values):
@@ -184,7 +184,7 @@ def _say(axis: Any, name: str, values: list[float], form: Callable[[float, objec
 
 
 def _spread(ordered: list[Choice]) -> list[Choice]:
-    """At most so many, over the whole range."""
+    """At most MOST_LABELS choices, spread over the range."""
     if len(ordered) <= MOST_LABELS:
         return ordered
     return [ordered[round(number * (len(ordered) - 1) / (MOST_LABELS - 1))] for number in range(MOST_LABELS)]

@@ -1,4 +1,4 @@
-"""A training plan as a reader wants it: the verdict first, then memory, communication, where the time goes, and the money."""
+"""Report of a training plan: verdict, memory, communication, step time breakdown and cost."""
 
 from itertools import groupby
 
@@ -17,7 +17,7 @@ from strata.planner.validation.trust import Trust
 
 BAR = 16  # characters
 WATERFALL = 44
-# Where a dimension's communication shows among a step's seconds.
+# Entries of a step's breakdown with the exposed communication of each dimension.
 SEEN = {
     "tensor": ("tensor parallelism",),
     "sequence": ("sequence parallelism",),
@@ -43,7 +43,7 @@ def headline(plan: TrainingPlan) -> Text:
     text.append(f" on {layout.gpus:,} {plan.gpu.name} over {plan.fabric.name}, trained by {plan.software.name}\n", "not bold")
     text.append(describe(layout), "not bold")
     tokens = layout.batch * plan.sequence
-    text.append(f"\n{layout.batch:,} sequences of {plan.sequence:,} tokens a step ({short(tokens)})", "not bold")
+    text.append(f"\n{layout.batch:,} sequences of {plan.sequence:,} tokens per step ({short(tokens)})", "not bold")
     count = layout.micro_batches
     text.append(f", in {count:,} micro-batch{'es' * (count > 1)} of {layout.micro_batch}", "not bold")
     return text
@@ -75,7 +75,7 @@ def verdict(plan: TrainingPlan) -> Text:
     text.append(f": {used}, {rest}\n", "default not bold")
     text.append(f"step {show(step.seconds, 's')}", "bold default")
     figures = (
-        f"{short(step.tokens_per_s)} tokens/s ({step.tokens_per_s / plan.layout.gpus:,.0f} a GPU)",
+        f"{short(step.tokens_per_s)} tokens/s ({step.tokens_per_s / plan.layout.gpus:,.0f} per GPU)",
         f"MFU {share(step.mfu)}",
         f"HFU {share(step.hfu)}",
         f"limited by {step.limit} ({share(step.spent[step.limit] / step.seconds)})",
@@ -85,15 +85,15 @@ def verdict(plan: TrainingPlan) -> Text:
 
 
 def doubt(trust: Trust) -> list[RenderableType]:
-    """Nothing where the plan is of a kind that was validated."""
+    """Expected error of the plan; empty in the validated regime."""
     return [] if trust.validated else [trust.line]
 
 
 def memory(plan: TrainingPlan) -> Table:
-    """Stages that hold the same share a row."""
+    """Memory table. Stages with equal content are one row."""
     held = plan.memory
     names = [name for name, value in columns(held.stages[0]).items() if name != "host" or value]
-    table = grid("memory of a GPU", ["stage"], [*names, "total"])
+    table = grid("memory per GPU", ["stage"], [*names, "total"])
     table.add_column(f"of {show(held.capacity, 'B')}")
     rows = groupby(held.stages, key=lambda stage: tuple(round(value) for value in columns(stage).values()))
     for _, group in rows:
@@ -107,7 +107,7 @@ def memory(plan: TrainingPlan) -> Table:
 
 
 def columns(stage: StageMemory) -> dict[str, float]:
-    """What the allocator and the runtime take is one column; what lies in the host's memory is not in the total."""
+    """Memory terms as columns. Allocator fragmentation and runtime are one column; host memory is not in the total."""
     terms = dict(stage.terms)
     terms["allowance"] = terms.pop("gaps") + terms.pop("runtime")
     return {**terms, "host": stage.host}
@@ -121,11 +121,11 @@ def bar(part: float, width: int) -> str:
 
 
 def communication(step: Step) -> Table:
-    note = "sent: bytes of one GPU. exposed: what no compute covers; sends between stages count in the pipeline"
+    note = "sent: bytes of one GPU. exposed: time not overlapped with compute; sends between stages are part of the pipeline"
     table = grid(
-        "communication in a step",
-        ["dimension", "collective", "where", "by"],
-        ["sent", "times", "each", "in all", "exposed"],
+        "communication per step",
+        ["dimension", "collective", "placement", "algorithm"],
+        ["sent", "calls", "each", "total", "exposed"],
         note,
     )
     for dimension, group in groupby(step.exchanges, key=lambda each: each.dimension):
@@ -163,8 +163,8 @@ def where(each: Exchange) -> str:
 
 
 def waterfall(step: Step) -> Table:
-    """Each row begins where the one above ends."""
-    table = grid("where a step's time goes", ["", ""], ["", ""])
+    """Breakdown of a step as a waterfall: each bar begins where the previous bar ends."""
+    table = grid("step time breakdown", ["", ""], ["", ""])
     begun = 0.0
     for name, seconds in step.spent.items():
         if abs(seconds) < 0.0005 * step.seconds:
@@ -183,6 +183,6 @@ def budget_lines(plan: TrainingPlan) -> list[str]:
         return []
     return [
         f"{short(budget.tokens)} tokens: {budget.days:,.1f} days with failures ({budget.undisturbed_days:,.1f} without),"
-        f" {budget.gpu_hours:,.0f} GPU-hours, {dollars(budget.dollars)} at {dollars(plan.gpu.dollars_per_hour)} an hour,"
-        f" {budget.kilowatt_hours / 1000:,.1f} MWh of the GPUs"
+        f" {budget.gpu_hours:,.0f} GPU-hours, {dollars(budget.dollars)} at {dollars(plan.gpu.dollars_per_hour)} per GPU-hour,"
+        f" {budget.kilowatt_hours / 1000:,.1f} MWh (GPUs only)"
     ]

@@ -39,36 +39,32 @@ if TYPE_CHECKING:
 
 TOKENS = "1T"
 OPTIONAL = ("tensor", "pipeline", "schedule", "sequence", "ring", "expert", "recompute")
-BATCH_TOKENS = "16M"  # Llama 3's, from the middle of its training on
+BATCH_TOKENS = "16M"  # Llama 3's, in the second half of its training
 
 
 def plan_search(
-    gpus: Annotated[str, typer.Option(help="How many there are (fewer may be used), or numbers to choose from: 512,1024.")],
+    gpus: Annotated[str, typer.Option(help="GPUs available (fewer may be used), or counts to choose from: 512,1024.")],
     model: Model = None,
     gpu: GpuName = GPU,
     fabric: FabricName = None,
     program: Program = None,
     goal: Annotated[
-        Literal["time", "cost", "gpus"], typer.Option(help="The least time, the least money, or the fewest GPUs.")
+        Literal["time", "cost", "gpus"], typer.Option(help="Minimize training time, cost, or the number of GPUs.")
     ] = "time",
-    batch_tokens: Annotated[str | None, typer.Option(help=f"Tokens a step, about.  [default: {BATCH_TOKENS}]")] = None,
-    batch: Annotated[
-        int | None, number("Sequences a step, exactly, in place of --batch-tokens.", ranges.BATCH, "--batch")
-    ] = None,
+    batch_tokens: Annotated[str | None, typer.Option(help=f"Approximate tokens per step.  [default: {BATCH_TOKENS}]")] = None,
+    batch: Annotated[int | None, number("Exact sequences per step, instead of --batch-tokens.", ranges.BATCH, "--batch")] = None,
     seq: Seq = None,
-    tokens: Annotated[str | None, typer.Option(help=f"A token budget, such as 15T.  [default: {TOKENS}]")] = None,
-    deadline: Annotated[
-        float | None, number("Days in which the budget must be done (--goal gpus).", ranges.DEADLINE, "--deadline")
-    ] = None,
-    precision: Annotated[Literal["fp32", "fp16", "bf16", "fp8"], typer.Option(help="Of the matrix products.")] = "bf16",
+    tokens: Annotated[str | None, typer.Option(help=f"Token budget, such as 15T.  [default: {TOKENS}]")] = None,
+    deadline: Annotated[float | None, number("Days for the token budget (--goal gpus).", ranges.DEADLINE, "--deadline")] = None,
+    precision: Annotated[Literal["fp32", "fp16", "bf16", "fp8"], typer.Option(help="Precision of the matrix products.")] = "bf16",
     top: Annotated[int, number("Layouts to list.", ranges.TOP, "--top")] = 10,
-    write: Annotated[Path | None, typer.Option(help="Write the best as a recipe that 'strata train' accepts.")] = None,
+    write: Annotated[Path | None, typer.Option(help="Write the best layout as a recipe for 'strata train'.")] = None,
     price: Price = None,
     json: Json = None,
     explain: Explain = False,
     plot: Plot = None,
 ) -> None:
-    """The best layouts for a goal: the least time or money, or the fewest GPUs, and what lies between."""
+    """Search for the best layouts by time, cost or GPU count, and print the Pareto front."""
     from strata.planner.catalogue.software import program as open_program
     from strata.planner.memory.activations import OURS
     from strata.planner.search.search import search
@@ -80,7 +76,7 @@ def plan_search(
         open_fabric(fabric, card),
     )
     if batch is not None and batch_tokens is not None:
-        raise UserError("--batch and --batch-tokens both say a step's batch.", "Give one of them.")
+        raise UserError("--batch and --batch-tokens both set the batch.", "Use one of them.")
     if precision not in card.flops:
         raise UserError(f"{card.name} does not compute in {precision}.", f"Use --precision {' or '.join(card.flops)}.")
     length = usual_sequence(shape) if seq is None else seq
@@ -141,9 +137,9 @@ def plan_search(
 def best_table(found: "SearchResult") -> "Table":
     notes = []
     if any(one.layout.sequence_parallel for one in found.best):
-        notes.append("s: sequence-parallel between tensor-parallel matrices")
+        notes.append("s: with sequence parallelism")
     if any(one.idle for one in found.best):
-        notes.append(f"the other GPUs of {found.best[0].gpus:,} idle")
+        notes.append(f"the remaining GPUs of {found.best[0].gpus:,} are idle")
     rows = [
         {
             "GPUs": f"{one.layout.gpus:,}",
@@ -158,7 +154,7 @@ def best_table(found: "SearchResult") -> "Table":
         }
         for one in found.best
     ]
-    return _as_table("the best layouts", rows, "; ".join(notes))
+    return _as_table("best layouts", rows, "; ".join(notes))
 
 
 def front_table(found: "SearchResult") -> "Table":
@@ -172,11 +168,11 @@ def front_table(found: "SearchResult") -> "Table":
         }
         for one in found.pareto
     ]
-    return _as_table("to these no other is both quicker and cheaper", rows, "")
+    return _as_table("Pareto front of time and cost", rows, "")
 
 
 def _as_table(title: str, rows: list[dict[str, str]], note: str) -> "Table":
-    """Without dimensions that no layout uses."""
+    """Table of layouts, without dimensions that none of them uses."""
     from strata.planner.cli.tables import grid
 
     names = [name for name in rows[0] if name not in OPTIONAL or any(row[name] not in ("1", "-") for row in rows)]
@@ -205,11 +201,11 @@ def _schedule(layout: Layout) -> str:
 
 
 def summary(found: "SearchResult") -> str:
-    return f"{found.considered:,} layouts looked at one by one, in {show(found.seconds, 's')}"
+    return f"{found.considered:,} layouts evaluated in {show(found.seconds, 's')}; lower bounds excluded the others"
 
 
 def _price(one: "Candidate") -> dict[str, str]:
-    assert one.days is not None and one.dollars is not None  # there is always a budget
+    assert one.days is not None and one.dollars is not None  # the command always sets a budget
     return {"days": f"{one.days:,.3g}" if one.days < 1000 else f"{one.days:,.0f}", "cost": dollars(one.dollars)}
 
 
@@ -222,9 +218,9 @@ def _choices(candidates: "list[Candidate]") -> list[Any]:
 def _numbers(text: str) -> int | tuple[int, ...]:
     words = text.split(",")
     if len(words) > ranges.CHOICES:
-        raise UserError(f"--gpus has {len(words):,} numbers to choose from.", f"Give at most {ranges.CHOICES}.")
+        raise UserError(f"--gpus has {len(words):,} counts to choose from.", f"List at most {ranges.CHOICES}.")
     numbers = [count(word, "--gpus", ranges.GPUS) for word in words]
     for word, gpus in zip(words, numbers, strict=True):
         if gpus != int(gpus):
-            raise UserError(f"--gpus {shown(word)} is not a whole number.", f"Give --gpus {max(1, round(gpus))}.")
+            raise UserError(f"--gpus {shown(word)} is not a whole number.", f"Use --gpus {max(1, round(gpus))}.")
     return tuple(map(int, numbers)) if len(numbers) > 1 else int(numbers[0])

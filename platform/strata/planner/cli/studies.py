@@ -1,4 +1,4 @@
-"""`strata plan serve`, `failures`, `schedule` and `collectives`: questions that stand beside a training layout.
+"""`strata plan serve`, `failures`, `schedule` and `collectives`.
 
 Light imports only: the command line loads this module to print its help.
 """
@@ -50,26 +50,26 @@ MEASURED_BYTES = [2**power for power in range(10, 25, 2)]  # 1 KiB to 16 MiB: se
 
 def plan_serve(
     model: Model = None,
-    rate: Annotated[float, number("Requests a second.", ranges.RATE)] = 10.0,
-    prompt: Annotated[int, number("Tokens of a prompt.", ranges.SEQUENCE)] = 1000,
-    output: Annotated[int, number("Tokens of an answer.", ranges.SEQUENCE)] = 300,
-    cached: Annotated[float, number("Share of a prompt that is in the cache already.", ranges.CACHED)] = 0.0,
-    variation: Annotated[float, number("Of prompt lengths: standard deviation over mean.", ranges.VARIATION)] = 1.0,
-    ttft: Annotated[float, number("Seconds to the first token, for 99 of 100 requests.", ranges.TTFT)] = 1.0,
-    itl: Annotated[float, number("Seconds between tokens, on average.", ranges.ITL)] = 0.05,
+    rate: Annotated[float, number("Requests per second.", ranges.RATE)] = 10.0,
+    prompt: Annotated[int, number("Prompt tokens per request.", ranges.SEQUENCE)] = 1000,
+    output: Annotated[int, number("Output tokens per request.", ranges.SEQUENCE)] = 300,
+    cached: Annotated[float, number("Share of a prompt in the prefix cache.", ranges.CACHED)] = 0.0,
+    variation: Annotated[float, number("Standard deviation of prompt lengths over their mean.", ranges.VARIATION)] = 1.0,
+    ttft: Annotated[float, number("Objective: p99 of TTFT in seconds.", ranges.TTFT)] = 1.0,
+    itl: Annotated[float, number("Objective: mean ITL in seconds.", ranges.ITL)] = 0.05,
     gpu: GpuName = GPU,
     fabric: FabricName = None,
-    tensor: Annotated[int, number("GPUs that share a model.", ranges.LAYOUT["tensor"])] = 1,
-    precision: Annotated[Precision, typer.Option(help="Of weights and products.")] = "bf16",
-    kv_precision: Annotated[Precision, typer.Option(help="Of the KV cache.")] = "bf16",
-    link: Annotated[Link, typer.Option(help="What KV caches travel over.")] = "fabric",
-    max_sequences: Annotated[int, number("Sequences that an engine runs at once.", ranges.MAX_SEQUENCES)] = 1024,
+    tensor: Annotated[int, number("GPUs per replica (tensor parallelism).", ranges.LAYOUT["tensor"])] = 1,
+    precision: Annotated[Precision, typer.Option(help="Precision of weights and matrix products.")] = "bf16",
+    kv_precision: Annotated[Precision, typer.Option(help="Precision of the KV cache.")] = "bf16",
+    link: Annotated[Link, typer.Option(help="Link for KV transfers.")] = "fabric",
+    max_sequences: Annotated[int, number("Concurrent sequences per engine.", ranges.MAX_SEQUENCES)] = 1024,
     price: Price = None,
     json: Json = None,
     explain: Explain = False,
     plot: Plot = None,
 ) -> None:
-    """How many replicas serve a load within its latencies, prefill and decode together or apart, and for how much."""
+    """Plan replicas and cost for a load within its latency objectives, aggregated and disaggregated."""
     from strata.planner.cli import tables
     from strata.planner.serving.capacity import draw
     from strata.planner.validation import trust
@@ -126,7 +126,7 @@ def served(
     max_sequences: int,
     price: float | None,
 ) -> "ServingPlan":
-    """The plan of a command line of `plan serve`."""
+    """Plan for the arguments of `plan serve`."""
     from strata.planner.serving.capacity import Slo, plan_serving
     from strata.planner.serving.engine_step import Load
 
@@ -147,35 +147,35 @@ def served(
 
 
 def plan_failures(
-    gpus: Annotated[int, number("GPUs of the run, all of which it needs.", ranges.GPUS)],
+    gpus: Annotated[int, number("GPUs of the run.", ranges.GPUS)],
     model: Model = None,
-    state: Annotated[str | None, typer.Option(help="Bytes of a checkpoint, such as 5.6TB, in place of --model.")] = None,
-    step: Annotated[float, number("Seconds of a step.", ranges.STEP)] = 10.0,
-    storage: Annotated[str | None, typer.Option(help="Of the whole store, such as 200GB/s; unless said, Llama 3's.")] = None,
-    fleet: Annotated[str, typer.Option(help="Whose published failure rates to count with ('strata plan list').")] = "llama3",
-    spares: Annotated[int | None, number("Spare nodes; unless said, as many as it takes.", ranges.SPARES)] = None,
-    detect: Annotated[float | None, number("Seconds until a failure is noticed and understood.", ranges.DETECT)] = None,
-    repair: Annotated[float | None, number("Hours until a broken node is back.", ranges.REPAIR)] = None,
+    state: Annotated[str | None, typer.Option(help="Bytes of a checkpoint, such as 5.6TB, instead of --model.")] = None,
+    step: Annotated[float, number("Seconds per step.", ranges.STEP)] = 10.0,
+    storage: Annotated[str | None, typer.Option(help="Total storage bandwidth, such as 200GB/s. Default: Llama 3's.")] = None,
+    fleet: Annotated[str, typer.Option(help="Fleet with published failure rates ('strata plan list').")] = "llama3",
+    spares: Annotated[int | None, number("Spare nodes. Default: as many as needed.", ranges.SPARES)] = None,
+    detect: Annotated[float | None, number("Seconds to detect and diagnose a failure.", ranges.DETECT)] = None,
+    repair: Annotated[float | None, number("Hours to repair a node.", ranges.REPAIR)] = None,
     preemptions: Annotated[
-        float | None, number("Of a spot node in an hour; asks for spot's price too.", ranges.PREEMPTIONS)
+        float | None, number("Preemptions of a spot node per hour; adds the cost on spot.", ranges.PREEMPTIONS)
     ] = None,
-    spot_price: Annotated[float, number("Of a spot node, to on demand.", ranges.SPOT_PRICE)] = 0.4,
+    spot_price: Annotated[float, number("Spot price relative to on demand.", ranges.SPOT_PRICE)] = 0.4,
     gpu: GpuName = GPU,
     price: Price = None,
     json: Json = None,
     explain: Explain = False,
     plot: Plot = None,
 ) -> None:
-    """How often something fails, how often to save, and what is left of the time."""
+    """Plan checkpoints and spares: time between failures, checkpoint interval and goodput."""
     from strata.planner.catalogue.fleets import FLEETS
     from strata.planner.cli import tables
     from strata.planner.plan import state_bytes, usual_storage
     from strata.planner.reliability import failures
 
     if state is not None and model is not None:
-        raise UserError("--state and --model both say the size of a checkpoint.", "Give one of them.")
+        raise UserError("--state and --model both set the size of a checkpoint.", "Use one of them.")
     if state is None and model is None:
-        raise UserError("Nothing says the size of a checkpoint.", "Give --model, or --state with its bytes, such as 5.6TB.")
+        raise UserError("The size of a checkpoint is unknown.", "Set --model, or --state with its bytes, such as 5.6TB.")
     usual = failures.USUAL
     recovery = replace(
         usual,
@@ -210,29 +210,29 @@ def plan_failures(
 
 
 def plan_schedule(
-    schedule: Annotated[Schedule, typer.Option(help="The one to show; the others are compared with it.")] = "1f1b",
-    stages: Annotated[int, number("Of the pipeline.", ranges.STAGES)] = 4,
-    micro_batches: Annotated[int, number("Of a step.", ranges.MICRO_BATCHES)] = 8,
+    schedule: Annotated[Schedule, typer.Option(help="Schedule to show; the others are listed for comparison.")] = "1f1b",
+    stages: Annotated[int, number("Pipeline stages.", ranges.STAGES)] = 4,
+    micro_batches: Annotated[int, number("Micro-batches per step.", ranges.MICRO_BATCHES)] = 8,
     interleave: Annotated[
         int | None,
-        number("Chunks of a stage; unless said, 2 where the schedule has several.", ranges.LAYOUT["interleave"]),
+        number("Model chunks per stage. Default: 2 where the schedule has several.", ranges.LAYOUT["interleave"]),
     ] = None,
-    forward: Annotated[float, number("Seconds of a stage's forward pass of a micro-batch.", ranges.SOME_SECONDS)] = 1.0,
-    backward: Annotated[float, number("Seconds of its backward pass, for inputs alone.", ranges.SOME_SECONDS)] = 1.0,
-    weight: Annotated[float, number("Seconds of its backward pass for weights.", ranges.SECONDS)] = 1.0,
-    transfer: Annotated[float, number("Seconds from one stage to the next.", ranges.SECONDS)] = 0.0,
+    forward: Annotated[float, number("Seconds of a stage's forward pass.", ranges.SOME_SECONDS)] = 1.0,
+    backward: Annotated[float, number("Seconds of a stage's input-gradient pass.", ranges.SOME_SECONDS)] = 1.0,
+    weight: Annotated[float, number("Seconds of a stage's weight-gradient pass.", ranges.SECONDS)] = 1.0,
+    transfer: Annotated[float, number("Seconds of a transfer between stages.", ranges.SECONDS)] = 0.0,
     json: Json = None,
     plot: Plot = None,
 ) -> None:
-    """What each stage of a pipeline does when; the bubble and the micro-batches in flight, beside the other schedules."""
+    """Simulate a pipeline schedule: timeline, bubble and micro-batches in flight, compared with the other schedules."""
     from strata.planner.cli import tables
     from strata.planner.pipeline import schedules, simulate, timeline
 
     chunks = chunks_of(schedule, interleave)
     if (operations := stages * micro_batches * chunks) > ranges.OPERATIONS:
         raise UserError(
-            f"--stages {stages} x --micro-batches {micro_batches} x {chunks} chunks = {operations:,} are too many to play.",
-            f"Lower one of them: {ranges.OPERATIONS:,} are the most.",
+            f"--stages {stages} x --micro-batches {micro_batches} x {chunks} chunks = {operations:,} are too many to simulate.",
+            f"Lower one of them: at most {ranges.OPERATIONS:,} operations.",
         )
 
     def play(one: Schedule, held: int) -> simulate.Simulation:
@@ -285,23 +285,19 @@ def plan_schedule(
 
 
 def plan_collectives(
-    kind: Annotated[Collective, typer.Option(help="The collective.")] = "all_reduce",
-    ranks: Annotated[int | None, number("GPUs that take part; with --measure, processes.", ranges.RANKS)] = None,
+    kind: Annotated[Collective, typer.Option(help="Collective.")] = "all_reduce",
+    ranks: Annotated[int | None, number("GPUs in the group; with --measure, processes.", ranges.RANKS)] = None,
     gpu: GpuName = GPU,
     fabric: FabricName = None,
-    inside: Annotated[
-        int | None, number("Ranks in one NVLink domain; unless said, as many as there can be.", ranges.INSIDE)
-    ] = None,
-    algorithm: Annotated[str | None, typer.Option("--show", help="An algorithm to show step by step, such as ring.")] = None,
-    buffer: Annotated[str, typer.Option("--size", help="The buffer whose time --explain derives.")] = "64MiB",
-    measure: Annotated[
-        bool, typer.Option("--measure", help="Run the real collectives between processes of this machine.")
-    ] = False,
+    inside: Annotated[int | None, number("Ranks per NVLink domain. Default: as many as the GPU allows.", ranges.INSIDE)] = None,
+    algorithm: Annotated[str | None, typer.Option("--show", help="Algorithm to show step by step, such as ring.")] = None,
+    buffer: Annotated[str, typer.Option("--size", help="Buffer size for --explain.")] = "64MiB",
+    measure: Annotated[bool, typer.Option("--measure", help="Measure collectives between processes of this machine.")] = False,
     json: Json = None,
     explain: Explain = False,
     plot: Plot = None,
 ) -> None:
-    """Algorithms of collectives: who sends what to whom, what it costs at every size, and the real thing beside it."""
+    """Predict the time of collectives by size and algorithm, show an algorithm step by step, or measure this machine."""
     if algorithm is not None:
         _show(algorithm, RANKS if ranks is None else ranks, inside, json)
         return
@@ -342,7 +338,7 @@ def plan_collectives(
 def _show(name: str, ranks: int, inside: int | None, json: str | None) -> None:
     from strata.planner.collectives import algorithms, lab
 
-    table = lab.show(name, ranks, inside)  # refuses what there is not
+    table = lab.show(name, ranks, inside)  # refuses unknown algorithms
 
     def data() -> dict[str, Any]:
         found = (
@@ -356,24 +352,25 @@ def _show(name: str, ranks: int, inside: int | None, json: str | None) -> None:
 
 
 def _own_ranks() -> int:
-    """A process for each GPU, and where there are none, two: each more waits for a core."""
+    """One process per GPU, and two without GPUs, since more would compete for cores."""
     from importlib.util import find_spec
 
     if find_spec("torch") is None:
-        return 2  # measuring will say what is missing
+        return 2  # `lab.measure` raises the error
     import torch
 
     return max(2, torch.cuda.device_count())
 
 
 def place_of(ranks: int | None, inside: int | None, gpu: Gpu) -> "Place":
-    """Unless said, as many in a domain as there can be."""
+    """Placement of the ranks. By default a domain has as many ranks as the GPU allows."""
     from strata.planner.collectives.patterns import Place
 
     ranks = RANKS if ranks is None else ranks
     inside = min(ranks, gpu.domain) if inside is None else inside
     if ranks % inside:
         raise UserError(
-            f"--ranks {ranks} cannot lie in domains of {inside}.", "Give --ranks a multiple of --inside, the ranks of a domain."
+            f"--ranks {ranks} cannot be divided into domains of {inside}.",
+            "Set --ranks to a multiple of --inside, the ranks per domain.",
         )
     return Place(inside, ranks // inside)

@@ -1,4 +1,4 @@
-"""Tables of what comes beside a training plan: schedules, failures, serving, checks and the catalogue."""
+"""Tables of schedules, failures, serving and the catalogue."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ from strata.platform.hardware import catalogue as hardware
 
 
 class Grid(Table):
-    """Plain columns, below a heading and above a note that may be wider than they are."""
+    """Table without borders, with a heading and a note that may be wider than its columns."""
 
     def __init__(self, heading: str, note: str, titled: bool) -> None:
         super().__init__(box=None, show_header=titled, header_style="dim", pad_edge=False)
@@ -31,7 +31,7 @@ class Grid(Table):
 
 
 def grid(heading: str, left: Sequence[str], right: Sequence[str] = (), note: str = "") -> Grid:
-    """`left` columns hold words, `right` ones figures."""
+    """Table with `left` aligned columns for text and `right` aligned columns for figures."""
     table = Grid(heading, note, any((*left, *right)))
     for column in left:
         table.add_column(column)
@@ -41,8 +41,8 @@ def grid(heading: str, left: Sequence[str], right: Sequence[str] = (), note: str
 
 
 def schedules(found: list[Simulation], chosen: str) -> Table:
-    note = "in flight: most micro-batches whose activations a stage holds, of the stage with most"
-    table = grid("the same work by every schedule", ["schedule"], ["time", "bubble", "in flight", "chunks a stage"], note)
+    note = "in flight: peak number of micro-batches whose activations a stage holds, maximum over stages"
+    table = grid("schedules compared", ["schedule"], ["time", "bubble", "in flight", "chunks per stage"], note)
     for one in found:
         style = "bold" if one.schedule == chosen else ""
         cells = (show(one.total, "s"), share(one.bubble), f"{max(one.in_flight):g}", f"{one.interleave}")
@@ -55,16 +55,16 @@ def failures_line(plan: FailurePlan) -> str:
     steps = f"{best.interval_steps:,} step{'s' * (best.interval_steps != 1)}"
     spares = f"{plan.spares} spare node{'s' * (plan.spares != 1)}"
     return (
-        f"a failure every {show(plan.mtbf_s, 's')}; best saved every {show(best.interval_s, 's')} ({steps}, {best.mode}):"
-        f" {share(plan.goodput)} of the time is useful, with {spares}"
+        f"MTBF {show(plan.mtbf_s, 's')}; best checkpoint interval {show(best.interval_s, 's')} ({steps}, {best.mode});"
+        f" goodput {share(plan.goodput)} with {spares}"
     )
 
 
 def failures(plan: FailurePlan) -> Table:
     table = grid(
-        "checkpoints at their best interval",
-        ["saved"],
-        ["every", "steps", "Young", "Daly", "training waits", "back after", "useful time"],
+        "checkpoint modes at their best interval",
+        ["mode"],
+        ["interval", "steps", "Young", "Daly", "stall", "restart", "goodput"],
     )
     for mode, saving in plan.savings.items():
         worksheet = saving.worksheet
@@ -81,50 +81,50 @@ def failures(plan: FailurePlan) -> Table:
 
 def failures_money(plan: FailurePlan) -> str:
     lines = [
-        f"save of {show(plan.worksheet['state_bytes'], 'B')}: {show(plan.save_s, 's')}; {plan.spares} spare nodes, enough"
-        f" {share(plan.available)} of the time; useful time of paid GPUs {share(plan.goodput_per_paid_gpu)}"
+        f"save of {show(plan.worksheet['state_bytes'], 'B')}: {show(plan.save_s, 's')}; {plan.spares} spare nodes suffice"
+        f" {share(plan.available)} of the time; goodput per paid GPU {share(plan.goodput_per_paid_gpu)}"
     ]
     if plan.dollars_per_useful_hour:
-        lines.append(f"an hour of useful work costs {dollars(plan.dollars_per_useful_hour)} on demand")
+        lines.append(f"cost per hour of useful work: {dollars(plan.dollars_per_useful_hour)} on demand")
         if plan.spot_dollars_per_useful_hour is not None:
-            lines[-1] += f", {dollars(plan.spot_dollars_per_useful_hour)} on spot machines"
+            lines[-1] += f", {dollars(plan.spot_dollars_per_useful_hour)} on spot instances"
     return "\n".join(lines)
 
 
 def engine(plan: ServingPlan, gpu: str, tensor: int) -> Table:
     table = grid(f"one replica: {tensor} x {gpu}", ["", ""])
     for name, value in (
-        ("weights on a GPU", show(plan.weights_bytes, "B")),
-        ("KV cache of a token on a GPU", show(plan.kv_bytes_per_token, "B")),
+        ("weights per GPU", show(plan.weights_bytes, "B")),
+        ("KV cache per token and GPU", show(plan.kv_bytes_per_token, "B")),
         ("sequences that fit", f"{plan.batch_that_fits:,}"),
-        ("output at most", f"{plan.tokens_per_s:,.0f} tokens/s"),
+        ("largest output throughput", f"{plan.tokens_per_s:,.0f} tokens/s"),
         (f"prefill of {plan.load.prompt:,} tokens", show(plan.prefill_s, "s")),
-        ("its KV cache's way to another engine", show(plan.transfer_s, "s")),
+        ("KV transfer of this prompt", show(plan.transfer_s, "s")),
     ):
         table.add_row(name, value)
     return table
 
 
 def pools(plan: ServingPlan) -> Table:
-    """Both ways to serve side by side."""
+    """Aggregated and disaggregated serving side by side."""
     found = [pool for pool in (plan.aggregated, plan.disaggregated) if pool]
     if plan.disaggregated is None:
-        remark = "disaggregated engines cannot hold these latencies"
+        remark = "disaggregated engines cannot meet these objectives"
     elif plan.remote_from is None:
-        remark = "no prompt is long enough for remote prefill to pay"
+        remark = "remote prefill pays off for no prompt length"
     else:
-        remark = f"remote prefill pays from prompts of {plan.remote_from:,} tokens on"
+        remark = f"remote prefill pays off from prompts of {plan.remote_from:,} tokens"
     table = grid(f"replicas for {plan.load.requests_per_s:g} requests/s", [""], [pool.kind for pool in found], remark)
     rows: list[tuple[str, list[str]]] = [
         ("replicas", [_replicas(pool) for pool in found]),
         ("GPUs", [f"{pool.gpus:,}" for pool in found]),
-        ("sequences in a decoding engine", [f"{pool.batch:.1f}" for pool in found]),
-        ("time to first token, p50", [show(pool.ttft_p50_s, "s") for pool in found]),
-        ("time to first token, p99", [show(pool.ttft_p99_s, "s") for pool in found]),
-        ("time between tokens", [show(pool.itl_s, "s") for pool in found]),
-        ("  beside a prompt that is read", [show(pool.itl_worst_s, "s") for pool in found]),
-        ("a million tokens, prompts too", [dollars(pool.dollars_per_million_tokens) for pool in found]),
-        ("a million output tokens", [dollars(pool.dollars_per_million_output_tokens) for pool in found]),
+        ("sequences per decode engine", [f"{pool.batch:.1f}" for pool in found]),
+        ("TTFT p50", [show(pool.ttft_p50_s, "s") for pool in found]),
+        ("TTFT p99", [show(pool.ttft_p99_s, "s") for pool in found]),
+        ("ITL mean", [show(pool.itl_s, "s") for pool in found]),
+        ("ITL during a prefill", [show(pool.itl_worst_s, "s") for pool in found]),
+        ("cost per million tokens, prompt and output", [dollars(pool.dollars_per_million_tokens) for pool in found]),
+        ("cost per million output tokens", [dollars(pool.dollars_per_million_output_tokens) for pool in found]),
     ]
     for name, cells in rows:
         table.add_row(name, *cells)
@@ -173,14 +173,14 @@ def fabrics() -> Table:
 
 
 def programs() -> Table:
-    table = grid("training programs", ["name", "what"])
+    table = grid("training programs", ["name", "description"])
     for name, one in PROGRAMS.items():
         table.add_row(name, one.why)
     return table
 
 
 def fleets() -> Table:
-    table = grid("fleets whose failures are published", ["name", "source"], ["GPU-hours between failures"])
+    table = grid("fleets with published failure rates", ["name", "source"], ["GPU-hours between failures"])
     for name, one in FLEETS.items():
         table.add_row(name, one.source, f"{1 / one.total:,.0f}")
     return table

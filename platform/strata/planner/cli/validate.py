@@ -8,7 +8,7 @@ from strata.platform import benchmark_record
 
 
 def plan_validate(json: Json = None) -> None:
-    """The planner beside published measurements, row by row. Fails where it is further off than it may be."""
+    """Compare the planner with published measurements, row by row. Fails where an error exceeds its limit."""
     from strata.planner.cli import comparison
 
     found = comparison.checks()

@@ -1,6 +1,6 @@
 """Capacity planning for serving: replicas, time to first token (TTFT), inter-token latency (ITL) and cost at a load.
 
-`engine_step.py` computes the time of an engine's steps; queueing theory turns it into latencies at a load. Two deployments are
+`engine_step.py` computes the time of an engine's steps; queueing theory converts it into latencies at a load. Two deployments are
 compared: `aggregated` engines mix prompt chunks into their decode steps (chunked prefill); `disaggregated` engines either
 prefill or decode, and transfer KV caches.
 """

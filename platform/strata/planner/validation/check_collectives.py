@@ -1,4 +1,4 @@
-"""The model of collectives against a published curve: an 8 x H200 node's all-reduce. See `published/README.md`."""
+"""Collective cost model against a published all-reduce curve of 8 x H200. See `published/README.md`."""
 
 import csv
 import math
@@ -30,7 +30,7 @@ class Row:
 
 
 def published_allreduce() -> list[Row]:
-    """The benchmark waits for every call, so that the host's launch counts."""
+    """Rows of the curve. The benchmark waits for every call, so the launch on the host counts."""
     node = links(hardware.gpu("h200"), hardware.fabric("ndr-400"))
     rows = []
     with CURVE.open(newline="") as file:
@@ -43,7 +43,7 @@ def published_allreduce() -> list[Row]:
 
 
 def mean_error(rows: list[Row]) -> float:
-    """The geometric mean factor by which predictions are off, less 1."""
+    """Geometric mean of the factor between prediction and measurement, minus 1."""
     return math.exp(sum(abs(math.log(row.predicted / row.measured)) for row in rows) / len(rows)) - 1
 
 

@@ -1,4 +1,4 @@
-"""The memory of a model's state against the ZeRO paper's table (arXiv 1910.02054, table 1). See `published/README.md`."""
+"""Memory of model state against table 1 of the ZeRO paper (arXiv 1910.02054). See `published/README.md`."""
 
 import csv
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ GB = 1e9
 
 @dataclass(frozen=True)
 class Row:
-    """`printed` is the published figure as it stands there, in GB: with few digits, some cut off rather than rounded."""
+    """A published figure with the planner's. `printed` is the published text in GB: few digits, some truncated."""
 
     params_b: float
     dp: int
@@ -30,7 +30,7 @@ class Row:
 
     @property
     def error(self) -> float:
-        """From the nearest figure that would be printed so: 0.12 stands for all from 0.115 to 0.125."""
+        """Error from the nearest value that rounds to the printed figure: 0.12 covers 0.115 to 0.125."""
         half = 0.5 * 10.0 ** -len(self.printed.partition(".")[2])
         nearest = min(max(self.predicted, self.published - half), self.published + half)
         return self.predicted / nearest - 1
@@ -55,7 +55,7 @@ def mean_error(rows: list[Row]) -> float:
 
 
 def _state(parameters: float, dp: int, zero: int) -> float:
-    """Of a model with so many parameters, by the lines that every plan has."""
+    """Bytes of state, by the same worksheet lines as in a plan."""
     worksheet = Worksheet("state")
     worksheet.given("own", parameters)
     worksheet.given("own_experts", 0.0)

@@ -1,6 +1,7 @@
-"""The planner's step times beside published ones. One set of constants a GPU: a constant fitted to a row would prove nothing.
+"""Planned step times against published ones.
 
-Two tables do not say what micro-batch they ran with; there the plan takes its own quickest that fits.
+Each GPU has one set of constants, since a constant fitted to a row would prove nothing. Where a table does not state the
+micro-batch, the fastest micro-batch that fits is planned.
 """
 
 import csv
@@ -27,8 +28,8 @@ WORST_BAR = 0.15
 
 @dataclass(frozen=True)
 class Row:
-    """Seconds of a step, or what `unit` says. `planned` None: a layout that `strata plan` refuses. `note` says so, or that the
-    planner thinks the run does not fit."""
+    """A published figure with the planner's, in seconds per step or in `unit`. `planned` is None for a layout that `strata plan`
+    refuses. `note` has the reason, or states that the plan does not fit."""
 
     table: str
     model: str
@@ -51,13 +52,12 @@ def worst_error(rows: list[Row]) -> float:
 
 
 def rows() -> list[Row]:
-    """Those that the bars are for."""
+    """Rows with error limits."""
     return [*_megatron_a100(), *_korthikanti(), *_megatron_core()]
 
 
 def other_runs() -> list[Row]:
-    """Runs by others, on other GPUs and programs, of which too little is published to hold a bar to: settings that are not said
-    are assumed."""
+    """Runs with too few published settings for a limit, on other GPUs and programs. Missing settings are assumed."""
     found = []
     for line in _read("other_runs.csv"):
         layout = Layout(
@@ -84,9 +84,9 @@ def other_runs() -> list[Row]:
 
 
 MEASURES: dict[str, tuple[str, Callable[[Step], float]]] = {
-    "hardware_tflops": ("TFLOP/s a GPU, recompute counted", lambda step: step.hardware_flops / step.seconds / 1e12),
-    "model_tflops": ("TFLOP/s a GPU", lambda step: step.model_flops / step.seconds / 1e12),
-    "tokens_per_gpu": ("tokens/s a GPU", lambda step: step.tokens_per_s),
+    "hardware_tflops": ("TFLOP/s per GPU, with recomputation", lambda step: step.hardware_flops / step.seconds / 1e12),
+    "model_tflops": ("TFLOP/s per GPU", lambda step: step.model_flops / step.seconds / 1e12),
+    "tokens_per_gpu": ("tokens/s per GPU", lambda step: step.tokens_per_s),
 }
 
 
@@ -174,7 +174,7 @@ def _gpt(line: dict[str, str]) -> Shape:
 
 @dataclass(frozen=True)
 class Planned:
-    """`step` None: refused."""
+    """A planned step; None where the layout is refused."""
 
     step: Step | None
     note: str
@@ -190,7 +190,7 @@ def _plan_gpt(line: dict[str, str], layout: Layout, gpu: str, fabric: str, name:
 
 
 def _plan(shape: Shape, layout: Layout, sequence: int, gpu: str, fabric: str, name: str) -> Planned:
-    """By the way that a user's plan goes, with all its checks."""
+    """Plan a row as `strata plan` does, with all its checks."""
     try:
         found = plan_training(shape, layout, sequence, hardware.gpu(gpu), hardware.fabric(fabric), program(name))
     except UserError as error:

@@ -1,7 +1,7 @@
-"""Regimes of plans: where the planner was held against published figures, and how far off it was there.
+"""Expected error of a plan, by regime.
 
-The errors are read from `published/errors.json`, which `cli/check_regimes.py` generates by planning the rows of
-`published/regimes.csv`; a test holds it fresh.
+The errors are in `published/errors.json`, which `cli/check_regimes.py` generates by planning the rows of
+`published/regimes.csv`. A test checks that the file is up to date.
 """
 
 import json
@@ -27,8 +27,8 @@ REGIMES = {
     "other-program": "training programs other than Megatron and FSDP",
     "memory": "memory of a GPU under FSDP and nanotron",
     "ttft": "serving: time to first token",
-    "itl": "serving: time between tokens",
-    "throughput": "serving: output tokens a second",
+    "itl": "serving: inter-token latency",
+    "throughput": "serving: output tokens per second",
     "one-node": "collectives inside a node",
     "between-nodes": "collectives between nodes",
 }
@@ -36,7 +36,7 @@ REGIMES = {
 
 @dataclass(frozen=True)
 class Errors:
-    """Errors of a regime's figures: the mean of their sizes, the mean with its sign, the lowest and the highest."""
+    """Errors of a regime's figures: mean absolute error, signed mean, lowest and highest."""
 
     figures: int
     mean: float
@@ -47,8 +47,8 @@ class Errors:
 
 @dataclass(frozen=True)
 class Trust:
-    """`regimes` has the errors of each regime that a plan is in, beside the validated one; `unchecked` what no published figure
-    was found for. `line` is empty for a plan that is validated."""
+    """Expected error of a plan. `regimes` has the errors of each regime of the plan outside the validated one; `unchecked` has
+    the properties without any published figure. `line` is empty for a plan in the validated regime."""
 
     validated: bool
     line: str
@@ -57,7 +57,7 @@ class Trust:
 
 
 def regimes_of(shape: Shape, layout: Layout, sequence: int, software: Software) -> list[str]:
-    """Beside the validated one, the one that says most first."""
+    """Regimes of a plan outside the validated one, the most specific first."""
     megatron, fsdp = software.name.startswith("megatron"), software.name == "torch-fsdp"
     found = {
         "experts": shape.experts is not None,
@@ -73,24 +73,24 @@ def of_training(shape: Shape, layout: Layout, sequence: int, gpu: Gpu, software:
     if not names and not unchecked:
         return Trust(True, "", {})
     errors = {name: _errors(name) for name in names}
-    said = [f"{REGIMES[name]}: {_said(errors[name], 'quick', 'slow')}" for name in names]
+    clauses = [f"{REGIMES[name]}: {_range(errors[name], 'fast', 'slow')}" for name in names]
     if "sharded" in names or "other-program" in names:
         errors["memory"] = _errors("memory")
-        said.append(f"{REGIMES['memory']}: {_said(errors['memory'], 'lean', 'large')}")
-    said += [f"no published run was checked {what}" for what in unchecked]
-    return Trust(False, f"Outside of what was validated ({VALIDATED}). {_sentences(said)}", errors, unchecked)
+        clauses.append(f"{REGIMES['memory']}: {_range(errors['memory'], 'small', 'large')}")
+    clauses += [f"no published run was checked {what}" for what in unchecked]
+    return Trust(False, f"Outside the validated regime ({VALIDATED}). {_sentences(clauses)}", errors, unchecked)
 
 
 def of_serving() -> Trust:
     errors = {name: _errors(name) for name in ("ttft", "itl", "throughput")}
-    said = [f"{REGIMES[name]}: {_said(found, 'quick', 'slow')}" for name, found in errors.items()]
-    return Trust(False, f"Checked against few published figures. {_sentences(said)}", errors)
+    clauses = [f"{REGIMES[name]}: {_range(found, 'fast', 'slow')}" for name, found in errors.items()]
+    return Trust(False, f"Checked against few published figures. {_sentences(clauses)}", errors)
 
 
 def of_collectives(domains: int) -> Trust:
     name = "one-node" if domains == 1 else "between-nodes"
     found = _errors(name)
-    return Trust(False, f"Against published figures, {REGIMES[name]}: {_said(found, 'quick', 'slow')}.", {name: found})
+    return Trust(False, f"Against published figures, {REGIMES[name]}: {_range(found, 'fast', 'slow')}.", {name: found})
 
 
 def _unchecked(layout: Layout, gpu: Gpu) -> tuple[str, ...]:
@@ -98,7 +98,7 @@ def _unchecked(layout: Layout, gpu: Gpu) -> tuple[str, ...]:
         f"on {gpu.name}": gpu.name not in CHECKED_GPUS,
         "with offloading": layout.offload != "none",
         "in fp32": layout.precision == "fp32",
-        "with sequences shared by heads": layout.sequence > 1,
+        "with sequences split by heads": layout.sequence > 1,
     }
     return tuple(what for what, holds in found.items() if holds)
 
@@ -112,7 +112,7 @@ def _all_errors() -> dict[str, Errors]:
     return {name: Errors(**found) for name, found in json.loads(ERRORS.read_text()).items()}
 
 
-def _said(found: Errors, below: str, above: str) -> str:
+def _range(found: Errors, below: str, above: str) -> str:
     ends = f"{_side(found.lowest, below, above)} to {_side(found.highest, below, above)}, " if found.figures > 1 else ""
     return f"{found.mean:.0%} off on average ({ends}{found.figures} published figure{'s' * (found.figures > 1)})"
 
@@ -121,6 +121,6 @@ def _side(error: float, below: str, above: str) -> str:
     return f"{abs(error):.0%} too {below if error < 0 else above}"
 
 
-def _sentences(said: list[str]) -> str:
-    text = "; ".join(said)
+def _sentences(clauses: list[str]) -> str:
+    text = "; ".join(clauses)
     return f"{text[0].upper()}{text[1:]}."
