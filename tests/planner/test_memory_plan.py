@@ -132,19 +132,19 @@ def test_experts_get_top_k_copies() -> None:
 def test_a_layer_equals_the_tensors_that_torch_saves(
     kernels: Kernels, precision: Any, recompute: Recompute, moe: MoESection | None, tolerance: float
 ) -> None:
-    kept = {layers: _kept_by_torch(_section(layers, moe), precision, recompute, kernels) for layers in (2, 4)}
+    saved = {layers: _saved_by_torch(_section(layers, moe), precision, recompute, kernels) for layers in (2, 4)}
     shape = library.from_recipe(_section(2, moe), "ours")
     layout = Layout(micro_batch=2, recompute=recompute, precision=precision)
     keeping = OWN if kernels == "strata" else EAGER
     planned = layer_parts(shape, layout, keeping, sparse=moe is not None).total
-    assert planned == pytest.approx((kept[4] - kept[2]) / 2, rel=tolerance)
+    assert planned == pytest.approx((saved[4] - saved[2]) / 2, rel=tolerance)
 
 
 def _section(layers: int, moe: MoESection | None) -> ModelSection:
     return ModelSection(layers=layers, hidden=64, heads=4, kv_heads=2, ffn=160, vocab=512, context=64, moe=moe)
 
 
-def _kept_by_torch(section: ModelSection, precision: str, mode: Recompute, kernels: Kernels) -> int:
+def _saved_by_torch(section: ModelSection, precision: str, mode: Recompute, kernels: Kernels) -> int:
     """Bytes allocated after a forward pass while its loss is referenced."""
     import torch
     from torch.profiler import ProfilerActivity, profile

@@ -1,4 +1,4 @@
-"""What the machines do: nodes, their cores and memory, and above all the GPUs, which is where the money is."""
+"""Cluster board: GPUs, processes, nodes and autoscaling."""
 
 from strata.dashboards import series
 from strata.dashboards.board import Board, even, row
@@ -16,13 +16,13 @@ NODE = ("cluster", "ip")
 
 
 def condition(what: series.Series) -> str:
-    """1 where it holds and 0 where it does not; the operator says both with a label."""
+    """1 where the condition holds, 0 where it does not. KubeRay's operator exports the two as labels."""
     holds, fails = (highest(what, "namespace", "name", matchers=(f'condition="{word}"',)) for word in ("true", "false"))
     return f"{holds} or {fails} * 0"
 
 
 def or_none(what: series.Series) -> str:
-    """The autoscaler does not report nodes of a state that none is in."""
+    """Number of nodes in a state, or 0. The autoscaler does not report empty states."""
     return or_zero(summed(what, "cluster"), summed(series.NODES_ACTIVE, "cluster"), "cluster")
 
 
@@ -40,14 +40,14 @@ SUMMARY = row(
             number("Cores", "CPU cores of all nodes.", Unit.COUNT, Line(f"sum({highest(series.NODE_CPUS, *NODE)})", "cores")),
             number(
                 "GPUs",
-                "GPUs that the nodes' drivers show, by our exporter.",
+                "GPUs reported by the drivers of all nodes.",
                 Unit.COUNT,
                 Line(f"sum({highest(metrics.GPU_COUNT, 'cluster', 'node')})", "GPUs"),
                 empty="none seen",
             ),
             number(
-                "GPU utilisation",
-                "Mean over all GPUs of the share of time in which a kernel ran.",
+                "GPU utilization",
+                "Share of the time in which a kernel ran, mean over all GPUs.",
                 Unit.RATIO,
                 Line(f"avg({highest(series.GPU_UTILIZATION, *GPU)})", "busy"),
                 BUSY,
@@ -55,7 +55,7 @@ SUMMARY = row(
             ),
             number(
                 "GPU memory",
-                "Memory in use on all GPUs, over what they have.",
+                "Share of memory in use, over all GPUs.",
                 Unit.RATIO,
                 Line(f"sum({highest(series.GPU_MEMORY_USED, *GPU)}) / sum({highest(series.GPU_MEMORY_TOTAL, *GPU)})", "used"),
                 FULL,
@@ -63,7 +63,7 @@ SUMMARY = row(
             ),
             number(
                 "GPU power",
-                "Power that all GPUs draw together.",
+                "Total power draw of all GPUs.",
                 Unit.WATTS,
                 Line(f"sum({highest(series.GPU_POWER, *GPU)})", "drawn"),
                 empty="no GPU",
@@ -75,8 +75,8 @@ SUMMARY = row(
 GPUS = row(
     "GPUs",
     lines(
-        "Utilisation",
-        "Share of the time in which a kernel ran; a busy GPU may still use few of its multiprocessors.",
+        "Utilization",
+        "Share of the time in which a kernel ran. A GPU at 100% may still use few of its multiprocessors.",
         Unit.RATIO,
         Line(highest(series.GPU_UTILIZATION, *GPU), EACH_GPU),
         top=1,
@@ -94,21 +94,21 @@ GPUS = row(
         (
             lines(
                 "Power",
-                "Power drawn; at the limit the card slows its clock.",
+                "Power draw. At the limit the GPU lowers its clock.",
                 Unit.WATTS,
                 Line(highest(series.GPU_POWER, *GPU), EACH_GPU),
                 Line(highest(metrics.GPU_POWER_LIMIT, *GPU), f"{EACH_GPU} limit"),
             ),
             lines(
                 "Temperature",
-                "Temperature of the chip; from about 87 degrees data-centre cards slow down.",
+                "Chip temperature. Data-centre GPUs throttle from about 87 degrees.",
                 Unit.CELSIUS,
                 Line(highest(series.GPU_TEMPERATURE, *GPU), EACH_GPU),
                 limits=HOT,
             ),
             lines(
                 "Clock",
-                "Clock of the multiprocessors, and the highest that the card allows.",
+                "SM clock, and its maximum.",
                 Unit.HERTZ,
                 Line(highest(series.GPU_SM_CLOCK, *GPU), EACH_GPU),
                 Line(highest(metrics.GPU_SM_CLOCK_MAX, *GPU), f"{EACH_GPU} highest"),
@@ -117,7 +117,7 @@ GPUS = row(
     ),
     lines(
         "Throttled",
-        "1 while a GPU's clock is held down, by reason: power, thermal or hardware.",
+        "1 while the clock of a GPU is throttled, by reason: power, thermal or hardware.",
         Unit.COUNT,
         Line(highest(series.GPU_THROTTLED, *GPU, "reason"), f"{EACH_GPU} {{{{reason}}}}"),
         limits=ANY,
@@ -125,7 +125,7 @@ GPUS = row(
     ),
     lines(
         "XID errors",
-        "Errors the driver reported, by XID number; with DCGM, the number of the last one.",
+        "Driver errors by XID number; with DCGM, the number of the last error.",
         Unit.NONE,
         Line(
             f"sum by ({', '.join(GPU)}, xid) (increase({select(metrics.GPU_XID)}{RATE}))",
@@ -136,17 +136,17 @@ GPUS = row(
 )
 
 PROCESSES = row(
-    "Who uses the GPUs",
+    "GPU processes",
     lines(
         "Memory by process",
-        "Memory of each process on a card; a Ray actor by its name, else the program's.",
+        "GPU memory of each process, by the name of its Ray actor or program.",
         Unit.BYTES,
         Line(highest(metrics.GPU_PROCESS_MEMORY, *PROCESS), EACH_PROCESS),
         stacked=True,
     ),
     lines(
-        "Utilisation by process",
-        "Share of the multiprocessors' time that each process had.",
+        "Utilization by process",
+        "Share of SM time of each process.",
         Unit.RATIO,
         Line(highest(metrics.GPU_PROCESS_UTILIZATION, *PROCESS), EACH_PROCESS),
         stacked=True,
@@ -165,7 +165,7 @@ NODES = row(
     ),
     lines(
         "Memory",
-        "Share of memory in use on each node; near 1, Ray kills workers.",
+        "Share of memory in use on each node. Near 1, Ray kills workers.",
         Unit.RATIO,
         Line(f"{highest(series.NODE_MEMORY_USED, *NODE)} / {highest(series.NODE_MEMORY_TOTAL, *NODE)}", EACH_NODE),
         limits=FULL,
@@ -173,14 +173,14 @@ NODES = row(
     ),
     lines(
         "Network",
-        "Bytes a second that each node receives and sends.",
+        "Bytes per second that each node receives and sends.",
         Unit.BYTES_PER_SECOND,
         Line(highest(series.NODE_RECEIVED, *NODE), f"{EACH_NODE} receives"),
         Line(highest(series.NODE_SENT, *NODE), f"{EACH_NODE} sends"),
     ),
     lines(
         "Disk",
-        "Share of each node's disk in use; full, it stops checkpoints and logs.",
+        "Share of disk in use on each node. A full disk stops checkpoints and logs.",
         Unit.PERCENT,
         Line(highest(series.NODE_DISK_PERCENT, *NODE), EACH_NODE),
         limits=FULL_PERCENT,
@@ -189,10 +189,10 @@ NODES = row(
 )
 
 SCALING = row(
-    "Growing and shrinking",
+    "Autoscaling",
     lines(
         "Nodes by state",
-        "As Ray's autoscaler sees them; nodes that stay pending do not come.",
+        "Nodes by state, from Ray's autoscaler.",
         Unit.COUNT,
         Line(summed(series.NODES_ACTIVE, "cluster"), "{{cluster}} active"),
         Line(or_none(series.NODES_PENDING), "{{cluster}} pending"),
@@ -215,7 +215,7 @@ SCALING = row(
 BOARD = Board(
     uid="strata-cluster",
     title="Strata: Cluster and GPU load",
-    description="Nodes and GPUs: what is busy, full, hot or failing, and who uses it.",
+    description="Nodes and GPUs: utilization, memory, temperature, errors and processes.",
     variables=("cluster",),
     rows=(SUMMARY, GPUS, PROCESSES, NODES, SCALING),
 )

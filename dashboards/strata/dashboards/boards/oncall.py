@@ -1,4 +1,4 @@
-"""One page for whoever is woken up: what is wrong, how bad, and which board to open next."""
+"""On-call board: firing alerts, SLO burn rates, and the state of endpoint, runs and GPUs."""
 
 from strata.dashboards import series
 from strata.dashboards.board import Board, even, row
@@ -24,7 +24,7 @@ def burning(title: str, what: str, misses: dict[str, series.Series]) -> Panel:
     each = (Line(burn(misses[window]), f"{{{{model}}}} over {window}") for window in series.WINDOWS)
     return lines(
         title,
-        f"How many times faster than allowed {what} miss their objective; both 5m and 1h above 14.4 wake someone.",
+        f"Error budget burn rate of the {what} objective. Pages when both 5m and 1h are above 14.4.",
         Unit.BURN,
         *each,
         limits=BURN,
@@ -32,16 +32,16 @@ def burning(title: str, what: str, misses: dict[str, series.Series]) -> Panel:
 
 
 ALERTS = row(
-    "What is firing",
+    "Firing alerts",
     table_of(
         "Alerts",
-        "Every alert that fires now, with its labels; none is a good sign.",
+        "Firing alerts with their labels.",
         select(series.ALERTS, *FIRING),
     ).wide(12),
-    alert_list("In Grafana", "Alerts of rules that Grafana itself evaluates, pending ones too.").wide(6),
+    alert_list("Grafana alerts", "Pending and firing alerts of rules that Grafana evaluates.").wide(6),
     lines(
         "Alerts by severity",
-        "How many alerts fired, over time.",
+        "Number of firing alerts.",
         Unit.COUNT,
         Line(f"count by (severity) ({select(series.ALERTS, *FIRING)}) or on () vector(0)", "{{severity}}"),
         limits=ANY,
@@ -62,8 +62,8 @@ ENDPOINT = row(
                 empty="none",
             ),
             number(
-                "Decode up",
-                "Engines that decode; without one nothing is answered.",
+                "Decode engines up",
+                "Decode engines. Without one, no request is served.",
                 Unit.COUNT,
                 Line(summed(metrics.SERVE_REPLICAS, "role", matchers=('role="decode"',)), "up"),
                 ANSWERING,
@@ -78,30 +78,30 @@ ENDPOINT = row(
                 empty="no requests",
             ),
             number(
-                "First token, p99",
-                "The time that 99 of 100 first tokens take at most; the objective is 2 s.",
+                "TTFT, p99",
+                "99th percentile of the time to first token. The objective is 2 s.",
                 Unit.SECONDS,
                 Line(quantile(0.99, metrics.SERVE_FIRST_TOKEN), "p99"),
                 FIRST_TOKEN,
             ),
             number(
-                "Between tokens, p99",
-                "The time that 99 of 100 gaps between tokens take at most; the objective is 0.1 s.",
+                "ITL, p99",
+                "99th percentile of the inter-token latency. The objective is 0.1 s.",
                 Unit.SECONDS,
                 Line(quantile(0.99, metrics.SERVE_INTER_TOKEN), "p99"),
                 INTER_TOKEN,
             ),
             number(
-                "KV cache, fullest",
-                "Share of KV blocks that requests hold, on the fullest engine.",
+                "KV cache usage, maximum",
+                "Share of KV blocks in use on the fullest engine.",
                 Unit.RATIO,
                 Line(f"max({highest(metrics.SERVE_KV_USAGE, *MODEL)})", "in use"),
                 FULL,
             ),
         ),
     ),
-    burning("First tokens: budget burn", "first tokens", series.FIRST_TOKEN_MISSES),
-    burning("Gaps: budget burn", "gaps between tokens", series.INTER_TOKEN_MISSES),
+    burning("TTFT: burn rate", "TTFT", series.FIRST_TOKEN_MISSES),
+    burning("ITL: burn rate", "ITL", series.INTER_TOKEN_MISSES),
 )
 
 RUNS = row(
@@ -111,27 +111,27 @@ RUNS = row(
         (
             bars(
                 "Progress",
-                "Steps taken over steps planned; a run that has ended leaves the list.",
+                "Completed steps over planned steps, for active runs.",
                 Unit.RATIO,
                 Line(f"{of(metrics.TRAIN_STEP)} / {of(metrics.TRAIN_STEPS_PLANNED)}", "{{run}}"),
                 top=1,
             ),
             lines(
-                "Tokens a second",
-                "As the count of tokens grows; at 0 the run stands still.",
+                "Throughput",
+                "Tokens per second from the token counter. 0 means that the run is stalled.",
                 Unit.TOKENS_PER_SECOND,
                 Line(per_second(metrics.TRAIN_TOKENS, *RUN), "{{run}}"),
             ),
             lines(
                 "Checkpoint age",
-                "Time since a checkpoint was last whole in storage.",
+                "Time since the last complete checkpoint in storage.",
                 Unit.SECONDS,
                 Line(f"time() - {of(metrics.TRAIN_CHECKPOINT_TIME)}", "{{run}}"),
                 limits=CHECKPOINT_AGE,
             ),
             lines(
                 "Restarts",
-                "Times the workers were started again after a loss.",
+                "Restarts of the workers after a failure.",
                 Unit.COUNT,
                 Line(or_zero(of(metrics.TRAIN_RESTARTS), of(metrics.TRAIN_STEP), *RUN), "{{run}}"),
                 limits=ANY,
@@ -146,16 +146,16 @@ GPUS = row(
         8,
         (
             bars(
-                "Busy",
-                "Share of the time in which a kernel ran, each GPU; idle ones cost as much.",
+                "GPU utilization",
+                "Share of the time in which a kernel ran, per GPU.",
                 Unit.RATIO,
                 Line(highest(series.GPU_UTILIZATION, *GPU), EACH_GPU),
                 BUSY,
                 top=1,
             ),
             bars(
-                "Memory",
-                "Share of each GPU's memory in use.",
+                "GPU memory",
+                "Share of memory in use, per GPU.",
                 Unit.RATIO,
                 Line(
                     f"{highest(series.GPU_MEMORY_USED, *GPU)} / {highest(series.GPU_MEMORY_TOTAL, *GPU)}", "{{node}} gpu {{gpu}}"
@@ -165,7 +165,7 @@ GPUS = row(
             ),
             bars(
                 "Temperature",
-                "Temperature of each GPU's chip.",
+                "Chip temperature, per GPU.",
                 Unit.CELSIUS,
                 Line(highest(series.GPU_TEMPERATURE, *GPU), EACH_GPU),
                 HOT,
@@ -178,7 +178,7 @@ GPUS = row(
 BOARD = Board(
     uid="strata-oncall",
     title="Strata: On call",
-    description="One page: what is firing, how fast the objectives burn, what is up and what stands still.",
+    description="Firing alerts, SLO burn rates, endpoint health, training progress and GPUs.",
     variables=("cluster", "run", "model", "replica"),
     rows=(ALERTS, ENDPOINT, RUNS, GPUS),
     since="now-3h",

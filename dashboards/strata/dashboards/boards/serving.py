@@ -1,4 +1,4 @@
-"""The endpoint as clients feel it, and below that what its engines do."""
+"""Serving board: client latency, traffic, errors, prefill placement and engines."""
 
 from strata.dashboards.board import Board, even, row
 from strata.dashboards.panels import Line, Panel, heat, lines, number
@@ -18,7 +18,7 @@ def quantiles(title: str, description: str, metric: metrics.Metric, limits: Limi
 
 
 def events(title: str, description: str, metric: metrics.Metric, *by: str) -> Panel:
-    """What goes wrong, in times a second."""
+    """Panel of error events per second."""
     legend = " ".join((EACH, *(f"{{{{{label}}}}}" for label in by)))
     expr = or_zero(per_second(metric, *MODEL, *by), summed(metrics.SERVE_REPLICAS, *MODEL), *MODEL)
     return lines(title, description, Unit.PER_SECOND, Line(expr, legend), limits=ANY_PER_SECOND)
@@ -35,25 +35,25 @@ SUMMARY = row(
         4,
         (
             replicas("gateway", "Gateways that answer clients.", ANSWERING),
-            replicas("decode", "Engines that decode; without one nothing is answered.", ANSWERING),
-            replicas("prefill", "Engines that prefill for the others; without one, decode engines prefill themselves."),
+            replicas("decode", "Decode engines. Without one, no request is served.", ANSWERING),
+            replicas("prefill", "Prefill engines. Without one, decode engines prefill locally."),
             number(
-                "First token, p99",
-                "The time that 99 of 100 first tokens take at most.",
+                "TTFT, p99",
+                "99th percentile of the time to first token.",
                 Unit.SECONDS,
                 Line(quantile(0.99, metrics.SERVE_FIRST_TOKEN), "p99"),
                 FIRST_TOKEN,
             ),
             number(
-                "Between tokens, p99",
-                "The time that 99 of 100 gaps between tokens take at most.",
+                "ITL, p99",
+                "99th percentile of the inter-token latency.",
                 Unit.SECONDS,
                 Line(quantile(0.99, metrics.SERVE_INTER_TOKEN), "p99"),
                 INTER_TOKEN,
             ),
             number(
-                "Tokens out",
-                "Tokens a second sent to clients.",
+                "Output throughput",
+                "Output tokens per second sent to clients.",
                 Unit.TOKENS_PER_SECOND,
                 Line(f"sum({per_second(metrics.SERVE_GENERATED_TOKENS, *MODEL)})", "sent"),
             ),
@@ -62,36 +62,41 @@ SUMMARY = row(
 )
 
 LATENCY = row(
-    "What clients feel",
+    "Client latency",
     quantiles(
-        "Time to first token",
-        "From a request's arrival to its first token on its way out.",
+        "Time to first token (TTFT)",
+        "From the arrival of a request to the sending of its first token.",
         metrics.SERVE_FIRST_TOKEN,
         FIRST_TOKEN,
     ),
     heat(
-        "First tokens",
-        "How many first tokens took how long; two bands are two kinds of request.",
+        "TTFT distribution",
+        "Requests by TTFT. Two bands are two kinds of request.",
         buckets(metrics.SERVE_FIRST_TOKEN),
     ),
     quantiles(
-        "Time between tokens", "From one token of a stream to the next, on their way out.", metrics.SERVE_INTER_TOKEN, INTER_TOKEN
+        "Inter-token latency (ITL)",
+        "Time between consecutive tokens of a stream, as sent.",
+        metrics.SERVE_INTER_TOKEN,
+        INTER_TOKEN,
     ),
     heat(
-        "Gaps", "How many gaps between tokens were how long; a band above is streams held up.", buckets(metrics.SERVE_INTER_TOKEN)
+        "ITL distribution",
+        "Tokens by ITL. A second, higher band means stalled streams.",
+        buckets(metrics.SERVE_INTER_TOKEN),
     ),
     *even(
         8,
         (
             lines(
-                "What lengthens gaps",
-                "99 of 100 gaps by the engine's clock, apart by what the engine or its prefill pool did beside; what clients "
-                "feel above the highest of them is the way from engine to client.",
+                "Engine ITL by concurrent work",
+                "p99 of the ITL inside the engine, by the work that ran concurrently. Client ITL above the highest line is spent "
+                "between engine and client.",
                 Unit.SECONDS,
                 Line(quantile(0.99, metrics.SERVE_ENGINE_GAP, *MODEL, "beside"), f"{EACH} {{{{beside}}}}"),
             ),
-            quantiles("Whole request", "From a request's arrival to the end of its answer.", metrics.SERVE_REQUEST),
-            quantiles("In the queue", "How long admitted requests waited for a place on a decode engine.", metrics.SERVE_QUEUE),
+            quantiles("Request latency", "From the arrival of a request to the end of its response.", metrics.SERVE_REQUEST),
+            quantiles("Queue time", "Time that admitted requests waited for a decode engine.", metrics.SERVE_QUEUE),
         ),
     ),
 )
@@ -103,21 +108,21 @@ TRAFFIC = row(
         (
             lines(
                 "Requests by status",
-                "Requests answered a second, by HTTP status.",
+                "Requests per second, by HTTP status.",
                 Unit.REQUESTS_PER_SECOND,
                 Line(per_second(metrics.SERVE_REQUESTS, *MODEL, "status"), f"{EACH} {{{{status}}}}"),
                 stacked=True,
             ),
             lines(
-                "Tokens in and out",
-                "Tokens a second in the prompts of answered requests, and sent to clients.",
+                "Token throughput",
+                "Prompt tokens of completed requests and output tokens, per second.",
                 Unit.TOKENS_PER_SECOND,
-                Line(per_second(metrics.SERVE_PROMPT_TOKENS, *MODEL), f"{EACH} in"),
-                Line(per_second(metrics.SERVE_GENERATED_TOKENS, *MODEL), f"{EACH} out"),
+                Line(per_second(metrics.SERVE_PROMPT_TOKENS, *MODEL), f"{EACH} prompt"),
+                Line(per_second(metrics.SERVE_GENERATED_TOKENS, *MODEL), f"{EACH} output"),
             ),
             lines(
-                "In flight and queued",
-                "Requests that decode replicas work on, and those that wait for a place.",
+                "Requests in flight and queued",
+                "Requests on decode replicas, and requests that wait in the queue.",
                 Unit.COUNT,
                 Line(summed(metrics.SERVE_IN_FLIGHT, *MODEL), f"{EACH} in flight"),
                 Line(summed(metrics.SERVE_QUEUED, *MODEL), f"{EACH} queued"),
@@ -127,37 +132,40 @@ TRAFFIC = row(
 )
 
 TROUBLE = row(
-    "What goes wrong",
+    "Errors",
     *even(
         6,
         (
             events("Rejections", "Requests not admitted, by reason.", metrics.SERVE_REJECTIONS, "reason"),
             events(
-                "Retries", "Requests begun again elsewhere before their first token, by reason.", metrics.SERVE_RETRIES, "reason"
+                "Retries",
+                "Requests retried on another replica before their first token, by reason.",
+                metrics.SERVE_RETRIES,
+                "reason",
             ),
             events(
                 "Migrations",
-                "Streams whose decode replica was lost, by what became of them.",
+                "Streams that lost their decode replica, by outcome.",
                 metrics.SERVE_MIGRATIONS,
                 "outcome",
             ),
-            events("Disconnects", "Clients that left before the end of their answer.", metrics.SERVE_DISCONNECTS),
+            events("Disconnects", "Clients that disconnected before the end of the response.", metrics.SERVE_DISCONNECTS),
         ),
     ),
 )
 
 PREFILL = row(
-    "Prefill: where, and the way back",
+    "Prefill and KV transfer",
     lines(
-        "Where prompts are prefilled",
-        "Prompts a second prefilled by their own decode engine and by the prefill pool.",
+        "Prefill placement",
+        "Prompts per second, prefilled locally on the decode engine or remotely by the prefill pool.",
         Unit.PER_SECOND,
         Line(per_second(metrics.SERVE_PREFILLS, *MODEL, "where"), f"{EACH} {{{{where}}}}"),
         stacked=True,
     ),
     lines(
-        "Why there",
-        "The same prompts by the reason for the choice.",
+        "Prefill placement by reason",
+        "Prompts per second, by the reason for their placement.",
         Unit.PER_SECOND,
         Line(per_second(metrics.SERVE_PREFILLS, *MODEL, "where", "reason"), f"{EACH} {{{{where}}}}: {{{{reason}}}}"),
         stacked=True,
@@ -165,11 +173,13 @@ PREFILL = row(
     *even(
         8,
         (
-            quantiles("Remote prefill", "From asking a prefill replica to its answer.", metrics.SERVE_REMOTE_PREFILL),
+            quantiles(
+                "Remote prefill time", "From the request to a prefill replica to its response.", metrics.SERVE_REMOTE_PREFILL
+            ),
             quantiles("KV transfer time", "Time of one transfer of KV blocks between engines.", metrics.SERVE_KV_SECONDS),
             lines(
-                "KV transferred",
-                "KV cache that decode engines pull from prefill engines.",
+                "KV transfer rate",
+                "Bytes per second that decode engines read from prefill engines.",
                 Unit.BYTES_PER_SECOND,
                 Line(per_second(metrics.SERVE_KV_BYTES, *REPLICA), EACH_REPLICA),
             ),
@@ -179,12 +189,12 @@ PREFILL = row(
         8,
         (
             events(
-                "Lost remote prefills",
-                "Remote prefills that were lost and done again elsewhere.",
+                "Failed remote prefills",
+                "Remote prefills that failed and ran again elsewhere.",
                 metrics.SERVE_REMOTE_PREFILL_FAILURES,
             ),
             events("Failed KV transfers", "Transfers of KV blocks that failed.", metrics.SERVE_KV_FAILURES),
-            events("Expired KV", "Prefilled prompts whose blocks nobody came for.", metrics.SERVE_KV_EXPIRED),
+            events("Expired KV", "Prefilled prompts whose KV blocks were never read.", metrics.SERVE_KV_EXPIRED),
         ),
     ),
 )
@@ -193,13 +203,13 @@ ENGINES = row(
     "Engines",
     lines(
         "Replicas by role",
-        "Replicas that answer, by what they do.",
+        "Healthy replicas, by role.",
         Unit.COUNT,
         Line(summed(metrics.SERVE_REPLICAS, *MODEL, "role"), f"{EACH} {{{{role}}}}"),
     ),
     lines(
-        "KV cache in use",
-        "Share of KV blocks that requests hold; at 1, sequences are put back in the queue.",
+        "KV cache usage",
+        "Share of KV blocks in use. At 1, sequences are preempted.",
         Unit.RATIO,
         Line(highest(metrics.SERVE_KV_USAGE, *REPLICA), EACH_REPLICA),
         limits=FULL,
@@ -209,19 +219,19 @@ ENGINES = row(
         8,
         (
             lines(
-                "Running",
-                "Sequences in each engine's batch.",
+                "Running sequences",
+                "Sequences in the batch of each engine.",
                 Unit.COUNT,
                 Line(summed(metrics.SERVE_RUNNING, *REPLICA), EACH_REPLICA),
             ),
             lines(
-                "Waiting",
-                "Sequences that an engine has not begun, or waits with.",
+                "Waiting sequences",
+                "Sequences in the queue of each engine.",
                 Unit.COUNT,
                 Line(summed(metrics.SERVE_WAITING, *REPLICA), EACH_REPLICA),
             ),
             lines(
-                "Prefix cache hits",
+                "Prefix cache hit rate",
                 "Share of prompt tokens found in the prefix cache.",
                 Unit.RATIO,
                 Line(
@@ -237,7 +247,7 @@ ENGINES = row(
 BOARD = Board(
     uid="strata-serving",
     title="Strata: Serving",
-    description="The endpoint: client latencies, traffic, what goes wrong, where prompts are prefilled, and the engines.",
+    description="Endpoint: client latency, traffic, errors, prefill placement, KV transfer and engines.",
     variables=("cluster", "model", "replica"),
     rows=(SUMMARY, LATENCY, TRAFFIC, TROUBLE, PREFILL, ENGINES),
 )

@@ -1,4 +1,4 @@
-"""Whether runs learn, how fast, and how safe what they learned is."""
+"""Training board: loss, throughput, step time and checkpoints of runs."""
 
 from strata.dashboards.board import Board, even, row
 from strata.dashboards.panels import Line, bars, lines
@@ -22,17 +22,17 @@ SUMMARY = row(
     "Now",
     bars(
         "Progress",
-        "Optimizer steps taken, over the steps that the run will take in all.",
+        "Completed optimizer steps over planned steps.",
         Unit.RATIO,
         Line(f"{of(metrics.TRAIN_STEP)} / {of(metrics.TRAIN_STEPS_PLANNED)}", EACH),
         top=1,
     ).wide(8),
     lines(
-        "Step", "Optimizer steps taken; a flat line is a run that stands still.", Unit.STEPS, Line(of(metrics.TRAIN_STEP), EACH)
+        "Step", "Completed optimizer steps. A flat line is a stalled run.", Unit.STEPS, Line(of(metrics.TRAIN_STEP), EACH)
     ).wide(8),
     lines(
         "Restarts",
-        "Times the workers were started again after a loss, and losses that were not finite, since the run began.",
+        "Restarts of the workers after a failure, and losses that were not finite, since the run began.",
         Unit.COUNT,
         Line(count(metrics.TRAIN_RESTARTS), f"{EACH} restarts"),
         Line(count(metrics.TRAIN_NOT_FINITE), f"{EACH} not finite"),
@@ -45,14 +45,14 @@ LEARNING = row(
     lines("Loss", "Loss of each step, in nats per token.", Unit.NATS, Line(of(metrics.TRAIN_LOSS), EACH), logarithmic=True),
     lines(
         "Validation loss",
-        "Loss of the last evaluation; rising while the loss falls is overfitting.",
+        "Loss of the last evaluation. It rises while the training loss falls in case of overfitting.",
         Unit.NATS,
         Line(of(metrics.TRAIN_VALIDATION_LOSS), EACH),
         logarithmic=True,
     ),
     lines(
         "Gradient norm",
-        "Norm of all gradients before clipping; spikes come before a loss that diverges.",
+        "Global gradient norm before clipping. Spikes precede a diverging loss.",
         Unit.NUMBER,
         Line(of(metrics.TRAIN_GRADIENT_NORM), EACH),
         logarithmic=True,
@@ -61,28 +61,28 @@ LEARNING = row(
 )
 
 SPEED = row(
-    "Speed",
+    "Throughput",
     lines(
-        "Tokens a second",
-        "Over all workers: as the last step had it, and as the count of tokens grows, stalls included.",
+        "Tokens per second",
+        "Over all workers: of the last step, and from the token counter, which includes stalls.",
         Unit.TOKENS_PER_SECOND,
         Line(of(metrics.TRAIN_TOKENS_PER_SECOND), f"{EACH} step"),
         Line(per_second(metrics.TRAIN_TOKENS, *RUN), f"{EACH} with stalls"),
     ),
     lines(
         "MFU",
-        "The model's FLOPs a second over what the devices could reach.",
+        "Model FLOPs utilization: model FLOP/s over the peak of the devices.",
         Unit.RATIO,
         Line(of(metrics.TRAIN_MFU), EACH),
     ),
     lines(
         "Step time by phase",
-        "Where the time of a step goes: data, forward, backward, optimizer, checkpoint.",
+        "Step time by phase: data, forward, backward, optimizer, checkpoint.",
         Unit.SECONDS,
         Line(highest(metrics.TRAIN_STEP_SECONDS, *RUN, "phase"), f"{EACH} {{{{phase}}}}"),
         stacked=True,
     ),
-    lines("Peak memory", "Most memory that rank 0 has held so far.", Unit.BYTES, Line(of(metrics.TRAIN_PEAK_MEMORY), EACH)),
+    lines("Peak memory", "Peak memory of rank 0.", Unit.BYTES, Line(of(metrics.TRAIN_PEAK_MEMORY), EACH)),
 )
 
 CHECKPOINTS = row(
@@ -91,38 +91,38 @@ CHECKPOINTS = row(
         8,
         (
             lines(
-                "Age of the newest",
-                "Time since a checkpoint was last whole in storage: what a lost worker would cost now.",
+                "Checkpoint age",
+                "Time since the last complete checkpoint in storage: the work that a failure would lose.",
                 Unit.SECONDS,
                 Line(f"time() - {of(metrics.TRAIN_CHECKPOINT_TIME)}", EACH),
                 limits=CHECKPOINT_AGE,
             ),
             lines(
-                "Steps since the newest",
-                "Steps that a lost worker would have to take again.",
+                "Steps since the last checkpoint",
+                "Steps that a failure would repeat.",
                 Unit.STEPS,
                 Line(f"{of(metrics.TRAIN_STEP)} - ({count(metrics.TRAIN_CHECKPOINT_STEP)})", EACH),
             ),
             lines(
                 "Failures",
-                "Checkpoints that could not be written, since the workers began.",
+                "Checkpoints that could not be written, since the workers started.",
                 Unit.COUNT,
                 Line(count(metrics.TRAIN_CHECKPOINT_FAILURES), EACH),
                 limits=ANY,
             ),
             lines(
                 "Stall",
-                "How long steps stood still for the last checkpoint.",
+                "Time that the last checkpoint stalled training.",
                 Unit.SECONDS,
                 Line(of(metrics.TRAIN_CHECKPOINT_STALL), EACH),
             ),
             lines(
                 "Save time",
-                "From the step to its checkpoint whole in storage.",
+                "From the step to its complete checkpoint in storage.",
                 Unit.SECONDS,
                 Line(of(metrics.TRAIN_CHECKPOINT_SAVE), EACH),
             ),
-            lines("Size", "Bytes of the newest whole checkpoint.", Unit.BYTES, Line(of(metrics.TRAIN_CHECKPOINT_BYTES), EACH)),
+            lines("Size", "Bytes of the last complete checkpoint.", Unit.BYTES, Line(of(metrics.TRAIN_CHECKPOINT_BYTES), EACH)),
         ),
     ),
 )
@@ -130,7 +130,7 @@ CHECKPOINTS = row(
 BOARD = Board(
     uid="strata-training",
     title="Strata: Training",
-    description="Runs: whether they learn, how fast, where a step's time goes, and how old their checkpoints are.",
+    description="Runs: loss, throughput, step time by phase and checkpoints.",
     variables=("cluster", "run"),
     rows=(SUMMARY, LEARNING, SPEED, CHECKPOINTS),
     since="now-3h",
