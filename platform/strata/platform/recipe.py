@@ -110,9 +110,7 @@ class TrainSection(Section):
     recompute: Recompute = Field(
         "none", description="activations recomputed in the backward pass; selective: all but matrix products, full: whole layers"
     )
-    kernels: Kernels = Field(
-        "strata", description="kernels of norms, rotary embedding, attention and loss; liger needs GPUs"
-    )
+    kernels: Kernels = Field("strata", description="kernels of norms, rotary embedding, attention and loss; liger needs GPUs")
     compile: bool = Field(False, description="torch.compile each layer: minutes at the start, faster steps")
     checkpoints: str | None = Field(
         None, description="fsspec or pyarrow URI of the checkpoints (s3://, gs://, file://); unset: the run's folder"
@@ -146,9 +144,7 @@ class ParallelSection(Section):
     schedule: Schedule = Field("1f1b", description="pipeline schedule")
     sequence: Positive = Field(1, description="sequence-parallel workers (Ulysses)")
     expert: Positive = Field(1, description="expert-parallel workers; divides the data-parallel workers")
-    offload: Offload = Field(
-        "none", description="state in host memory; optimizer: optimizer state, all: parameters too"
-    )
+    offload: Offload = Field("none", description="state in host memory; optimizer: optimizer state, all: parameters too")
     device: Device = Field("cpu", description="device of the workers")
     cpus_per_worker: Positive = Field(1, description="CPU cores of a worker")
 

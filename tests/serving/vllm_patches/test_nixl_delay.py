@@ -12,7 +12,7 @@ api = pytest.importorskip("nixl._api")
 def test_the_delay_replaces_the_one_that_nixl_assigns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(nixl_delay.DELAY_US, "1000")
     monkeypatch.setattr(api.nixlBind, "nixlAgentConfig", api.nixlBind.nixlAgentConfig)  # restored after the test
-    nixl_delay.wait()
+    nixl_delay.install()
     config = api.nixlBind.nixlAgentConfig()
     config.pthrDelay, config.useProgThread = 0, True
     assert config.pthrDelay == 1000 and config.useProgThread
@@ -21,7 +21,7 @@ def test_the_delay_replaces_the_one_that_nixl_assigns(monkeypatch: pytest.Monkey
 def test_without_the_variable_nixl_is_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(nixl_delay.DELAY_US, raising=False)
     before = api.nixlBind.nixlAgentConfig
-    nixl_delay.wait()
+    nixl_delay.install()
     assert api.nixlBind.nixlAgentConfig is before
 
 

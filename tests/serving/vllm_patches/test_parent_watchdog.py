@@ -11,7 +11,7 @@ ENGINE = """
 import time
 time.sleep({late})
 from strata.serving.vllm_patches import parent_watchdog
-parent_watchdog.share()
+parent_watchdog.install()
 time.sleep(60)
 """
 REPLICA = """

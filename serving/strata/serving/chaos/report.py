@@ -125,7 +125,7 @@ def edges_as_json(during: Edge, endings: Sequence[Ending]) -> dict[str, Any]:
         **benchmark_record.header("chaos-edges"),
         "during": during,
         "holds": all(ending.holds for ending in endings),
-        "endings": [{"killed": list(ending.blow), "outcome": ending.what, "holds": ending.holds} for ending in endings],
+        "endings": [{"killed": list(ending.fault), "outcome": ending.what, "holds": ending.holds} for ending in endings],
     }
 
 

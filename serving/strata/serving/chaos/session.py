@@ -4,6 +4,7 @@ import contextlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 import httpx
 from rich.console import Console
@@ -64,7 +65,8 @@ def kill_at_start_or_stop(
     path: Path | None,
 ) -> bool:
     """Kills while endpoints start or stop. Returns whether each came up or ended correctly."""
-    if (during != "start" and during != "stop") or url:
+    edge = next((edge for edge in get_args(edges.Edge) if edge == during), None)
+    if edge is None or url:
         raise UserError(
             f"--during {during} is not valid{' with --url' if url else ''}.",
             "Use --during start or --during stop, without --url.",
@@ -78,7 +80,7 @@ def kill_at_start_or_stop(
             command = endpoint.command(overrides, run, model, held.port)
             ending = kill_during(command, endpoint.log_file(), held.url, fault, seed + number)
         endings.append(ending)
-        write_atomic(path, json.dumps(report.edges_as_json(during, endings), indent=2))
+        write_atomic(path, json.dumps(report.edges_as_json(edge, endings), indent=2))
         console.print(f"{'+'.join(fault)} during {during}: {ending.what}", style=None if ending.holds else "red", markup=False)
     console.print(f"written to {path}")
     return all(ending.holds for ending in endings)

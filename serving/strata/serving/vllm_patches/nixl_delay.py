@@ -2,8 +2,8 @@
 
 NIXL's Python API hard-codes a delay of zero for its progress thread, which then polls continuously: each idle engine uses a
 whole core, and a laptop may have two. With a delay the thread sleeps until UCX has an event, and transfers are as fast as
-before (measured: docs/results/serving.md). There is no setting, so the value is replaced when it is assigned. GPU hosts use the default:
-they have spare cores, and RDMA benefits from polling.
+before (measured: docs/results/serving.md). There is no setting, so the value is replaced when it is assigned. GPU hosts use the
+default: they have spare cores, and RDMA benefits from polling.
 
 Written for NIXL 1.3. No longer needed when `nixl_agent_config` has a setting for the delay; the test of this file fails then.
 """
@@ -14,7 +14,7 @@ from typing import Any
 DELAY_US = "STRATA_NIXL_DELAY_US"  # set for CPU engines; vLLM loads this plugin in their processes
 
 
-def wait() -> None:
+def install() -> None:
     """Installs the delay if DELAY_US is set. Entry point of the plugin."""
     if DELAY_US not in os.environ:
         return

@@ -16,7 +16,7 @@ REPLICA_PID = "STRATA_REPLICA_PID"  # set by a replica before it starts its engi
 PERIOD_S = 0.5
 
 
-def share() -> None:
+def install() -> None:
     """Starts the watchdog thread. Entry point of the plugin."""
     replica = int(os.environ.get(REPLICA_PID, "0"))
     # Only in children of the replica, or of init: the replica may have died while this process was still importing vLLM.
