@@ -119,7 +119,7 @@ def test_strata_commands_in_prose_exist() -> None:
     """Inline code; options and arguments there are often left out, so only the names are checked."""
     known = get_command(build()).commands  # type: ignore[attr-defined]
     for page, text in PAGES.items():
-        for first, second in re.findall(r"`strata ([a-z-]+)(?: ([a-z][a-z-]*))?", text):
+        for first, second in re.findall(r"`strata ([a-z][a-z-]*)(?: ([a-z][a-z-]*))?", text):
             assert first in known, f"{page}: strata {first}"
             children = getattr(known[first], "commands", {})
             assert not second or not children or second in children, f"{page}: strata {first} {second}"

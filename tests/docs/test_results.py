@@ -80,14 +80,14 @@ def plugin() -> record.Run:
     """The comparison with engines that answer from here."""
     draw = random.Random(0)
 
-    def answer(engine: Engine, prompts: list[list[int]], tokens: int, at_once: int | None = None) -> list[Generated]:
+    def answer(engine: Engine, prompts: list[list[int]], tokens: int, concurrency: int | None = None) -> list[Generated]:
         return [Generated([draw.randrange(2)] * tokens, [{0: -0.5, 1: -0.6}] * tokens) for _ in prompts]
 
     engines = {name: object.__new__(Engine) for name in (vllm_plugin.PLAIN, vllm_plugin.OURS)}
     run = benchmark_record.header("vllm-plugin") | {"contenders": {name: {} for name in engines}}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Engine, "answer", answer)
-        patch.setattr(Engine, "seconds", lambda engine, prompts, tokens, at_once=None: 1.0 + draw.random())
+        patch.setattr(Engine, "seconds", lambda engine, prompts, tokens, concurrency=None: 1.0 + draw.random())
         vllm_plugin._compare_answers(engines, 50, run)
         vllm_plugin._compare_speed(engines, 50, 2, float("inf"), run)
     return run
@@ -104,7 +104,7 @@ def chaos() -> record.Run:
     fine, lost = Attempt(0, 1, answer, None, longest_gap_s=1.25), Attempt(0, 1, None, "broken")
     peace = Pass(0, 1, (Sent(0, (fine,)), Sent(1, (fine,))), {})
     storm = Pass(0, 1, (Sent(0, (fine,)), Sent(1, (lost,))), {})
-    kills = (Kill(Kind.DECODE, 1, at=0.2, back=3.2), Kill(Kind.GATEWAY, 2, at=0.3, blow=1))
+    kills = (Kill(Kind.DECODE, 1, at=0.2, back=3.2), Kill(Kind.GATEWAY, 2, at=0.3, fault=1))
     outcome = Outcome(requests, peace, storm, tuple(Plan((kill.kind,), kill.at) for kill in kills), kills)
     return chaos_report.as_json(outcome)
 

@@ -83,7 +83,7 @@ FOLDERS = {
     "serving.vllm_patches": {"metrics", "routing"},
     "serving.engine": {"api", "metrics", "models", "routing", "transport", "vllm_patches"},
     "serving.gateway": {"api", "engine", "metrics", "transport"},
-    "serving.fork_server": {"engine"},
+    "serving.fork_server": {"engine", "ray_patches", "vllm_patches"},
     "serving.runtime": {"engine", "fork_server", "gateway", "metrics", "models", "ray_patches", "transport"},
     "serving.chaos": {"metrics", "models"},
     "serving.bench": {"api", "metrics", "models", "vllm_patches"},
