@@ -49,7 +49,7 @@ def bench_startup(
 def bench_transfer(
     device: Annotated[str | None, typer.Option(help="Memory to transfer: gpu or cpu. Default: gpu, if there is one.")] = None,
     mib: Annotated[int, typer.Option(help="MiB per transfer.", min=1)] = 256,
-    pieces: Annotated[str, typer.Option(help="Numbers of blocks to divide a transfer into, one after another.")] = "64,1024",
+    fragments: Annotated[str, typer.Option(help="Numbers of blocks to divide a transfer into, one after another.")] = "64,1024",
     repeat: Annotated[int, typer.Option(help="Transfers for each number.", min=1)] = 6,
     json: Annotated[Path | None, typer.Option(help="File to write. Default: bench/transfer.json in Strata's cache.")] = None,
 ) -> None:
@@ -64,8 +64,8 @@ def bench_transfer(
     chosen = device or ("gpu" if torch.cuda.is_available() else "cpu")
     if chosen not in ("gpu", "cpu"):
         raise UserError(f"There is no device '{chosen}'.", "Use --device gpu or cpu.")
-    counts = [int(word) if word.isdecimal() else 0 for word in pieces.split(",")]
+    counts = [int(word) if word.isdecimal() else 0 for word in fragments.split(",")]
     if not all(0 < count <= mib << 10 for count in counts):
-        raise UserError(f"--pieces {pieces} is no list of numbers from 1 to {mib << 10}.", "Write --pieces 64,1024.")
+        raise UserError(f"--fragments {fragments} is no list of numbers from 1 to {mib << 10}.", "Write --fragments 64,1024.")
     path = json or cache_dir() / "bench" / "transfer.json"
     transfer.bench("gpu" if chosen == "gpu" else "cpu", mib << 20, counts, repeat, path, Console(highlight=False))

@@ -30,7 +30,9 @@ def test_failed_transfer_raises_the_reason(tmp_path: Path, monkeypatch: pytest.M
         transfer.bench("cpu", 1 << 20, [1], 1, tmp_path / "transfer.json", Console(quiet=True))
 
 
-@pytest.mark.parametrize(("device", "pieces", "cause"), [("tpu", "1", "no device 'tpu'"), ("cpu", "0,x", "no list of numbers")])
-def test_bad_options_are_refused(device: str, pieces: str, cause: str) -> None:
+@pytest.mark.parametrize(
+    ("device", "fragments", "cause"), [("tpu", "1", "no device 'tpu'"), ("cpu", "0,x", "no list of numbers")]
+)
+def test_bad_options_are_refused(device: str, fragments: str, cause: str) -> None:
     with pytest.raises(UserError, match=cause):
-        commands.bench_transfer(device, 1, pieces, 1, None)
+        commands.bench_transfer(device, 1, fragments, 1, None)
