@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from strata.platform.errors import UserError
-from strata.training.checkpoint import format
-from strata.training.checkpoint.format import Damaged, Origin, Reader, examine, newest, prune, verify
+from strata.training.checkpoint import format, resharding
+from strata.training.checkpoint.format import Damaged, Origin, examine, newest, prune, verify
+from strata.training.checkpoint.resharding import Reader
 from strata.training.checkpoint.storage import folder
 from strata.training.parallel.optimizer_state import Fragment
 from strata.training.parallel.shard_map import Cut, Shard
@@ -154,21 +155,21 @@ def test_prune_ignores_a_checkpoint_that_is_being_written(tmp_path: Path) -> Non
 def test_any_shard_is_read_from_any_layout(tmp_path: Path, saved: list[Cut | None], wanted: Cut | None) -> None:
     for rank, cut in enumerate(saved):
         shard = Shard("w", SHAPE, cut, 0)
-        flat = format._narrow(WHOLE, cut).flatten().contiguous()
+        flat = resharding._narrow(WHOLE, cut).flatten().contiguous()
         middle = flat.numel() // 3
         parts = [Fragment(shard, "weight", middle, flat[middle:]), Fragment(shard, "weight", 0, flat[:middle])]
         format.write(folder(tmp_path), rank, len(saved), 1, ORIGIN, None, parts)
     read = Reader(examine(folder(tmp_path))).read(Shard("w", SHAPE, wanted, 0), "weight")
-    assert torch.equal(read, format._narrow(WHOLE, wanted))
+    assert torch.equal(read, resharding._narrow(WHOLE, wanted))
 
 
 @pytest.mark.parametrize("wanted", [None, Cut(0, 0, 3), Cut(0, 2, 6)])
 def test_range_of_a_shard_is_read_from_any_layout(tmp_path: Path, wanted: Cut | None) -> None:
     for rank, cut in enumerate([Cut(0, 0, 3), Cut(0, 3, 6)]):
-        part = Fragment(Shard("w", SHAPE, cut, 0), "weight", 0, format._narrow(WHOLE, cut).flatten())
+        part = Fragment(Shard("w", SHAPE, cut, 0), "weight", 0, resharding._narrow(WHOLE, cut).flatten())
         format.write(folder(tmp_path), rank, 2, 1, ORIGIN, None, [part])
     read = Reader(examine(folder(tmp_path))).read_range(Shard("w", SHAPE, wanted, 0), "weight", 3, 11)
-    assert torch.equal(read, format._narrow(WHOLE, wanted).flatten()[3:11])
+    assert torch.equal(read, resharding._narrow(WHOLE, wanted).flatten()[3:11])
 
 
 def test_read_range_reads_only_the_requested_elements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from unittest import mock
 
 import torch.distributed as dist
 
-from strata.training.checkpoint import format
+from strata.training.checkpoint import format, resharding
 from strata.training.checkpoint.storage import folder
 from strata.training.loop import Job, Worker
 from strata.training.parallel import optimizer_state
@@ -58,7 +58,7 @@ def train_on_this_rank(job: Job, steps: int, more: int, other: Path, own: Path) 
 
     def load(source: Path) -> None:
         found = format.examine(folder(source))
-        optimizer_state.load(worker.engine, job.model, job.parallel, format.Reader(found), found.step)
+        optimizer_state.load(worker.engine, job.model, job.parallel, resharding.Reader(found), found.step)
 
     def take(first: int, count: int) -> list[float]:
         return [worker.step(step)[0] for step in range(first, first + count)]

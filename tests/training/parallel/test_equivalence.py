@@ -11,7 +11,7 @@ from torch import Tensor
 
 from strata.platform import recipe_file
 from strata.platform.recipe import Recipe
-from strata.training.checkpoint import format
+from strata.training.checkpoint import format, resharding
 from strata.training.checkpoint.storage import folder
 from strata.training.data import shards
 from strata.training.data.corpus import open_corpus
@@ -118,7 +118,7 @@ def jobs(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Jobs:
 
 
 def whole_weights(path: Path) -> dict[str, Tensor]:
-    reader = format.Reader(format.examine(folder(path)))
+    reader = resharding.Reader(format.examine(folder(path)))
     return {name: reader.whole(name) for name in reader.names()}
 
 

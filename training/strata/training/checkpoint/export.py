@@ -18,7 +18,7 @@ from strata.platform import file_errors
 from strata.platform.errors import UserError
 from strata.platform.recipe import ModelSection
 from strata.platform.runs import Run
-from strata.training.checkpoint import format, ownership
+from strata.training.checkpoint import format, ownership, resharding
 from strata.training.data import tokenizer
 from strata.training.model import huggingface
 
@@ -45,7 +45,7 @@ def export_run(run: Run, to: Path | None, say: Callable[[str], None]) -> Path:
     building = Path(tempfile.mkdtemp(dir=target.parent, prefix=_prefix(target, os.getpid())))
     try:
         dtype = torch.float32 if recipe.train.precision == "fp32" else torch.bfloat16
-        reader = format.Reader(found)
+        reader = resharding.Reader(found)
         write_folder(building, {name: reader.whole(name) for name in reader.names()}, recipe.model, dtype)
         tokenizer.save(words, building, recipe.model.context)
         building.chmod(0o755)

@@ -17,7 +17,7 @@ from torch import Tensor
 from strata.platform import file_errors
 from strata.platform.errors import UserError
 from strata.platform.recipe import ModelSection, ParallelSection, TrainSection
-from strata.training.checkpoint import format
+from strata.training.checkpoint import format, resharding
 from strata.training.checkpoint.storage import Folder
 from strata.training.parallel import optimizer_state
 
@@ -82,7 +82,7 @@ class Saver:
         if rank == 0:
             format.set_aside_after(self._checkpoints, step)
         if found:
-            optimizer_state.load(self._engine, self._model, self._parallel, format.Reader(found), step)
+            optimizer_state.load(self._engine, self._model, self._parallel, resharding.Reader(found), step)
         if found and rank == 0:
             self.last = Saved(step, found.size, found.whole_at() or time.time(), None)
         dist.barrier()
