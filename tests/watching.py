@@ -131,7 +131,7 @@ def _shortened(config: dict[str, Any], folder: Path, gpu_port: int) -> dict[str,
             "metrics_path": "/dcgm",
             "static_configs": [{"targets": [f"127.0.0.1:{gpu_port}"], "labels": {"cluster": scrape.LOCAL_CLUSTER}}],
             "metric_relabel_configs": [
-                {"source_labels": ["__name__"], "regex": scrape.whole(scrape.DCGM_KEPT), "action": "keep"}
+                {"source_labels": ["__name__"], "regex": scrape.whole(scrape.DCGM_SERIES), "action": "keep"}
             ],
         }
     )

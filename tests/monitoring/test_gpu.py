@@ -121,7 +121,7 @@ def test_a_machine_without_driver_and_one_whose_driver_comes_later() -> None:
 
 
 def test_a_driver_without_cards() -> None:
-    assert cards(Nvml([])).read().problem == "the driver shows none"
+    assert cards(Nvml([])).read().problem == "the driver lists none"
 
 
 def test_this_machines_own_nvml_answers_or_says_why_not() -> None:

@@ -131,7 +131,7 @@ def test_a_driver_without_events(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "nvmlEventSetCreate", unsupported)
     with scraping(nvml, said) as scrape:
         assert value(scrape(), "strata_gpu_devices") == value(scrape(), "strata_gpu_devices") == 2
-    assert said == ["XID errors cannot be counted here: Not Supported"]
+    assert said == ["XID errors cannot be counted: Not Supported"]
     assert nvml.opened == 0
 
 

@@ -166,7 +166,7 @@ def test_the_summary_counts() -> None:
         waiting=0, up=3, down=["strata-endpoint-http at 127.0.0.1:8000"], series=300, rules=47, firing=["A"]
     )
     assert summary(health) == (
-        "3 targets up (not there: strata-endpoint-http at 127.0.0.1:8000), 300 series, 47 rules, 1 alerts firing"
+        "3 targets up (down: strata-endpoint-http at 127.0.0.1:8000), 300 series, 47 rules, 1 alerts firing"
     )
 
 
@@ -238,7 +238,7 @@ def test_a_real_prometheus_scrapes_keeps_and_ends(tmp_path: Path) -> None:
             assert second.process.wait(timeout=30) == 0, second.output.read_text()
         finally:
             second.process.kill()
-    assert "The data stays" in second.output.read_text()
+    assert "The next start uses the same data" in second.output.read_text()
     assert ports.is_free(second.port)
 
 
@@ -246,7 +246,7 @@ def _check_what_it_scraped(monitor: Monitor) -> None:
     targets = {target["labels"]["job"]: target["health"] for target in monitor.ask("targets")["activeTargets"]}
     assert set(targets) == {"strata-ray", "strata-endpoint-http", "strata-gpu", "prometheus"}
     assert targets["strata-ray"] == targets["strata-gpu"] == "up"
-    assert "4 targets up (not there: strata-endpoint-http at" in monitor.output.read_text()
+    assert "4 targets up (down: strata-endpoint-http at" in monitor.output.read_text()
     losses = [series["metric"] for series in monitor.ask("query", query="ray_strata_train_loss")["result"]]
     assert sorted(loss["WorkerId"] for loss in losses) == ["w1", "w2"]
     assert set(losses[0]) == {"__name__", "run", "WorkerId", "cluster", "node", "job", "instance"}

@@ -27,7 +27,7 @@ ALERTS = [rule for rule in EVERY if "alert" in rule]
 RECORDED = {rule["record"] for rule in EVERY if "record" in rule}
 OURS = {metric.exported: metric for metric in metrics.EVERY}
 KEPT = (
-    *(scrape.RAY_KEPT + scrape.ENDPOINT_KEPT + scrape.GPU_KEPT + scrape.DCGM_KEPT + scrape.KUBERAY_KEPT),
+    *(scrape.RAY_SERIES + scrape.ENDPOINT_SERIES + scrape.GPU_SERIES + scrape.DCGM_SERIES + scrape.KUBERAY_SERIES),
     *RECORDED,
 )
 

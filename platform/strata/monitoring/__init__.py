@@ -1,1 +1,1 @@
-"""Watching what runs: Prometheus and Grafana on a laptop, the GPU exporter, and the same essentials in a terminal."""
+"""Monitoring: local Prometheus and Grafana, the GPU exporter, and `strata top` in the terminal."""

@@ -1,5 +1,7 @@
-"""A Grafana on this machine with our boards in it, where its program is installed. It needs no account: it listens to this
-machine alone."""
+"""Local Grafana server with the Strata dashboards, if Grafana is installed.
+
+It needs no account, because it listens on the loopback address only.
+"""
 
 import os
 import shutil
@@ -11,22 +13,23 @@ from pathlib import Path
 import httpx
 import yaml
 
-from strata.monitoring.prometheus.server import last_words
+from strata.monitoring.prometheus.server import last_line
 from strata.platform import processes
 from strata.platform.errors import UserError
 from strata.platform.files import write_atomic
 
-DATA_SOURCE_UID = "strata-prometheus"  # the boards ask for it by this name
-READY_S = 90.0  # the first start makes its database
+DATA_SOURCE_UID = "strata-prometheus"  # the dashboards refer to this UID
+READY_S = 90.0  # the first start creates its database
 HOW_TO_GET_IT = (
-    "Grafana is not installed, so there are no boards here. Install it (grafana.com/grafana/download: a package, or the archive "
-    "with its bin/ on PATH) and start this again: boards and data source set themselves up. Without it, 'strata top' shows "
-    "the essentials in the terminal, and 'strata dashboards push --url URL --token TOKEN' fills any Grafana you have."
+    "Grafana is not installed, so no dashboards are served. Install it (grafana.com/grafana/download: a package, or the archive "
+    "with its bin/ on PATH) and run 'strata monitor' again: it provisions the data source and the dashboards. Without Grafana, "
+    "'strata top' shows the key figures in the terminal, and 'strata dashboards push --url URL --token TOKEN' pushes the "
+    "dashboards to another Grafana."
 )
 
 
 def find() -> list[str] | None:
-    """The command that starts a server; since Grafana 9.4 it is `grafana server`."""
+    """Returns the command that starts a server: `grafana server` since Grafana 9.4, or `grafana-server`."""
     if program := shutil.which("grafana"):
         return [program, "server"]
     if program := shutil.which("grafana-server"):
@@ -35,13 +38,13 @@ def find() -> list[str] | None:
 
 
 def boards_dir() -> Path:
-    """In a wheel the boards lie inside their package; in a checkout where people look for them."""
+    """Folder of the generated dashboards: inside the package in a wheel, `dashboards/generated` in a checkout."""
     packaged = Path(__file__).parents[1] / "dashboards" / "generated"
     return packaged if packaged.is_dir() else Path(__file__).parents[3] / "dashboards" / "generated"
 
 
 def write_files(folder: Path, prometheus_url: str) -> Path:
-    """Grafana's provisioning files. Returns their folder."""
+    """Writes Grafana's provisioning files. Returns their folder."""
     source = {
         "name": "Strata",
         "uid": DATA_SOURCE_UID,
@@ -79,7 +82,7 @@ def running(command: list[str], folder: Path, port: int, prometheus_url: str) ->
         "GF_SERVER_HTTP_ADDR": "127.0.0.1",
         "GF_SERVER_HTTP_PORT": str(port),
         "GF_AUTH_ANONYMOUS_ENABLED": "true",
-        "GF_AUTH_ANONYMOUS_ORG_ROLE": "Editor",  # to explore; what is provisioned stays as it is
+        "GF_AUTH_ANONYMOUS_ORG_ROLE": "Editor",  # allows Explore; provisioned dashboards stay read-only
         "GF_AUTH_DISABLE_LOGIN_FORM": "true",
         "GF_ANALYTICS_REPORTING_ENABLED": "false",
         "GF_ANALYTICS_CHECK_FOR_UPDATES": "false",
@@ -91,13 +94,13 @@ def running(command: list[str], folder: Path, port: int, prometheus_url: str) ->
         deadline = time.monotonic() + READY_S
         while not _is_ready(url):
             if process.poll() is not None or time.monotonic() > deadline:
-                raise UserError(f"Grafana did not start: {last_words(log)}", f"See {log}, or take grafana off PATH.")
+                raise UserError(f"Grafana did not start: {last_line(log)}", f"See {log}, or remove grafana from PATH.")
             time.sleep(0.2)
         yield url
 
 
 def _home(program: Path) -> Path | None:
-    """Where its pages are: beside the program in an archive, in share/ in a package."""
+    """Folder with Grafana's web assets: beside the program in an archive, in share/ in a package."""
     folders = (program.resolve().parents[1], Path("/usr/share/grafana"), program.parents[1] / "share" / "grafana")
     return next((folder for folder in folders if (folder / "public").is_dir()), None)
 

@@ -1,4 +1,4 @@
-"""`strata monitor`: Prometheus, the GPU exporter and Grafana for what runs on this machine, until Ctrl-C."""
+"""`strata monitor`: runs Prometheus, the GPU exporter and Grafana on this machine until Ctrl-C."""
 
 import re
 import signal
@@ -19,7 +19,7 @@ from strata.platform.errors import UserError
 from strata.platform.files import cache_dir
 
 HOST = "127.0.0.1"
-LOOK_S = 1.0  # how soon a new Ray cluster, or an alert, is noticed
+POLL_S = 1.0  # interval to look for new Ray clusters and alerts
 
 
 def watch(port: int, grafana_port: int, endpoints: Sequence[str], retention: str) -> None:
@@ -28,22 +28,22 @@ def watch(port: int, grafana_port: int, endpoints: Sequence[str], retention: str
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     if not re.fullmatch(r"[1-9]\d*[smhdwy]", retention):
-        raise UserError(f"'{retention}' is no time to keep data for.", "Write a number and a unit: --retention 15d.")
+        raise UserError(f"--retention '{retention}' is not a duration.", "Write a number and a unit: --retention 15d.")
     folder = cache_dir() / "monitor"
     with ExitStack() as stack:
-        # Claimed, not only looked at: of two monitors at once the second would take the first one's Prometheus for its own.
+        # Claims the port instead of only checking it: a second, concurrent monitor would use the first monitor's Prometheus.
         stack.enter_context(ports.claim(port, HOST, "--port"))
         gpu_port = _start_gpu_exporter(stack, console)
         server = stack.enter_context(prometheus.running(folder, port, endpoints, gpu_port, retention))
-        pages = "" if server.has_ui() else f"  (this build has no pages; it answers at {server.url}/api/v1/query)"
+        pages = "" if server.has_ui() else f"  (this build has no web UI; query it at {server.url}/api/v1/query)"
         console.print(f"Prometheus  {server.url}{pages}")
         _start_grafana(stack, folder / "grafana", grafana_port, server.url, console)
         _follow(server, folder, stop, console)
-    console.print("Stopped. The data stays for the next start.")
+    console.print("Stopped. The next start uses the same data.")
 
 
 def _start_gpu_exporter(stack: ExitStack, console: Console) -> int:
-    """In this process; or the one that listens already, where somebody started it."""
+    """Starts the exporter in this process, unless an exporter already listens on its port."""
     port = scrape.GPU_EXPORTER_PORT
     return stack.enter_context(exporter.running(HOST, port, console.print)) if ports.is_free(port) else port
 
@@ -58,30 +58,28 @@ def _start_grafana(stack: ExitStack, folder: Path, port: int, prometheus_url: st
 
 
 def _follow(server: prometheus.Server, folder: Path, stop: threading.Event, console: Console) -> None:
-    """Tells Prometheus which Ray clusters are there, and the reader which alerts fire."""
-    told, firing = False, set[str]()
-    while not stop.wait(LOOK_S):
+    """Updates the list of Ray clusters for Prometheus, and prints alerts as they start and stop firing."""
+    printed, firing = False, set[str]()
+    while not stop.wait(POLL_S):
         prometheus.write_ray_targets(folder)
         try:
             health = server.health()
         except httpx.HTTPError as error:
             log = folder / "prometheus.log"
-            raise UserError(
-                f"Prometheus does not answer any more ({error}): {prometheus.last_words(log)}", f"See {log}."
-            ) from None
-        if not told and health.up and not health.waiting:  # itself, at least
+            raise UserError(f"Prometheus no longer responds ({error}): {prometheus.last_line(log)}", f"See {log}.") from None
+        if not printed and health.up and not health.waiting:  # `up` counts Prometheus itself
             console.print(summary(health))
-            console.print("Ctrl-C stops it.")
-            told = True
+            console.print("Press Ctrl-C to stop.")
+            printed = True
         now = set(health.firing)
         for name in sorted(now - firing):
             console.print(f"alert  {name} is firing")
         for name in sorted(firing - now):
-            console.print(f"alert  {name} is over")
+            console.print(f"alert  {name} is resolved")
         firing = now
 
 
 def summary(health: prometheus.Health) -> str:
-    """Targets that do not answer are no fault here: an endpoint that is not served is simply not there yet."""
-    absent = f" (not there: {', '.join(health.down)})" if health.down else ""
+    """One line on targets, series, rules and alerts. A target that is down is no error: an endpoint may not be served yet."""
+    absent = f" (down: {', '.join(health.down)})" if health.down else ""
     return f"{health.up} targets up{absent}, {health.series} series, {health.rules} rules, {len(health.firing)} alerts firing"

@@ -1,7 +1,7 @@
-"""Whose a process on a GPU is, by the titles that processes give themselves.
+"""Ray actor that owns a GPU process, from process titles.
 
 Ray titles its workers `ray::ServeReplica:strata:decode`, or `ray::RayTrainWorker.execute` while a method runs; vLLM's engine
-is a child of such a worker, titled `VLLM::EngineCore`. So the first Ray title among a process and its parents is the actor.
+is a child of such a worker, titled `VLLM::EngineCore`. The first Ray title among a process and its parents names the actor.
 """
 
 import re
@@ -14,7 +14,7 @@ METHOD = re.compile(r"\.[A-Za-z_]\w*(\(\))?$")
 
 
 def actor_of(pid: int) -> str:
-    """`unknown` for a process that cannot be seen from here: NVML gives the host's numbers to a container too."""
+    """Returns the actor's name, or `unknown` if the process is not visible: in a container, NVML reports the host's PIDs."""
     try:
         process = psutil.Process(pid)
         name = process.name()
@@ -28,5 +28,5 @@ def _title(process: psutil.Process) -> str:
 
 
 def _actor(title: str) -> str:
-    """Without the method, which comes and goes: an actor is one series, not one a call."""
+    """Strips the method name, so that an actor is one series and not one per method."""
     return METHOD.sub("", title.removeprefix(RAY).split(" ")[0])

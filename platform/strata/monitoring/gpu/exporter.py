@@ -1,6 +1,6 @@
-"""The GPUs of one machine as Prometheus series, for where NVIDIA's DCGM exporter is absent.
+"""Prometheus exporter for the GPUs of one machine, for use without NVIDIA's DCGM exporter.
 
-Without a GPU it still answers, with `strata_gpu_devices 0`: a scrape target that is down would look like a broken machine.
+Without a GPU it serves `strata_gpu_devices 0`: a scrape target that is down would look like a broken machine.
 """
 
 import os
@@ -24,38 +24,38 @@ from strata.platform.metrics import OwnMetric
 
 DCGM_PORT = 9400
 
-Say = Callable[[str], None]
+Report = Callable[[str], None]
 Family = CounterMetricFamily | GaugeMetricFamily
 
 
 def serve(host: str, port: int) -> None:
-    """Until Ctrl-C or SIGTERM."""
+    """Serves `/metrics` until Ctrl-C or SIGTERM."""
     console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
-    # Noted, not raised: raised in a finalizer, where exceptions are swallowed, a signal would be lost. In a list, not an Event,
-    # whose lock the wait below may hold when the handler comes.
+    # The handler records the signal instead of raising: an exception raised inside a finalizer is swallowed. It uses a list
+    # because the loop below could hold an Event's lock when the handler runs.
     interrupts: list[int] = []
-    for number in (signal.SIGINT, signal.SIGTERM):  # a shell starts background commands deaf to Ctrl-C
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell starts background commands with SIGINT ignored
         signal.signal(number, lambda number, _: interrupts.append(number))
     with running(host, port, console.print) as bound:
         console.print(f"GPU metrics at http://{host}:{bound}/metrics")
         if dcgm_answers():
-            console.print(f"A DCGM exporter answers on port {DCGM_PORT}: rules take its series where both have them.")
+            console.print(f"A DCGM exporter runs on port {DCGM_PORT}. Rules prefer its series to this exporter's.")
         while not interrupts:
             time.sleep(0.5)
 
 
 @contextmanager
-def running(host: str, port: int, say: Say, cards: Cards | None = None) -> Iterator[int]:
-    """Serves in threads of its own until the end of the block; gives the port, which with 0 is any that is free."""
+def running(host: str, port: int, report: Report, cards: Cards | None = None) -> Iterator[int]:
+    """Serves from background threads while the context is open. Yields the bound port; port 0 binds any free port."""
     cards = cards or Cards()
-    exporter = Exporter(node_name(), cards, say)
-    registry = CollectorRegistry()  # its own: the default one has series about this very process
+    exporter = Exporter(node_name(), cards, report)
+    registry = CollectorRegistry()  # the default registry also has series about this process
     registry.register(exporter)
     try:
         server, thread = start_http_server(port, addr=host, registry=registry)
     except OSError as error:
         exporter.close()
-        fix = f"Choose another port (--port), or end what listens on {port}: perhaps an exporter runs already."
+        fix = f"Choose another port with --port, or stop the process that listens on {port}, perhaps another exporter."
         raise UserError(f"The GPU exporter cannot listen on {host}:{port}: {error.strerror or error}.", fix) from None
     try:
         yield server.server_port
@@ -67,7 +67,7 @@ def running(host: str, port: int, say: Say, cards: Cards | None = None) -> Itera
 
 
 def node_name() -> str:
-    """In a pod the host name is the pod's: Kubernetes hands the node's down as NODE_NAME."""
+    """Returns NODE_NAME, which the pod spec sets because a pod's host name is its own, or else the host name."""
     return os.environ.get("NODE_NAME") or platform.node()
 
 
@@ -81,15 +81,15 @@ def dcgm_answers(port: int = DCGM_PORT) -> bool:
 
 
 class Exporter(Collector):
-    """Reads the cards at each scrape. What is wrong is said when it begins, and not at every scrape."""
+    """Reads the GPUs at each scrape. Reports a problem when it first appears, not at every scrape."""
 
-    def __init__(self, node: str, cards: Cards, say: Say) -> None:
+    def __init__(self, node: str, cards: Cards, report: Report) -> None:
         self._node = node
         self._cards = cards
-        self._say = say
-        self._said: frozenset[str] = frozenset()
+        self._report = report
+        self._reported: frozenset[str] = frozenset()
         self._xids: XidCounts | None = None
-        self._lock = threading.Lock()  # two scrapes may come at once
+        self._lock = threading.Lock()  # scrapes may be concurrent
         self._read()
 
     def collect(self) -> Iterator[Metric]:
@@ -108,21 +108,21 @@ class Exporter(Collector):
         reading = self._cards.read()
         wrong = [f"GPU {lost.index} does not answer: {lost.reason}" for lost in reading.lost]
         if reading.problem:
-            wrong.append(f"No NVIDIA GPU can be read here: {reading.problem}. Only {metrics.GPU_COUNT.name} 0 is given out.")
+            wrong.append(f"No NVIDIA GPU can be read: {reading.problem}. The only series is {metrics.GPU_COUNT.name} 0.")
         for line in wrong:
-            if line not in self._said:
-                self._say(line)
-        self._said = frozenset(wrong)
-        if reading.problem and self._xids:  # the driver went
+            if line not in self._reported:
+                self._report(line)
+        self._reported = frozenset(wrong)
+        if reading.problem and self._xids:  # the driver was unloaded
             self._xids.stop()
             self._xids = None
-        if reading.gpus and not self._xids:  # at once, or when a driver has come
-            self._xids = XidCounts(self._cards.library(), self._say)
+        if reading.gpus and not self._xids:  # at start, or once a driver is loaded
+            self._xids = XidCounts(self._cards.library(), self._report)
         return reading
 
 
 def families(node: str, reading: Reading, xids: dict[int, dict[int, int]]) -> Iterator[Metric]:
-    """Every metric of `metrics.GPUS`, in their order; values that a card does not tell are left out."""
+    """Every metric of `metrics.GPUS`, in that order. Values that a card does not report are left out."""
     made: dict[OwnMetric, Family] = {metric: _family(metric) for metric in metrics.GPUS}
     made[metrics.GPU_COUNT].add_metric((node,), len(reading.gpus))
     for gpu in reading.gpus:
@@ -136,11 +136,11 @@ def families(node: str, reading: Reading, xids: dict[int, dict[int, int]]) -> It
         for xid, count in sorted(xids.get(gpu.index, {}).items()):
             made[metrics.GPU_XID].add_metric((*labels, str(xid)), count)
         for process in gpu.processes:
-            whose = (*labels, str(process.pid), process.actor)
+            process_labels = (*labels, str(process.pid), process.actor)
             if process.memory is not None:
-                made[metrics.GPU_PROCESS_MEMORY].add_metric(whose, process.memory)
+                made[metrics.GPU_PROCESS_MEMORY].add_metric(process_labels, process.memory)
             if process.utilization is not None:
-                made[metrics.GPU_PROCESS_UTILIZATION].add_metric(whose, process.utilization)
+                made[metrics.GPU_PROCESS_UTILIZATION].add_metric(process_labels, process.utilization)
     yield from made.values()
 
 

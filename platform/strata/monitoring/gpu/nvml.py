@@ -1,7 +1,7 @@
-"""The GPUs of this machine, read through NVML.
+"""GPU readings of this machine through NVML.
 
-Cards differ in what they tell: a MIG card has no utilisation, a vGPU no power. What a card does not tell is None, and never
-an error; a card that fell off the bus is named as lost, and the others are read all the same.
+Cards differ in what they report: a MIG card has no utilization, a vGPU no power. A value that a card does not report is None.
+A card that fell off the bus is listed as lost, and the others are still read.
 """
 
 import threading
@@ -12,7 +12,7 @@ from typing import Any
 
 from strata.monitoring.gpu.actors import actor_of
 
-# The driver keeps samples of some seconds; as old as a card's own utilisation is what both are to be.
+# The driver stores several seconds of samples. This is the period of the card's own utilization, so the two are comparable.
 PROCESS_SAMPLES_S = 1.0
 
 
@@ -37,13 +37,13 @@ class Gpu:
     temperature: float | None  # °C
     sm_clock: float | None  # hertz
     sm_clock_max: float | None
-    throttles: frozenset[str] | None  # of THROTTLES; None: the card does not say
+    throttles: frozenset[str] | None  # names from THROTTLES; None if the card does not report them
     processes: tuple[GpuProcess, ...]
 
 
 @dataclass(frozen=True)
 class Lost:
-    """A card that the driver counts and that does not answer."""
+    """A card that the driver lists but cannot query."""
 
     index: int
     reason: str
@@ -60,8 +60,10 @@ THROTTLES = ("power", "thermal", "hardware")
 
 
 class Cards:
-    """NVML stays open between readings: opening it can take seconds where the driver lets go of unused cards. A driver that
-    is not there yet, or is loaded anew, is found at a later reading."""
+    """NVML session that reads all GPUs of the machine.
+
+    NVML stays open between readings, because opening it takes seconds if the driver unloads unused cards (persistence mode off).
+    If the driver is loaded or reloaded later, a later reading finds it."""
 
     def __init__(self, nvml: Any = None, actor: Callable[[int], str] = actor_of) -> None:
         self._nvml = nvml
@@ -85,10 +87,10 @@ class Cards:
                 gpus.append(_read(nvml, index, self._actor))
             except nvml.NVMLError as error:
                 lost.append(Lost(index, str(error)))
-        return Reading(tuple(gpus), tuple(lost), None if count else "the driver shows none")
+        return Reading(tuple(gpus), tuple(lost), None if count else "the driver lists none")
 
     def library(self) -> Any:
-        """NVML, opened, for those who ask it more; None where it cannot be opened."""
+        """Returns the initialized NVML module, or None if it cannot be initialized."""
         return None if self._opened() else self._nvml
 
     def close(self) -> None:
@@ -98,7 +100,7 @@ class Cards:
                 try:
                     self._nvml.nvmlShutdown()
                 except self._nvml.NVMLError:
-                    return  # the driver went first
+                    return  # the driver was unloaded first
 
     def _opened(self) -> str | None:
         with self._lock:
@@ -120,38 +122,38 @@ class Cards:
 
 def _read(nvml: Any, index: int, actor: Callable[[int], str]) -> Gpu:
     card = nvml.nvmlDeviceGetHandleByIndex(index)
-    told = _Told(nvml, card)
-    # Version 2 leaves out what the driver keeps to itself, as nvidia-smi does; older drivers have only version 1.
-    memory = told(nvml.nvmlDeviceGetMemoryInfo, nvml.nvmlMemory_v2) or told(nvml.nvmlDeviceGetMemoryInfo)
-    utilization = told(nvml.nvmlDeviceGetUtilizationRates)
-    reasons = told(nvml.nvmlDeviceGetCurrentClocksThrottleReasons)
+    query = _Query(nvml, card)
+    # Version 2 excludes memory reserved by the driver, as nvidia-smi does. Older drivers have only version 1.
+    memory = query(nvml.nvmlDeviceGetMemoryInfo, nvml.nvmlMemory_v2) or query(nvml.nvmlDeviceGetMemoryInfo)
+    utilization = query(nvml.nvmlDeviceGetUtilizationRates)
+    reasons = query(nvml.nvmlDeviceGetCurrentClocksThrottleReasons)
     return Gpu(
         index=index,
-        uuid=told(nvml.nvmlDeviceGetUUID) or "unknown",
-        name=told(nvml.nvmlDeviceGetName) or "unknown",
+        uuid=query(nvml.nvmlDeviceGetUUID) or "unknown",
+        name=query(nvml.nvmlDeviceGetName) or "unknown",
         utilization=None if utilization is None else utilization.gpu / 100,
         memory_used=None if memory is None else int(memory.used),
         memory_total=None if memory is None else int(memory.total),
-        power=_times(told(nvml.nvmlDeviceGetPowerUsage), 1e-3),
-        power_limit=_times(told(nvml.nvmlDeviceGetEnforcedPowerLimit), 1e-3),
-        temperature=_times(told(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU), 1.0),
-        sm_clock=_times(told(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM), 1e6),
-        sm_clock_max=_times(told(nvml.nvmlDeviceGetMaxClockInfo, nvml.NVML_CLOCK_SM), 1e6),
+        power=_times(query(nvml.nvmlDeviceGetPowerUsage), 1e-3),
+        power_limit=_times(query(nvml.nvmlDeviceGetEnforcedPowerLimit), 1e-3),
+        temperature=_times(query(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU), 1.0),
+        sm_clock=_times(query(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM), 1e6),
+        sm_clock_max=_times(query(nvml.nvmlDeviceGetMaxClockInfo, nvml.NVML_CLOCK_SM), 1e6),
         throttles=None if reasons is None else _throttles(nvml, reasons),
-        processes=_processes(nvml, told, actor),
+        processes=_processes(nvml, query, actor),
     )
 
 
-class _Told:
-    """What a card says to a question, or None where it cannot say. That it is lost is no answer: that goes up."""
+class _Query:
+    """Calls NVML functions on a card. Returns None if the card does not support one, and raises if the card is lost."""
 
     def __init__(self, nvml: Any, card: Any) -> None:
         self._nvml = nvml
         self._card = card
 
-    def __call__(self, ask: Callable[..., Any], *words: Any) -> Any:
+    def __call__(self, function: Callable[..., Any], *arguments: Any) -> Any:
         try:
-            return ask(self._card, *words)
+            return function(self._card, *arguments)
         except self._nvml.NVMLError as error:
             if error.value in (self._nvml.NVML_ERROR_GPU_IS_LOST, self._nvml.NVML_ERROR_RESET_REQUIRED):
                 raise
@@ -163,7 +165,7 @@ def _times(value: float | None, factor: float) -> float | None:
 
 
 def _throttles(nvml: Any, reasons: int) -> frozenset[str]:
-    """Only what slows a card against one's will: idle cards and clocks that somebody set are not throttled."""
+    """Throttling by power, heat or hardware. Idle clocks and clocks set by a user do not count."""
     masks = {
         "power": nvml.nvmlClocksThrottleReasonSwPowerCap | nvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown,
         "thermal": nvml.nvmlClocksThrottleReasonSwThermalSlowdown | nvml.nvmlClocksThrottleReasonHwThermalSlowdown,
@@ -172,33 +174,33 @@ def _throttles(nvml: Any, reasons: int) -> frozenset[str]:
     return frozenset(name for name in THROTTLES if reasons & masks[name])
 
 
-def _processes(nvml: Any, told: _Told, actor: Callable[[int], str]) -> tuple[GpuProcess, ...]:
-    running = told(nvml.nvmlDeviceGetComputeRunningProcesses) or []
+def _processes(nvml: Any, query: _Query, actor: Callable[[int], str]) -> tuple[GpuProcess, ...]:
+    running = query(nvml.nvmlDeviceGetComputeRunningProcesses) or []
     memory: dict[int, int | None] = {}
-    for process in running:  # on a MIG card, once for each instance that it has memory on
+    for process in running:  # a MIG card lists a process once per instance it has memory on
         before, more = memory.get(process.pid), process.usedGpuMemory
         memory[process.pid] = before if more is None else (before or 0) + more
-    shares = _shares(nvml, told) if memory else {}
+    shares = _shares(nvml, query) if memory else {}
     return tuple(
         GpuProcess(pid, actor(pid), used, None if shares is None else shares.get(pid, 0.0))
         for pid, used in sorted(memory.items())
     )
 
 
-def _shares(nvml: Any, told: _Told) -> dict[int, float] | None:
-    def ask(card: Any) -> Sequence[Any]:
+def _shares(nvml: Any, query: _Query) -> dict[int, float] | None:
+    def recent_samples(card: Any) -> Sequence[Any]:
         since = int((time.time() - PROCESS_SAMPLES_S) * 1e6)
         try:
             samples: Sequence[Any] = nvml.nvmlDeviceGetProcessUtilization(card, since)
         except nvml.NVMLError as error:
-            if error.value == nvml.NVML_ERROR_NOT_FOUND:  # nobody ran a kernel since
+            if error.value == nvml.NVML_ERROR_NOT_FOUND:  # no process ran a kernel since then
                 return []
             raise
         return samples
 
-    samples = told(ask)
+    samples = query(recent_samples)
     if samples is None:
         return None
-    # Drivers put samples of garbage among the good ones: shares beyond 100%.
+    # Drivers mix invalid samples, with more than 100%, among the valid ones.
     good = sorted((sample for sample in samples if sample.smUtil <= 100), key=lambda sample: int(sample.timeStamp))
-    return {sample.pid: sample.smUtil / 100 for sample in good}  # the newest of each process
+    return {sample.pid: sample.smUtil / 100 for sample in good}  # the newest sample of each process

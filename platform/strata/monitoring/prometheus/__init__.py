@@ -1,1 +1,1 @@
-"""The local Prometheus server, its scrape configuration, and the same rules as cluster objects."""
+"""Local Prometheus server, scrape configuration, and the Kubernetes objects with the same rules."""

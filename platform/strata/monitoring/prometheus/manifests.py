@@ -1,9 +1,10 @@
-"""The same rules and the same lists of kept series as objects for a cluster.
+"""Kubernetes objects with the rules and series allowlists of the local Prometheus.
 
-`python -m strata.monitoring.prometheus.manifests` writes them into infra/components; they are committed, and a test holds them
-fresh.
+`python -m strata.monitoring.prometheus.manifests` writes them into infra/components. They are committed, and a test checks that
+they are up to date.
 
-Two kinds: those of the Prometheus operator (which Alibaba Cloud's ARMS reads too), and those of Google's managed Prometheus.
+There are two kinds: objects of the Prometheus operator, which Alibaba Cloud's ARMS also reads, and objects of Google's managed
+Prometheus.
 """
 
 from collections.abc import Callable
@@ -18,13 +19,13 @@ from strata.platform import yaml_text
 from strata.platform.files import write_atomic
 
 NAMESPACE = "strata"
-INTERVAL = "15s"  # of scrapes, and of the evaluation of rules
-# kube-prometheus-stack reads only objects with its release's name on them; patch it where that is another one.
+INTERVAL = "15s"  # scrape and rule evaluation interval
+# kube-prometheus-stack reads only objects labelled with its release name. Patch the label if the release has another name.
 LABELS = {"app.kubernetes.io/part-of": "strata", "strata.dev/part": "monitoring", "release": "prometheus"}
 GOOGLE_LABELS = {name: value for name, value in LABELS.items() if name != "release"}
 
 RAY_POD = {"matchLabels": {"ray.io/is-ray-node": "yes"}}
-ENGINE_POD = {"matchLabels": {"ray.io/node-type": "worker"}}  # of these, those with a port `serve`
+ENGINE_POD = {"matchLabels": {"ray.io/node-type": "worker"}}  # the monitor selects pods among them that have a port `serve`
 GPU_POD = {
     "matchExpressions": [{"key": "app.kubernetes.io/name", "operator": "In", "values": ["strata-gpu-exporter", "dcgm-exporter"]}]
 }
@@ -33,36 +34,40 @@ OPERATOR_POD = {"matchLabels": {"app.kubernetes.io/name": "kuberay-operator"}}
 RAY_CLUSTER = {"sourceLabels": ["__meta_kubernetes_pod_label_ray_io_cluster"], "targetLabel": "cluster"}
 NODE = {"sourceLabels": ["__meta_kubernetes_pod_node_name"], "targetLabel": "node"}
 DROP_RAY_LABELS = {"action": "labeldrop", "regex": scrape.RAY_DROPPED_LABELS}
-KEPT_OF_GPUS = (*scrape.GPU_KEPT, *scrape.DCGM_KEPT)
-# Exporters of a whole node belong to no Ray cluster. DCGM says which pod has the GPU (its own label, moved aside by the scrape),
-# and KubeRay names worker pods CLUSTER-GROUP-worker-SUFFIX; a GPU that no such pod has is the nodes'.
+GPU_SERIES = (*scrape.GPU_SERIES, *scrape.DCGM_SERIES)
+# Node exporters belong to no Ray cluster. DCGM labels a GPU with the pod that uses it (the scrape renames the label to
+# `exported_pod`), and KubeRay names worker pods CLUSTER-GROUP-worker-SUFFIX. Other GPUs get the cluster `nodes`.
 NODES_CLUSTER = {"targetLabel": "cluster", "replacement": "nodes"}
 CLUSTER_OF_POD = {"sourceLabels": ["exported_pod"], "regex": "(.+)-[^-]+-worker-[^-]+", "targetLabel": "cluster"}
-IN_OUR_NAMESPACE = {"sourceLabels": ["namespace"], "regex": NAMESPACE, "action": "keep"}  # it knows everybody's objects
+IN_OUR_NAMESPACE = {
+    "sourceLabels": ["namespace"],
+    "regex": NAMESPACE,
+    "action": "keep",
+}  # the operator exports objects of all namespaces
 CLUSTER_IS_OBJECT = {"sourceLabels": ["name"], "targetLabel": "cluster"}
 
 
 def pod_monitors() -> list[dict[str, Any]]:
-    """One for head and workers alike: pods are selected, not the two Services that a RayService puts before its head."""
+    """PodMonitors. They select pods, head and workers alike, because a RayService creates two Services for its head."""
     return [
-        _pod_monitor("strata-ray", RAY_POD, "metrics", [RAY_CLUSTER, NODE], [_keep(scrape.RAY_KEPT), DROP_RAY_LABELS]),
+        _pod_monitor("strata-ray", RAY_POD, "metrics", [RAY_CLUSTER, NODE], [_keep(scrape.RAY_SERIES), DROP_RAY_LABELS]),
         _pod_monitor(
             "strata-endpoint",
             ENGINE_POD,
             "serve",
             [RAY_CLUSTER],
-            [_keep(scrape.ENDPOINT_KEPT)],
-            # Without it every gateway gives out the whole endpoint's series, and all of them are scraped.
+            [_keep(scrape.ENDPOINT_SERIES)],
+            # By default every gateway exports the series of the whole endpoint, and every gateway is scraped.
             params={"scope": ["node"]},
         ),
-        _pod_monitor("strata-gpu", GPU_POD, "gpu-metrics", [NODES_CLUSTER], [_keep(KEPT_OF_GPUS), CLUSTER_OF_POD]),
+        _pod_monitor("strata-gpu", GPU_POD, "gpu-metrics", [NODES_CLUSTER], [_keep(GPU_SERIES), CLUSTER_OF_POD]),
         _pod_monitor(
             "strata-kuberay",
             OPERATOR_POD,
             "http",
             [],
-            [_keep(scrape.KUBERAY_KEPT), IN_OUR_NAMESPACE, CLUSTER_IS_OBJECT],
-            namespaces={"any": True},  # wherever the operator was installed
+            [_keep(scrape.KUBERAY_SERIES), IN_OUR_NAMESPACE, CLUSTER_IS_OBJECT],
+            namespaces={"any": True},  # the operator's namespace is not known
             honorLabels=True,  # `namespace` is the object's, not the operator's
         ),
     ]
@@ -100,27 +105,27 @@ def prometheus_rules() -> list[dict[str, Any]]:
 
 
 def pod_monitorings() -> list[dict[str, Any]]:
-    """Google's. It keeps the label `cluster` for itself: there it is the GKE cluster's name, and the Ray cluster's is in
-    `ray_cluster`."""
+    """PodMonitoring objects for Google's managed Prometheus, which reserves the label `cluster` for the GKE cluster. The Ray
+    cluster is in `ray_cluster`."""
     ray_cluster = [{"from": "ray.io/cluster", "to": "ray_cluster"}]
     return [
         _pod_monitoring(
             "strata-ray",
             RAY_POD,
             {"metadata": ["pod", "container", "node"], "fromPod": ray_cluster},
-            {"port": "metrics", "metricRelabeling": [_keep(scrape.RAY_KEPT), DROP_RAY_LABELS]},
+            {"port": "metrics", "metricRelabeling": [_keep(scrape.RAY_SERIES), DROP_RAY_LABELS]},
         ),
         _pod_monitoring(
             "strata-endpoint",
             ENGINE_POD,
             {"metadata": ["pod", "container"], "fromPod": ray_cluster},
-            {"port": "serve", "params": {"scope": ["node"]}, "metricRelabeling": [_keep(scrape.ENDPOINT_KEPT)]},
+            {"port": "serve", "params": {"scope": ["node"]}, "metricRelabeling": [_keep(scrape.ENDPOINT_SERIES)]},
         ),
         _pod_monitoring(
             "strata-gpu",
             GPU_POD,
-            {"metadata": ["pod", "container"]},  # not `node`: the exporter's own says it
-            {"port": "gpu-metrics", "metricRelabeling": [_keep(KEPT_OF_GPUS)]},
+            {"metadata": ["pod", "container"]},  # not `node`: the exporter sets it
+            {"port": "gpu-metrics", "metricRelabeling": [_keep(GPU_SERIES)]},
         ),
     ]
 
@@ -139,7 +144,7 @@ def _pod_monitoring(name: str, selector: dict[str, Any], labels: dict[str, Any],
 
 
 def google_rules() -> list[dict[str, Any]]:
-    """Of the cluster, for rules of a namespace would not see the GPU series that GKE itself collects."""
+    """ClusterRules: namespaced Rules would not see the GPU series that GKE collects."""
     metadata = {"name": "strata", "labels": GOOGLE_LABELS}
     return [
         {

@@ -1,8 +1,7 @@
-"""What Prometheus scrapes, and what it keeps of it: one description, from which the laptop's configuration and a cluster's
-monitors are written.
+"""Scrape targets and the allowlists of series, used by the local configuration and by the cluster's monitor objects.
 
-Ray alone can make hundreds of thousands of series (a histogram for each method of each process). Boards and alerts read a few
-dozen names, and little more than those is kept; a name that they start to read belongs in a list here.
+Ray alone can produce hundreds of thousands of series (a histogram for each method of each process). Dashboards and alerts read
+a few dozen names, and the scrape drops most others. A name that a dashboard or alert starts to read must be added to a list here.
 """
 
 import json
@@ -16,8 +15,8 @@ import psutil
 from strata.monitoring.gpu.exporter import node_name
 from strata.platform.errors import UserError
 
-# Regular expressions, each for whole names.
-RAY_KEPT = (
+# Regular expressions, each anchored to the whole name.
+RAY_SERIES = (
     "ray_strata_train_.*",
     "ray_node_cpu_(count|utilization)",
     "ray_node_mem_(total|used)",
@@ -30,18 +29,18 @@ RAY_KEPT = (
     "ray_gcs_placement_group_count",
     "ray_internal_num_infeasible_scheduling_classes",
 )
-ENDPOINT_KEPT = ("strata_serve_.*",)  # vLLM's own series come with them, some thousand lines a replica
-GPU_KEPT = ("strata_gpu_.*",)
-DCGM_KEPT = (
+ENDPOINT_SERIES = ("strata_serve_.*",)  # the endpoint also exports vLLM's series, about a thousand lines per replica
+GPU_SERIES = ("strata_gpu_.*",)
+DCGM_SERIES = (
     "DCGM_FI_DEV_(GPU_UTIL|FB_USED|FB_FREE|POWER_USAGE|GPU_TEMP|SM_CLOCK|XID_ERRORS|CLOCK_THROTTLE_REASONS|CLOCKS_EVENT_REASONS)",
 )
-KUBERAY_KEPT = ("kuberay_(cluster|job|service)_.*",)
-ITSELF_KEPT = ("prometheus_tsdb_head_series", "prometheus_rule_evaluation_failures_total", "process_resident_memory_bytes")
+KUBERAY_SERIES = ("kuberay_(cluster|job|service)_.*",)
+PROMETHEUS_SERIES = ("prometheus_tsdb_head_series", "prometheus_rule_evaluation_failures_total", "process_resident_memory_bytes")
 
-# The same on every series of a process. (WorkerId is not: without it two workers' series would be one.)
+# Labels with the same value on every series of a process. WorkerId stays: without it, series of two workers would collide.
 RAY_DROPPED_LABELS = "otel_scope_.*|Version"
 
-LOCAL_CLUSTER = "local"  # the label `cluster` of everything on this machine
+LOCAL_CLUSTER = "local"  # the label `cluster` of every target on this machine
 GPU_EXPORTER_PORT = 9835
 
 
@@ -51,7 +50,7 @@ def whole(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """An endpoint's address as people write it, http://127.0.0.1:8000, and as Prometheus wants it."""
+    """An endpoint URL such as http://127.0.0.1:8000, split into scheme and address for Prometheus."""
 
     scheme: str
     address: str
@@ -61,30 +60,30 @@ class Endpoint:
         scheme, separator, rest = url.partition("://")
         address = rest.rstrip("/")
         if not separator or scheme not in ("http", "https") or not address or "/" in address:
-            raise UserError(f"'{url}' is not the address of an endpoint.", "Write it as http://HOST:PORT, without a path.")
+            raise UserError(f"--url '{url}' is not the address of an endpoint.", "Write it as http://HOST:PORT, without a path.")
         return cls(scheme, address if ":" in address else f"{address}:{443 if scheme == 'https' else 80}")
 
 
 def laptop(folder: Path, port: int, endpoints: Sequence[str], gpu_port: int) -> dict[str, Any]:
-    """Prometheus's configuration on one machine. Ray clusters come and go, so that they are in a file which Prometheus watches;
-    `folder` has it, and the rules."""
+    """Prometheus configuration for one machine. `folder` holds the rules and the target file of Ray clusters, which Prometheus
+    watches because clusters start and stop while it runs."""
     parsed = [Endpoint.parse(url) for url in endpoints]
     return {
-        # A run on a laptop may last a minute: it should be more than three points.
+        # A run on a laptop may last a minute and should have more than three points.
         "global": {"scrape_interval": "5s", "scrape_timeout": "4s", "evaluation_interval": "15s"},
         "rule_files": [str(folder / "rules" / "*.yaml")],
         "scrape_configs": [
             {
                 "job_name": "strata-ray",
                 "file_sd_configs": [{"files": [str(folder / "targets" / "ray.json")], "refresh_interval": "5s"}],
-                "metric_relabel_configs": [_keep(RAY_KEPT), {"regex": RAY_DROPPED_LABELS, "action": "labeldrop"}],
+                "metric_relabel_configs": [_keep(RAY_SERIES), {"regex": RAY_DROPPED_LABELS, "action": "labeldrop"}],
             },
             *(
                 {
                     "job_name": f"strata-endpoint-{scheme}",
                     "scheme": scheme,
                     "static_configs": [_target(addresses)],
-                    "metric_relabel_configs": [_keep(ENDPOINT_KEPT)],
+                    "metric_relabel_configs": [_keep(ENDPOINT_SERIES)],
                 }
                 for scheme in ("http", "https")
                 if (addresses := [endpoint.address for endpoint in parsed if endpoint.scheme == scheme])
@@ -92,12 +91,12 @@ def laptop(folder: Path, port: int, endpoints: Sequence[str], gpu_port: int) -> 
             {
                 "job_name": "strata-gpu",
                 "static_configs": [_target([f"127.0.0.1:{gpu_port}"])],
-                "metric_relabel_configs": [_keep(GPU_KEPT)],
+                "metric_relabel_configs": [_keep(GPU_SERIES)],
             },
             {
                 "job_name": "prometheus",
                 "static_configs": [_target([f"127.0.0.1:{port}"])],
-                "metric_relabel_configs": [_keep(ITSELF_KEPT)],
+                "metric_relabel_configs": [_keep(PROMETHEUS_SERIES)],
             },
         ],
     }
@@ -112,22 +111,22 @@ def _target(addresses: Sequence[str], **labels: str) -> dict[str, Any]:
 
 
 def ray_targets(temp_dir: Path) -> str:
-    """The agents of all Ray clusters of ours that are up, in the format of Prometheus's file discovery.
+    """Metrics agents of Strata's running Ray clusters, in the format of Prometheus file discovery.
 
-    Ray writes such a file itself, but only with its dashboard, which our local clusters do without; and it stays behind when
-    the cluster is gone. What every session has is a file with its agent's port. `node` is the GPU exporter's label for the same
-    machine: rules bring the two together by it."""
+    Ray writes a similar file itself, but only with its dashboard, which local clusters do not start, and the file remains after
+    the cluster has stopped. Every session has a file with its agent's port. `node` is the label that the GPU exporter uses for
+    this machine; rules join the two on it."""
     addresses = sorted(f"127.0.0.1:{port}" for session in temp_dir.glob("session_2*") for port in _agent_ports(session))
     return json.dumps([_target(addresses, node=node_name())] if addresses else [])
 
 
 def _agent_ports(session: Path) -> list[int]:
-    """Of a session whose process lives: its folder is named by the time and by the process that called `ray.init`, and Ray's
-    processes end with that one. A later process with the same number was born after the folder."""
+    """Agent ports of a session, if it is alive. The folder name ends with the PID of the process that called `ray.init`, and
+    Ray's processes exit with it. A later process that reuses the PID started after the folder was created."""
     try:
         starter = psutil.Process(int(session.name.rpartition("_")[2]))
         if starter.create_time() > session.stat().st_mtime:
             return []
         return [int(file.read_text()) for file in session.glob("metrics_export_port_*")]
-    except (psutil.NoSuchProcess, FileNotFoundError, ValueError):  # gone, going, or still being written
+    except (psutil.NoSuchProcess, FileNotFoundError, ValueError):  # stopped, stopping, or still being written
         return []

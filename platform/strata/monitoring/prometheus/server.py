@@ -1,4 +1,4 @@
-"""A Prometheus server on this machine: its programs, its files, its process, and what it says of itself."""
+"""Local Prometheus server: binaries, files, process and health."""
 
 import os
 import shutil
@@ -19,30 +19,30 @@ from strata.platform.errors import UserError
 from strata.platform.files import write_atomic
 from strata.platform.ray_cluster import local_ray
 
-READY_S = 60.0  # a large store is read again at the start
+READY_S = 60.0  # replaying a large database takes time
 
 
 def binary(name: str) -> str:
-    """`prometheus` or `promtool`: beside our own command, where set-up puts them, or on PATH."""
+    """Path of `prometheus` or `promtool`: beside the Python executable, where `make setup` installs them, or on PATH."""
     beside = Path(sys.executable).parent / name
     found = str(beside) if os.access(beside, os.X_OK) else shutil.which(name)
     if found is None:
         raise UserError(
-            f"There is no program '{name}' on this machine.",
-            "Run 'make setup'; where that cannot fetch it (no apt), install Prometheus (your distribution's package, or "
+            f"The program '{name}' is not installed.",
+            "Run 'make setup'. If that cannot download it (no apt), install Prometheus (your distribution's package, or "
             "prometheus.io/download) and put it on PATH.",
         )
     return found
 
 
 def rules_dir() -> Path:
-    """In a wheel the rules lie inside this package; in a checkout where people look for them."""
+    """Folder of the rule files: inside this package in a wheel, `infra/prometheus/rules` in a checkout."""
     packaged = Path(__file__).parents[1] / "rules"
     return packaged if packaged.is_dir() else Path(__file__).parents[4] / "infra" / "prometheus" / "rules"
 
 
 def write_files(folder: Path, port: int, endpoints: Sequence[str], gpu_port: int) -> Path:
-    """Everything the server reads, anew at each start; its data stays. Returns the configuration's path."""
+    """Writes configuration, rules and targets; runs at each start and leaves the data. Returns the configuration's path."""
     config = folder / "prometheus.yml"
     write_atomic(config, yaml.safe_dump(scrape.laptop(folder, port, endpoints, gpu_port), sort_keys=False))
     shutil.rmtree(folder / "rules", ignore_errors=True)
@@ -53,7 +53,7 @@ def write_files(folder: Path, port: int, endpoints: Sequence[str], gpu_port: int
 
 
 def write_ray_targets(folder: Path) -> None:
-    """Prometheus watches the file: clusters come and go while it runs."""
+    """Updates the target file of Ray clusters, which Prometheus watches."""
     file, targets = folder / "targets" / "ray.json", scrape.ray_targets(local_ray.TEMP_DIR)
     if not file.exists() or file.read_text() != targets:
         write_atomic(file, targets)
@@ -78,27 +78,27 @@ def running(folder: Path, port: int, endpoints: Sequence[str], gpu_port: int, re
         deadline = time.monotonic() + READY_S
         while not server.is_ready():
             if process.poll() is not None or time.monotonic() > deadline:
-                raise UserError(f"Prometheus did not start: {last_words(log)}", f"See {log}.")
+                raise UserError(f"Prometheus did not start: {last_line(log)}", f"See {log}.")
             time.sleep(0.1)
         yield server
 
 
 def _pages(program: Path) -> list[str]:
-    """Debian's build looks for its pages in one folder of the system's, unless told; other builds have them inside."""
+    """Option with the folder of the web UI, for Debian's build in another prefix. Other builds embed the UI."""
     folder = program.parents[1] / "share" / "prometheus" / "web"
     return [f"--web.local-assets={folder}"] if folder.is_dir() else []
 
 
-def last_words(log: Path) -> str:
+def last_line(log: Path) -> str:
     lines = log.read_text(errors="replace").splitlines()
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "its log is empty"
 
 
 @dataclass(frozen=True)
 class Health:
-    waiting: int  # targets that were not scraped yet
+    waiting: int  # targets not scraped yet
     up: int
-    down: list[str]  # the jobs and addresses of targets that do not answer
+    down: list[str]  # jobs and addresses of targets that are down
     series: int
     rules: int
     firing: list[str]
@@ -106,7 +106,7 @@ class Health:
 
 @dataclass(frozen=True)
 class Server:
-    """Asked over its HTTP API."""
+    """Client of a Prometheus server's HTTP API."""
 
     url: str
 
@@ -117,23 +117,23 @@ class Server:
             return False
 
     def health(self) -> Health:
-        targets = self._ask("targets?state=active")["activeTargets"]
-        groups = self._ask("rules")["groups"]
-        alerts = self._ask("alerts")["alerts"]
+        targets = self._get("targets?state=active")["activeTargets"]
+        groups = self._get("rules")["groups"]
+        alerts = self._get("alerts")["alerts"]
         return Health(
             waiting=sum(target["health"] == "unknown" for target in targets),
             up=sum(target["health"] == "up" for target in targets),
             down=[f"{t['labels']['job']} at {t['labels']['instance']}" for t in targets if t["health"] == "down"],
-            series=int(self._ask("status/tsdb")["headStats"]["numSeries"]),
+            series=int(self._get("status/tsdb")["headStats"]["numSeries"]),
             rules=sum(len(group["rules"]) for group in groups),
             firing=sorted({alert["labels"]["alertname"] for alert in alerts if alert["state"] == "firing"}),
         )
 
     def has_ui(self) -> bool:
-        """Debian's build without the packages of its pages answers questions, but shows nothing."""
+        """False for Debian's build without its web packages, which serves the API only."""
         return httpx.get(self.url, timeout=5, follow_redirects=True).status_code == 200
 
-    def _ask(self, what: str) -> Any:
-        answer = httpx.get(f"{self.url}/api/v1/{what}", timeout=10)
+    def _get(self, path: str) -> Any:
+        answer = httpx.get(f"{self.url}/api/v1/{path}", timeout=10)
         answer.raise_for_status()
         return answer.json()["data"]

@@ -1,1 +1,1 @@
-"""`strata top`: machine, runs and endpoint in the terminal."""
+"""`strata top`: live view of machine, training runs and endpoint in the terminal."""

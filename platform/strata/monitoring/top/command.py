@@ -1,4 +1,4 @@
-"""`strata top`: the essentials of machine, runs and endpoint, live, for people without Grafana."""
+"""`strata top`: polls machine, runs and endpoint, and redraws the screen."""
 
 import signal
 import time
@@ -13,12 +13,12 @@ from strata.monitoring.gpu.nvml import Cards
 from strata.monitoring.top import machine
 from strata.monitoring.top.endpoint import EndpointWatch
 from strata.monitoring.top.runs import RunWatch
-from strata.monitoring.top.screen import Look
+from strata.monitoring.top.screen import Snapshot
 
 
 def watch(url: str, once: bool, interval: float) -> None:
     console = Console()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the terminal is given back as after Ctrl-C
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # restores the terminal as Ctrl-C does
     try:
         with _watching(url) as watching:
             if once or not console.is_terminal:
@@ -30,7 +30,7 @@ def watch(url: str, once: bool, interval: float) -> None:
 
 
 class Watching:
-    """All that is looked at. Loads and rates are those between two looks, so the first look has none."""
+    """Polls machine, runs and endpoint. Loads and rates are differences between two polls, so the first poll has none."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -38,8 +38,8 @@ class Watching:
         self._runs = RunWatch()
         self._endpoint = EndpointWatch(url)
 
-    def look(self) -> Look:
-        return Look(node_name(), self._cards.read(), machine.look(), self._runs.look(), self._url, self._endpoint.look())
+    def look(self) -> Snapshot:
+        return Snapshot(node_name(), self._cards.read(), machine.look(), self._runs.look(), self._url, self._endpoint.look())
 
     def close(self) -> None:
         self._cards.close()
@@ -62,7 +62,7 @@ def _print(console: Console, watching: Watching, interval: float) -> None:
 
 
 def _follow(console: Console, watching: Watching, interval: float) -> None:
-    """The screen is drawn more often than it is looked at, so that it fits a terminal that was resized."""
+    """Redraws more often than it polls, so that the screen follows a resized terminal."""
     with Live(watching.look(), console=console, screen=True, refresh_per_second=4, vertical_overflow="crop") as live:
         while True:
             time.sleep(interval)

@@ -1,5 +1,7 @@
-"""An endpoint's last seconds, from two looks at its `/metrics`: counters and histograms say how much since the start, their
-differences how much since the look before."""
+"""Recent rates and latencies of an endpoint, from differences of its `/metrics` between polls.
+
+Counters and histograms count from the start of a process. Their differences count from the previous poll.
+"""
 
 import math
 import time
@@ -14,10 +16,10 @@ from strata.platform import metrics
 from strata.platform.errors import UserError
 from strata.platform.metrics import ServeMetric
 
-# Rates and latencies are of this long: of one second alone, a quiet endpoint's would come and go.
+# Window of rates and latencies. Over a single second, an endpoint with little traffic would often show none.
 WINDOW_S = 10.0
 TIMEOUT_S = 2.0
-PREFIX = "strata_serve_"  # the endpoint gives out thousands of vLLM's lines too, which nobody needs to parse here
+PREFIX = "strata_serve_"  # skips thousands of lines of vLLM's series, which are not shown
 
 Labels = frozenset[tuple[str, str]]
 Samples = dict[tuple[str, Labels], float]
@@ -31,7 +33,7 @@ class Latency:
 
 @dataclass(frozen=True)
 class Recently:
-    """What happened in the last `seconds`. A latency is None where nothing was measured."""
+    """Traffic of the last `seconds`. A latency is None if nothing was measured."""
 
     seconds: float
     first_token: Latency | None
@@ -39,9 +41,9 @@ class Recently:
     requests_per_s: float
     prompt_tokens_per_s: float
     tokens_per_s: float
-    prefills: Mapping[str, float]  # by where: local, remote
+    prefills: Mapping[str, float]  # by place: local, remote
     rejections: Mapping[str, float]  # by reason
-    errors: float  # answers with a status of 500 or more
+    errors: float  # responses with status 500 or above
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Endpoint:
     replicas: tuple[Replica, ...]
     in_flight: float
     queued: float
-    recently: Recently | None  # None at the first look
+    recently: Recently | None  # None at the first poll
 
 
 @dataclass(frozen=True)
@@ -68,13 +70,13 @@ class Absent:
 
 
 class EndpointWatch:
-    """Follows an endpoint that goes away and comes back: what was before its absence is forgotten, not subtracted."""
+    """Polls an endpoint, also across restarts: after a failed poll, earlier samples are discarded and not subtracted."""
 
     def __init__(self, url: str) -> None:
         self._url = f"{checked(url)}/metrics"
         self._client = httpx.Client(timeout=TIMEOUT_S)
         self._before: tuple[float, Samples] | None = None
-        self._recent: deque[tuple[float, Samples]] = deque()  # seconds, and the increase in them
+        self._recent: deque[tuple[float, Samples]] = deque()  # (seconds, increase in them)
 
     def close(self) -> None:
         self._client.close()
@@ -85,13 +87,13 @@ class EndpointWatch:
             answer.raise_for_status()
             now, samples = time.monotonic(), parse(answer.text)
         except httpx.HTTPStatusError as error:
-            return self._forget(f"{self._url} answers {error.response.status_code}")
+            return self._forget(f"{self._url} returned status {error.response.status_code}")
         except httpx.HTTPError as error:
             return self._forget(str(error) or type(error).__name__)
         except ValueError:
-            return self._forget(f"{self._url} does not answer in Prometheus' format")
+            return self._forget(f"{self._url} is not in the Prometheus text format")
         if not samples:
-            return self._forget(f"{self._url} has no series of Strata's")
+            return self._forget(f"{self._url} has no Strata series")
         if self._before:
             then, before = self._before
             self._recent.append((now - then, increase(before, samples)))
@@ -107,7 +109,9 @@ class EndpointWatch:
 
 
 def checked(url: str) -> str:
-    wrong = UserError(f"'{url}' is no address of an endpoint.", "Give one such as http://127.0.0.1:8000 (--url).")
+    wrong = UserError(
+        f"--url '{url}' is not the address of an endpoint.", "Write it as http://HOST:PORT, such as --url http://127.0.0.1:8000."
+    )
     try:
         address = httpx.URL(url)
     except httpx.InvalidURL:
@@ -127,9 +131,10 @@ def parse(text: str) -> Samples:
 
 
 def increase(before: Samples, after: Samples) -> Samples:
-    """Of everything that only grows. A value that fell was begun anew, by a process that was: all of it is new, as Prometheus
-    has it. A series that was not there is an increase only of a process that was: one that is seen for the first time may
-    have counted for hours."""
+    """Increase of counters and histogram buckets between two polls.
+
+    A value that fell belongs to a restarted process and counts in full, as in Prometheus. A new series counts in full if its
+    replica is known. A replica that is new to this poll counts as zero, because it may have run for hours."""
     known = {dict(labels).get("replica") for _, labels in before}
     grown: Samples = {}
     for (name, labels), value in after.items():
@@ -141,8 +146,8 @@ def increase(before: Samples, after: Samples) -> Samples:
 
 
 def quantile(buckets: Mapping[float, float], share: float) -> float | None:
-    """As PromQL's `histogram_quantile`: linear within a bucket; beyond the last bound, that bound. `buckets`: cumulative
-    counts by upper bound."""
+    """Quantile of cumulative counts by upper bound, as PromQL's `histogram_quantile`: linear within a bucket, and the highest
+    finite bound beyond it."""
     bounds = sorted(buckets)
     if not bounds or not math.isinf(bounds[-1]) or buckets[bounds[-1]] <= 0:
         return None
@@ -186,7 +191,7 @@ def _recently(recent: list[tuple[float, Samples]]) -> Recently:
 
 
 def _of_clients(samples: Mapping[tuple[str, Labels], float]) -> Samples:
-    """Without the requests of probes and scrapes, this one's among them."""
+    """Requests of clients only, without probes and scrapes (this command scrapes too)."""
     return {key: value for key, value in samples.items() if dict(key[1]).get("route", "").startswith("/v1/")}
 
 

@@ -1,4 +1,4 @@
-"""The cores and the memory of this machine, for `strata top` where there is no GPU."""
+"""CPU and memory load of this machine, which `strata top` shows if there is no GPU."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from strata.platform.hardware.machine import available_memory
 
 @dataclass(frozen=True)
 class Cores:
-    loads: tuple[float, ...]  # of each core since the look before, 0 to 1
+    loads: tuple[float, ...]  # of each core since the previous poll, 0 to 1
     memory_available: int  # bytes
     memory_total: int
 

@@ -1,6 +1,6 @@
-"""How far the runs in progress are, read from their folders: `state.json` says what runs, `metrics.jsonl` how it goes.
+"""Progress of training runs, read from `state.json` and `metrics.jsonl` in their folders.
 
-Nothing is asked of the run itself, so this works from any machine that shares its storage.
+It needs no connection to the run, so it works on any machine that shares the storage.
 """
 
 import json
@@ -15,9 +15,9 @@ from strata.platform import runs
 from strata.platform.errors import UserError
 from strata.platform.runs import Run, State
 
-# A driver on another machine cannot be seen, but its run's numbers can: younger than this, it is taken to run.
+# A driver on another machine is not visible here. Its run counts as running if its metrics are newer than this.
 FRESH_S = 120.0
-PACE_STEPS = 50  # over which the time of a step is averaged: enough to hold evaluations and checkpoints too
+PACE_STEPS = 50  # window of the mean step time; long enough to include evaluations and checkpoints
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Progress:
     name: str
     step: int
     steps: int
-    losses: tuple[float, ...]  # every step's, oldest first
+    losses: tuple[float, ...]  # of every step, oldest first
     validation_losses: tuple[float, ...]
     tokens_per_s: float | None
     mfu: float | None
@@ -35,7 +35,7 @@ class Progress:
 
 
 class RunWatch:
-    """Keeps what it has read of each run: a long run's metrics are some 10 MB, too much to read every second."""
+    """Polls all runs and caches their histories: the metrics of a long run are about 10 MB, too much to read every second."""
 
     def __init__(self) -> None:
         self._histories: dict[Path, History] = {}
@@ -69,13 +69,13 @@ class RunWatch:
 
 
 class History:
-    """What `metrics.jsonl` has said so far. A file that was cut (a run went back to a checkpoint) is another file, another
-    inode: it is read from its start."""
+    """Records of `metrics.jsonl` read so far. A run that resumes from a checkpoint replaces the file by a shorter version with
+    a new inode, which is read from its start."""
 
     last: dict[str, Any]
     losses: list[float]
     validation_losses: list[float]
-    recent: deque[tuple[int, float]]  # steps and when they ended
+    recent: deque[tuple[int, float]]  # (step, end time)
     saved_at: float | None
 
     def __init__(self, path: Path) -> None:
@@ -100,7 +100,7 @@ class History:
     def _new(self) -> Iterator[dict[str, Any]]:
         try:
             file = self._path.open("rb")
-        except OSError:  # not there yet, or not for this user
+        except OSError:  # missing or not readable
             return
         with file:
             inode = self._path.stat().st_ino
@@ -121,12 +121,12 @@ def in_progress(run: Run, state: State, now: float) -> bool:
         return False
     if state.observed_status() == "running":
         return True
-    told = _written_at(run.metrics)
-    return told is not None and now - told < FRESH_S
+    written = _written_at(run.metrics)
+    return written is not None and now - written < FRESH_S
 
 
 def seconds_per_step(recent: list[tuple[int, float]]) -> float | None:
-    """From steps and their times; evaluations and checkpoints between them count, for they will come again."""
+    """Mean time of a step, including evaluations and checkpoints, because the remaining steps will have them too."""
     if len(recent) < 2 or recent[-1][0] <= recent[0][0]:
         return None
     (first, begin), (last, end) = recent[0], recent[-1]
@@ -134,8 +134,8 @@ def seconds_per_step(recent: list[tuple[int, float]]) -> float | None:
 
 
 def last_checkpoint(run: Run, history: History) -> float | None:
-    """When a rank last wrote a manifest, which is written last; where checkpoints are kept elsewhere, when steps last stood
-    still for one."""
+    """Time of the newest checkpoint manifest, which a rank writes last. If checkpoints are stored elsewhere, the time of the
+    last step that stalled for a checkpoint."""
     times = [_written_at(manifest) for manifest in run.checkpoints.glob("step-*/manifest-*.json")]
     return max((written for written in times if written is not None), default=history.saved_at)
 
@@ -143,12 +143,12 @@ def last_checkpoint(run: Run, history: History) -> float | None:
 def _state(path: Path) -> State | None:
     try:
         return Run(path.parent).state()
-    except (UserError, OSError):  # removed while we looked, or damaged: `strata runs` says how
+    except (UserError, OSError):  # removed meanwhile, or damaged, which `strata runs` reports
         return None
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
-    """None for a line that a failing disk has left unreadable."""
+    """Parses a line. Returns None if it is damaged, for example by a failing disk."""
     try:
         record = json.loads(line)
     except ValueError:
@@ -160,5 +160,5 @@ def _record(line: bytes) -> dict[str, Any] | None:
 def _written_at(path: Path) -> float | None:
     try:
         return path.stat().st_mtime
-    except OSError:  # not there yet, removed while we looked, or not for this user
+    except OSError:  # missing, removed meanwhile, or not readable
         return None

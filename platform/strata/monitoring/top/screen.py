@@ -1,5 +1,4 @@
-"""What `strata top` shows, as rich draws it: from a look at the machine, the runs and the endpoint to lines that fit the
-terminal's width."""
+"""Renders `strata top` with rich, fitted to the size of the terminal."""
 
 import math
 from collections import Counter
@@ -20,12 +19,12 @@ from strata.monitoring.top.machine import Cores
 from strata.monitoring.top.runs import Progress
 
 BLOCKS = "▁▂▃▄▅▆▇█"
-BARS = ((110, 20), (72, 8), (0, 0))  # a terminal of so many columns has room for bars of so many
-SILENT_S = 60.0  # a run without a step for so long is worth a word
+BARS = ((110, 20), (72, 8), (0, 0))  # (columns of the terminal, width of the bars)
+SILENT_S = 60.0  # a run without a step for this long is marked
 
 
 @dataclass(frozen=True)
-class Look:
+class Snapshot:
     node: str
     gpus: Reading
     cores: Cores
@@ -59,8 +58,8 @@ class Look:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The course of the values in at most `width` characters, each the mean of its share of them, between their extremes.
-    What is not finite leaves a gap."""
+    """Sparkline of at most `width` characters, scaled from minimum to maximum. Each character is the mean of its values; values
+    that are not finite are left blank."""
     if not width:
         return ""
     if len(values) > width:
@@ -74,7 +73,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def levels(shares: Sequence[float]) -> str:
-    """One character for each share of 0 to 1."""
+    """Sparkline of shares from 0 to 1, one character each."""
     return "".join(_block(share) for share in shares)
 
 
@@ -117,7 +116,7 @@ def _grid(*justify: str, wrap_last: bool = False) -> Table:
 
 
 def _row(grid: Table, *cells: RenderableType) -> None:
-    """Names come from elsewhere: brackets in them are no markup."""
+    """Adds strings as plain text, because rich would read brackets in names as markup."""
     grid.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells))
 
 
@@ -184,7 +183,7 @@ def _cores(cores: Cores, bars: int) -> RenderableType:
 
 
 def _runs(runs: Sequence[Progress], bars: int) -> RenderableType:
-    """Two lines a run: how far, and how well."""
+    """Two lines per run: progress, and losses."""
     grid = _grid("left", "left", "left", wrap_last=True)
     for run in runs:
         _row(grid, f"  {run.name}", _bar(run.step / run.steps if run.steps else 0.0, bars, "cyan"), _pace(run))
