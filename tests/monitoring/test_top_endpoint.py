@@ -170,7 +170,7 @@ def test_quantiles_at_the_edges_are_prometheus_own() -> None:
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://here", "", "http://", "http://here:port", "localhost"])
 def test_an_address_that_is_none(url: str) -> None:
-    with pytest.raises(UserError, match=r"no address of an endpoint[\s\S]*--url"):
+    with pytest.raises(UserError, match=r"not the address of an endpoint[\s\S]*--url"):
         EndpointWatch(url)
 
 
@@ -196,13 +196,13 @@ def serving(answer: str, port: int = 0, status: int = 200) -> Iterator[int]:
 def test_an_endpoint_that_goes_away_and_comes_back_is_followed() -> None:
     with serving(BEFORE) as port:
         watch = EndpointWatch(f"http://127.0.0.1:{port}/")
-        first, second = watch.look(), watch.look()
+        first, second = watch.poll(), watch.poll()
         assert isinstance(first, Endpoint) and first.recently is None
         assert isinstance(second, Endpoint) and second.recently and second.recently.tokens_per_s == 0
-    gone = watch.look()
+    gone = watch.poll()
     assert isinstance(gone, Absent) and gone.reason
     with serving(AFTER, port):
-        back, later = watch.look(), watch.look()
+        back, later = watch.poll(), watch.poll()
         assert isinstance(back, Endpoint) and back.recently is None, "nothing is subtracted across its absence"
         assert isinstance(later, Endpoint) and later.recently
     watch.close()
@@ -214,7 +214,7 @@ def test_the_window_slides(monkeypatch: pytest.MonkeyPatch) -> None:
         watch = EndpointWatch(f"http://127.0.0.1:{port}")
         began = time.monotonic()
         for _ in range(6):
-            endpoint = watch.look()
+            endpoint = watch.poll()
             time.sleep(0.1)
         whole = time.monotonic() - began
         watch.close()
@@ -225,15 +225,15 @@ def test_the_window_slides(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("answer", "status", "reason"),
     [
-        (generate_latest(CollectorRegistry()).decode(), 200, "no series of Strata's"),
-        ("node_load1 0.5\n", 200, "no series of Strata's"),
-        ("strata_serve_replicas{ what\n", 200, "not answer in Prometheus' format"),
-        ("not here", 404, "answers 404"),
+        (generate_latest(CollectorRegistry()).decode(), 200, "no Strata series"),
+        ("node_load1 0.5\n", 200, "no Strata series"),
+        ("strata_serve_replicas{ what\n", 200, "not in the Prometheus text format"),
+        ("not here", 404, "returned status 404"),
     ],
 )
 def test_something_else_at_that_address(answer: str, status: int, reason: str) -> None:
     with serving(answer, status=status) as port:
         watch = EndpointWatch(f"http://127.0.0.1:{port}")
-        absent = watch.look()
+        absent = watch.poll()
         watch.close()
     assert isinstance(absent, Absent) and reason in absent.reason

@@ -26,16 +26,16 @@ def write(run: Run, records: Sequence[dict[str, Any]], mode: str = "a") -> None:
 
 
 def only(watch: RunWatch) -> Progress:
-    [progress] = watch.look()
+    [progress] = watch.poll()
     return progress
 
 
 def test_no_run_and_none_in_progress() -> None:
     watch = RunWatch()
-    assert watch.look() == []
+    assert watch.poll() == []
     for status in ("finished", "interrupted", "failed"):
         training(status).write_state(State(status, 10, 10))
-    assert watch.look() == []
+    assert watch.poll() == []
 
 
 def test_a_run_that_has_not_taken_a_step() -> None:
@@ -95,11 +95,11 @@ def test_a_killed_run_is_gone_unless_its_numbers_still_grow() -> None:
     """As they do when the driver is on another machine."""
     run, watch = training("mine"), RunWatch()
     run.write_state(State("running", steps=100, pid=2**22 - 1, pid_created=1.0))
-    assert watch.look() == []
+    assert watch.poll() == []
     write(run, [record(1, time.time())])
     assert only(watch).step == 1
     os.utime(run.metrics, (time.time(), time.time() - FRESH_S - 1))
-    assert watch.look() == []
+    assert watch.poll() == []
 
 
 def test_the_age_of_the_last_checkpoint() -> None:
@@ -118,9 +118,9 @@ def test_the_age_of_the_last_checkpoint() -> None:
 def test_several_runs_and_one_that_is_removed_between_looks() -> None:
     first, _ = training("a"), training("b")
     watch = RunWatch()
-    assert [progress.name for progress in watch.look()] == ["a", "b"]
+    assert [progress.name for progress in watch.poll()] == ["a", "b"]
     first.remove()
-    assert [progress.name for progress in watch.look()] == ["b"]
+    assert [progress.name for progress in watch.poll()] == ["b"]
 
 
 def test_a_loss_that_is_not_a_number() -> None:

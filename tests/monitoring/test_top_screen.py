@@ -8,7 +8,7 @@ from strata.monitoring.gpu.nvml import Gpu, GpuProcess, Lost, Reading
 from strata.monitoring.top.endpoint import Absent, Endpoint, Latency, Recently, Replica
 from strata.monitoring.top.machine import Cores
 from strata.monitoring.top.runs import Progress
-from strata.monitoring.top.screen import Look, duration, levels, milliseconds, sparkline
+from strata.monitoring.top.screen import Snapshot, duration, levels, milliseconds, sparkline
 
 from .nvml_stand_in import recorded_cards
 
@@ -45,8 +45,8 @@ def shown(
     height: int | None = None,
 ) -> str:
     console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None, legacy_windows=False)
-    look = Look("here", gpus, CORES, runs, URL, endpoint)
-    lines = console.render_lines(look, console.options.update(width=width, height=height), pad=False)
+    snapshot = Snapshot("here", gpus, CORES, runs, URL, endpoint)
+    lines = console.render_lines(snapshot, console.options.update(width=width, height=height), pad=False)
     return "\n".join("".join(segment.text for segment in line).rstrip() for line in lines)
 
 

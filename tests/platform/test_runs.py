@@ -74,7 +74,7 @@ def test_damaged_runs_are_listed_and_do_not_affect_others(own_home: Path, capsys
     rows = {line.split()[0]: line.split()[1] for line in shown.splitlines()[1:7]}
     assert rows == {"good": "running"} | dict.fromkeys(("no-state", "bad-state", "no-recipe", "bad-recipe", "bad-id"), "damaged")
     assert f"no-recipe: {own_home}/runs/no-recipe/recipe.yaml is missing." in shown
-    assert {look.name for look in RunWatch().look()} >= {"good"}
+    assert {progress.name for progress in RunWatch().poll()} >= {"good"}
     os.utime(good.path / "recipe.yaml", (2**31, 2**31))
     os.utime(own_home / "runs" / "bad-recipe" / "recipe.yaml", (2**31 + 1, 2**31 + 1))
     assert runs.newest_with_export() == good

@@ -1,8 +1,9 @@
-"""What Grafana shows of the platform, as code, and how it gets there.
+"""Grafana dashboards as code, and the commands that build and push them.
 
-`series.py` names what is read beside the platform's own metrics, `promql.py` writes queries from metrics, `style.py` has
-units, limits and colours, `panels.py` the kinds of picture, `boards/` one file a board. `generate.py` writes what Grafana
-loads from files, `queries.py` lists every query for whoever wants to try them. `push.py` brings boards, data source and alert
-rules into a running Grafana, over `grafana.py`, which turns its answers into errors a user can act on; `alert_rules.py` says
-Prometheus's alerts in Grafana's words.
+- `boards/` has one file per dashboard, made of the panel types in `panels.py`.
+- `style.py` has units, thresholds and colours. `promql.py` writes queries from metrics. `series.py` lists the series of other
+  programs and of recording rules.
+- `generate.py` writes the files that Grafana loads. `queries.py` lists every query, for tests against a real Prometheus.
+- `push.py` writes dashboards, data source and alert rules to a running Grafana through `grafana.py`. `alert_rules.py` converts
+  Prometheus alerts to Grafana alert rules.
 """

@@ -1,8 +1,8 @@
-"""Prometheus's alerts in Grafana's words, for those whose Prometheus they cannot give rule files to.
+"""Converts Prometheus alerts to Grafana alert rules, for a Prometheus that cannot load rule files.
 
-A Prometheus alert fires for every series that its expression returns, whatever the value; a Grafana rule fires where a number
-is above a threshold. Between the two stands an expression that is 1 for every series there is, as in Grafana's own import of
-Prometheus rules.
+A Prometheus alert fires for every series that its expression returns, whatever the value. A Grafana rule fires if a number is
+above a threshold. The converted rule therefore has an intermediate expression that is 1 for every series, as in Grafana's own
+import of Prometheus rules.
 """
 
 import math
@@ -17,10 +17,10 @@ from strata.dashboards.board import DATA_SOURCE
 from strata.platform.errors import UserError
 
 UID_LENGTH = 40  # Grafana's limit
-LOOK_BACK_S = 600  # an instant query reads its newest moment only; Grafana wants a range all the same
-EXPRESSION = "__expr__"  # the data source of what Grafana computes itself
-DEFAULT_INTERVAL = "1m"  # Prometheus's own, for groups that name none
-BEAT_S = 10  # Grafana evaluates at multiples of it and refuses other intervals
+LOOK_BACK_S = 600  # Grafana requires a range, though an instant query reads only its end
+EXPRESSION = "__expr__"  # data source of expressions that Grafana computes
+DEFAULT_INTERVAL = "1m"  # the default of Prometheus, for groups without an interval
+BEAT_S = 10  # Grafana rejects intervals that are not a multiple of this
 UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 
 
@@ -37,10 +37,11 @@ class Group:
 
 
 def read(files: Path) -> list[Group]:
-    """The groups that have alerts; recording rules stay Prometheus's."""
+    """Reads the rule groups that have alerts. Recording rules are skipped: Prometheus evaluates them."""
     if not files.is_dir():
         raise UserError(
-            f"There are no alert rules in {files}.", "Run it from a whole checkout, or leave them out with --no-alerts."
+            f"The folder of alert rules {files} does not exist.",
+            "Run it from a full checkout, or push without alerts: --no-alerts.",
         )
     groups = []
     for file in sorted(files.glob("*.yaml")):
@@ -54,12 +55,12 @@ def read(files: Path) -> list[Group]:
 
 
 def seconds(duration: str) -> int:
-    """Of Prometheus's way to write durations: `1h30m`."""
+    """Seconds of a Prometheus duration such as `1h30m`."""
     return sum(int(number) * UNITS[unit] for number, unit in re.findall(r"(\d+)([dhms])", str(duration)))
 
 
 def written(duration_s: int) -> str:
-    """As Grafana gives durations back: days only where they are whole."""
+    """Formats a duration as Grafana returns it, with days only for whole days."""
     if duration_s and duration_s % UNITS["d"] == 0:
         return f"{duration_s // UNITS['d']}d"
     parts = [(duration_s // 3600, "h"), (duration_s % 3600 // 60, "m"), (duration_s % 60, "s")]
@@ -67,7 +68,7 @@ def written(duration_s: int) -> str:
 
 
 def _title(alert: dict[str, Any], group: list[dict[str, Any]]) -> str:
-    """Titles are unique in a folder of Grafana's; Prometheus may have one name for several severities."""
+    """Title of a rule, numbered if alerts share a name: Grafana requires unique titles in a folder, Prometheus does not."""
     same = [other for other in group if other["alert"] == alert["alert"]]
     name: str = alert["alert"]
     return name if len(same) == 1 else f"{name} {same.index(alert) + 1}"
@@ -79,7 +80,7 @@ def _rule(alert: dict[str, Any], title: str) -> dict[str, Any]:
         "title": title,
         "condition": "C",
         "data": [_query(alert["expr"].strip()), _exists("A"), _above_zero("B")],
-        "noDataState": "OK",  # no series: nothing is wrong
+        "noDataState": "OK",  # no series: the alert does not fire
         "execErrState": "Error",
         "for": written(seconds(alert.get("for", "0s"))),
         "labels": {key: str(value) for key, value in alert.get("labels", {}).items()},
@@ -97,7 +98,7 @@ def uid(title: str) -> str:
 
 
 def _template(text: str) -> str:
-    """Grafana's `$value` is a text about every query; the number that Prometheus means is that of query A."""
+    """Replaces `$value`, which in Grafana is a text about all queries, by the number of query A."""
     return re.sub(r"\$value\b", "$values.A.Value", text)
 
 
@@ -119,7 +120,7 @@ def _computed(ref: str, model: dict[str, Any]) -> dict[str, Any]:
 
 
 def _node(ref: str, source: str, model: dict[str, Any], from_s: int) -> dict[str, Any]:
-    # Grafana fills in these two itself; given here, a rule that is read back is the rule that was sent.
+    # Grafana adds these defaults itself. Sending them makes a rule that is read back equal to the rule that was sent.
     filled_in = {"refId": ref, "intervalMs": 1000, "maxDataPoints": 43200}
     return {
         "refId": ref,

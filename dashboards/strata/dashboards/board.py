@@ -1,4 +1,4 @@
-"""A board: rows of panels, with the variables and links that all of them share."""
+"""A dashboard: rows of panels, with shared variables and links."""
 
 import json
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from strata.platform import metrics
 
 DATA_SOURCE = "strata-prometheus"
 TAG = "strata"
-# What Grafana 10 writes. Newer ones bring an older board up to date as they load it; the other way round nobody does.
+# The schema of Grafana 10. Newer versions migrate an older dashboard when they load it; older versions cannot load a newer one.
 SCHEMA = 39
 
 REPLICAS = metrics.SERVE_REPLICAS.exported
@@ -66,7 +66,7 @@ class Board:
         board = made.build()
         board.schema_version = SCHEMA
         for number, part in enumerate(board.panels or [], start=1):
-            part.id_val = number  # links to a panel keep their meaning from one build to the next
+            part.id_val = number  # stable ids, so that links to a panel survive a rebuild
         plain: dict[str, Any] = json.loads(json.dumps(board, cls=JSONEncoder))
         for link in plain["links"]:
             del link["placement"]  # the SDK's default hides links in a menu
@@ -82,7 +82,7 @@ def even(width: int, panels: Sequence[Panel]) -> tuple[Panel, ...]:
 
 
 def _data_source() -> builders.DatasourceVariable:
-    """Ours where it is there, else the user picks: a Grafana that came with a cluster has its own Prometheus already."""
+    """Data source variable. Defaults to Strata's; a user may choose another, such as the Prometheus of a cluster's Grafana."""
     return (
         builders.DatasourceVariable("datasource")
         .label("Prometheus")
@@ -92,8 +92,8 @@ def _data_source() -> builders.DatasourceVariable:
 
 
 def _variable(name: str) -> builders.QueryVariable:
-    """Several values at once are escaped by Grafana as it puts them into a query's regular expression; all of them are `.*`
-    and no list, which a long list of runs would make too long a query."""
+    """Query variable with several values, which Grafana escapes and joins to a regular expression. "All" is `.*`, because a list
+    of many runs would make the query too long."""
     return (
         builders.QueryVariable(name)
         .label(name.capitalize())

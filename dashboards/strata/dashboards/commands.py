@@ -1,4 +1,4 @@
-"""The commands of this room: `dashboards build` and `dashboards push`."""
+"""Commands `strata dashboards build` and `strata dashboards push`."""
 
 import sys
 from typing import TYPE_CHECKING, Annotated
@@ -12,11 +12,13 @@ if TYPE_CHECKING:
 
 
 def dashboards_build() -> None:
-    """Write the boards' JSON (dashboards/generated) and ConfigMaps (infra/components/grafana) anew from the code."""
+    """Regenerate the dashboards' JSON (dashboards/generated) and ConfigMaps (infra/components/grafana)."""
     from strata.dashboards import generate
 
     if not (generate.ROOT / generate.JSON).is_dir():
-        raise UserError("An installed package has no files to write boards to.", "Run it in a checkout of the repository.")
+        raise UserError(
+            "The folder dashboards/generated does not exist in an installed package.", "Run this command in a checkout."
+        )
     changed = generate.write()
     for path in changed:
         print(f"wrote {path}" if (generate.ROOT / path).exists() else f"removed {path}")
@@ -25,16 +27,18 @@ def dashboards_build() -> None:
 
 
 def dashboards_push(
-    url: Annotated[str, typer.Option(help="Where Grafana is: http://127.0.0.1:3000, https://host/grafana.")],
-    token: Annotated[str, typer.Option(envvar="GRAFANA_TOKEN", help="Of a service account with the role Admin.")] = "",
-    folder: Annotated[str, typer.Option(help="Title of the folder for boards and alerts.")] = "Strata",
-    prometheus_url: Annotated[str | None, typer.Option(help="Where Grafana reaches Prometheus; once is enough.")] = None,
-    alerts: Annotated[bool, typer.Option(help="Push the alert rules too; leave out where Prometheus has them.")] = True,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Undo what was changed in Grafana by hand.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change, and stop.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    url: Annotated[str, typer.Option(help="URL of Grafana, such as http://127.0.0.1:3000 or https://host/grafana.")],
+    token: Annotated[str, typer.Option(envvar="GRAFANA_TOKEN", help="Token of a service account with the role Admin.")] = "",
+    folder: Annotated[str, typer.Option(help="Title of the folder for dashboards and alerts.")] = "Strata",
+    prometheus_url: Annotated[
+        str | None, typer.Option(help="URL of Prometheus as seen from Grafana; needed for the first push.")
+    ] = None,
+    alerts: Annotated[bool, typer.Option(help="Also push the alert rules; not needed if Prometheus has them.")] = True,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Overwrite manual changes in Grafana.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the changes without applying them.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
 ) -> None:
-    """Bring boards, data source and alert rules into a running Grafana, after showing what would change."""
+    """Push dashboards, data source and alert rules to a running Grafana. Shows the changes first."""
     from strata.dashboards import alert_rules
     from strata.dashboards.grafana import Grafana
     from strata.dashboards.push import Wanted, plan, refuse_losses
@@ -46,15 +50,15 @@ def dashboards_push(
     _show(steps)
     changes = [step for step in steps if step.do is not None]
     if not changes:
-        print("Nothing to do: Grafana has all of this already.")
+        print("Nothing to do: Grafana is up to date.")
         return
     if not overwrite:
         refuse_losses(steps)
     if dry_run:
-        print(f"{len(changes)} of {len(steps)} would change; nothing was.")
+        print(f"{len(changes)} of {len(steps)} would change. Dry run: nothing was written.")
         return
     if not yes:
-        _ask(len(changes))
+        _confirm(len(changes))
     for step in changes:
         assert step.do is not None
         step.do()
@@ -73,11 +77,13 @@ def _show(steps: "list[Step]") -> None:
             console.print(f"        {line}", style={"+": "green", "-": "red"}.get(line[:1], "dim"))
 
 
-def _ask(changes: int) -> None:
-    if _nobody_there():
-        raise UserError("Nobody is here to ask whether to push.", "Say --yes, or look first with --dry-run.")
+def _confirm(changes: int) -> None:
+    if not _is_interactive():
+        raise UserError(
+            "The push needs confirmation, and standard input is not a terminal.", "Add --yes, or show the changes with --dry-run."
+        )
     typer.confirm(f"Push {changes} changes?", abort=True)
 
 
-def _nobody_there() -> bool:
-    return not sys.stdin.isatty()
+def _is_interactive() -> bool:
+    return sys.stdin.isatty()

@@ -1,5 +1,7 @@
-"""Writes what Grafana loads from files: each board as JSON, and, for Grafanas on Kubernetes that gather dashboards from
-ConfigMaps, the same in a ConfigMap. Kustomize reads no files above its own folder, hence the second copy."""
+"""Writes each dashboard as JSON, and as a ConfigMap for a Grafana on Kubernetes that loads dashboards from ConfigMaps.
+
+The ConfigMap contains a second copy of the JSON, because Kustomize reads no files above its own folder.
+"""
 
 import json
 from functools import cache
@@ -17,7 +19,7 @@ COMPONENT = Path("infra/components/grafana")
 
 @cache
 def files() -> dict[Path, str]:
-    """What each generated file holds, by its path in the repository. The same code makes the same bytes."""
+    """Content of each generated file by its path in the repository. The output is deterministic."""
     written: dict[Path, str] = {}
     manifests = []
     for board in boards.every():
@@ -32,7 +34,7 @@ def files() -> dict[Path, str]:
 
 
 def write(root: Path = ROOT) -> list[Path]:
-    """Those that changed, one that no board makes any more included."""
+    """Writes the files and removes those without a dashboard. Returns the paths that changed."""
     made = files()
     changed = []
     for path, text in made.items():
@@ -59,7 +61,7 @@ def board_text(board: Board) -> str:
 
 
 def _config_map(uid: str, text: str) -> dict[str, Any]:
-    """The label is the one that Grafana's Helm chart and kube-prometheus-stack look for; the annotation names the folder."""
+    """ConfigMap with the label that Grafana's Helm chart and kube-prometheus-stack select. The annotation names the folder."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",

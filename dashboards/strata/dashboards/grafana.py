@@ -1,6 +1,6 @@
-"""A Grafana server, spoken to through grafana-client, whose every way to fail becomes a cause and a fix.
+"""Client of a Grafana server that converts every failure to an error with a cause and a fix.
 
-The token goes into the requests' header and nowhere else: no message of ours shows it.
+The token is sent in the request header only. No message contains it.
 """
 
 import re
@@ -16,25 +16,26 @@ from grafana_client.client import GrafanaClientError, GrafanaException, GrafanaS
 from strata.platform.errors import UserError
 
 TIMEOUT_S = 15.0
-OLDEST = 10  # the boards' JSON is of this version
-TOKEN_FIX = (
-    "Make a token in Grafana: Administration, Users and access, Service accounts, role Admin; then --token or GRAFANA_TOKEN."
-)
+OLDEST = 10  # the version of the dashboards' JSON
+TOKEN_FIX = "Create a token in Grafana (Administration, Users and access, Service accounts, role Admin). Pass it as --token or GRAFANA_TOKEN."
 
 Json = dict[str, Any]
 
 
 class Grafana:
-    """What a push needs of the HTTP API. Reading what is not there gives None."""
+    """The part of Grafana's HTTP API that a push needs. Reading an object that does not exist returns None."""
 
     def __init__(self, url: str, token: str) -> None:
         parts = urlsplit(url)
         if parts.username or parts.password:
-            raise UserError("--url holds a user name or password.", f"Leave them out. {TOKEN_FIX}")
+            raise UserError("--url contains a user name or password.", f"Remove them. {TOKEN_FIX}")
         if parts.scheme not in ("http", "https") or not parts.hostname or not _is_port(parts):
-            raise UserError(f"--url {url!r} is no address of a web server.", "Give one like http://127.0.0.1:3000.")
+            raise UserError(
+                f"--url {url!r} is not the address of a web server.",
+                "Write it as http://HOST:PORT, such as http://127.0.0.1:3000.",
+            )
         if not re.fullmatch(r"[\x21-\x7e]+", token):
-            raise UserError("The token is empty, or has blanks or line breaks in it.", TOKEN_FIX)
+            raise UserError("The token is empty, or contains spaces, line breaks or non-ASCII characters.", TOKEN_FIX)
         self.url = url.rstrip("/")
         self._token = token
         path = parts.path.strip("/")
@@ -48,13 +49,13 @@ class Grafana:
         )
 
     def version(self) -> str:
-        """Of Grafana; refuses what is none, or one too old for the boards."""
-        health = self._read("ask for its health", self._api.health.check)
+        """Version of Grafana. Raises if the server is not Grafana, or is too old for the dashboards."""
+        health = self._read("report its health", self._api.health.check)
         version = health.get("version") if isinstance(health, dict) else None
         if not isinstance(version, str):
             raise self._no_grafana()
         if int(re.split(r"\D", version)[0] or 0) < OLDEST:
-            raise UserError(f"{self.url} is Grafana {version}.", f"The boards need Grafana {OLDEST} or newer.")
+            raise UserError(f"{self.url} is Grafana {version}.", f"The dashboards need Grafana {OLDEST} or newer.")
         return version
 
     def folders(self) -> list[Json]:
@@ -79,16 +80,16 @@ class Grafana:
         self._write("change the data source", lambda: self._api.datasource.update_datasource_by_uid(uid, source))
 
     def board(self, uid: str) -> Json | None:
-        return self._find("read a board", lambda: self._api.dashboard.get_dashboard(uid))
+        return self._find("read a dashboard", lambda: self._api.dashboard.get_dashboard(uid))
 
     def board_versions(self, uid: str) -> list[Json]:
-        """Newest first."""
-        answer = self._read("read a board's history", lambda: self._api.dashboard_versions.get_dashboard_versions_by_uid(uid))
+        """Versions of a dashboard, newest first."""
+        answer = self._read("read a dashboard's history", lambda: self._api.dashboard_versions.get_dashboard_versions_by_uid(uid))
         versions = answer["versions"] if isinstance(answer, dict) else answer  # a bare list before Grafana 11
         return sorted(versions, key=lambda version: int(version["version"]), reverse=True)
 
     def save_board(self, body: Json) -> None:
-        self._write("save a board", lambda: self._api.dashboard.update_dashboard(body))
+        self._write("save a dashboard", lambda: self._api.dashboard.update_dashboard(body))
 
     def alert_rules(self) -> list[Json]:
         return self._list("list alert rules", self._api.alertingprovisioning.get_alertrules_all)
@@ -125,15 +126,15 @@ class Grafana:
         self._read(doing, call)
 
     def _checked(self, answer: Any, kind: type | tuple[type, ...]) -> Any:
-        """A proxy's login page is a text, with status 200."""
+        """Raises if the response is not JSON of this kind, such as a proxy's login page with status 200."""
         if not isinstance(answer, kind):
             raise self._no_grafana()
         return answer
 
     def _no_grafana(self) -> UserError:
         return UserError(
-            f"{self.url} answers, but not as Grafana does.",
-            "Give Grafana's own address, with its path if it has one: https://host/grafana. A login page may be in the way.",
+            f"The server at {self.url} is not Grafana.",
+            "Set --url to Grafana's own address, including its path: https://host/grafana. A proxy may return a login page.",
         )
 
     @contextmanager
@@ -142,32 +143,32 @@ class Grafana:
             yield
         except requests.exceptions.SSLError as error:
             raise UserError(
-                f"No secure connection to {self.url}: {getattr(error.args[0], 'reason', error)}",
-                "A certificate of your own authority: REQUESTS_CA_BUNDLE=authority.pem. A server without TLS: --url http://...",
+                f"The TLS connection to {self.url} failed: {getattr(error.args[0], 'reason', error)}",
+                "For a private certificate authority, set REQUESTS_CA_BUNDLE=authority.pem. For a server without TLS, use --url http://...",
             ) from None
         except (requests.exceptions.JSONDecodeError, requests.exceptions.TooManyRedirects):
             raise self._no_grafana() from None
         except requests.exceptions.RequestException as error:
             raise UserError(
-                f"No answer from {self.url} ({type(error).__name__}).",
-                "Check the address, and that Grafana runs. On Kubernetes: kubectl port-forward service/grafana 3000:80",
+                f"No response from {self.url} ({type(error).__name__}).",
+                "Check the address and that Grafana is running. On Kubernetes: kubectl port-forward service/grafana 3000:80",
             ) from None
         except GrafanaException as error:
             raise self._refused(doing, error) from None
 
     def _refused(self, doing: str, error: GrafanaException) -> UserError:
-        said = self._clean(_said(error))
-        cause = f"{self.url} refuses to {doing} ({error.status_code}): {said}"
+        message = self._clean(_message(error))
+        cause = f"{self.url} refused to {doing} ({error.status_code}): {message}"
         if isinstance(error, GrafanaServerError):
-            return UserError(cause, "Grafana itself failed: its log says why. Pushing again later does no harm.")
+            return UserError(cause, "Grafana failed; see its log. It is safe to push again.")
         fixes = {
-            401: f"The token is wrong, or no longer valid. {TOKEN_FIX}",
-            403: f"The token may not do that. {TOKEN_FIX}",
-            404: f"Is {self.url} the whole address, with Grafana's path if it has one? And is unified alerting on?",
-            409: "Somebody else has changed it, or has the name. Look at it in Grafana, then push again.",
-            412: "Somebody has changed it in Grafana just now, or has the name. Push again: the difference is shown first.",
+            401: f"The token is invalid or expired. {TOKEN_FIX}",
+            403: f"The token lacks the permission. {TOKEN_FIX}",
+            404: f"Check that {self.url} includes Grafana's path, and that unified alerting is enabled.",
+            409: "It was changed by someone else, or the name is in use. Check it in Grafana, then push again.",
+            412: "It was changed in Grafana during the push, or the name is in use. Push again to see the difference.",
         }
-        return UserError(cause, fixes.get(error.status_code, "Grafana's message says what it does not take."))
+        return UserError(cause, fixes.get(error.status_code, "Grafana's message names the reason."))
 
     def _clean(self, text: str) -> str:
         return text.replace(self._token, "(token)")
@@ -180,7 +181,7 @@ def _is_port(parts: SplitResult) -> bool:
         return False
 
 
-def _said(error: GrafanaException) -> str:
+def _message(error: GrafanaException) -> str:
     answer = error.response
-    said = answer.get("message") if isinstance(answer, dict) else answer
-    return " ".join(str(said or error.message).split())[:300]
+    message = answer.get("message") if isinstance(answer, dict) else answer
+    return " ".join(str(message or error.message).split())[:300]

@@ -1,5 +1,7 @@
-"""Panels, by the kind of picture that says it best. Widths are in Grafana's columns, of which a line has 24; `board.py` sets
-panels one after another."""
+"""Panel types: time series, number, bars, heatmap, table, alert list.
+
+Widths are in Grafana's columns, 24 per line. `board.py` places panels one after another.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -25,7 +27,7 @@ Kind = Literal["lines", "number", "bars", "heat", "table", "alerts"]
 
 @dataclass(frozen=True)
 class Line:
-    """One query and how its series are called."""
+    """A query and the legend of its series."""
 
     expr: str
     legend: str
@@ -33,7 +35,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """What every panel must say, whatever its kind."""
+    """Settings of a panel of any kind."""
 
     title: str
     description: str
@@ -45,7 +47,7 @@ class Panel:
     stacked: bool = False
     logarithmic: bool = False
     top: float | None = None
-    empty: str = "-"  # what a number shows where there is none
+    empty: str = "-"  # text of a number panel without data
 
     def wide(self, width: int) -> "Panel":
         return replace(self, width=width)
@@ -84,7 +86,7 @@ def table_of(title: str, description: str, expr: str) -> Panel:
 
 
 def alert_list(title: str, description: str) -> Panel:
-    """Grafana's own list: its rules' alerts, and those of Prometheus where it may ask for them."""
+    """Grafana's alert list: alerts of its own rules, and those of Prometheus if the data source may read them."""
     return Panel(title, description, Unit.NONE, (), "alerts")
 
 
@@ -94,7 +96,7 @@ def _lines(panel: Panel) -> Builder[dashboard.Panel]:
         .line_width(1)
         .fill_opacity(40 if panel.stacked else 8)
         .show_points(common.VisibilityMode.AUTO)
-        .span_nulls(60_000)  # milliseconds: a missed scrape is no gap, a dead process is
+        .span_nulls(60_000)  # milliseconds: joins the line over a missed scrape, not over a dead process
         .color_scheme(_colour(dashboard.FieldColorModeId.PALETTE_CLASSIC_BY_NAME))
         .legend(
             common_builders.VizLegendOptions()
@@ -160,7 +162,7 @@ def _heat(panel: Panel) -> Builder[dashboard.Panel]:
 
 
 def _table(panel: Panel) -> Builder[dashboard.Panel]:
-    """One row a series, one column a label."""
+    """Table with one row per series and one column per label."""
     unread = ("Time", "Value", "__name__", "alertstate", "instance", "job")
     hide = dashboard.DataTransformerConfig(
         id_val="organize", options={"excludeByName": dict.fromkeys(unread, True), "indexByName": {"severity": 0, "alertname": 1}}
@@ -186,7 +188,7 @@ DRAWN_BY: dict[Kind, Callable[[Panel], Builder[dashboard.Panel]]] = {
 
 
 def _nan_as(text: str) -> dashboard.ValueMapping:
-    """A quantile of no observations is not a number."""
+    """Shows `text` for NaN, the quantile of no observations."""
     result = dashboard.ValueMappingResult(text=text, color=PLAIN)
     options = dashboard.DashboardSpecialValueMapOptions(match=dashboard.SpecialValueMatch.NULL_AND_NAN, result=result)
     return dashboard.SpecialValueMap(options=options)

@@ -1,7 +1,7 @@
-"""Queries, written from metrics so that no name and no label filter is written twice.
+"""PromQL expressions built from metric definitions.
 
-Every selector is narrowed by the board's variables that the metric has a label for. A worker or a replica that was started
-again makes new series (Ray labels them by worker), so nothing is read without an aggregation.
+Every selector filters by the dashboard variables that the metric has a label for. A restarted worker or replica creates new
+series (Ray labels them by worker), so every query aggregates.
 """
 
 from strata.dashboards import series
@@ -9,11 +9,11 @@ from strata.dashboards.series import Readable
 from strata.platform import metrics
 
 RATE = "[$__rate_interval]"
-OBJECTIVE = 0.99  # of first tokens and of gaps between tokens, the share that must be in time
+OBJECTIVE = 0.99  # share of TTFT and of ITL observations that must be in time
 
 
 def select(what: Readable, *matchers: str, suffix: str = "") -> str:
-    """`replica` narrows what engines measure; what gateways measure is of the whole endpoint."""
+    """Selector of a metric. The variable `replica` filters engine metrics only; gateway metrics cover the whole endpoint."""
     variables: list[str] = [label for label in ("cluster", "run", "model") if label in labels(what)]
     if what in metrics.SERVING_ENGINE:
         variables.append("replica")
@@ -26,7 +26,7 @@ def labels(what: Readable) -> tuple[str, ...]:
 
 
 def highest(what: Readable, *by: str, matchers: tuple[str, ...] = ()) -> str:
-    """For a gauge that one process sets: the newest series of a restarted worker and the old one's last value are one."""
+    """Maximum of a gauge that one process sets. Merges the series of a restarted worker with that of its predecessor."""
     return f"max by ({', '.join(by)}) ({select(what, *matchers)})"
 
 
@@ -35,7 +35,7 @@ def summed(what: Readable, *by: str, matchers: tuple[str, ...] = ()) -> str:
 
 
 def or_zero(events: str, beside: str, *on: str) -> str:
-    """A counter that nothing has been counted in may not be there: it is zero wherever what it stands beside is there."""
+    """Zero for a counter that does not exist yet, wherever the series `beside` exists."""
     return f"{events} or on ({', '.join(on)}) {beside} * 0"
 
 
@@ -48,10 +48,10 @@ def quantile(q: float, what: Readable, *by: str) -> str:
 
 
 def buckets(what: Readable) -> str:
-    """For a heatmap: how many observations each bucket got."""
+    """Observations per bucket, for a heatmap."""
     return f"sum by (le) (increase({select(what, suffix='_bucket')}{RATE}))"
 
 
 def burn(misses: Readable) -> str:
-    """How many times faster than the objective allows its misses come: at 1 the month's allowance lasts the month."""
+    """Burn rate of an objective: misses relative to the allowed share. At 1, the error budget lasts exactly its period."""
     return f"{highest(misses, 'cluster', 'model')} / {1 - OBJECTIVE:.2f}"

@@ -1,9 +1,8 @@
-"""Brings folder, data source, boards and alert rules into a Grafana: first what would change, then the change.
+"""Pushes folder, data source, dashboards and alert rules to Grafana: first a plan, then the changes.
 
-A board is saved with a message that holds its digest, and Grafana keeps the messages of all versions. So the newest message
-says whether the board there is what this code makes (nothing to do), an older one of ours (a change to show), or somebody's
-own work, which is not overwritten unless asked to. Alert rules have no history, but Grafana marks those that came through its
-provisioning API and lets nobody edit them by hand.
+A dashboard is saved with a version message that contains its digest. The newest message shows whether the dashboard in Grafana
+is current (no change), an older version of Strata's (a change to show), or edited by a user, which is overwritten only with
+`--overwrite`. Alert rules have no history, but Grafana marks rules from its provisioning API and does not allow editing them.
 """
 
 import difflib
@@ -26,7 +25,7 @@ MESSAGE = "strata dashboards push"
 
 @dataclass(frozen=True)
 class Step:
-    """One thing in Grafana, and how it is brought about. `theirs`: somebody's own changes that would be lost."""
+    """An object in Grafana and the call that updates it. `theirs` describes changes by users that would be lost."""
 
     state: Literal["new", "changed", "same", "left"]
     what: str
@@ -44,7 +43,7 @@ class Wanted:
 
 
 def plan(grafana: Grafana, wanted: Wanted) -> list[Step]:
-    """What is to do, in the order of doing it. Reads only."""
+    """Plans the steps of a push in order. It only reads."""
     grafana.version()
     folder, folder_uid = _folder(grafana, wanted.folder)
     steps = [folder, _data_source(grafana, wanted.prometheus_url)]
@@ -59,8 +58,8 @@ def refuse_losses(steps: list[Step]) -> None:
     losses = [f"{step.what}: {step.theirs}" for step in steps if step.theirs]
     if losses:
         raise UserError(
-            "Changed in Grafana by hand, and a push would undo it:\n  " + "\n  ".join(losses),
-            "Save a copy under another name in Grafana, or take the change into the code; then push with --overwrite.",
+            "These objects were changed manually in Grafana, and a push would overwrite them:\n  " + "\n  ".join(losses),
+            "Save a copy under another name in Grafana, or move the change into the code, then push with --overwrite.",
         )
 
 
@@ -82,7 +81,7 @@ def _data_source(grafana: Grafana, url: str | None) -> Step:
     if url is None and there is None:
         raise UserError(
             f"Grafana has no data source {DATA_SOURCE} yet.",
-            "Say with --prometheus-url where Grafana reaches Prometheus, as Grafana sees it (http://prometheus:9090).",
+            "Set --prometheus-url to the URL of Prometheus as seen from Grafana, such as http://prometheus:9090.",
         )
     if url is None:
         return Step("same", what)
@@ -98,7 +97,7 @@ def _data_source(grafana: Grafana, url: str | None) -> Step:
     if there is None:
         return Step("new", what, _then(grafana.create_data_source, ours))
     if there.get("readOnly"):
-        return Step("left", what, note="it comes from a file on Grafana's machine")
+        return Step("left", what, note="provisioned from a file on Grafana's machine")
     seen = _shaped(there, ours)
     if seen == ours:
         return Step("same", what)
@@ -107,7 +106,7 @@ def _data_source(grafana: Grafana, url: str | None) -> Step:
 
 
 def _board(grafana: Grafana, board: Board, folder_uid: str) -> Step:
-    what = f"board {board.title}"
+    what = f"dashboard {board.title}"
     text = board_text(board)
     ours = json.loads(text)
     message = f"{MESSAGE} {hashlib.sha256(text.encode()).hexdigest()[:16]}"
@@ -118,21 +117,21 @@ def _board(grafana: Grafana, board: Board, folder_uid: str) -> Step:
     meta = there["meta"]
     if meta.get("provisioned"):
         raise UserError(
-            f"{what!r} comes from a file on Grafana's machine ({meta.get('provisionedExternalId') or 'provisioned'}).",
-            "It changes with that file: put dashboards/generated there, or take the file away and push again.",
+            f"{what!r} is provisioned from a file on Grafana's machine ({meta.get('provisionedExternalId') or 'unnamed'}).",
+            "Replace that file by the one in dashboards/generated, or remove the file and push again.",
         )
     [newest, *_] = grafana.board_versions(board.uid) or [{}]
     moved = meta.get("folderUid") != folder_uid
     seen = {key: value for key, value in there["dashboard"].items() if key not in ("id", "version")}
-    as_it_should_be = newest.get("message") == message or seen == ours
-    if as_it_should_be and not moved:
+    is_current = newest.get("message") == message or seen == ours
+    if is_current and not moved:
         return Step("same", what)
-    # Saved on top of the version that was read and no other: Grafana refuses if someone saves in between.
+    # Names the version that was read: Grafana rejects the save if another one happened in between.
     body["dashboard"] = {**ours, "id": there["dashboard"]["id"], "version": there["dashboard"]["version"]}
     theirs = ""
-    if not as_it_should_be and not str(newest.get("message", "")).startswith(MESSAGE):
-        by, said = newest.get("createdBy") or "someone", newest.get("message") or "no message"
-        theirs = f"version {there['dashboard']['version']} by {by} ({said})"
+    if not is_current and not str(newest.get("message", "")).startswith(MESSAGE):
+        by, message = newest.get("createdBy") or "someone", newest.get("message") or "no message"
+        theirs = f"version {there['dashboard']['version']} by {by} ({message})"
     diff = _diff({"folder": meta.get("folderUid"), **seen}, {"folder": folder_uid, **ours})
     return Step("changed", what, _then(grafana.save_board, body), diff, theirs=theirs)
 
@@ -147,8 +146,8 @@ def _alerts(grafana: Grafana, group: Group, folder_uid: str) -> Step:
     origins = {rule["title"]: rule.get("provenance", "") for rule in there["rules"]}
     if elsewhere := sorted(title for title, origin in origins.items() if origin not in ("", "api")):
         raise UserError(
-            f"Alert rules come from a file on Grafana's machine: {', '.join(elsewhere)}.",
-            "They change with that file; push with --no-alerts, or take the file away and push again.",
+            f"Alert rules are provisioned from a file on Grafana's machine: {', '.join(elsewhere)}.",
+            "Push with --no-alerts, or remove the file and push again.",
         )
     wanted = {rule["uid"]: rule for rule in ours["rules"]}
     rules = [_shaped(rule, wanted.get(rule["uid"], {"uid": "", "title": ""})) for rule in there["rules"]]
@@ -157,15 +156,17 @@ def _alerts(grafana: Grafana, group: Group, folder_uid: str) -> Step:
     if seen == ours:
         return Step("same", what)
     by_hand = sorted(title for title, origin in origins.items() if origin == "")
-    return Step("changed", what, save, _diff(seen, ours), theirs=f"rules made by hand: {', '.join(by_hand)}" if by_hand else "")
+    return Step(
+        "changed", what, save, _diff(seen, ours), theirs=f"rules created manually: {', '.join(by_hand)}" if by_hand else ""
+    )
 
 
 def _left_over(grafana: Grafana, groups: tuple[Group, ...], folder_uid: str) -> list[Step]:
-    """Rules of ours in groups that are ours no more. Deleting is left to people."""
+    """Strata rules in Grafana that no rule file contains any more. They are listed, not deleted."""
     names = {group.name for group in groups}
     wanted = {rule["uid"] for group in groups for rule in group.rules}
     return [
-        Step("left", f"alert {rule['title']}", note="no rule file has it any more; delete it in Grafana")
+        Step("left", f"alert {rule['title']}", note="in no rule file any more; delete it in Grafana")
         for rule in grafana.alert_rules()
         if rule["folderUID"] == folder_uid and rule["uid"].startswith("strata-")
         if rule["ruleGroup"] not in names and rule["uid"] not in wanted
@@ -177,7 +178,7 @@ def _then(call: Callable[..., None], *arguments: Any) -> Callable[[], None]:
 
 
 def _shaped(there: Any, ours: Any) -> Any:
-    """What Grafana has, without what it adds of its own accord (ids, times, defaults)."""
+    """Grafana's object reduced to the keys of ours: Grafana adds ids, times and defaults."""
     if isinstance(there, dict) and isinstance(ours, dict):
         return {key: _shaped(there[key], ours[key]) for key in ours if key in there}
     if isinstance(there, list) and isinstance(ours, list) and len(there) == len(ours):
@@ -191,4 +192,4 @@ def _uid(rule: Json) -> str:
 
 def _diff(there: Json, ours: Json) -> str:
     before, after = (json.dumps(side, indent=2, sort_keys=True, ensure_ascii=False).splitlines() for side in (there, ours))
-    return "\n".join(difflib.unified_diff(before, after, "in Grafana", "to be", lineterm="", n=2))
+    return "\n".join(difflib.unified_diff(before, after, "in Grafana", "new", lineterm="", n=2))

@@ -1,4 +1,4 @@
-"""Every query of every board, for whoever wants to try them against a real Prometheus."""
+"""Every query of every dashboard, for tests against a real Prometheus."""
 
 import re
 from dataclasses import dataclass
@@ -28,16 +28,16 @@ class Query:
         replica: str = ".*",
         rate_interval: str = "1m",
     ) -> str:
-        """As Grafana would send it; regular expressions for the variables, as Grafana makes them."""
+        """The query as Grafana sends it. Values of variables are regular expressions."""
         values = {"__rate_interval": rate_interval, "cluster": cluster, "run": run, "model": model, "replica": replica}
         return re.sub(r"\$(\w+)", lambda found: values[found[1]], self.expr)
 
     def reads(self) -> tuple[Readable, ...]:
-        """What it asks for, by name."""
+        """Metrics and series that the query names."""
         return tuple(dict.fromkeys(KNOWN[word] for word in WORD.findall(self.expr) if word in KNOWN))
 
     def sources(self) -> frozenset[Source]:
-        """Whom it needs beside the platform's own processes: with no autoscaler, its series cannot be there."""
+        """Programs that the query needs besides Strata's: without an autoscaler, its series do not exist."""
         return frozenset(read.source for read in self.reads() if isinstance(read, series.Series))
 
 

@@ -1,7 +1,7 @@
-"""Series that boards read and `strata.platform.metrics` does not name: those of other programs, and those that our recording
-rules make. The one list of them, each with where it comes from.
+"""Series of other programs and of recording rules that dashboards read, each with its source.
 
-Labels are those that queries may name; every scrape adds `cluster`, but for KubeRay's operator, which serves many clusters.
+`strata.platform.metrics` has Strata's own metrics. Labels are those that queries may use. Every scrape adds `cluster`, except
+that of KubeRay's operator, which serves many clusters.
 """
 
 from dataclasses import dataclass
@@ -21,14 +21,14 @@ class Series:
 
 Readable = Metric | Series
 
-# Ray's reporter agent, one a node: ray/dashboard/modules/reporter/reporter_agent.py, labels in ray/dashboard/consts.py.
+# Ray's reporter agent, one per node: ray/dashboard/modules/reporter/reporter_agent.py, labels in ray/dashboard/consts.py.
 NODE = ("cluster", "ip", "IsHeadNode", "RayNodeType", "SessionName")
 NODE_CPU_PERCENT = Series("ray_node_cpu_utilization", NODE, "ray")  # 0 to 100
 NODE_CPUS = Series("ray_node_cpu_count", NODE, "ray")
 NODE_MEMORY_USED = Series("ray_node_mem_used", NODE, "ray")
 NODE_MEMORY_TOTAL = Series("ray_node_mem_total", NODE, "ray")
 NODE_DISK_PERCENT = Series("ray_node_disk_utilization_percentage", NODE, "ray")
-NODE_RECEIVED = Series("ray_node_network_receive_speed", NODE, "ray")  # bytes a second
+NODE_RECEIVED = Series("ray_node_network_receive_speed", NODE, "ray")  # bytes per second
 NODE_SENT = Series("ray_node_network_send_speed", NODE, "ray")
 
 # The same agent on the head node, from the autoscaler's report.
@@ -37,15 +37,15 @@ NODES_ACTIVE = Series("ray_cluster_active_nodes", AUTOSCALER, "autoscaler")
 NODES_PENDING = Series("ray_cluster_pending_nodes", AUTOSCALER, "autoscaler")
 NODES_FAILED = Series("ray_cluster_failed_nodes", AUTOSCALER, "autoscaler")
 
-# KubeRay's operator: ray-operator/controllers/ray/metrics. Always 1; the label says whether the condition holds.
+# KubeRay's operator: ray-operator/controllers/ray/metrics. The value is always 1; the label has the state of the condition.
 CLUSTER_PROVISIONED = Series("kuberay_cluster_condition_provisioned", ("name", "namespace", "condition"), "kuberay")
 SERVICE_READY = Series("kuberay_service_condition_ready", ("name", "namespace", "condition"), "kuberay")
 JOB_STATUS = Series("kuberay_job_deployment_status", ("name", "namespace", "deployment_status"), "kuberay")
 
-# NVIDIA's DCGM exporter. The XID of the last error, 0 if there was none; our own exporter counts them instead.
+# NVIDIA's DCGM exporter. The XID of the last error, or 0. Strata's exporter counts errors instead.
 DCGM_XID = Series("DCGM_FI_DEV_XID_ERRORS", ("cluster", "Hostname", "gpu", "modelName"), "dcgm")
 
-# Recording rules, infra/prometheus/rules: our GPU exporter, DCGM and Ray under one name.
+# Recording rules, infra/prometheus/rules: series of Strata's GPU exporter, DCGM and Ray under one name.
 GPU = ("cluster", "node", "gpu", "name")
 GPU_UTILIZATION = Series("strata:gpu_utilization:ratio", GPU, "gpu rules")
 GPU_MEMORY_USED = Series("strata:gpu_memory_used:bytes", GPU, "gpu rules")
@@ -55,7 +55,7 @@ GPU_TEMPERATURE = Series("strata:gpu_temperature:celsius", GPU, "gpu rules")
 GPU_SM_CLOCK = Series("strata:gpu_sm_clock:hertz", GPU, "gpu rules")
 GPU_THROTTLED = Series("strata:gpu_throttled:bool", (*GPU, "reason"), "gpu rules")
 
-# Recording rules too: the share of first tokens, and of gaps between tokens, that missed their objective.
+# Recording rules: the share of TTFT and of ITL observations that missed their objective.
 SLO = ("cluster", "model")
 WINDOWS = ("5m", "30m", "1h", "6h")
 FIRST_TOKEN_MISSES = {
@@ -65,7 +65,7 @@ INTER_TOKEN_MISSES = {
     window: Series(f"strata:serve_inter_token:slo_miss_ratio_rate{window}", SLO, "slo rules") for window in WINDOWS
 }
 
-# Prometheus itself: one series for each alert that is pending or firing, with the alert's own labels beside these.
+# Prometheus itself: one series per pending or firing alert, with the alert's own labels besides these.
 ALERTS = Series("ALERTS", ("cluster", "alertname", "alertstate", "severity"), "alerts")
 
 EVERY = (

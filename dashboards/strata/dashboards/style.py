@@ -1,4 +1,4 @@
-"""What every board has in common to the eye: the same quantity has the same unit, limits and colour everywhere."""
+"""Units, thresholds and colours, the same for a quantity on every dashboard."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -9,7 +9,7 @@ GOOD, WATCH, BAD, PLAIN = "green", "orange", "red", "blue"
 
 
 class Unit(StrEnum):
-    """Grafana's names of units."""
+    """Unit names of Grafana."""
 
     SECONDS = "s"
     BYTES = "bytes"
@@ -32,7 +32,7 @@ class Unit(StrEnum):
 
 @dataclass(frozen=True)
 class Limits:
-    """Where a value begins to need watching, and where it is bad; `falling` ones are bad below."""
+    """Warning and critical thresholds of a value. With `falling`, lower values are worse."""
 
     watch: float
     bad: float
@@ -47,18 +47,18 @@ class Limits:
 
 FULL = Limits(watch=0.85, bad=0.95)  # memory, disk, KV cache, as a ratio
 FULL_PERCENT = Limits(watch=85, bad=95)
-HOT = Limits(watch=80, bad=88)  # degrees Celsius: data-centre cards slow down from about 87
-ANY = Limits(watch=1, bad=5)  # things that should not happen, counted
+HOT = Limits(watch=80, bad=88)  # °C; data-centre GPUs throttle from about 87
+ANY = Limits(watch=1, bad=5)  # counts of events that should not happen
 ANY_PER_SECOND = Limits(watch=0.001, bad=0.1)
-FIRST_TOKEN = Limits(watch=1.0, bad=2.0)  # bad: the objective of the alerts
+FIRST_TOKEN = Limits(watch=1.0, bad=2.0)  # bad: the objective in the alert rules
 INTER_TOKEN = Limits(watch=0.05, bad=0.1)
-BURN = Limits(watch=1.0, bad=6.0)  # 6: where the slower of the two burn alerts fires
-MISSED = Limits(watch=0.005, bad=0.01)  # 0.01: the objective leaves one in a hundred
-BUSY = Limits(watch=0.5, bad=0.1, falling=True)  # a GPU that someone pays for
+BURN = Limits(watch=1.0, bad=6.0)  # 6: the threshold of the slow burn-rate alert
+MISSED = Limits(watch=0.005, bad=0.01)  # 0.01: the objective allows 1%
+BUSY = Limits(watch=0.5, bad=0.1, falling=True)  # utilization of a GPU
 ANSWERING = Limits(watch=1, bad=1, falling=True)
 CHECKPOINT_AGE = Limits(watch=1800, bad=3600)
 
-# Words that end a legend have the same colour on every board. A legend ends in a label's value, or in the word itself.
+# Colours by the last word of a legend, the same on every dashboard. The last word is a label's value or the word itself.
 ROLES = {"gateway": "purple", "decode": "blue", "prefill": "orange"}
 PLACES = {"local": "blue", "remote": "orange"}
 PHASES = {"data": "yellow", "forward": "blue", "backward": "purple", "optimizer": "green", "checkpoint": "red"}

@@ -38,8 +38,8 @@ class Watching:
         self._runs = RunWatch()
         self._endpoint = EndpointWatch(url)
 
-    def look(self) -> Snapshot:
-        return Snapshot(node_name(), self._cards.read(), machine.look(), self._runs.look(), self._url, self._endpoint.look())
+    def poll(self) -> Snapshot:
+        return Snapshot(node_name(), self._cards.read(), machine.poll(), self._runs.poll(), self._url, self._endpoint.poll())
 
     def close(self) -> None:
         self._cards.close()
@@ -56,14 +56,14 @@ def _watching(url: str) -> Iterator[Watching]:
 
 
 def _print(console: Console, watching: Watching, interval: float) -> None:
-    watching.look()
+    watching.poll()
     time.sleep(interval)
-    console.print(watching.look())
+    console.print(watching.poll())
 
 
 def _follow(console: Console, watching: Watching, interval: float) -> None:
     """Redraws more often than it polls, so that the screen follows a resized terminal."""
-    with Live(watching.look(), console=console, screen=True, refresh_per_second=4, vertical_overflow="crop") as live:
+    with Live(watching.poll(), console=console, screen=True, refresh_per_second=4, vertical_overflow="crop") as live:
         while True:
             time.sleep(interval)
-            live.update(watching.look(), refresh=True)
+            live.update(watching.poll(), refresh=True)

@@ -81,7 +81,7 @@ class EndpointWatch:
     def close(self) -> None:
         self._client.close()
 
-    def look(self) -> Endpoint | Absent:
+    def poll(self) -> Endpoint | Absent:
         try:
             answer = self._client.get(self._url)
             answer.raise_for_status()

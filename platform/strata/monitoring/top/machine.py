@@ -14,6 +14,6 @@ class Cores:
     memory_total: int
 
 
-def look() -> Cores:
+def poll() -> Cores:
     loads = tuple(percent / 100 for percent in psutil.cpu_percent(percpu=True))
     return Cores(loads, available_memory(), int(psutil.virtual_memory().total))

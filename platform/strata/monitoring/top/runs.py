@@ -40,7 +40,7 @@ class RunWatch:
     def __init__(self) -> None:
         self._histories: dict[Path, History] = {}
 
-    def look(self) -> list[Progress]:
+    def poll(self) -> list[Progress]:
         now = time.time()
         every = [(Run(path.parent), state) for path in sorted(runs.runs_dir().glob("*/state.json")) if (state := _state(path))]
         current = [(run, state) for run, state in every if in_progress(run, state, now)]
