@@ -1,5 +1,6 @@
-"""A stand-in for Grafana: the endpoints of its HTTP API that a push uses, as its documentation and source describe them, with
-tokens, permissions, versions, conflicts and what Grafana adds to what it is given. It draws nothing and evaluates nothing.
+"""Fake Grafana server with the HTTP endpoints that a push uses.
+
+It follows Grafana's documentation and source: tokens, permissions, versions, conflicts, and fields that Grafana adds.
 """
 
 import copy
@@ -20,30 +21,30 @@ PERMISSION = "You'll need additional permissions to perform this action. Permiss
 
 
 class Store:
-    """What is in it. Tests put in here what people, files and other tools would."""
+    """State of the server. Tests change it as users, files and other tools would."""
 
     def __init__(self) -> None:
         self.version = "12.3.1"
-        self.prefix = ""  # of the path, where Grafana is served below one
+        self.prefix = ""  # of the path, if Grafana is served below one
         self.folders: dict[str, Json] = {}
         self.sources: dict[str, Json] = {}
         self.boards: dict[str, Json] = {}
         self.history: dict[str, list[Json]] = {}
         self.groups: dict[tuple[str, str], Json] = {}
         self.writes: list[str] = []
-        self.before_write: Callable[[], None] = lambda: None  # someone else, in the moment between reading and writing
-        self.bare_history = False  # Grafana 10's answer
+        self.before_write: Callable[[], None] = lambda: None  # another user's change between read and write
+        self.bare_history = False  # response format of Grafana 10
         self.broken: Answer | None = None
 
     def edit_by_hand(self, uid: str, message: str = "") -> None:
         board = copy.deepcopy(self.boards[uid])
         board["dashboard"]["panels"][1]["title"] = "Mine"
-        self._keep(uid, board["dashboard"], board["meta"]["folderUid"], message, "editor")
+        self._store(uid, board["dashboard"], board["meta"]["folderUid"], message, "editor")
 
-    def _keep(self, uid: str, dashboard: Json, folder: str, message: str, by: str) -> int:
+    def _store(self, uid: str, dashboard: Json, folder: str, message: str, by: str) -> int:
         version = self.boards[uid]["dashboard"]["version"] + 1 if uid in self.boards else 1
-        kept = {**copy.deepcopy(dashboard), "id": 7, "version": version}
-        self.boards[uid] = {"dashboard": kept, "meta": {"folderUid": folder, "provisioned": False, "version": version}}
+        stored = {**copy.deepcopy(dashboard), "id": 7, "version": version}
+        self.boards[uid] = {"dashboard": stored, "meta": {"folderUid": folder, "provisioned": False, "version": version}}
         self.history.setdefault(uid, []).insert(0, {"id": version, "version": version, "message": message, "createdBy": by})
         return version
 
@@ -96,7 +97,7 @@ class Store:
             return 400, {"message": "Cannot save provisioned dashboard"}
         if there and not body["overwrite"] and there["dashboard"]["version"] != board["version"]:
             return 412, {"message": "The dashboard has been changed by someone else", "status": "version-mismatch"}
-        version = self._keep(uid, board, body["folderUid"], body["message"], "sa-strata")
+        version = self._store(uid, board, body["folderUid"], body["message"], "sa-strata")
         return 200, {"id": 7, "uid": uid, "url": f"/d/{uid}", "status": "success", "version": version}
 
     def get_rules(self) -> Answer:

@@ -1,4 +1,4 @@
-"""What a query names, found by a PromQL parser and not by looking for words."""
+"""Series and labels that a PromQL query uses, found with a parser."""
 
 from dataclasses import dataclass
 
@@ -6,15 +6,15 @@ import promql_parser
 
 
 @dataclass(frozen=True)
-class Asked:
+class Parsed:
     names: set[str]
-    matched: set[tuple[str, str]]  # (name of the series, label it is narrowed by)
-    grouped: set[str]  # labels that an aggregation keeps
-    rated: set[str]  # names of series that a rate or increase is taken of
+    matched: set[tuple[str, str]]  # (series, label in a matcher)
+    grouped: set[str]  # labels of aggregations
+    rated: set[str]  # series inside rate() or increase()
 
 
-def asked(expr: str) -> Asked:
-    found = Asked(set(), set(), set(), set())
+def parsed(expr: str) -> Parsed:
+    found = Parsed(set(), set(), set(), set())
 
     def visit(node: promql_parser.Expr) -> None:
         if isinstance(node, promql_parser.VectorSelector):
@@ -24,7 +24,7 @@ def asked(expr: str) -> Asked:
             found.grouped.update(node.modifier.labels)
         elif isinstance(node, promql_parser.Call) and node.func.name in ("rate", "increase"):
             [inside] = node.args
-            found.rated.update(asked(inside.prettify()).names)
+            found.rated.update(parsed(inside.prettify()).names)
 
     promql_parser.walk(promql_parser.parse(expr), visit)
     return found

@@ -1,4 +1,4 @@
-"""The platform's own rule files, in Grafana's words."""
+"""Conversion of Strata's alert rules to Grafana."""
 
 import re
 from pathlib import Path
@@ -16,7 +16,7 @@ def groups(root: Path) -> list[alert_rules.Group]:
     return alert_rules.read(root / "infra" / "prometheus" / "rules")
 
 
-def test_every_alert_comes_over_under_a_name_of_its_own(groups: list[alert_rules.Group], root: Path) -> None:
+def test_every_alert_is_converted_with_a_unique_name(groups: list[alert_rules.Group], root: Path) -> None:
     files = (root / "infra" / "prometheus" / "rules").glob("*.yaml")
     written = [name for file in files for name in re.findall(r"- alert: (\w+)", file.read_text())]
     rules = [rule for group in groups for rule in group.rules]
@@ -27,7 +27,7 @@ def test_every_alert_comes_over_under_a_name_of_its_own(groups: list[alert_rules
     assert all(group.interval_s % 10 == 0 for group in groups)
 
 
-def test_texts_use_only_what_grafana_knows(groups: list[alert_rules.Group]) -> None:
+def test_annotations_use_only_grafana_functions(groups: list[alert_rules.Group]) -> None:
     texts = [text for group in groups for rule in group.rules for text in rule["annotations"].values()]
     insides = [inside for text in texts for inside in re.findall(r"{{(.*?)}}", text)]
     assert insides
@@ -41,11 +41,11 @@ def test_texts_use_only_what_grafana_knows(groups: list[alert_rules.Group]) -> N
     ("prometheus", "grafana"),
     [("0s", "0s"), ("90s", "1m30s"), ("90m", "1h30m"), ("1h30m", "1h30m"), ("24h", "1d"), ("36h", "36h")],
 )
-def test_durations_as_grafana_gives_them_back(prometheus: str, grafana: str) -> None:
+def test_durations_match_grafanas_format(prometheus: str, grafana: str) -> None:
     assert alert_rules.written(alert_rules.seconds(prometheus)) == grafana
 
 
-def test_one_name_for_two_alerts(tmp_path: Path) -> None:
+def test_alerts_with_the_same_name_are_numbered(tmp_path: Path) -> None:
     twice = "groups: [{name: g, rules: [{alert: Hot, expr: 'a > 1'}, {alert: Hot, expr: 'a > 2'}]}]"
     (tmp_path / "rules.yaml").write_text(twice)
     [group] = alert_rules.read(tmp_path)
@@ -54,6 +54,6 @@ def test_one_name_for_two_alerts(tmp_path: Path) -> None:
     assert group.interval_s == 60
 
 
-def test_no_rules_there(tmp_path: Path) -> None:
+def test_missing_rules_folder(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--no-alerts"):
         alert_rules.read(tmp_path / "none")

@@ -1,4 +1,4 @@
-"""Boards, as Grafana will read them."""
+"""Dashboards as JSON for Grafana."""
 
 import re
 import shutil
@@ -16,7 +16,7 @@ from strata.dashboards.board import VARIABLES
 from strata.dashboards.promql import labels
 from strata.platform import metrics
 
-from .promql import asked
+from .promql import parsed
 
 BOARDS = {board.uid: board.json() for board in boards.every()}
 QUERIES = queries.every()
@@ -28,13 +28,13 @@ def panels(board: dict[str, Any]) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def rules(root: Path) -> dict[str, str]:
-    """The recording rules, name to expression."""
+    """Expressions of recording rules by name."""
     files = (root / "infra" / "prometheus" / "rules").glob("*.yaml")
     groups = [group for file in files for group in yaml.safe_load(file.read_text())["groups"]]
     return {rule["record"]: rule["expr"] for group in groups for rule in group["rules"] if "record" in rule}
 
 
-def test_generated_files_are_fresh(root: Path) -> None:
+def test_generated_files_are_up_to_date(root: Path) -> None:
     stale = [
         str(path) for path, text in generate.files().items() if not (root / path).is_file() or (root / path).read_text() != text
     ]
@@ -42,7 +42,7 @@ def test_generated_files_are_fresh(root: Path) -> None:
     assert not generate.left_over(root)
 
 
-def test_a_changed_and_a_left_over_file_are_noticed(tmp_path: Path) -> None:
+def test_write_updates_changed_and_removes_obsolete_files(tmp_path: Path) -> None:
     assert len(generate.write(tmp_path)) == len(generate.files())
     assert generate.write(tmp_path) == []
     (tmp_path / generate.JSON / "training.json").write_text("{}")
@@ -52,14 +52,14 @@ def test_a_changed_and_a_left_over_file_are_noticed(tmp_path: Path) -> None:
     assert generate.write(tmp_path) == []
 
 
-def test_boards_have_addresses_of_their_own() -> None:
+def test_board_uids_and_titles_are_unique() -> None:
     assert set(BOARDS) == {"strata-oncall", "strata-cluster", "strata-training", "strata-serving"}
     assert len({board["title"] for board in BOARDS.values()}) == len(BOARDS)
     assert all(board["uid"] == uid and board["schemaVersion"] == 39 for uid, board in BOARDS.items())
 
 
 @pytest.mark.parametrize("uid", BOARDS)
-def test_every_panel_says_what_it_shows(uid: str) -> None:
+def test_every_panel_has_title_description_and_unit(uid: str) -> None:
     kinds = {"timeseries", "stat", "bargauge", "heatmap", "table", "alertlist"}
     ids = [panel["id"] for panel in BOARDS[uid]["panels"]]
     assert len(ids) == len(set(ids))
@@ -86,7 +86,7 @@ def test_panels_do_not_overlap(uid: str) -> None:
         assert apart_x or apart_y, (one, other)
 
 
-def test_queries_are_those_of_the_json() -> None:
+def test_queries_match_the_json() -> None:
     sent = {
         (uid, panel["title"], target["expr"])
         for uid in BOARDS
@@ -97,8 +97,8 @@ def test_queries_are_those_of_the_json() -> None:
 
 
 @pytest.mark.parametrize("query", QUERIES, ids=lambda query: f"{query.board}: {query.panel}")
-def test_a_query_asks_for_what_there_is(query: queries.Query) -> None:
-    found = asked(query.resolved(cluster="local", run="a|b", model="m", replica="r"))
+def test_query_reads_known_series_and_labels(query: queries.Query) -> None:
+    found = parsed(query.resolved(cluster="local", run="a|b", model="m", replica="r"))
     assert found.names <= set(queries.KNOWN)
     reads = {queries.KNOWN[name] for name in found.names}
     assert reads == set(query.reads())
@@ -118,44 +118,44 @@ def test_variables_are_defined_where_they_are_used(uid: str) -> None:
     for variable in BOARDS[uid]["templating"]["list"][1:]:
         assert variable["multi"] and variable["includeAll"] and variable["allValue"] == ".*"
         earlier = set(defined[: defined.index(variable["name"])])
-        assert set(re.findall(r"\$(\w+)", variable["definition"])) <= earlier, "a variable may only look at those before it"
+        assert set(re.findall(r"\$(\w+)", variable["definition"])) <= earlier, "a variable may only refer to earlier variables"
 
 
 @pytest.mark.parametrize("name", VARIABLES)
-def test_variables_list_labels_that_are_there(name: str) -> None:
+def test_variables_list_existing_labels(name: str) -> None:
     selector, label = re.fullmatch(r"label_values\((.*), (\w+)\)", VARIABLES[name]).groups()  # type: ignore[union-attr]
     assert label == name
-    for known, matched in asked(re.sub(r"\$\w+", ".*", selector)).matched:
+    for known, matched in parsed(re.sub(r"\$\w+", ".*", selector)).matched:
         if matched != "__name__":
             assert {matched, label} <= set(labels(queries.KNOWN[known]))
 
 
-def test_every_metric_is_read_by_a_panel_or_by_a_rule_that_a_panel_reads(rules: dict[str, str]) -> None:
-    read = {name for query in QUERIES for name in asked(query.resolved()).names}
-    while more := {name for rule in read & set(rules) for name in asked(rules[rule]).names} - read:
+def test_every_metric_is_read_by_a_panel_directly_or_through_rules(rules: dict[str, str]) -> None:
+    read = {name for query in QUERIES for name in parsed(query.resolved()).names}
+    while more := {name for rule in read & set(rules) for name in parsed(rules[rule]).names} - read:
         read |= more
     unread = [metric.name for metric in metrics.EVERY if not {metric.exported, f"{metric.exported}_bucket"} & read]
     assert not unread
 
 
-def test_every_foreign_series_is_read_and_every_recorded_one_is_recorded(rules: dict[str, str]) -> None:
+def test_every_listed_series_is_read_and_recorded_series_have_rules(rules: dict[str, str]) -> None:
     read = {foreign for query in QUERIES for foreign in query.reads() if isinstance(foreign, series.Series)}
     assert read == set(series.EVERY)
     recorded = {foreign.exported for foreign in series.EVERY if foreign.source in ("gpu rules", "slo rules")}
     assert recorded <= set(rules)
 
 
-def test_limits_of_objectives_are_bounds_of_buckets() -> None:
+def test_objective_limits_are_bucket_bounds() -> None:
     assert style.FIRST_TOKEN.bad in metrics.SERVE_FIRST_TOKEN.buckets
     assert style.INTER_TOKEN.bad in metrics.SERVE_INTER_TOKEN.buckets
 
 
-def test_a_value_that_falls_turns_red_below_its_limit() -> None:
+def test_falling_limits_are_red_below() -> None:
     assert [step.color for step in style.BUSY.steps()] == [style.BAD, style.WATCH, style.GOOD]
     assert [step.value for step in style.BUSY.steps()] == [None, 0.1, 0.5]
 
 
-def test_a_cluster_gets_the_same_boards(root: Path, tmp_path: Path) -> None:
+def test_cluster_config_maps_have_the_same_boards(root: Path, tmp_path: Path) -> None:
     component = shutil.copytree(root / generate.COMPONENT, tmp_path / "component")
     (tmp_path / "kustomization.yaml").write_text(f"components: [{component.name}]\n")
     built = subprocess.run([KUBECTL, "kustomize", str(tmp_path)], capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""`strata dashboards push`, against a stand-in for Grafana that has tokens, versions and conflicts."""
+"""`strata dashboards push` against a fake Grafana with tokens, versions and conflicts."""
 
 import socket
 import subprocess
@@ -77,7 +77,7 @@ def error_of(result: Result) -> UserError:
     return result.exception
 
 
-def test_a_first_push_brings_everything(push: Push, store: Store) -> None:
+def test_first_push_creates_everything(push: Push, store: Store) -> None:
     result = push("--yes")
     assert result.exit_code == 0, result.exception
     assert result.output.count("new ") == 2 + len(boards.every()) + 1
@@ -89,7 +89,7 @@ def test_a_first_push_brings_everything(push: Push, store: Store) -> None:
     assert ADMIN not in result.output
 
 
-def test_a_second_push_changes_nothing_and_says_so(push: Push, store: Store) -> None:
+def test_second_push_changes_nothing(push: Push, store: Store) -> None:
     push("--yes")
     store.writes.clear()
     result = push("--yes")
@@ -98,21 +98,21 @@ def test_a_second_push_changes_nothing_and_says_so(push: Push, store: Store) -> 
     assert store.writes == []
 
 
-def test_boards_that_grafana_rewrites_are_still_known(push: Push, store: Store) -> None:
+def test_boards_migrated_by_grafana_are_unchanged(push: Push, store: Store) -> None:
     push("--yes")
     for board in store.boards.values():
         board["dashboard"]["schemaVersion"] = 42  # as newer Grafanas do when they store a board
     assert "Nothing to do" in push("--yes").output
 
 
-def test_history_as_grafana_10_tells_it(push: Push, store: Store) -> None:
+def test_version_history_of_grafana_10(push: Push, store: Store) -> None:
     store.bare_history = True
     store.version = "10.4.2"
     push("--yes")
     assert "Nothing to do" in push("--yes").output
 
 
-def test_alert_rules_fire_for_every_series_and_show_its_value(push: Push, store: Store) -> None:
+def test_alert_rules_fire_per_series_and_show_its_value(push: Push, store: Store) -> None:
     push("--yes")
     group = store.groups["strata", "strata training"]
     assert group["interval"] == 20  # Grafana evaluates at multiples of ten seconds
@@ -128,7 +128,7 @@ def test_alert_rules_fire_for_every_series_and_show_its_value(push: Push, store:
     assert rule["annotations"]["summary"] == "{{ $labels.run }} stands still"
 
 
-def test_what_changed_is_shown_line_by_line(push: Push, store: Store, tmp_path: Path) -> None:
+def test_changes_are_shown_as_a_diff(push: Push, store: Store, tmp_path: Path) -> None:
     push("--yes")
     (tmp_path / "rules" / "training.yaml").write_text(RULES.replace("90m", "5m"))
     old = f"{MESSAGE} 0123456789abcdef"
@@ -152,20 +152,20 @@ def test_a_dry_run_writes_nothing(push: Push, store: Store) -> None:
     assert store.writes == []
 
 
-def test_it_asks_first(push: Push, store: Store) -> None:
+def test_push_needs_confirmation(push: Push, store: Store) -> None:
     assert "--yes" in error_of(push()).fix
     assert store.writes == []
 
 
 @pytest.mark.parametrize(("answer", "writes"), [("y\n", True), ("n\n", False)])
-def test_the_answer_counts(push: Push, store: Store, monkeypatch: pytest.MonkeyPatch, answer: str, writes: bool) -> None:
+def test_confirmation_is_respected(push: Push, store: Store, monkeypatch: pytest.MonkeyPatch, answer: str, writes: bool) -> None:
     monkeypatch.setattr(commands, "_is_interactive", lambda: True)
     result = push(answer=answer)
     assert "Push 7 changes?" in result.output
     assert bool(store.writes) == writes
 
 
-def test_work_done_by_hand_is_not_undone(push: Push, store: Store) -> None:
+def test_manual_changes_are_not_overwritten(push: Push, store: Store) -> None:
     push("--yes")
     store.edit_by_hand("strata-training", "a better title")
     store.writes.clear()
@@ -179,7 +179,7 @@ def test_work_done_by_hand_is_not_undone(push: Push, store: Store) -> None:
     assert store.boards["strata-training"]["dashboard"]["version"] == 3
 
 
-def test_a_change_in_the_moment_of_the_push_is_a_conflict(push: Push, store: Store) -> None:
+def test_concurrent_change_is_a_conflict(push: Push, store: Store) -> None:
     push("--yes")
     store.boards["strata-oncall"]["dashboard"]["description"] = "Description of an older version."
     store.history["strata-oncall"][0]["message"] = f"{MESSAGE} 0123456789abcdef"
@@ -190,7 +190,7 @@ def test_a_change_in_the_moment_of_the_push_is_a_conflict(push: Push, store: Sto
     assert store.boards["strata-oncall"]["dashboard"]["panels"][1]["title"] == "Mine"
 
 
-def test_rules_made_by_hand_are_not_undone(push: Push, store: Store) -> None:
+def test_manual_rules_are_not_overwritten(push: Push, store: Store) -> None:
     push("--yes")
     group = store.groups["strata", "strata training"]
     group["rules"].append({**group["rules"][0], "uid": "abc", "title": "Ours", "provenance": ""})
@@ -199,7 +199,7 @@ def test_rules_made_by_hand_are_not_undone(push: Push, store: Store) -> None:
     assert len(store.groups["strata", "strata training"]["rules"]) == 1
 
 
-def test_a_rule_that_no_file_has_any_more_is_pointed_out_and_left(push: Push, store: Store, tmp_path: Path) -> None:
+def test_obsolete_rule_is_listed_and_not_deleted(push: Push, store: Store, tmp_path: Path) -> None:
     push("--yes")
     (tmp_path / "rules" / "training.yaml").write_text(RULES.replace("strata training", "runs").replace("Stalled", "Slow"))
     result = push("--yes")
@@ -212,7 +212,7 @@ def test_without_alerts(push: Push, store: Store) -> None:
     assert store.groups == {} and len(store.boards) == len(boards.every())
 
 
-def test_a_folder_of_that_title_is_used_and_another_title_makes_another(push: Push, store: Store) -> None:
+def test_existing_folder_is_used_and_a_new_title_creates_one(push: Push, store: Store) -> None:
     store.folders["x1"] = {"id": 1, "uid": "x1", "title": "LLM boards", "version": 4}
     assert push("--yes", "--folder", "LLM boards").exit_code == 0
     assert set(store.folders) == {"x1"} and store.boards["strata-oncall"]["meta"]["folderUid"] == "x1"
@@ -220,7 +220,7 @@ def test_a_folder_of_that_title_is_used_and_another_title_makes_another(push: Pu
     assert store.boards["strata-oncall"]["meta"]["folderUid"] == "strata"
 
 
-def test_a_renamed_folder_gets_its_title_back(push: Push, store: Store) -> None:
+def test_renamed_folder_gets_its_title_back(push: Push, store: Store) -> None:
     push("--yes")
     store.folders["strata"] |= {"title": "Old things", "version": 5}
     result = push("--yes")
@@ -228,7 +228,7 @@ def test_a_renamed_folder_gets_its_title_back(push: Push, store: Store) -> None:
     assert store.folders["strata"] == {"id": 1, "uid": "strata", "title": "Strata", "version": 6}
 
 
-def test_settings_that_others_gave_the_data_source_stay(push: Push, store: Store) -> None:
+def test_other_data_source_settings_are_preserved(push: Push, store: Store) -> None:
     push("--yes")
     store.sources["strata-prometheus"]["jsonData"]["customQueryParameters"] = "max_source_resolution=5m"
     push("--yes", prometheus="http://elsewhere:9090")
@@ -236,7 +236,7 @@ def test_settings_that_others_gave_the_data_source_stay(push: Push, store: Store
     assert store.sources["strata-prometheus"]["url"] == "http://elsewhere:9090"
 
 
-def test_a_data_source_from_a_file_is_left(push: Push, store: Store) -> None:
+def test_provisioned_data_source_is_not_changed(push: Push, store: Store) -> None:
     store.sources["strata-prometheus"] = {"uid": "strata-prometheus", "name": "Strata", "url": "http://there", "readOnly": True}
     result = push("--yes")
     assert result.exit_code == 0
@@ -244,50 +244,50 @@ def test_a_data_source_from_a_file_is_left(push: Push, store: Store) -> None:
     assert store.sources["strata-prometheus"]["url"] == "http://there"
 
 
-def test_the_data_source_must_be_known(push: Push, store: Store) -> None:
+def test_first_push_needs_prometheus_url(push: Push, store: Store) -> None:
     assert "--prometheus-url" in error_of(push("--yes", prometheus=None)).fix
     assert store.writes == []
 
 
-def test_a_name_that_is_taken(push: Push, store: Store) -> None:
+def test_data_source_name_in_use(push: Push, store: Store) -> None:
     store.sources["other"] = {"uid": "other", "name": "Strata", "url": "http://there"}
     assert "(409)" in error_of(push("--yes")).cause
 
 
-def test_boards_from_a_file_are_not_pushed(push: Push, store: Store) -> None:
+def test_provisioned_boards_are_rejected(push: Push, store: Store) -> None:
     push("--yes")
     store.boards["strata-cluster"]["meta"] |= {"provisioned": True, "provisionedExternalId": "cluster.json"}
     error = error_of(push("--yes"))
     assert "cluster.json" in error.cause and "file" in error.fix
 
 
-def test_alert_rules_from_a_file_are_not_pushed(push: Push, store: Store) -> None:
+def test_provisioned_alert_rules_are_rejected(push: Push, store: Store) -> None:
     push("--yes")
     store.groups["strata", "strata training"]["rules"][0]["provenance"] = "file"
     assert "--no-alerts" in error_of(push("--yes")).fix
 
 
-def test_a_token_from_the_environment(push: Push, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_from_the_environment(push: Push, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRAFANA_TOKEN", ADMIN)
     assert push("--yes", token=None).exit_code == 0
 
 
 @pytest.mark.parametrize(("token", "status"), [("no-such-one", "(401)"), (VIEWER, "(403)")])
-def test_tokens_that_do_not_open(push: Push, token: str, status: str) -> None:
+def test_tokens_without_access(push: Push, token: str, status: str) -> None:
     error = error_of(push("--yes", token=token))
     assert status in error.cause and "Service accounts" in error.fix
     assert token not in str(error)
 
 
 @pytest.mark.parametrize("token", [None, "two words", "line\nbreak", "Ünicode"])
-def test_tokens_that_are_none(push: Push, token: str | None) -> None:
+def test_invalid_tokens(push: Push, token: str | None) -> None:
     error = error_of(push("--yes", token=token))
     assert "GRAFANA_TOKEN" in error.fix
     assert token is None or token not in str(error)
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:3000", "ftp://host", "http://", "http://admin:secret@host", "http://host:port"])
-def test_addresses_that_are_none(push: Push, url: str) -> None:
+def test_invalid_addresses(push: Push, url: str) -> None:
     assert "secret" not in str(error_of(push("--yes", url=url)))
 
 
@@ -298,40 +298,40 @@ def test_grafana_below_a_path(push: Push, store: Store, stand_in: StandIn) -> No
     assert "Grafana's path" in error_of(push("--yes")).fix
 
 
-def test_nobody_listens(push: Push) -> None:
+def test_no_server(push: Push) -> None:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         error = error_of(push("--yes", url=f"http://127.0.0.1:{held.getsockname()[1]}"))
     assert "No response" in error.cause
 
 
-def test_no_tls_there(push: Push, stand_in: StandIn) -> None:
+def test_server_without_tls(push: Push, stand_in: StandIn) -> None:
     error = error_of(push("--yes", url=f"https://{stand_in.address}"))
     assert "TLS connection" in error.cause and "REQUESTS_CA_BUNDLE" in error.fix
 
 
 @pytest.mark.parametrize("answer", ["<html>Sign in</html>", {"status": "up"}, [], {"version": 3}])
-def test_something_else_listens(push: Push, store: Store, answer: object) -> None:
+def test_server_that_is_not_grafana(push: Push, store: Store, answer: object) -> None:
     store.broken = (200, answer)
     assert "is not Grafana" in error_of(push("--yes")).cause
 
 
-def test_grafana_fails(push: Push, store: Store) -> None:
+def test_grafana_server_error(push: Push, store: Store) -> None:
     store.broken = (500, {"message": f"database is locked for {ADMIN}"})
     error = error_of(push("--yes"))
     assert "database is locked for (token)" in error.cause and "its log" in error.fix
 
 
-def test_a_grafana_too_old(push: Push, store: Store) -> None:
+def test_grafana_too_old(push: Push, store: Store) -> None:
     store.version = "9.5.2"
     assert "Grafana 10" in error_of(push("--yes")).fix
 
 
-def test_nothing_shows_the_token(stand_in: StandIn) -> None:
+def test_token_is_not_in_repr(stand_in: StandIn) -> None:
     assert ADMIN not in repr(vars(Grafana(stand_in.url, ADMIN))["_api"])
 
 
-def test_the_command_line_does_not_wait_for_grafanas_packages() -> None:
+def test_command_module_does_not_import_grafana_packages() -> None:
     heavy = "{'requests', 'grafana_client', 'grafana_foundation_sdk'}"
     probe = f"import sys, strata.dashboards.commands; assert not {heavy} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", probe], check=True)

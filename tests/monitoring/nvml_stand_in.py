@@ -1,7 +1,8 @@
-"""Stands in for NVML on machines without a GPU: the functions that `strata.monitoring.gpu.nvml` calls, answered from
-`recorded/nvml_h200x2.json`; constants and errors are those of the real `pynvml`.
+"""Fake NVML for machines without a GPU.
 
-`python tests/monitoring/nvml_stand_in.py` writes `recorded/gpu_exporter.txt`: what our exporter makes of those values.
+It implements the functions that `strata.monitoring.gpu.nvml` calls, with values from `recorded/nvml_h200x2.json`. Constants and
+errors are those of the real `pynvml`. `python tests/monitoring/nvml_stand_in.py` writes `recorded/gpu_exporter.txt`, the
+exporter's output for these values.
 """
 
 import ctypes
@@ -26,7 +27,7 @@ NODE = "gpu-node-1"
 
 
 class Nvml:
-    """`broken` makes a call of one card fail: {(card, function's name): error code}; (card, "*") all of a card's."""
+    """Fake of the module `pynvml`. `broken` maps (card, function) to an error code; the function "*" breaks all calls."""
 
     NVMLError = pynvml.NVMLError
 

@@ -1,4 +1,4 @@
-"""Cards of all kinds, played by `nvml_stand_in.py`."""
+"""GPU readings of different cards and drivers, with `nvml_stand_in.py` in place of NVML."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ def cards(nvml: Any) -> Cards:
     return Cards(nvml, lambda pid: f"actor-{pid}")
 
 
-def test_a_card_in_base_units() -> None:
+def test_readings_are_in_base_units() -> None:
     serving, training = recorded_cards().read().gpus
     assert (serving.index, serving.name, serving.utilization) == (0, "NVIDIA H200", 0.87)
     assert (serving.memory_used, serving.memory_total) == (120832 * 2**20, 143771 * 2**20)
@@ -30,7 +30,7 @@ def test_a_card_in_base_units() -> None:
     assert (serving.throttles, training.throttles) == (frozenset(), frozenset({"power"}))
 
 
-def test_a_process_has_the_newest_good_sample_of_its_share() -> None:
+def test_process_utilization_is_the_newest_valid_sample() -> None:
     serving, training = recorded_cards().read().gpus
     assert [(p.actor, p.utilization) for p in serving.processes] == [
         ("ServeReplica:strata:decode", 0.61),
@@ -39,14 +39,14 @@ def test_a_process_has_the_newest_good_sample_of_its_share() -> None:
     assert [(p.actor, p.utilization) for p in training.processes] == [("RayTrainWorker", 0.98), ("unknown", 0.0)]
 
 
-def test_processes_that_ran_nothing_have_a_share_of_zero_and_unsupported_ones_none() -> None:
+def test_process_utilization_is_zero_if_idle_and_none_if_unsupported() -> None:
     values = recorded()
     values[0]["process_samples"] = []
     nvml = Nvml(values)
     nvml.broken[1, "nvmlDeviceGetProcessUtilization"] = pynvml.NVML_ERROR_NOT_SUPPORTED
-    idle, silent = cards(nvml).read().gpus
+    idle, unsupported = cards(nvml).read().gpus
     assert {p.utilization for p in idle.processes} == {0.0}
-    assert {p.utilization for p in silent.processes} == {None}
+    assert {p.utilization for p in unsupported.processes} == {None}
 
 
 @pytest.mark.parametrize(
@@ -60,13 +60,13 @@ def test_processes_that_ran_nothing_have_a_share_of_zero_and_unsupported_ones_no
         (pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown, {"power"}),
     ],
 )
-def test_throttling_is_what_slows_a_card_against_ones_will(reasons: int, throttles: set[str]) -> None:
+def test_throttle_reasons_exclude_idle_and_user_clocks(reasons: int, throttles: set[str]) -> None:
     values = recorded()[:1]
     values[0]["throttle_reasons"] = reasons
     assert cards(Nvml(values)).read().gpus[0].throttles == frozenset(throttles)
 
 
-def test_a_mig_card_tells_less_and_its_processes_once() -> None:
+def test_mig_card_has_no_utilization_and_lists_processes_once() -> None:
     values = recorded()
     values[0]["processes"] = [{"pid": 7, "memory": 100}, {"pid": 7, "memory": 50}, {"pid": 8, "memory": None}]
     nvml = Nvml(values)
@@ -79,7 +79,7 @@ def test_a_mig_card_tells_less_and_its_processes_once() -> None:
 
 
 @pytest.mark.parametrize("error", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_NO_PERMISSION, pynvml.NVML_ERROR_UNKNOWN])
-def test_a_card_that_tells_nothing_is_still_a_card(error: int) -> None:
+def test_card_without_any_supported_value_is_listed(error: int) -> None:
     nvml = Nvml(recorded()[:1])
     nvml.broken |= {(0, name): error for name in vars(Nvml) if name.startswith("nvmlDeviceGet") and "Handle" not in name}
     nvml.broken[0, "nvmlDeviceGetMemoryInfo_v2"] = error
@@ -89,16 +89,16 @@ def test_a_card_that_tells_nothing_is_still_a_card(error: int) -> None:
     assert (gpu.sm_clock, gpu.sm_clock_max, gpu.throttles) == (None, None, None)
 
 
-def test_drivers_without_the_second_version_of_memory_info() -> None:
+def test_driver_without_memory_info_v2() -> None:
     nvml = Nvml()
     nvml.broken[0, "nvmlDeviceGetMemoryInfo_v2"] = pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
     old, new = cards(nvml).read().gpus
-    assert old.memory_used == (120832 + 612) * 2**20, "version 1 counts what the driver keeps"
+    assert old.memory_used == (120832 + 612) * 2**20, "version 1 includes memory reserved by the driver"
     assert new.memory_used == 131072 * 2**20
 
 
 @pytest.mark.parametrize("call", ["nvmlDeviceGetHandleByIndex", "nvmlDeviceGetTemperature", "*"])
-def test_a_card_that_fell_off_the_bus_is_named_and_the_others_are_read(call: str) -> None:
+def test_lost_card_is_listed_and_others_are_read(call: str) -> None:
     nvml = Nvml()
     nvml.broken[0, call] = pynvml.NVML_ERROR_GPU_IS_LOST
     reading = cards(nvml).read()
@@ -107,14 +107,14 @@ def test_a_card_that_fell_off_the_bus_is_named_and_the_others_are_read(call: str
     assert reading.problem is None
 
 
-def test_a_machine_without_driver_and_one_whose_driver_comes_later() -> None:
+def test_driver_missing_at_first_and_loaded_later() -> None:
     nvml = Nvml()
     nvml.init_error = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
     watched = cards(nvml)
     assert watched.read().problem == "NVML Shared Library Not Found"
     nvml.init_error = None
     assert len(watched.read().gpus) == len(watched.read().gpus) == 2
-    assert nvml.opened == 1, "opened once for all readings"
+    assert nvml.opened == 1, "initialized once for all readings"
     watched.close()
     watched.close()
     assert nvml.opened == 0
@@ -124,13 +124,13 @@ def test_a_driver_without_cards() -> None:
     assert cards(Nvml([])).read().problem == "the driver lists none"
 
 
-def test_this_machines_own_nvml_answers_or_says_why_not() -> None:
+def test_real_nvml_returns_gpus_or_a_problem() -> None:
     reading = Cards().read()
     assert bool(reading.gpus or reading.lost) != bool(reading.problem)
 
 
 def titled(title: str, child: str) -> list[str]:
-    """A process with a title as Ray gives its workers, which starts another with a title as vLLM gives its engine."""
+    """Command of a process titled as a Ray worker, which starts a child titled as a vLLM engine."""
     sleep = "import time; print('up', flush=True); time.sleep(60)"
     parent = f"import subprocess; subprocess.run([{child!r}, '-c', {sleep!r}], executable={sys.executable!r})"
     return [title, "-c", parent]
@@ -145,7 +145,7 @@ def titled(title: str, child: str) -> list[str]:
         ("python3", None),
     ],
 )
-def test_an_engine_belongs_to_the_actor_that_started_it(title: str, actor: str | None) -> None:
+def test_engine_process_belongs_to_its_parent_actor(title: str, actor: str | None) -> None:
     process = subprocess.Popen(titled(title, "VLLM::EngineCore"), executable=sys.executable, stdout=subprocess.PIPE)
     assert process.stdout
     process.stdout.readline()
@@ -159,12 +159,12 @@ def test_an_engine_belongs_to_the_actor_that_started_it(title: str, actor: str |
         process.stdout.close()
 
 
-def test_a_process_that_cannot_be_seen() -> None:
+def test_invisible_process_is_unknown() -> None:
     assert actor_of(2**22 - 1) == UNKNOWN
     assert actor_of(os.getpid()) != UNKNOWN
 
 
-def test_commands_load_nothing_heavy() -> None:
+def test_command_module_imports_nothing_heavy() -> None:
     probe = (
         "import sys, strata.monitoring.gpu_commands;"
         "assert not {'torch', 'ray', 'vllm', 'pynvml', 'httpx', 'prometheus_client'} & set(sys.modules)"

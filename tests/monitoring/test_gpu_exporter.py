@@ -1,4 +1,4 @@
-"""The exporter as Prometheus sees it; NVML is played by `nvml_stand_in.py`."""
+"""GPU exporter output as Prometheus scrapes it, with `nvml_stand_in.py` in place of NVML."""
 
 import os
 import signal
@@ -41,9 +41,9 @@ def value(text: str, name: str, **labels: str) -> float:
 
 
 @contextmanager
-def scraping(nvml: Nvml, said: list[str]) -> Iterator[Callable[[], str]]:
-    """Scrapes without the HTTP between."""
-    exporter = gpu_exporter.Exporter("here", Cards(nvml), said.append)
+def scraping(nvml: Nvml, reported: list[str]) -> Iterator[Callable[[], str]]:
+    """Yields a function that scrapes the exporter without HTTP."""
+    exporter = gpu_exporter.Exporter("here", Cards(nvml), reported.append)
     try:
         yield lambda: generate_latest(exporter).decode()
     finally:
@@ -62,11 +62,11 @@ def wait_until(holds: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def test_recorded_text_is_fresh() -> None:
+def test_recorded_text_is_up_to_date() -> None:
     assert (RECORDED / "gpu_exporter.txt").read_text() == exporter_text(), "run: python tests/monitoring/nvml_stand_in.py"
 
 
-def test_every_gpu_metric_is_given_out_with_its_labels_and_nothing_else() -> None:
+def test_exporter_serves_exactly_the_defined_metrics_and_labels() -> None:
     families = {family.name: family for family in text_string_to_metric_families(exporter_text())}
     assert set(families) == {metric.exported.removesuffix("_total") for metric in metrics.GPUS}
     for metric in metrics.GPUS:
@@ -75,7 +75,7 @@ def test_every_gpu_metric_is_given_out_with_its_labels_and_nothing_else() -> Non
         assert all(set(sample.labels) == set(metric.labels) for sample in family.samples), metric.name
 
 
-def test_dcgm_recording_has_the_names_and_labels_of_dcgm() -> None:
+def test_dcgm_recording_has_dcgm_names_and_labels() -> None:
     families = {family.name: family for family in text_string_to_metric_families((RECORDED / "dcgm_exporter.txt").read_text())}
     for name in ("GPU_UTIL", "FB_USED", "FB_FREE", "GPU_TEMP", "POWER_USAGE", "SM_CLOCK", "XID_ERRORS"):
         gpus = families[f"DCGM_FI_DEV_{name}"].samples
@@ -83,7 +83,7 @@ def test_dcgm_recording_has_the_names_and_labels_of_dcgm() -> None:
         assert {"UUID", "device", "modelName", "Hostname", "pod", "namespace", "container"} <= set(gpus[0].labels)
 
 
-def test_what_a_card_does_not_tell_is_left_out() -> None:
+def test_unsupported_values_are_left_out() -> None:
     nvml = Nvml()
     nvml.broken |= {(1, "nvmlDeviceGetUtilizationRates"): pynvml.NVML_ERROR_NOT_SUPPORTED}
     nvml.broken |= {(1, "nvmlDeviceGetCurrentClocksThrottleReasons"): pynvml.NVML_ERROR_NOT_SUPPORTED}
@@ -95,8 +95,8 @@ def test_what_a_card_does_not_tell_is_left_out() -> None:
 
 
 def test_xid_errors_are_counted_from_zero() -> None:
-    nvml, said = Nvml(), list[str]()
-    with scraping(nvml, said) as scrape:
+    nvml, reported = Nvml(), list[str]()
+    with scraping(nvml, reported) as scrape:
 
         def counted(gpu: str, xid: str) -> float:
             text = scrape()
@@ -106,36 +106,36 @@ def test_xid_errors_are_counted_from_zero() -> None:
         nvml.report_xid(1, 79)
         nvml.report_xid(1, 79)
         nvml.report_xid(0, 154)
-        wait_until(lambda: "GPU 0: XID 154" in said)
+        wait_until(lambda: "GPU 0: XID 154" in reported)
         assert (counted("0", "79"), counted("1", "79"), counted("0", "154")) == (0, 2, 1)
-    assert (nvml.opened, nvml.event_sets) == (0, 0), "closed behind it"
+    assert (nvml.opened, nvml.event_sets) == (0, 0), "NVML is shut down"
     assert all(thread.name != "xid" for thread in threading.enumerate())
 
 
-def test_a_card_that_cannot_report_xids_has_no_count_of_them() -> None:
-    nvml, said = Nvml(), list[str]()
+def test_card_without_xid_support_has_no_xid_series() -> None:
+    nvml, reported = Nvml(), list[str]()
     nvml.broken |= {(index, "nvmlDeviceRegisterEvents"): pynvml.NVML_ERROR_NOT_SUPPORTED for index in (0, 1)}
-    with scraping(nvml, said) as scrape:
+    with scraping(nvml, reported) as scrape:
         text = scrape()
-    assert said == ["GPUs 0, 1 do not report XID errors: Not Supported"]
+    assert reported == ["GPUs 0, 1 do not report XID errors: Not Supported"]
     assert not [name for name, _ in samples(text) if name == "strata_gpu_xid_errors_total"]
 
 
-def test_a_driver_without_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a virtual machine with a share of a card."""
-    nvml, said = Nvml(), list[str]()
+def test_driver_without_event_support(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vGPU in a virtual machine has no event support."""
+    nvml, reported = Nvml(), list[str]()
 
     def unsupported() -> None:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
     monkeypatch.setattr(nvml, "nvmlEventSetCreate", unsupported)
-    with scraping(nvml, said) as scrape:
+    with scraping(nvml, reported) as scrape:
         assert value(scrape(), "strata_gpu_devices") == value(scrape(), "strata_gpu_devices") == 2
-    assert said == ["XID errors cannot be counted: Not Supported"]
+    assert reported == ["XID errors cannot be counted: Not Supported"]
     assert nvml.opened == 0
 
 
-def test_waits_that_fail_do_not_spin_or_end_the_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_event_waits_neither_spin_nor_stop_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     nvml, waits = Nvml(), list[float]()
 
     def lost(*_: object) -> None:
@@ -149,9 +149,9 @@ def test_waits_that_fail_do_not_spin_or_end_the_count(monkeypatch: pytest.Monkey
     assert 2 <= len(waits) <= 5
 
 
-def test_a_lost_card_is_said_once_and_again_after_it_came_back() -> None:
-    nvml, said = Nvml(), list[str]()
-    with scraping(nvml, said) as scrape:
+def test_lost_card_is_reported_once_per_loss() -> None:
+    nvml, reported = Nvml(), list[str]()
+    with scraping(nvml, reported) as scrape:
 
         def count() -> float:
             return value(scrape(), "strata_gpu_devices")
@@ -159,33 +159,33 @@ def test_a_lost_card_is_said_once_and_again_after_it_came_back() -> None:
         assert count() == 2
         nvml.broken[1, "*"] = pynvml.NVML_ERROR_GPU_IS_LOST
         assert [count(), count(), count()] == [1, 1, 1]
-        assert said == ["GPU 1 does not answer: GPU is lost"]
+        assert reported == ["GPU 1 does not respond: GPU is lost"]
         nvml.broken.clear()
         assert count() == 2
         nvml.broken[1, "*"] = pynvml.NVML_ERROR_GPU_IS_LOST
         count()
-    assert said == ["GPU 1 does not answer: GPU is lost"] * 2
+    assert reported == ["GPU 1 does not respond: GPU is lost"] * 2
 
 
-def test_a_driver_that_comes_late_is_watched_from_then_on() -> None:
-    nvml, said = Nvml(), list[str]()
+def test_driver_loaded_later_is_picked_up() -> None:
+    nvml, reported = Nvml(), list[str]()
     nvml.init_error = pynvml.NVML_ERROR_DRIVER_NOT_LOADED
-    with scraping(nvml, said) as scrape:
+    with scraping(nvml, reported) as scrape:
         text = scrape()
-        assert list(samples(text).values()) == [0], "the count alone"
-        assert len(said) == 1 and "Driver Not Loaded" in said[0]
+        assert list(samples(text).values()) == [0], "only the GPU count"
+        assert len(reported) == 1 and "Driver Not Loaded" in reported[0]
         nvml.init_error = None
         text = scrape()
         assert value(text, "strata_gpu_devices") == 2
         nvml.report_xid(0, 48)
-        wait_until(lambda: "GPU 0: XID 48" in said)
+        wait_until(lambda: "GPU 0: XID 48" in reported)
         nvml.cards.clear()
         text = scrape()
         assert list(samples(text).values()) == [0]
-        assert len(said) == 3 and nvml.event_sets == 0, "and let go when it leaves"
+        assert len(reported) == 3 and nvml.event_sets == 0, "the event set is freed when the driver is unloaded"
 
 
-def test_the_node_is_named_by_kubernetes_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_name_comes_from_kubernetes_if_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NODE_NAME", raising=False)
     assert gpu_exporter.node_name() == socket.gethostname()
     monkeypatch.setenv("NODE_NAME", "gpu-node-7")
@@ -193,7 +193,7 @@ def test_the_node_is_named_by_kubernetes_where_there_is_one(monkeypatch: pytest.
         assert value(httpx.get(f"http://127.0.0.1:{port}/metrics").text, "strata_gpu_devices", node="gpu-node-7") == 2
 
 
-def test_a_taken_port_has_a_cause_and_a_fix_and_leaves_nothing_open() -> None:
+def test_port_in_use_raises_and_releases_nvml() -> None:
     nvml = Nvml()
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -207,7 +207,7 @@ def test_a_taken_port_has_a_cause_and_a_fix_and_leaves_nothing_open() -> None:
     assert (nvml.opened, nvml.event_sets) == (0, 0)
 
 
-def test_dcgm_is_known_by_its_series() -> None:
+def test_dcgm_is_detected_by_its_series() -> None:
     class Answer(BaseHTTPRequestHandler):
         text = (RECORDED / "dcgm_exporter.txt").read_bytes()
 
@@ -229,7 +229,7 @@ def test_dcgm_is_known_by_its_series() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_command_says_once_what_it_has_and_ends_quietly(number: signal.Signals) -> None:
+def test_command_prints_once_and_exits_on_signal(number: signal.Signals) -> None:
     with ports.reserve() as held:
         program = f"from strata.monitoring.gpu_commands import gpu_exporter; gpu_exporter(port={held.port}, host='127.0.0.1')"
         process = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, env=os.environ)
@@ -252,4 +252,4 @@ def first_answer(url: str, process: subprocess.Popen[str]) -> str:
         with suppress(httpx.TransportError):
             return httpx.get(url).raise_for_status().text
         time.sleep(0.05)
-    raise AssertionError(f"Nothing answers at {url}.")
+    raise AssertionError(f"No response from {url}.")

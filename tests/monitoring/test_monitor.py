@@ -1,4 +1,4 @@
-"""`strata monitor`: what it finds, what it refuses, and a real Prometheus that it starts and that does not outlive it."""
+"""`strata monitor`: targets, errors, and a real Prometheus server that stops with the command."""
 
 import json
 import os
@@ -28,7 +28,7 @@ from strata.monitoring.prometheus import server as prometheus
 from strata.platform import ports
 from strata.platform.errors import UserError
 
-# As Ray's agent and a gateway write them, shortened.
+# Shortened output of Ray's agent and of a gateway.
 RAY = """\
 ray_strata_train_loss{run="r",WorkerId="w1",Version="2.60.0",otel_scope_name="ray",otel_scope_version=""} 2.5
 ray_strata_train_loss{run="r",WorkerId="w2",Version="2.60.0",otel_scope_name="ray",otel_scope_version=""} 2.5
@@ -42,7 +42,7 @@ vllm:num_requests_running{engine="0"} 0
 
 @contextmanager
 def serving(text: str) -> Iterator[int]:
-    """A stand-in for anything that is scraped."""
+    """HTTP server with a fixed /metrics response."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -70,12 +70,12 @@ def session(folder: Path, pid: int, port: int) -> Path:
     return made
 
 
-def test_ray_clusters_are_found_while_they_live(tmp_path: Path) -> None:
+def test_running_ray_clusters_are_found(tmp_path: Path) -> None:
     assert json.loads(scrape.ray_targets(tmp_path / "absent")) == []
     dead = subprocess.Popen(["true"])
     dead.wait()
     session(tmp_path, dead.pid, 1001)
-    stranger = session(tmp_path, os.getpid(), 1002)  # its process ended, and this one got the number later
+    stranger = session(tmp_path, os.getpid(), 1002)  # its process exited, and this process reuses the PID
     os.utime(stranger, (1, 1))
     assert json.loads(scrape.ray_targets(tmp_path)) == []
     os.utime(stranger)
@@ -97,12 +97,12 @@ def test_endpoints_are_scraped_by_their_scheme(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://x:1", "http://", "http://x:8000/v1"])
-def test_what_is_no_endpoint_is_refused(tmp_path: Path, url: str) -> None:
+def test_invalid_endpoint_is_rejected(tmp_path: Path, url: str) -> None:
     with pytest.raises(UserError, match="http://HOST:PORT"):
         scrape.laptop(tmp_path, 9090, [url], 9835)
 
 
-def test_a_port_in_use_and_a_time_without_unit_are_refused() -> None:
+def test_port_in_use_and_invalid_retention_are_rejected() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -112,7 +112,7 @@ def test_a_port_in_use_and_a_time_without_unit_are_refused() -> None:
         watch(held.port, 0, [], "15")
 
 
-def test_without_prometheus_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_prometheus_names_make_setup(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     with pytest.raises(UserError, match="make setup"):
@@ -120,7 +120,7 @@ def test_without_prometheus_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatc
     assert grafana.find() is None
 
 
-def test_grafana_gets_boards_and_data_source(tmp_path: Path) -> None:
+def test_grafana_provisioning_files(tmp_path: Path) -> None:
     folder = grafana.write_files(tmp_path, "http://127.0.0.1:9090")
     [source] = yaml.safe_load((folder / "datasources" / "strata.yaml").read_text())["datasources"]
     assert (source["uid"], source["url"], source["type"]) == ("strata-prometheus", "http://127.0.0.1:9090", "prometheus")
@@ -129,8 +129,8 @@ def test_grafana_gets_boards_and_data_source(tmp_path: Path) -> None:
     assert boards and all(json.loads(board.read_text())["uid"] for board in boards)
 
 
-def test_a_grafana_on_path_is_started_with_all_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No Grafana can be had here: a stand-in that answers its health check and leaves its settings behind."""
+def test_grafana_on_path_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fake Grafana serves the health check and writes its settings to a file."""
     program = tmp_path / "bin" / "grafana"
     program.parent.mkdir()
     (tmp_path / "public").mkdir()
@@ -161,7 +161,7 @@ def test_a_grafana_on_path_is_started_with_all_that(tmp_path: Path, monkeypatch:
         httpx.get(url)
 
 
-def test_the_summary_counts() -> None:
+def test_summary() -> None:
     health = prometheus.Health(
         waiting=0, up=3, down=["strata-endpoint-http at 127.0.0.1:8000"], series=300, rules=47, firing=["A"]
     )
@@ -170,7 +170,7 @@ def test_the_summary_counts() -> None:
     )
 
 
-# The command in a process of its own, which looks for Ray clusters in a folder of the test's.
+# Runs the command in a separate process, with Ray sessions in a folder of the test.
 MONITOR = """
 import sys
 from pathlib import Path
@@ -203,13 +203,13 @@ class Monitor:
             assert self.process.poll() is None and time.monotonic() < deadline, self.output.read_text()
             time.sleep(0.05)
 
-    def ask(self, what: str, **parameters: Any) -> Any:
-        answer = httpx.get(f"http://127.0.0.1:{self.port}/api/v1/{what}", params=parameters).json()
+    def query_api(self, path: str, **parameters: Any) -> Any:
+        answer = httpx.get(f"http://127.0.0.1:{self.port}/api/v1/{path}", params=parameters).json()
         assert answer["status"] == "success", answer
         return answer["data"]
 
 
-def test_a_real_prometheus_scrapes_keeps_and_ends(tmp_path: Path) -> None:
+def test_real_prometheus_scrapes_stores_and_exits(tmp_path: Path) -> None:
     try:
         prometheus.binary("prometheus")
     except UserError as error:
@@ -224,7 +224,7 @@ def test_a_real_prometheus_scrapes_keeps_and_ends(tmp_path: Path) -> None:
             _check_what_it_scraped(first)
             [child] = psutil.Process(first.process.pid).children()
         finally:
-            first.process.kill()  # not in order: Prometheus must notice by itself
+            first.process.kill()  # no clean shutdown: Prometheus must exit by itself
             first.process.wait()
         psutil.wait_procs([child], timeout=20)
         assert not child.is_running()
@@ -232,8 +232,8 @@ def test_a_real_prometheus_scrapes_keeps_and_ends(tmp_path: Path) -> None:
         second = Monitor(tmp_path, ray)
         try:
             second.wait_until_ready()
-            kept = second.ask("query", query="last_over_time(strata_serve_replicas[1h])")["result"]
-            assert [series["metric"]["replica"] for series in kept] == ["d1"]
+            stored = second.query_api("query", query="last_over_time(strata_serve_replicas[1h])")["result"]
+            assert [series["metric"]["replica"] for series in stored] == ["d1"]
             second.process.send_signal(signal.SIGINT)
             assert second.process.wait(timeout=30) == 0, second.output.read_text()
         finally:
@@ -243,17 +243,17 @@ def test_a_real_prometheus_scrapes_keeps_and_ends(tmp_path: Path) -> None:
 
 
 def _check_what_it_scraped(monitor: Monitor) -> None:
-    targets = {target["labels"]["job"]: target["health"] for target in monitor.ask("targets")["activeTargets"]}
+    targets = {target["labels"]["job"]: target["health"] for target in monitor.query_api("targets")["activeTargets"]}
     assert set(targets) == {"strata-ray", "strata-endpoint-http", "strata-gpu", "prometheus"}
     assert targets["strata-ray"] == targets["strata-gpu"] == "up"
     assert "4 targets up (down: strata-endpoint-http at" in monitor.output.read_text()
-    losses = [series["metric"] for series in monitor.ask("query", query="ray_strata_train_loss")["result"]]
+    losses = [series["metric"] for series in monitor.query_api("query", query="ray_strata_train_loss")["result"]]
     assert sorted(loss["WorkerId"] for loss in losses) == ["w1", "w2"]
     assert set(losses[0]) == {"__name__", "run", "WorkerId", "cluster", "node", "job", "instance"}
-    names = monitor.ask("label/__name__/values")
+    names = monitor.query_api("label/__name__/values")
     assert "strata_serve_replicas" in names and "strata_gpu_devices" in names
     assert not [name for name in names if name.startswith(("ray_grpc", "vllm"))]
-    rules = [rule for group in monitor.ask("rules")["groups"] for rule in group["rules"]]
+    rules = [rule for group in monitor.query_api("rules")["groups"] for rule in group["rules"]]
     files = (ROOT / "infra" / "prometheus" / "rules").glob("*.yaml")
     assert len(rules) == sum(len(group["rules"]) for file in files for group in yaml.safe_load(file.read_text())["groups"])
     assert not [rule["lastError"] for rule in rules if rule.get("lastError")]

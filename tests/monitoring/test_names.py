@@ -1,5 +1,7 @@
-"""Nobody asks for what nobody measures, and nothing is measured that nobody asks for. What is asked of a real Prometheus, and
-answered, is in tests/end_to_end/test_watched.py; here is what that one cannot see on one machine without a GPU."""
+"""Every metric that a dashboard or rule reads is exported by some program, and every Strata metric is read.
+
+tests/end_to_end/test_watched.py checks the queries against a real Prometheus. This file covers names that do not appear on a
+single machine without a GPU."""
 
 import re
 from pathlib import Path
@@ -13,7 +15,7 @@ from strata.dashboards import series
 from strata.platform import metrics
 
 RAY = Path(ray.__file__).parent
-# Those who name Ray's metrics: the agent of each node, the head's server and the nodes' own process.
+# Programs that define Ray's metric names: the agent of each node, the GCS server and the raylet.
 RAY_SOURCES = ("dashboard/modules/reporter/reporter_agent.py", "core/src/ray/gcs/gcs_server", "core/src/ray/raylet/raylet")
 OURS = {name for metric in metrics.EVERY for name in series_of(metric)}
 FOREIGN = NAMES - OURS - RECORDS.keys()
@@ -27,26 +29,26 @@ def ray_words() -> set[str]:
     return {word.decode() for source in RAY_SOURCES for word in re.findall(rb"[a-z][a-z0-9_]{8,}", (RAY / source).read_bytes())}
 
 
-def test_everything_measured_is_read() -> None:
+def test_every_metric_is_read() -> None:
     assert not [metric.name for metric in metrics.EVERY if not series_of(metric) & NAMES]
 
 
-def test_everything_read_is_somebodys() -> None:
+def test_every_series_that_is_read_has_a_source() -> None:
     known = {foreign.exported for foreign in series.EVERY if foreign.source in ("kuberay", "alerts")}
     assert known == FOREIGN - RAYS - DCGMS
-    assert not {name for name in FOREIGN if "strata" in name}, "ours, and nobody writes it"
+    assert not {name for name in FOREIGN if "strata" in name}, "a Strata metric that no program exports"
 
 
-def test_ray_has_the_names_that_are_read(ray_words: set[str]) -> None:
+def test_ray_defines_the_names_that_are_read(ray_words: set[str]) -> None:
     assert RAYS
     assert not {name for name in RAYS if name.removeprefix(metrics.RAY_PREFIX) not in ray_words}
 
 
-def test_a_name_that_ray_does_not_have_would_be_noticed(ray_words: set[str]) -> None:
+def test_unknown_ray_name_is_detected(ray_words: set[str]) -> None:
     assert "node_cpu_utilization" in ray_words and "node_cpu_utilisation" not in ray_words
 
 
-def test_exporters_have_the_names_that_are_read(root: Path) -> None:
+def test_exporters_define_the_names_that_are_read(root: Path) -> None:
     recorded = root / "tests" / "monitoring" / "recorded"
 
     def names(file: str) -> set[str]:

@@ -1,5 +1,4 @@
-"""The rules, as Prometheus' own tool sees them, and what it cannot see: that they ask for series which somebody writes and the
-scrape keeps."""
+"""Prometheus rules: promtool checks, and checks that the series they read are exported and not dropped by the scrape."""
 
 import re
 import shutil
@@ -26,7 +25,7 @@ EVERY = [rule for group in GROUPS for rule in group["rules"]]
 ALERTS = [rule for rule in EVERY if "alert" in rule]
 RECORDED = {rule["record"] for rule in EVERY if "record" in rule}
 OURS = {metric.exported: metric for metric in metrics.EVERY}
-KEPT = (
+SCRAPED = (
     *(scrape.RAY_SERIES + scrape.ENDPOINT_SERIES + scrape.GPU_SERIES + scrape.DCGM_SERIES + scrape.KUBERAY_SERIES),
     *RECORDED,
 )
@@ -46,7 +45,7 @@ def run(*command: str | Path) -> None:
 
 
 def selectors(expression: Any) -> Iterator[promql_parser.VectorSelector]:
-    """All series that a parsed expression asks for."""
+    """Selectors of a parsed expression."""
     if isinstance(expression, promql_parser.VectorSelector):
         yield expression
     for name in ("vs", "vector_selector", "expr", "lhs", "rhs", "param"):
@@ -57,12 +56,12 @@ def selectors(expression: Any) -> Iterator[promql_parser.VectorSelector]:
         yield from selectors(argument)
 
 
-def asked(rule: dict[str, Any]) -> list[promql_parser.VectorSelector]:
+def selectors_of(rule: dict[str, Any]) -> list[promql_parser.VectorSelector]:
     return list(selectors(promql_parser.parse(rule["expr"])))
 
 
 def base(name: str) -> str:
-    """A histogram is three series in Prometheus."""
+    """Metric name of a histogram's _bucket, _count or _sum series."""
     short = re.sub(r"_(bucket|count|sum)$", "", name)
     return short if short in OURS and OURS[short].kind == "histogram" else name
 
@@ -72,32 +71,32 @@ def test_promtool_accepts_the_rules(promtool: str) -> None:
 
 
 @pytest.mark.parametrize("file", sorted(TESTS.glob("*.yaml")), ids=lambda file: file.stem)
-def test_rules_do_what_they_say(promtool: str, file: Path) -> None:
+def test_rules_pass_their_unit_tests(promtool: str, file: Path) -> None:
     run(promtool, "test", "rules", file)
 
 
-def test_promtool_accepts_the_laptops_configuration(promtool: str, tmp_path: Path) -> None:
+def test_promtool_accepts_the_local_configuration(promtool: str, tmp_path: Path) -> None:
     config = server.write_files(tmp_path, 9090, ["http://127.0.0.1:8000", "https://models.example"], gpu_port=9835)
     run(promtool, "check", "config", config)
     assert sorted(file.name for file in (tmp_path / "rules").iterdir()) == sorted(file.name for file in RULES.iterdir())
 
 
-def test_every_alert_is_seen_to_fire_and_to_stay_silent() -> None:
-    fires, silent = set[str](), set[str]()
+def test_every_alert_has_a_firing_and_a_not_firing_test() -> None:
+    fires, not_firing = set[str](), set[str]()
     for case in (case for file in TESTS.glob("*.yaml") for case in yaml.safe_load(file.read_text())["tests"]):
         outcomes: dict[str, set[bool]] = {}
         for check in case.get("alert_rule_test", []):
             outcomes.setdefault(check["alertname"], set()).add(bool(check.get("exp_alerts")))
         fires |= {name for name, seen in outcomes.items() if True in seen}
-        silent |= {name for name, seen in outcomes.items() if seen == {False}}  # in a story of its own
+        not_firing |= {name for name, seen in outcomes.items() if seen == {False}}  # in a test case of its own
     names = {rule["alert"] for rule in ALERTS}
     assert len(names) == len(ALERTS)
     assert fires == names
-    assert silent == names
+    assert not_firing == names
 
 
 @pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
-def test_an_alert_says_how_bad_it_is_what_it_saw_and_what_to_do(rule: dict[str, Any]) -> None:
+def test_alert_has_severity_annotations_and_documentation(rule: dict[str, Any]) -> None:
     assert rule["labels"]["severity"] in ("info", "warning", "critical")
     assert set(rule["annotations"]) == {"summary", "description", "runbook"}
     assert "{{ $" in rule["annotations"]["summary"]
@@ -105,16 +104,16 @@ def test_an_alert_says_how_bad_it_is_what_it_saw_and_what_to_do(rule: dict[str, 
 
 
 @pytest.mark.parametrize("rule", EVERY, ids=lambda rule: rule.get("alert") or rule["record"])
-def test_a_rule_asks_only_for_what_is_written_and_kept(rule: dict[str, Any]) -> None:
-    found = asked(rule)
+def test_rule_reads_only_exported_and_scraped_series(rule: dict[str, Any]) -> None:
+    found = selectors_of(rule)
     assert found
     for selector in found:
         name = selector.name
-        assert name, "by its name, so that it can be looked up"
-        assert any(re.fullmatch(kept, name) for kept in KEPT), f"{name} is dropped by the scrape"
+        assert name, "a selector needs a metric name"
+        assert any(re.fullmatch(pattern, name) for pattern in SCRAPED), f"{name} is dropped by the scrape"
         if "strata_" not in name:
             continue
-        assert base(name) in OURS, f"nobody writes {name}"
+        assert base(name) in OURS, f"no program exports {name}"
         labels = {matcher.name for matcher in selector.matchers.matchers}
         assert labels <= {*OURS[base(name)].labels, "cluster", "le"}, f"{name} has no labels {labels}"
 
@@ -125,14 +124,14 @@ def test_the_parser_finds_every_selector() -> None:
     assert {selector.name for selector in selectors(promql_parser.parse(text))} == set("abcdef")
 
 
-def test_rules_keep_the_cluster_apart() -> None:
+def test_rules_aggregate_by_cluster() -> None:
     for rule in EVERY:
         if rule.get("record") not in ("strata:gpu_nodes_dcgm:group", "strata:gpu_nodes_own:group"):
             for labels in re.findall(r"(?:max|sum|count_values) by \(([^)]*)\)", rule["expr"]):
                 assert "cluster" in labels.split(", "), rule
 
 
-def test_objectives_lie_on_bounds_of_buckets_and_reasons_exist() -> None:
+def test_objectives_are_bucket_bounds_and_reasons_exist() -> None:
     for metric in (metrics.SERVE_FIRST_TOKEN, metrics.SERVE_INTER_TOKEN):
         bounds = {str(bound) for bound in metric.buckets}
         rules = [rule for rule in EVERY if f"{metric.name}_bucket" in rule["expr"]]
@@ -145,12 +144,12 @@ def test_objectives_lie_on_bounds_of_buckets_and_reasons_exist() -> None:
 
 
 @pytest.mark.parametrize("name", manifests.FILES)
-def test_a_clusters_objects_are_fresh(name: str) -> None:
+def test_cluster_objects_are_up_to_date(name: str) -> None:
     committed = (COMPONENTS / name).read_text()
     assert committed == manifests.render(name), "run 'python -m strata.monitoring.prometheus.manifests'"
 
 
-def test_a_clusters_rules_are_the_laptops() -> None:
+def test_cluster_rules_equal_local_rules() -> None:
     for [built] in (manifests.prometheus_rules(), manifests.google_rules()):
         assert [rule for group in built["spec"]["groups"] for rule in group["rules"]] == EVERY
 
@@ -178,8 +177,8 @@ def test_components_build(tmp_path: Path, component: str, kinds: list[str]) -> N
         assert ("release" in built["metadata"]["labels"]) == (component == "monitoring")
 
 
-def test_no_label_is_dropped_that_keeps_two_series_apart() -> None:
-    """Ray's labels of a training series, as its agent writes them."""
+def test_dropped_labels_do_not_distinguish_series() -> None:
+    """Labels are those that Ray's agent writes on a training series."""
     labels = ("Component", "NodeAddress", "SessionName", "Version", "WorkerId", "otel_scope_name", "otel_scope_version", "run")
     assert [label for label in labels if re.fullmatch(scrape.RAY_DROPPED_LABELS, label)] == [
         "Version",

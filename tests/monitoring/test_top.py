@@ -1,4 +1,4 @@
-"""`strata top` as a user runs it: printed once, and live in a terminal that is resized and left with Ctrl-C."""
+"""`strata top` as a command: printed once, and live in a terminal with resizing and Ctrl-C."""
 
 import fcntl
 import os
@@ -21,7 +21,7 @@ from .test_top_endpoint import BEFORE, serving
 TOP = [sys.executable, "-c", "import typer; from strata.monitoring.gpu_commands import top; typer.run(top)"]
 
 
-def test_printed_once_where_there_is_no_terminal() -> None:
+def test_prints_once_without_a_terminal() -> None:
     with serving(BEFORE) as port:
         answer = subprocess.run(
             [*TOP, "--url", f"http://127.0.0.1:{port}", "--interval", "0.2"], capture_output=True, text=True, timeout=30
@@ -42,7 +42,7 @@ def test_once_without_an_endpoint() -> None:
 
 
 class Terminal:
-    """A terminal in which `strata top` runs."""
+    """Pseudo-terminal that runs `strata top`."""
 
     def __init__(self, *words: str) -> None:
         self._side, other = pty.openpty()
@@ -57,7 +57,7 @@ class Terminal:
         fcntl.ioctl(self._side, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def wait_for(self, text: str) -> str:
-        """Gives what was seen up to `text`, and forgets it."""
+        """Reads until `text` appears. Returns and discards the output before it."""
         deadline = time.monotonic() + 20
         while text not in self._seen:
             assert time.monotonic() < deadline, f"no {text!r} in {self._seen[-3000:]!r}"
@@ -76,11 +76,11 @@ class Terminal:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_live_until_it_is_told_to_end(number: signal.Signals, own_home: Path) -> None:
+def test_live_until_a_signal(number: signal.Signals, own_home: Path) -> None:
     held = ports.reserve()
     terminal = Terminal("--url", held.url, "--interval", "0.2")
     try:
-        terminal.wait_for("\x1b[?1049h")  # the screen for programs, so that what was there before comes back
+        terminal.wait_for("\x1b[?1049h")  # alternate screen, which restores the previous content at the end
         terminal.wait_for("no endpoint at")
         with serving(BEFORE, held.port):
             terminal.wait_for("KV 25%")

@@ -57,13 +57,13 @@ def named(samples: top_endpoint.Samples, name: str, **labels: str) -> float:
     return value
 
 
-def test_only_series_of_ours_are_parsed() -> None:
+def test_only_strata_series_are_parsed() -> None:
     samples = parse(BEFORE)
     assert len(samples) == 16
     assert {name for name, _ in samples} <= {f"{m.exported}{s}" for m in metrics.SERVING for s in ("", "_bucket")}
 
 
-def test_what_happened_between_two_looks() -> None:
+def test_rates_between_two_polls() -> None:
     before, after = parse(BEFORE), parse(AFTER)
     endpoint = summarize(after, [(2.0, increase(before, after))])
     recently = endpoint.recently
@@ -72,14 +72,14 @@ def test_what_happened_between_two_looks() -> None:
     assert recently.prefills == {"local": 0.0, "remote": 6.0}
     assert (recently.rejections, recently.errors) == ({"queue-full": 4.0}, 2.0)
     assert recently.first_token is not None and recently.inter_token is None
-    assert recently.first_token.p50 == pytest.approx(0.015), "of the 20 new ones, all between 10 and 20 ms"
+    assert recently.first_token.p50 == pytest.approx(0.015), "the 20 new observations lie between 10 and 20 ms"
     assert (endpoint.models, endpoint.in_flight, endpoint.queued) == (("tiny",), 3.0, 1.0)
     decode, gateway = endpoint.replicas
     assert (decode.name, decode.kv_usage, decode.running, decode.waiting) == ("decode-1", 0.25, 3.0, 1.0)
     assert (gateway.role, gateway.kv_usage) == ("gateway", None)
 
 
-def test_it_reads_what_gateways_and_engines_write() -> None:
+def test_parses_output_of_gateways_and_engines() -> None:
     gateway, engine = Gateway("tiny", "gateway-1"), Replica("tiny", "decode", "decode-1")
 
     def scrape() -> top_endpoint.Samples:
@@ -107,20 +107,20 @@ def test_it_reads_what_gateways_and_engines_write() -> None:
     ]
 
 
-def test_the_first_look_has_no_rates() -> None:
+def test_first_poll_has_no_rates() -> None:
     assert summarize(parse(BEFORE), []).recently is None
 
 
-def test_a_counter_that_began_anew_is_no_negative_rate() -> None:
+def test_counter_reset_gives_no_negative_rate() -> None:
     before, after = parse(AFTER), parse(BEFORE)
     grown = increase(before, after)
     assert all(value >= 0 for value in grown.values())
     assert named(grown, "strata_serve_generated_tokens_total") == 1000.0
     endpoint = summarize(after, [(1.0, grown)])
-    assert endpoint.recently and endpoint.recently.first_token, "a histogram that began anew is still a histogram"
+    assert endpoint.recently and endpoint.recently.first_token, "a histogram after a reset is valid"
 
 
-def test_a_series_is_new_of_a_known_process_but_a_process_is_not_new_because_it_is_seen() -> None:
+def test_new_series_of_a_known_replica_counts_and_a_new_replica_does_not() -> None:
     before = parse(BEFORE)
     other = f"{BEFORE}strata_serve_generated_tokens_total{{{GATEWAY.replace('gateway-1', 'gateway-2')}}} 9000.0\n"
     grown = increase(before, parse(other))
@@ -129,7 +129,7 @@ def test_a_series_is_new_of_a_known_process_but_a_process_is_not_new_because_it_
     assert named(increase(before, parse(first_event)), "strata_serve_rejections_total") == 1.0
 
 
-def test_increases_add_up_over_the_window() -> None:
+def test_increases_sum_over_the_window() -> None:
     before, after = parse(BEFORE), parse(AFTER)
     grown = increase(before, after)
     endpoint = summarize(after, [(1.0, grown), (3.0, grown)])
@@ -138,7 +138,7 @@ def test_increases_add_up_over_the_window() -> None:
     assert endpoint.recently.errors == 4.0
 
 
-def test_quantiles_bracket_the_true_ones() -> None:
+def test_quantiles_lie_in_the_right_bucket() -> None:
     rng = random.Random(3)
     values = sorted(rng.lognormvariate(-4, 1) for _ in range(5000))
     registry = CollectorRegistry()
@@ -160,7 +160,7 @@ def test_quantiles_bracket_the_true_ones() -> None:
         assert found is not None and low <= found <= high
 
 
-def test_quantiles_at_the_edges_are_prometheus_own() -> None:
+def test_quantile_edge_cases_match_prometheus() -> None:
     assert quantile({}, 0.5) is None
     assert quantile({0.1: 0.0, float("inf"): 0.0}, 0.5) is None
     assert quantile({0.1: 10.0, 0.2: 10.0, float("inf"): 10.0}, 0.5) == pytest.approx(0.05)
@@ -169,7 +169,7 @@ def test_quantiles_at_the_edges_are_prometheus_own() -> None:
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://here", "", "http://", "http://here:port", "localhost"])
-def test_an_address_that_is_none(url: str) -> None:
+def test_invalid_address(url: str) -> None:
     with pytest.raises(UserError, match=r"not the address of an endpoint[\s\S]*--url"):
         EndpointWatch(url)
 
@@ -193,7 +193,7 @@ def serving(answer: str, port: int = 0, status: int = 200) -> Iterator[int]:
         thread.join()
 
 
-def test_an_endpoint_that_goes_away_and_comes_back_is_followed() -> None:
+def test_endpoint_restart() -> None:
     with serving(BEFORE) as port:
         watch = EndpointWatch(f"http://127.0.0.1:{port}/")
         first, second = watch.poll(), watch.poll()
@@ -231,7 +231,7 @@ def test_the_window_slides(monkeypatch: pytest.MonkeyPatch) -> None:
         ("not here", 404, "returned status 404"),
     ],
 )
-def test_something_else_at_that_address(answer: str, status: int, reason: str) -> None:
+def test_server_that_is_not_an_endpoint(answer: str, status: int, reason: str) -> None:
     with serving(answer, status=status) as port:
         watch = EndpointWatch(f"http://127.0.0.1:{port}")
         absent = watch.poll()

@@ -38,7 +38,7 @@ def test_no_run_and_none_in_progress() -> None:
     assert watch.poll() == []
 
 
-def test_a_run_that_has_not_taken_a_step() -> None:
+def test_run_before_its_first_step() -> None:
     training("mine", steps=100)
     progress = only(RunWatch())
     assert (progress.name, progress.step, progress.steps, progress.losses) == ("mine", 0, 100, ())
@@ -54,20 +54,20 @@ def test_progress_from_the_records() -> None:
     assert (progress.validation_losses, progress.mfu, progress.tokens_per_s) == ((7.5,), 0.4, 1000.0)
 
 
-def test_time_left_is_of_this_start_of_the_run_alone() -> None:
+def test_time_left_uses_steps_since_the_last_start() -> None:
     run, now = training("mine", steps=110), time.time()
-    write(run, [record(step, now - 86400 + step) for step in range(1, 6)])  # yesterday, before it went on today
+    write(run, [record(step, now - 86400 + step) for step in range(1, 6)])  # yesterday, before the run resumed
     write(run, [record(step, now + 60 + 2 * (step - 10)) for step in range(6, 11)])
     assert only(RunWatch()).seconds_left == pytest.approx(200)
 
 
-def test_pace_counts_what_lies_between_the_steps() -> None:
+def test_step_time_includes_evaluations_and_checkpoints() -> None:
     assert seconds_per_step([(10, 100.0), (11, 101.0), (12, 110.0)]) == 5.0
     assert seconds_per_step([(10, 100.0)]) is None
     assert seconds_per_step([]) is None
 
 
-def test_it_reads_on_from_where_it_was_and_leaves_half_lines() -> None:
+def test_reads_incrementally_and_skips_incomplete_lines() -> None:
     run, watch = training("mine"), RunWatch()
     write(run, [record(1, 1.0)])
     assert only(watch).step == 1
@@ -80,19 +80,19 @@ def test_it_reads_on_from_where_it_was_and_leaves_half_lines() -> None:
     assert (progress.step, len(progress.losses)) == (2, 2)
 
 
-def test_a_run_that_went_back_to_a_checkpoint_is_read_anew(own_home: Path) -> None:
+def test_resumed_run_is_read_from_the_start(own_home: Path) -> None:
     run, watch = training("mine"), RunWatch()
     write(run, [record(step, float(step)) for step in range(1, 21)])
     assert only(watch).step == 20
-    kept = own_home / "kept"
-    kept.write_text("".join(json.dumps(record(step, float(step))) + "\n" for step in range(1, 11)))
-    kept.replace(run.metrics)
+    shorter = own_home / "shorter"
+    shorter.write_text("".join(json.dumps(record(step, float(step))) + "\n" for step in range(1, 11)))
+    shorter.replace(run.metrics)
     progress = only(watch)
     assert (progress.step, len(progress.losses)) == (10, 10)
 
 
-def test_a_killed_run_is_gone_unless_its_numbers_still_grow() -> None:
-    """As they do when the driver is on another machine."""
+def test_killed_run_is_hidden_unless_its_metrics_grow() -> None:
+    """A driver on another machine has no visible process, but its metrics grow."""
     run, watch = training("mine"), RunWatch()
     run.write_state(State("running", steps=100, pid=2**22 - 1, pid_created=1.0))
     assert watch.poll() == []
@@ -102,11 +102,11 @@ def test_a_killed_run_is_gone_unless_its_numbers_still_grow() -> None:
     assert watch.poll() == []
 
 
-def test_the_age_of_the_last_checkpoint() -> None:
+def test_checkpoint_age() -> None:
     run, now = training("mine"), time.time()
     assert only(RunWatch()).checkpoint_age is None
     write(run, [record(1, now - 500), record(2, now - 400, checkpoint_stall_s=0.1), record(3, now - 300)])
-    assert only(RunWatch()).checkpoint_age == pytest.approx(400, abs=5), "kept elsewhere: from the record"
+    assert only(RunWatch()).checkpoint_age == pytest.approx(400, abs=5), "checkpoints stored elsewhere: from the record"
     for step, age in ((1, 200), (2, 100)):
         manifest = run.checkpoints / f"step-{step:08}" / "manifest-00000.json"
         manifest.parent.mkdir(parents=True)
@@ -115,7 +115,7 @@ def test_the_age_of_the_last_checkpoint() -> None:
     assert only(RunWatch()).checkpoint_age == pytest.approx(100, abs=5)
 
 
-def test_several_runs_and_one_that_is_removed_between_looks() -> None:
+def test_run_removed_between_polls() -> None:
     first, _ = training("a"), training("b")
     watch = RunWatch()
     assert [progress.name for progress in watch.poll()] == ["a", "b"]
@@ -123,7 +123,7 @@ def test_several_runs_and_one_that_is_removed_between_looks() -> None:
     assert [progress.name for progress in watch.poll()] == ["b"]
 
 
-def test_a_loss_that_is_not_a_number() -> None:
+def test_nan_loss() -> None:
     run = training("mine")
     write(run, [record(1, 1.0), record(2, 2.0, loss=float("nan"))])
     assert str(only(RunWatch()).losses[-1]) == "nan"

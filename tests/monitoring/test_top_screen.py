@@ -55,36 +55,36 @@ def row(text: str, word: str) -> str:
     return " ".join(found.split())
 
 
-def test_each_part_says_when_there_is_nothing() -> None:
+def test_empty_sections_have_a_note() -> None:
     text = shown(endpoint=Absent("Connection refused"))
     assert "no GPU: NVML Shared Library Not Found" in text
     assert "no run is training" in text
     assert f"no endpoint at {URL}: Connection refused" in text
 
 
-def test_cores_and_memory_where_there_is_no_gpu() -> None:
+def test_cores_and_memory_without_a_gpu() -> None:
     text = shown()
     assert row(text, "4 cores").endswith("50% ▁▅█▅")
     assert row(text, "memory").endswith("25% 6.0 of 8.0 GiB free")
 
 
-def test_gpus_and_whose_processes_are_on_them() -> None:
+def test_gpus_and_processes_with_actors() -> None:
     text = shown(recorded_cards().read())
     assert "cores" not in text
     serving, training = (line.split() for line in text.splitlines() if "H200" in line)
     assert serving[0] == "0" and "87%" in serving and "118.0/140.4" in serving and "512/700" in serving and "58" in serving
-    assert training[-1] == "power", "held down by its power limit"
+    assert training[-1] == "power", "throttled by its power limit"
     assert row(text, "strata:decode") == "0 48211 ServeReplica:strata:decode 86.0 GiB 61%"
     assert row(text, "RayTrainWorker") == "1 51902 RayTrainWorker 127.0 GiB 98%"
 
 
-def test_a_card_that_tells_nothing_and_one_that_is_lost() -> None:
+def test_card_without_values_and_lost_card() -> None:
     process = GpuProcess(7, "[/odd] name", None, None)
-    silent = Gpu(0, "unknown", "unknown", None, None, None, None, None, None, None, None, None, (process,))
-    text = shown(Reading((silent,), (Lost(1, "GPU is lost"),)))
+    without_values = Gpu(0, "unknown", "unknown", None, None, None, None, None, None, None, None, None, (process,))
+    text = shown(Reading((without_values,), (Lost(1, "GPU is lost"),)))
     assert row(text, "-/- GiB") == "0 unknown - -/- GiB - -"
-    assert "GPU 1 does not answer: GPU is lost" in text
-    assert row(text, "odd") == "0 7 [/odd] name - -", "brackets are no markup"
+    assert "GPU 1 does not respond: GPU is lost" in text
+    assert row(text, "odd") == "0 7 [/odd] name - -", "brackets are not markup"
 
 
 def test_a_run_is_two_lines() -> None:
@@ -95,7 +95,7 @@ def test_a_run_is_two_lines() -> None:
     assert second.startswith(f"loss {LOSSES[-1]:.3f} █") and f"validation {LOSSES[270]:.3f} █" in second
 
 
-def test_runs_that_start_and_that_stand_still() -> None:
+def test_starting_and_stalled_runs() -> None:
     starting = Progress("new", 0, 100, (), (), None, None, None, None, None)
     stuck = Progress("stuck", 10, 100, LOSSES[:10], (), 1000.0, None, 100.0, None, 190.0)
     text = shown(runs=(starting, stuck))
@@ -116,7 +116,7 @@ def test_the_endpoint() -> None:
     assert "gateway-1" not in text, "gateways have no KV cache"
 
 
-def test_an_endpoint_at_rest_and_one_just_found() -> None:
+def test_idle_endpoint_and_first_poll() -> None:
     rest = Recently(1.0, None, None, 0.0, 0.0, 0.0, {}, {}, 0.0)
     text = shown(endpoint=Endpoint(("tiny",), REPLICAS, 0.0, 0.0, rest))
     assert (row(text, "TTFT"), row(text, "refused")) == ("TTFT -", "refused 0 rejected 0 failed")
@@ -124,13 +124,13 @@ def test_an_endpoint_at_rest_and_one_just_found() -> None:
 
 
 @pytest.mark.parametrize("width", [30, 50, 72, 80, 110, 200])
-def test_nothing_is_wider_than_the_terminal(width: int) -> None:
+def test_lines_fit_the_terminal_width(width: int) -> None:
     text = shown(recorded_cards().read(), (RUN,), width=width)
     assert max(len(line) for line in text.splitlines()) <= width
     assert "TTFT" in text and "laptop-3" in text
 
 
-def test_processes_make_way_where_the_terminal_is_low() -> None:
+def test_processes_are_hidden_in_a_low_terminal() -> None:
     reading = recorded_cards().read()
     whole = shown(reading, (RUN,))
     lines = len(whole.splitlines())

@@ -17,7 +17,10 @@ from strata.platform.errors import UserError
 
 TIMEOUT_S = 15.0
 OLDEST = 10  # the version of the dashboards' JSON
-TOKEN_FIX = "Create a token in Grafana (Administration, Users and access, Service accounts, role Admin). Pass it as --token or GRAFANA_TOKEN."
+TOKEN_FIX = (
+    "Create a token in Grafana (Administration, Users and access, Service accounts, role Admin). "
+    "Pass it as --token or GRAFANA_TOKEN."
+)
 
 Json = dict[str, Any]
 

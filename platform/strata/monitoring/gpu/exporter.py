@@ -106,7 +106,7 @@ class Exporter(Collector):
 
     def _read(self) -> Reading:
         reading = self._cards.read()
-        wrong = [f"GPU {lost.index} does not answer: {lost.reason}" for lost in reading.lost]
+        wrong = [f"GPU {lost.index} does not respond: {lost.reason}" for lost in reading.lost]
         if reading.problem:
             wrong.append(f"No NVIDIA GPU can be read: {reading.problem}. The only series is {metrics.GPU_COUNT.name} 0.")
         for line in wrong:

@@ -152,7 +152,7 @@ def _gpus(reading: Reading, bars: int) -> Iterator[RenderableType]:
         )
     yield grid
     for lost in reading.lost:
-        yield Padding(Text(f"GPU {lost.index} does not answer: {lost.reason}", style="bold red"), (0, 0, 0, 2))
+        yield Padding(Text(f"GPU {lost.index} does not respond: {lost.reason}", style="bold red"), (0, 0, 0, 2))
 
 
 def _processes(reading: Reading) -> Iterator[RenderableType]:
