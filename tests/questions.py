@@ -1,7 +1,7 @@
-"""Everything that boards, recording rules and alerts ask Prometheus."""
+"""Every query of dashboards, recording rules and alerts."""
 
 import yaml
-from dashboards.promql import asked
+from dashboards.promql import parsed
 from support import ROOT
 
 from strata.dashboards import queries
@@ -17,9 +17,9 @@ RULES = [
 RECORDS = {rule["record"]: rule["expr"] for rule in RULES if "record" in rule}
 ALERTS = {rule["alert"]: rule["expr"] for rule in RULES if "alert" in rule}
 EXPRESSIONS = [*(panel.resolved() for panel in PANELS), *RECORDS.values(), *ALERTS.values()]
-NAMES = {name for expr in EXPRESSIONS for name in asked(expr).names}
+NAMES = {name for expr in EXPRESSIONS for name in parsed(expr).names}
 
 
 def series_of(metric: Metric) -> set[str]:
-    """A histogram is three names."""
+    """Series names of a metric; a histogram has three."""
     return {metric.exported + part for part in (("_bucket", "_count", "_sum") if metric.kind == "histogram" else ("",))}
