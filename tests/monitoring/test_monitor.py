@@ -215,9 +215,9 @@ def test_real_prometheus_scrapes_stores_and_exits(tmp_path: Path) -> None:
     except UserError as error:
         pytest.skip(str(error))
     ray = tmp_path / "ray"
-    with serving(RAY) as ray_port, serving(ENDPOINT) as endpoint_port, ports.reserve() as nobody:
+    with serving(RAY) as ray_port, serving(ENDPOINT) as endpoint_port, ports.reserve() as unused:
         session(ray, os.getpid(), ray_port)
-        first = Monitor(tmp_path, ray, f"http://127.0.0.1:{endpoint_port}", nobody.url)
+        first = Monitor(tmp_path, ray, f"http://127.0.0.1:{endpoint_port}", unused.url)
         try:
             first.wait_until_ready()
             first.wait_until(lambda: "targets up" in first.output.read_text())

@@ -34,11 +34,11 @@ def test_prints_once_without_a_terminal() -> None:
 
 
 def test_once_without_an_endpoint() -> None:
-    with ports.reserve() as nobody:
-        words = [*TOP, "--once", "--url", nobody.url, "--interval", "0.1"]
+    with ports.reserve() as unused:
+        words = [*TOP, "--once", "--url", unused.url, "--interval", "0.1"]
         answer = subprocess.run(words, capture_output=True, text=True, timeout=30)
     assert answer.returncode == 0
-    assert f"no endpoint at {nobody.url}" in answer.stdout
+    assert f"no endpoint at {unused.url}" in answer.stdout
 
 
 class Terminal:

@@ -130,8 +130,8 @@ def _board(grafana: Grafana, board: Board, folder_uid: str) -> Step:
     body["dashboard"] = {**ours, "id": there["dashboard"]["id"], "version": there["dashboard"]["version"]}
     theirs = ""
     if not is_current and not str(newest.get("message", "")).startswith(MESSAGE):
-        by, message = newest.get("createdBy") or "someone", newest.get("message") or "no message"
-        theirs = f"version {there['dashboard']['version']} by {by} ({message})"
+        by, comment = newest.get("createdBy") or "someone", newest.get("message") or "no message"
+        theirs = f"version {there['dashboard']['version']} by {by} ({comment})"
     diff = _diff({"folder": meta.get("folderUid"), **seen}, {"folder": folder_uid, **ours})
     return Step("changed", what, _then(grafana.save_board, body), diff, theirs=theirs)
 

@@ -31,8 +31,8 @@ Family = CounterMetricFamily | GaugeMetricFamily
 def serve(host: str, port: int) -> None:
     """Serves `/metrics` until Ctrl-C or SIGTERM."""
     console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
-    # The handler records the signal instead of raising: an exception raised inside a finalizer is swallowed. It uses a list
-    # because the loop below could hold an Event's lock when the handler runs.
+    # The handler records the signal instead of raising: an exception raised inside a finalizer is swallowed. It uses a list,
+    # because a wait on an Event could hold the Event's lock when the handler runs.
     interrupts: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):  # a shell starts background commands with SIGINT ignored
         signal.signal(number, lambda number, _: interrupts.append(number))

@@ -62,8 +62,8 @@ THROTTLES = ("power", "thermal", "hardware")
 class Cards:
     """NVML session that reads all GPUs of the machine.
 
-    NVML stays open between readings, because opening it takes seconds if the driver unloads unused cards (persistence mode off).
-    If the driver is loaded or reloaded later, a later reading finds it."""
+    NVML stays open between readings, because opening it can take seconds if the driver unloads unused cards (persistence
+    mode off). If the driver is loaded or reloaded later, a later reading finds it."""
 
     def __init__(self, nvml: Any = None, actor: Callable[[int], str] = actor_of) -> None:
         self._nvml = nvml

@@ -34,16 +34,13 @@ OPERATOR_POD = {"matchLabels": {"app.kubernetes.io/name": "kuberay-operator"}}
 RAY_CLUSTER = {"sourceLabels": ["__meta_kubernetes_pod_label_ray_io_cluster"], "targetLabel": "cluster"}
 NODE = {"sourceLabels": ["__meta_kubernetes_pod_node_name"], "targetLabel": "node"}
 DROP_RAY_LABELS = {"action": "labeldrop", "regex": scrape.RAY_DROPPED_LABELS}
-GPU_SERIES = (*scrape.GPU_SERIES, *scrape.DCGM_SERIES)
+ALL_GPU_SERIES = (*scrape.GPU_SERIES, *scrape.DCGM_SERIES)
 # Node exporters belong to no Ray cluster. DCGM labels a GPU with the pod that uses it (the scrape renames the label to
 # `exported_pod`), and KubeRay names worker pods CLUSTER-GROUP-worker-SUFFIX. Other GPUs get the cluster `nodes`.
 NODES_CLUSTER = {"targetLabel": "cluster", "replacement": "nodes"}
 CLUSTER_OF_POD = {"sourceLabels": ["exported_pod"], "regex": "(.+)-[^-]+-worker-[^-]+", "targetLabel": "cluster"}
-IN_OUR_NAMESPACE = {
-    "sourceLabels": ["namespace"],
-    "regex": NAMESPACE,
-    "action": "keep",
-}  # the operator exports objects of all namespaces
+# The operator exports objects of all namespaces.
+IN_OUR_NAMESPACE = {"sourceLabels": ["namespace"], "regex": NAMESPACE, "action": "keep"}
 CLUSTER_IS_OBJECT = {"sourceLabels": ["name"], "targetLabel": "cluster"}
 
 
@@ -60,7 +57,7 @@ def pod_monitors() -> list[dict[str, Any]]:
             # By default every gateway exports the series of the whole endpoint, and every gateway is scraped.
             params={"scope": ["node"]},
         ),
-        _pod_monitor("strata-gpu", GPU_POD, "gpu-metrics", [NODES_CLUSTER], [_keep(GPU_SERIES), CLUSTER_OF_POD]),
+        _pod_monitor("strata-gpu", GPU_POD, "gpu-metrics", [NODES_CLUSTER], [_keep(ALL_GPU_SERIES), CLUSTER_OF_POD]),
         _pod_monitor(
             "strata-kuberay",
             OPERATOR_POD,
@@ -125,7 +122,7 @@ def pod_monitorings() -> list[dict[str, Any]]:
             "strata-gpu",
             GPU_POD,
             {"metadata": ["pod", "container"]},  # not `node`: the exporter sets it
-            {"port": "gpu-metrics", "metricRelabeling": [_keep(GPU_SERIES)]},
+            {"port": "gpu-metrics", "metricRelabeling": [_keep(ALL_GPU_SERIES)]},
         ),
     ]
 
