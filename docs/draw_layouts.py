@@ -1,7 +1,7 @@
-"""Draws the pictures of layouts.md, as SVG that stays readable on a light and on a dark page.
+"""Pictures of layouts.md, as SVG that is readable on light and dark pages.
 
-What a picture says comes from the code it is about: the timelines from DeepSpeed's schedules, the places of ranks from
-`layout.place`, the cuts of matrices and of experts from the functions that training and checkpoints use.
+The pictures are computed from the code they show: timelines from DeepSpeed's schedules, rank positions from `layout.place`,
+shards of matrices and experts from the functions that training and checkpoints use.
 
     .venv/bin/python docs/draw_layouts.py
 """
@@ -27,10 +27,10 @@ from strata.training.parallel.tensor import split_dimension
 FOLDER = Path(__file__).parent / "layouts"
 FONT = "system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif"
 INK, FAINT, LINE, PAPER, BLANK = "#1f2328", "#57606a", "#8c959f", "#ffffff", "#eef1f4"
-RED, PINK = "#b3261e", "#ffe3e3"  # what is sent
+RED, PINK = "#b3261e", "#ffe3e3"  # communication
 WORKERS = ["#9ec5fe", "#ffcf99", "#a8dfb4", "#d9c2f5"]  # light enough for dark text on each
 
-# A backward pass takes twice a forward pass; one of DualPipeV's parts of the model is half a stage of 1F1B.
+# A backward pass takes twice as long as a forward pass; a DualPipeV part of the model is half a 1F1B stage.
 LENGTHS = {False: {"F": 2, "B": 4}, True: {"F": 1, "B": 2}}
 
 
@@ -75,36 +75,38 @@ class Picture:
 
 
 def zero() -> None:
-    """Bytes a parameter, in bf16: weights, gradients, and for the optimizer fp32 weights and two moments."""
-    kinds = [("W", 2, 3), ("G", 2, 2), ("optimizer", 12, 1)]  # bytes, and the stage from which on it is shared
+    """Bytes per parameter in bf16: weights, gradients, and optimizer state (fp32 weights and two moments)."""
+    kinds = [("W", 2, 3), ("G", 2, 2), ("optimizer", 12, 1)]  # bytes, and the first ZeRO stage that shards it
     workers, unit, row = 4, 9, 74
-    picture = Picture("zero", 860, 80 + 4 * row, "What each of four data-parallel workers keeps, by ZeRO stage")
+    picture = Picture("zero", 860, 80 + 4 * row, "Memory of each of four data-parallel workers, by ZeRO stage")
     for worker in range(workers):
         picture.text(222 + worker * 158, 30, f"worker {worker}", "middle", bold=True)
     picture.text(844, 30, "bytes", "end", FAINT)
-    for stage, shares in enumerate(["nothing shared", "optimizer", "and gradients", "and weights"]):
+    for stage, sharded in enumerate(["no sharding", "optimizer", "+ gradients", "+ weights"]):
         y = 48 + stage * row
         picture.text(16, y + 20, f"zero: {stage}", size=14, bold=True)
-        picture.text(16, y + 40, shares, fill=FAINT)
+        picture.text(16, y + 40, sharded, fill=FAINT)
         for worker in range(workers):
             x = 150 + worker * 158
-            for kind, size, shared_from in kinds:
-                parts = workers if stage >= shared_from else 1
+            for kind, size, sharded_from in kinds:
+                parts = workers if stage >= sharded_from else 1
                 mine = size * unit / parts
                 picture.box(x, y, size * unit, 46, BLANK, line="#d0d7de")
                 picture.box(x + worker % parts * mine, y, mine, 46, WORKERS[worker])
                 picture.text(x + size * unit / 2, y + 62, kind, "middle", FAINT)
                 x += size * unit
-        total = sum(size / (workers if stage >= shared_from else 1) for _, size, shared_from in kinds)
+        total = sum(size / (workers if stage >= sharded_from else 1) for _, size, sharded_from in kinds)
         picture.text(844, y + 29, f"{total:g}", "end", size=15, bold=True)
-    words = "W weights, G gradients, optimizer: fp32 weights and Adam's moments. Grey: kept by another. Bytes: a parameter."
+    words = (
+        "W weights, G gradients, optimizer: fp32 weights and Adam's moments. Grey: on another worker. Bytes are per parameter."
+    )
     picture.text(16, 64 + 4 * row, words, fill=FAINT)
     picture.save()
 
 
 def tensor() -> None:
-    """One layer on two workers. A matrix is drawn as x @ W uses it: a column of it makes a column of the output."""
-    picture = Picture("tensor", 830, 296, "One layer shared by two tensor-parallel workers")
+    """One layer on two workers. Matrices are drawn for x @ W: a column of W computes a column of the output."""
+    picture = Picture("tensor", 830, 296, "One layer partitioned over two tensor-parallel workers")
     lanes, size, halves = (62, 176), 40, 2
     cuts = {name: split_dimension(f"model.layers.0.{name}_proj.weight") for name in ("q", "k", "v", "o", "gate", "up", "down")}
     for worker, y in enumerate(lanes):
@@ -119,7 +121,7 @@ def tensor() -> None:
                     picture.text(x + 42, y + 17 + 16 * line, words, "middle", FAINT if line else INK)
             x += 106
             continue
-        by_columns = all(cuts[name] == 0 for name in block)  # torch keeps weights transposed: dimension 0 is the output's
+        by_columns = all(cuts[name] == 0 for name in block)  # torch stores weights transposed: dimension 0 is the output
         words = "by columns" if by_columns else "by rows"
         picture.text(x + (len(block) * (size + 12) - 12) / 2, 252, words, "middle", FAINT)
         for name in block:
@@ -138,13 +140,13 @@ def tensor() -> None:
             x += 48
     rows, columns = (list(cuts.values()).count(dimension) for dimension in (1, 0))
     words = (
-        f"Forward: {rows} all-reduces a layer. Backward: {columns}, of the gradients before the matrices that are cut by columns."
+        f"All-reduces per layer: {rows} forward, {columns} backward (input gradients of the matrices that are split by columns)."
     )
     picture.text(14, 280, words, fill=FAINT)
     picture.save()
 
 
-Message = tuple[tuple[int, int], bool, int, int]  # from and to, whether it is an activation, phase, micro-batch
+Message = tuple[tuple[int, int], bool, int, int]  # (sender, receiver), is an activation, phase, micro-batch
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,7 @@ class Exchange:
 
 @dataclass
 class Rank:
-    """One stage on its way through its schedule, and what it has done, from when on."""
+    """Simulation state of one stage: remaining steps, current time, and computed blocks with their start times."""
 
     todo: list[Compute | Exchange]
     time: int = 0
@@ -170,16 +172,16 @@ class Rank:
 
 
 def run_schedule(stages: int, micro_batches: int, dual: bool) -> list[Rank]:
-    """Each stage does what DeepSpeed's schedule says, in its order. Exchanges take no time but wait for the other side."""
+    """Simulates DeepSpeed's schedule on all stages. Communication takes no time but waits for the peer."""
     kind = schedule.DualPipeVSchedule if dual else schedule.TrainSchedule
-    ranks = [Rank(plan(kind(micro_batches, stages, stage), at_once=not dual)) for stage in range(stages)]
+    ranks = [Rank(plan(kind(micro_batches, stages, stage), immediately=not dual)) for stage in range(stages)]
     sent: dict[Message, int] = {}
     awaited: dict[Message, int] = {}
     while left := sum(len(rank.todo) for rank in ranks):
         for rank in ranks:
             while rank.todo and _done(rank, sent, awaited, LENGTHS[dual]):
                 rank.todo.pop(0)
-        assert sum(len(rank.todo) for rank in ranks) < left, "the schedule waits for ever"
+        assert sum(len(rank.todo) for rank in ranks) < left, "the schedule deadlocks"
     return ranks
 
 
@@ -199,8 +201,8 @@ def _done(rank: Rank, sent: dict[Message, int], awaited: dict[Message, int], len
     return True
 
 
-def plan(instructions: schedule.PipeSchedule, at_once: bool) -> list[Compute | Exchange]:
-    """What one stage computes and exchanges. 1F1B exchanges one message at a time, DualPipeV what it has queued."""
+def plan(instructions: schedule.PipeSchedule, immediately: bool) -> list[Compute | Exchange]:
+    """Steps of one stage. 1F1B exchanges messages one at a time, DualPipeV all that are queued at a commit."""
     here = instructions.stage_id
     seen: Counter[tuple[str, int]] = Counter()
     steps: list[Compute | Exchange] = []
@@ -212,10 +214,10 @@ def plan(instructions: schedule.PipeSchedule, at_once: bool) -> list[Compute | E
         elif name.startswith(("Send", "Recv")):
             sends, activation = name.startswith("Send"), name.endswith("Activation")
             ahead = 1 if sends == activation else -1  # activations go to the next stage, gradients come from there
-            peer = here + (ahead if phase == 0 else -ahead)  # the second half of DualPipeV's way leads back
+            peer = here + (ahead if phase == 0 else -ahead)  # the second half of DualPipeV runs in reverse order
             ends = (here, peer) if sends else (peer, here)
             queue[sends].add((ends, activation, phase, seen[name, phase]))
-        if (at_once or name == "CommitP2P") and any(queue.values()):
+        if (immediately or name == "CommitP2P") and any(queue.values()):
             steps.append(Exchange(frozenset(queue[True]), frozenset(queue[False])))
             queue = {True: set(), False: set()}
         seen[name, phase] += 1
@@ -224,12 +226,12 @@ def plan(instructions: schedule.PipeSchedule, at_once: bool) -> list[Compute | E
 
 
 def idle(ranks: list[Rank], dual: bool) -> float:
-    busy = sum(LENGTHS[dual][step.kind] for _, step in ranks[0].blocks)  # all stages have as much to do
+    busy = sum(LENGTHS[dual][step.kind] for _, step in ranks[0].blocks)  # all stages have the same amount of work
     return 1 - busy / max(rank.time for rank in ranks)
 
 
 def in_flight(rank: Rank) -> int:
-    """The most micro-batches (of half stages, with DualPipeV) whose activations are kept at once."""
+    """Peak number of micro-batches (of half stages, with DualPipeV) with stored activations."""
     return max(accumulate(1 if step.kind == "F" else -1 for _, step in rank.blocks))
 
 
@@ -241,8 +243,8 @@ def timeline(name: str, dual: bool, longest: int) -> None:
     picture = Picture(name, left + longest * unit + 20, 90 + stages * row, title)
     right = picture.width - 16
     picture.text(16, 30, title, size=15, bold=True)
-    kept = ", ".join(str(in_flight(rank)) for rank in ranks)
-    words = f"{idle(ranks, dual):.0%} idle; {'half ' if dual else ''}stages' activations kept at most: {kept}"
+    peaks = ", ".join(str(in_flight(rank)) for rank in ranks)
+    words = f"{idle(ranks, dual):.0%} idle; peak activations, in {'half ' if dual else ''}stages: {peaks}"
     picture.text(right, 30, words, "end", FAINT)
     colours = {("F", 0): "#9ec5fe", ("B", 0): "#a8dfb4", ("F", 1): "#5b9bf3", ("B", 1): "#57b870"}
     for stage, rank in enumerate(ranks):
@@ -271,7 +273,7 @@ def sequence() -> None:
     parallel = ParallelSection(workers=4, sequence=4)
     owners = {place(rank, parallel).sequence: rank for rank in range(parallel.workers)}
     tokens, heads, cell, top = 8, 4, 22, 66
-    picture = Picture("sequence", 860, 242, "Ulysses: slices of the sequence are traded for slices of the heads")
+    picture = Picture("sequence", 860, 242, "Ulysses: all-to-alls exchange slices of the sequence for slices of the heads")
     width, middle = tokens * cell, top + heads * cell / 2
     for panel, words in enumerate(["projections, rotation", "attention", "output, feed-forward"]):
         x = 64 + panel * (width + 108)
@@ -331,7 +333,7 @@ def expert() -> None:
 def grid() -> None:
     recipe, a_node = "16xh100-3d", 8
     parallel = recipe_file.load(recipe).parallel
-    picture = Picture("3d", 860, 344, f"The recipe {recipe}: where each rank stands")
+    picture = Picture("3d", 860, 344, f"The recipe {recipe}: position of each rank")
     cell, pitch, left, top = 66, 214, 40, 88
     wide = parallel.tensor * (cell + 4) - 4
     for rank in range(parallel.workers):
@@ -353,9 +355,9 @@ def grid() -> None:
         if node:
             picture.line(x - 38, 22, x - 38, top + 160, "dashed")
     notes = [
-        "side by side: tensor peers; all-reduces in every layer of every micro-batch",
-        "up and down: data-parallel peers; gradients and weights, once a step",
-        "left and right: stages; activations and their gradients, once a micro-batch: nearly all that passes between the nodes",
+        "horizontal, within a stage: tensor parallelism; all-reduces in every layer of every micro-batch",
+        "vertical: data parallelism; gradients and weights, once per step",
+        "horizontal, between stages: activations and their gradients, once per micro-batch; nearly all traffic between nodes",
     ]
     for number, note in enumerate(notes):
         picture.text(22, top + 186 + number * 24, note)
@@ -363,12 +365,12 @@ def grid() -> None:
 
 
 def table(sizes: list[tuple[int, int]]) -> None:
-    """The idle shares that layouts.md quotes."""
-    print("stages  micro-batches  1F1B idle  DualPipeV idle  kept on the first stage")
+    """Prints the idle fractions quoted in layouts.md."""
+    print("stages  micro-batches  1F1B idle  DualPipeV idle  peak on the first stage")
     for stages, micro_batches in sizes:
         one, two = (run_schedule(stages, micro_batches, dual) for dual in (False, True))
-        kept = f"{in_flight(one[0])} stages, {in_flight(two[0])} half stages"
-        print(f"{stages:6}  {micro_batches:13}  {idle(one, False):9.1%}  {idle(two, True):14.1%}  {kept}")
+        peak = f"{in_flight(one[0])} stages, {in_flight(two[0])} half stages"
+        print(f"{stages:6}  {micro_batches:13}  {idle(one, False):9.1%}  {idle(two, True):14.1%}  {peak}")
 
 
 if __name__ == "__main__":
