@@ -1,4 +1,4 @@
-"""What these tests share: kubectl's builds and the schemas of Kubernetes, each made or read once for all of them."""
+"""Session-wide caches of kustomize builds and Kubernetes schemas."""
 
 import functools
 from collections.abc import Iterator
@@ -11,8 +11,8 @@ from strata.deploy import render
 
 
 @pytest.fixture(scope="session", autouse=True)
-def once_for_all() -> Iterator[None]:
-    """A build takes up to a second, and most tests want the same ones. Nobody may change what comes out: `fill` copies it."""
+def cached_builds() -> Iterator[None]:
+    """Caches builds, which take up to a second each. Tests must not modify the result; `fill` copies it."""
     with pytest.MonkeyPatch.context() as patch:
         cached: Any = functools.cache(render.build)
         patch.setattr(render, "build", cached)

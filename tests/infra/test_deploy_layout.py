@@ -1,4 +1,4 @@
-"""From a recipe to pods, and what is refused on the way."""
+"""Pod layouts of recipes, and recipes that are rejected."""
 
 import pytest
 from hypothesis import given, settings
@@ -23,7 +23,7 @@ def on_gke(*overrides: str, name: str = "8xh100") -> Recipe:
     return recipe(name, "deploy.gpu=h100", "deploy.storage=bucket", *overrides)
 
 
-def test_one_node_of_eight() -> None:
+def test_single_node_of_eight_gpus() -> None:
     groups = plan(on_gke(), GKE, PARTS)
     selector = {"node.kubernetes.io/instance-type": "a3-highgpu-8g", "cloud.google.com/gke-accelerator": "nvidia-h100-80gb"}
     assert groups["train"] == Group(1, 1, 1, gpus=8, cpus=176, memory_gib=1591, node_gpus=8, selector=selector)
@@ -47,7 +47,7 @@ def test_engines_that_share_a_gpu_share_a_pod() -> None:
     assert groups["decode"].engines == 2
 
 
-def test_pools_on_gpus_of_their_own() -> None:
+def test_pools_on_different_gpus() -> None:
     groups = plan(on_gke("deploy.decode_gpu=h200"), GKE, ["serve"])
     assert groups["prefill"].selector["cloud.google.com/gke-accelerator"] == "nvidia-h100-80gb"
     assert groups["decode"].selector["cloud.google.com/gke-accelerator"] == "nvidia-h200-141gb"
@@ -58,12 +58,12 @@ def test_aggregated_serving_has_no_prefill_pods() -> None:
     assert (prefill.least, prefill.pods, prefill.most) == (0, 0, 0)
 
 
-def test_ack_finds_nodes_by_their_machine() -> None:
+def test_ack_selects_nodes_by_instance_type() -> None:
     train = plan(recipe("8xh100", "deploy.gpu=h20"), ACK, ["train"])["train"]
     assert train.selector == {"node.kubernetes.io/instance-type": "ecs.gn8v-8x.48xlarge"}
 
 
-def test_a_laptop_in_kind() -> None:
+def test_laptop_recipe_on_kind() -> None:
     groups = plan(recipe("laptop"), KIND, PARTS)
     assert groups["train"] == Group(1, 1, 1, cpus=2, memory_gib=3)
     assert groups["decode"] == Group(0, 1, 1, cpus=1, memory_gib=3, engines=1)
@@ -72,31 +72,31 @@ def test_a_laptop_in_kind() -> None:
 @pytest.mark.parametrize(
     ("overrides", "cause", "fix"),
     [
-        (["serve.prefill.replicas=4"], "take 12 GPUs, and 1 x a3-highgpu-8g have 8 h100", "deploy.nodes=2"),
-        (["serve.decode.max_replicas=40"], "serve.decode (40 replicas of 2) take 84 GPUs", "deploy.nodes=11"),
-        (["deploy.nodes=1", "parallel.workers=16"], "take 2 nodes", "deploy.nodes=2"),
-        (["parallel.workers=12", "train.batch=12"], "parallel.workers=12 do not divide over nodes of 8", "multiple of 8"),
+        (["serve.prefill.replicas=4"], "need 12 GPUs, but 1 x a3-highgpu-8g have 8 h100", "deploy.nodes=2"),
+        (["serve.decode.max_replicas=40"], "serve.decode (40 replicas of 2) need 84 GPUs", "deploy.nodes=11"),
+        (["deploy.nodes=1", "parallel.workers=16"], "needs 2 nodes", "deploy.nodes=2"),
+        (["parallel.workers=12", "train.batch=12"], "parallel.workers=12 is not a multiple of the 8 GPUs", "multiple of 8"),
         (
             ["serve.decode.tensor_parallel=8", "serve.decode.gpus=8", "deploy.gpus_per_node=4"],
-            "tensor_parallel=8: an engine is one pod, and a a3-highgpu-4g has 4 GPUs",
+            "tensor_parallel=8: an engine runs in one pod, but a3-highgpu-4g has 4 GPUs",
             "smaller tensor_parallel",
         ),
-        (["deploy.gpu=h20"], "deploy.gpu=h20: gke has none", "h100"),
-        (["deploy.prefill_gpu=tpu"], "deploy.prefill_gpu=tpu: gke has none", "h100"),
-        (["deploy.gpu=null"], "does not say on which", "h100"),
-        (["deploy.gpus_per_node=3"], "no machine with so many h100", "1, 2, 4, 8"),
-        (["parallel.cpus_per_worker=64"], "takes 512 CPUs in a pod that has 176", "deploy.cpus=512"),
-        (["deploy.cpus=1"], "so Ray would wait", "deploy.cpus=64"),
+        (["deploy.gpu=h20"], "deploy.gpu=h20: gke has no such GPU", "h100"),
+        (["deploy.prefill_gpu=tpu"], "deploy.prefill_gpu=tpu: gke has no such GPU", "h100"),
+        (["deploy.gpu=null"], "deploy.gpu is not set", "h100"),
+        (["deploy.gpus_per_node=3"], "no machine with this number of h100 GPUs", "1, 2, 4, 8"),
+        (["parallel.cpus_per_worker=64"], "needs 512 CPUs per pod, but a pod has 176", "deploy.cpus=512"),
+        (["deploy.cpus=1"], "Ray would wait forever", "deploy.cpus=64"),
     ],
 )
-def test_what_the_nodes_cannot_give_is_refused(overrides: list[str], cause: str, fix: str) -> None:
+def test_requests_beyond_the_nodes_capacity_are_rejected(overrides: list[str], cause: str, fix: str) -> None:
     with pytest.raises(UserError) as error:
         plan(on_gke(*overrides), GKE, PARTS)
     assert cause in error.value.cause
     assert fix in error.value.fix
 
 
-def test_only_what_is_deployed_is_refused() -> None:
+def test_only_deployed_parts_are_checked() -> None:
     too_many = on_gke("serve.prefill.replicas=4")
     assert plan(too_many, GKE, ["train"]).keys() == {"train"}
 
@@ -104,18 +104,18 @@ def test_only_what_is_deployed_is_refused() -> None:
 @pytest.mark.parametrize(
     ("overrides", "cause", "fix"),
     [
-        (["deploy.name=" + "a" * 42], "the RayJob would be", "shorter"),
-        (["deploy.name=Strata"], "cannot name a Kubernetes service", "small letters"),
-        (["deploy.name=9lives"], "cannot name a Kubernetes service", "letter first"),
-        (["deploy.name=strata-"], "cannot name a Kubernetes service", "no '-' last"),
+        (["deploy.name=" + "a" * 42], "the RayJob aaa", "shorter"),
+        (["deploy.name=Strata"], "is not a valid name of a Kubernetes service", "lowercase letters"),
+        (["deploy.name=9lives"], "is not a valid name of a Kubernetes service", "beginning with a letter"),
+        (["deploy.name=strata-"], "is not a valid name of a Kubernetes service", "not ending with '-'"),
         (["train.checkpoints=/checkpoints"], "is not shared storage", "/mnt/strata"),
         (["train.checkpoints=file:///tmp/checkpoints"], "is not shared storage", "gs://"),
         (["train.checkpoints=/mnt/strata/../tmp"], "is not shared storage", "gs://"),
         (["train.checkpoints=memory://checkpoints"], "is not shared storage", "gs://"),
         (["train.checkpoints=checkpoints"], "is not shared storage", "gs://"),
         (["train.checkpoints=/mnt/strata-of-mine"], "is not shared storage", "gs://"),
-        (["data.path=/home/me/corpus"], "which no pod sees", "/mnt/strata"),
-        (["deploy.storage=gs://bucket"], "is not the name of the Cloud Storage bucket", "the name alone"),
+        (["data.path=/home/me/corpus"], "not visible to pods", "/mnt/strata"),
+        (["deploy.storage=gs://bucket"], "is not the name of the Cloud Storage bucket", "only the name"),
         (
             ["serve.decode={replicas: 1, gpus: 0.5, gpu_memory: 0.4, tensor_parallel: 1, sm_share: 0.5}"],
             "serve.decode.sm_share=0.5: engines share a GPU's multiprocessors by CUDA MPS",
@@ -123,7 +123,7 @@ def test_only_what_is_deployed_is_refused() -> None:
         ),
     ],
 )
-def test_what_a_cluster_cannot_do_is_refused(overrides: list[str], cause: str, fix: str) -> None:
+def test_recipes_that_cannot_work_on_a_cluster_are_rejected(overrides: list[str], cause: str, fix: str) -> None:
     with pytest.raises(UserError) as error:
         refusals.refuse(on_gke(*overrides), GKE, PARTS, "demo", IMAGE)
     assert cause in error.value.cause
@@ -133,45 +133,45 @@ def test_what_a_cluster_cannot_do_is_refused(overrides: list[str], cause: str, f
 @pytest.mark.parametrize(
     "checkpoints", ["gs://bucket/runs", "s3://bucket", "/mnt/strata/checkpoints", "file:///mnt/strata/checkpoints", "/mnt/strata"]
 )
-def test_shared_storage_is_taken(checkpoints: str) -> None:
+def test_shared_storage_is_accepted(checkpoints: str) -> None:
     refusals.refuse(on_gke(f"train.checkpoints={checkpoints}"), GKE, PARTS, "demo", IMAGE)
 
 
-def test_a_part_alone_is_asked_for_its_own_things() -> None:
+def test_a_single_part_is_checked_only_for_its_own_settings() -> None:
     refusals.refuse(on_gke("data.path=/home/me/corpus"), GKE, ["serve"], "demo", IMAGE)
 
 
 def test_kind_has_no_gpus_and_its_own_storage() -> None:
     with pytest.raises(UserError, match="kind has no GPUs"):
         refusals.refuse(recipe("8xh100"), KIND, PARTS, "demo", IMAGE)
-    with pytest.raises(UserError, match="brings its own storage"):
+    with pytest.raises(UserError, match="has its own storage"):
         refusals.refuse(recipe("laptop", "deploy.storage=bucket"), KIND, PARTS, "demo", IMAGE)
     refusals.refuse(recipe("laptop"), KIND, PARTS, "demo", IMAGE)
 
 
 @pytest.mark.parametrize("image", ["strata", "strata:latest", "example.com:5000/strata", "a b:1", "strata:", "strata@sha256:12"])
-def test_images_that_may_change_are_refused(image: str) -> None:
+def test_mutable_image_tags_are_rejected(image: str) -> None:
     with pytest.raises(UserError, match="image"):
         refusals.refuse(on_gke(), GKE, PARTS, "demo", image)
 
 
 @pytest.mark.parametrize("image", ["strata:1", "example.com:5000/a/strata:v1.2-rc3", f"example.com/strata@sha256:{'0' * 64}"])
-def test_images_that_stay_are_taken(image: str) -> None:
+def test_immutable_image_tags_are_accepted(image: str) -> None:
     refusals.refuse(on_gke(), GKE, PARTS, "demo", image)
 
 
 @pytest.mark.parametrize("run", ["", "../up", "a b", "-x", "x" * 64])
-def test_runs_with_impossible_names_are_refused(run: str) -> None:
-    with pytest.raises(UserError, match="cannot name a run"):
+def test_invalid_run_names_are_rejected(run: str) -> None:
+    with pytest.raises(UserError, match="is not a valid run name"):
         refusals.refuse(on_gke(), GKE, PARTS, run, IMAGE)
 
 
-def test_a_target_that_is_not_there() -> None:
+def test_unknown_target() -> None:
     with pytest.raises(UserError, match="Did you mean 'gke'"):
         targets.find("gkee")
 
 
-def test_machines_are_listed_by_rising_gpus() -> None:
+def test_machines_are_listed_in_ascending_order_of_gpus() -> None:
     for target in targets.TARGETS.values():
         for gpu in target.gpus.values():
             sizes = [machine.gpus for machine in gpu.machines]
@@ -188,7 +188,7 @@ def test_machines_are_listed_by_rising_gpus() -> None:
     decode=st.integers(1, 9),
     spare=st.integers(0, 9),
 )
-def test_what_is_not_refused_fits(
+def test_accepted_layouts_fit_the_nodes(
     workers: int, per_node: str, nodes: str, shape: tuple[float, int], prefill: int, decode: int, spare: int
 ) -> None:
     gpus, tensor = shape
@@ -217,6 +217,6 @@ def test_what_is_not_refused_fits(
         assert each * gpus <= groups[name].gpus
         for pods, engines in zip((groups[name].pods, groups[name].most), wanted, strict=True):
             assert (pods - 1) * each < engines <= pods * each or pods == engines == 0
-    asked = sum(groups[name].most * groups[name].gpus for name in ("prefill", "decode"))
-    there = int(nodes) * machine.gpus if nodes != "null" else machine.gpus * -(-workers // machine.gpus)
-    assert asked <= there
+    needed = sum(groups[name].most * groups[name].gpus for name in ("prefill", "decode"))
+    available = int(nodes) * machine.gpus if nodes != "null" else machine.gpus * -(-workers // machine.gpus)
+    assert needed <= available

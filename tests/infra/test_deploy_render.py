@@ -1,4 +1,4 @@
-"""`strata deploy` as a user types it, on the manifests of this repository; kubectl builds them for real."""
+"""Commands of `strata deploy` on this repository's manifests, built by the real kubectl."""
 
 import os
 import shutil
@@ -32,13 +32,13 @@ ORDERS = {
 BUILD = render.build
 GKE = ["--target", "gke", "--recipe", "8xh100", "--image", IMAGE, *GPU]
 
-STAND_IN = """#!/bin/sh
-# Stands in for kubectl and for the cluster behind it. Only `kustomize` is the real one's.
+FAKE_KUBECTL = """#!/bin/sh
+# Fake kubectl and cluster. Only `kustomize` runs the real kubectl.
 echo "$@" >> "{log}"
 case "$1" in
   kustomize) exec {real} "$@" ;;
   version) echo '{{"clientVersion": {{}}, "serverVersion": {{"gitVersion": "v1.33.1"}}}}' ;;
-  config) echo stand-in ;;
+  config) echo fake ;;
   get) {get} ;;
   diff) cat > "{log}.stdin"; {diff} ;;
   apply) cat > "{log}.stdin"; echo "namespace/strata serverside-applied" ;;
@@ -65,13 +65,13 @@ def strata_deploy(*words: str, answer: str = "") -> Any:
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Puts the stand-in first on the path; returns how to say what its cluster answers, and where it notes what it was asked."""
-    real, log = kubectl._find(), tmp_path / "asked"
+    """Puts a fake kubectl first on PATH. Returns a function that sets its responses and returns the log of its calls."""
+    real, log = kubectl._find(), tmp_path / "calls"
 
     def answering(get: str = "echo namespace/strata", diff: str = "exit 0") -> Path:
         script = tmp_path / "bin" / "kubectl"
         script.parent.mkdir(exist_ok=True)
-        script.write_text(STAND_IN.format(log=log, real=real, get=get, diff=diff))
+        script.write_text(FAKE_KUBECTL.format(log=log, real=real, get=get, diff=diff))
         script.chmod(script.stat().st_mode | stat.S_IXUSR)
         monkeypatch.setattr(sys, "executable", str(tmp_path / "nowhere" / "python"))
         monkeypatch.setenv("PATH", f"{script.parent}{os.pathsep}{os.environ['PATH']}")
@@ -99,14 +99,14 @@ def test_every_image_and_the_recipe_are_filled_in(target: str) -> None:
         for _, container in documents.containers(template)
     ]
     assert set(images) == {IMAGE}
-    assert len(images) >= 8  # three heads, four worker groups, and who hands the job in
+    assert len(images) >= 8  # three heads, four worker groups, and the job's submitter
     inside = recipe_file.check(yaml.safe_load(objects["ConfigMap/strata-recipe"]["data"]["recipe.yaml"]), "deployed")
     recipe, overrides = ORDERS[target]
     assert inside.model == recipe_file.load(recipe, overrides).model
     assert (inside.serve.host, inside.serve.port, inside.serve.gateways) == ("0.0.0.0", 8000, 1)
 
 
-def test_a_job_on_two_nodes() -> None:
+def test_training_job_on_two_nodes() -> None:
     objects = rendered("gke")
     job = objects["RayJob/strata-train"]
     assert job["spec"]["entrypoint"] == "strata train --recipe /etc/strata/recipe.yaml --run first --or-resume"
@@ -120,7 +120,7 @@ def test_a_job_on_two_nodes() -> None:
     assert objects["PodDisruptionBudget/strata-train"]["spec"]["minAvailable"] == 3  # the head and both workers
 
 
-def test_an_endpoint_with_two_pools() -> None:
+def test_service_with_two_pools() -> None:
     service = rendered("gke")["RayService/strata"]
     for name in ("prefill", "decode"):
         pool = group(service, name)
@@ -131,7 +131,7 @@ def test_an_endpoint_with_two_pools() -> None:
     assert application["args"] == {"recipe": "/etc/strata/recipe.yaml", "model": "/mnt/strata/runs/first/export"}
 
 
-def test_engines_that_share_a_gpu_find_room_for_all_of_them_in_a_pod() -> None:
+def test_a_pod_offers_resources_for_all_engines_that_share_its_gpu() -> None:
     recipe = recipe_file.load(
         "h200", ["deploy.gpu=h200", "deploy.storage=bucket", "serve.decode.gpus=0.25", "serve.decode.gpu_memory=0.2"]
     )
@@ -144,7 +144,7 @@ def test_engines_that_share_a_gpu_find_room_for_all_of_them_in_a_pod() -> None:
     }
 
 
-def test_rays_autoscaler_reads_the_groups_as_they_are_meant() -> None:
+def test_rays_autoscaler_reads_the_group_sizes_and_resources() -> None:
     from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
 
     service = rendered("gke")["RayService/strata"]
@@ -154,13 +154,13 @@ def test_rays_autoscaler_reads_the_groups_as_they_are_meant() -> None:
         assert (found[name]["min_workers"], found[name]["max_workers"]) == (0, 2)
         offered = {"GPU": 4, "strata-gateway": 1, f"strata-{name}": 1}
         assert found[name]["resources"].items() >= offered.items()
-    assert found["headgroup"]["resources"].keys() == {"CPU", "memory"}, "no engine and no gateway there"
+    assert found["headgroup"]["resources"].keys() == {"CPU", "memory"}, "no engine and no gateway on the head"
     assert found["headgroup"]["resources"]["CPU"] == 0
 
 
 @pytest.mark.parametrize("target", ["gke", "ack", "kind"])
-def test_every_recipe_fits_where_its_devices_are(root: Path, target: str) -> None:
-    """As it is, but for the GPU's kind: what only a real cluster needs, an image's registry and a bucket, has placeholders."""
+def test_every_recipe_renders_for_targets_with_its_devices(root: Path, target: str) -> None:
+    """Only the GPU type is overridden; the image's registry and the bucket are placeholders."""
     for file in sorted((root / "platform" / "recipes").glob("*.yaml")):
         recipe = recipe_file.load(file.stem)
         if recipe.serve.device == "gpu" and target == "kind":
@@ -173,24 +173,24 @@ def test_every_recipe_fits_where_its_devices_are(root: Path, target: str) -> Non
         assert ("gke-accelerator" in text) == (recipe.serve.device == "gpu" and target == "gke"), file.stem
 
 
-def test_what_is_not_said_is_noted_and_not_applied(cluster: Any) -> None:
+def test_unset_settings_are_noted_by_render_and_rejected_by_apply(cluster: Any) -> None:
     cluster()
     words = ["--target", "gke", "--recipe", "8xh100"]
-    told = strata_deploy("render", *words)
-    assert "deploy.storage does not name the Cloud Storage bucket; no image is named" in told.stderr
-    assert yaml.safe_load_all(told.stdout)
-    with pytest.raises(UserError, match=r"cannot be applied yet: deploy\.storage"):
+    result = strata_deploy("render", *words)
+    assert "deploy.storage, the name of the Cloud Storage bucket, is not set; the image is not set" in result.stderr
+    assert yaml.safe_load_all(result.stdout)
+    with pytest.raises(UserError, match=r"cannot be applied: deploy\.storage"):
         strata_deploy("apply", "--yes", *words)
     assert "note" not in strata_deploy("render", *GKE).stderr
 
 
-def test_storage() -> None:
+def test_storage_name_is_filled_in() -> None:
     assert rendered("gke")["PersistentVolume/strata-store"]["spec"]["csi"]["volumeHandle"] == "my-bucket"
     volume = rendered("ack")["PersistentVolume/strata-store"]["spec"]["csi"]
     assert volume["volumeAttributes"]["server"] == "mine.nas.aliyuncs.com"
 
 
-def test_kind_asks_for_no_gpu_and_promises_no_more_than_the_overlay() -> None:
+def test_kind_has_no_gpu_limit_and_the_overlays_requests() -> None:
     workers = group(rendered("kind")["RayJob/strata-train"], "workers")
     assert limits(workers)["cpu"] == "2"
     assert "nvidia.com/gpu" not in limits(workers)
@@ -207,7 +207,7 @@ def test_kind_asks_for_no_gpu_and_promises_no_more_than_the_overlay() -> None:
         ["deploy.prefill_gpu=l4", "deploy.nodes=2"],
     ],
 )
-def test_whatever_is_not_refused_meets_the_operators_rules(overrides: list[str]) -> None:
+def test_accepted_recipes_meet_the_operators_rules(overrides: list[str]) -> None:
     recipe = recipe_file.load("8xh100", [*GPU, *overrides])
     groups = layout.plan(recipe, targets.find("gke"), PARTS)
     for document in fill(list(rendered("gke").values()), recipe, groups, "demo"):
@@ -217,7 +217,7 @@ def test_whatever_is_not_refused_meets_the_operators_rules(overrides: list[str])
 
 
 @pytest.mark.parametrize(("target", "machine"), [("gke", "a2-ultragpu-1g"), ("ack", "ecs.gn7e-c16g1.4xlarge")])
-def test_the_guides_recipe_runs_on_the_nodes_it_makes(root: Path, tmp_path: Path, target: str, machine: str) -> None:
+def test_the_guides_recipe_selects_the_guides_nodes(root: Path, tmp_path: Path, target: str, machine: str) -> None:
     guide = (root / "docs" / f"cluster-{target}.md").read_text()
     assert machine in guide
     file = tmp_path / f"{target}.yaml"
@@ -231,7 +231,7 @@ def test_the_guides_recipe_runs_on_the_nodes_it_makes(root: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("overrides", "gpus"), [([], 8), (["parallel.workers=64", "train.batch=64"], 64), (["deploy.nodes=4"], 32)], ids=str
 )
-def test_kueues_quota_admits_what_is_deployed(overrides: list[str], gpus: int) -> None:
+def test_kueues_quota_admits_the_deployed_clusters(overrides: list[str], gpus: int) -> None:
     recipe = recipe_file.load("8xh100", [*GPU, *overrides])
     order = Order("gke", recipe, "demo", ("kueue",), image=IMAGE)
     objects = {documents.title(document): document for document in render.render(order)}
@@ -243,7 +243,7 @@ def test_kueues_quota_admits_what_is_deployed(overrides: list[str], gpus: int) -
     assert int(quota["memory"].removesuffix("Gi")) > workers["replicas"] * int(limits(workers)["memory"].removesuffix("Gi"))
 
 
-def test_what_is_served_is_marked_so_that_a_change_rolls_out() -> None:
+def test_pod_templates_change_with_the_serving_settings() -> None:
     def mark(*overrides: str) -> str:
         recipe = recipe_file.load("8xh100", [*GPU, *overrides])
         [service] = fill([rendered("gke")["RayService/strata"]], recipe, {}, "demo")
@@ -254,7 +254,7 @@ def test_what_is_served_is_marked_so_that_a_change_rolls_out() -> None:
     assert mark() != mark("serve.max_sequences=5")
 
 
-def test_render_prints_yaml_alone() -> None:
+def test_render_prints_only_yaml() -> None:
     result = strata_deploy("render", *GKE, "--only", "train", "--with", "volcano,spot")
     kinds = [document["kind"] for document in yaml.safe_load_all(result.stdout)]
     assert "RayJob" in kinds
@@ -263,7 +263,7 @@ def test_render_prints_yaml_alone() -> None:
     assert result.stderr == ""
 
 
-def test_a_folder_is_written_compared_and_written_again(tmp_path: Path) -> None:
+def test_render_to_a_folder_and_diff_against_it(tmp_path: Path) -> None:
     folder = tmp_path / "out"
     assert "objects in" in strata_deploy("render", *GKE, "-o", str(folder)).stdout
     mine = folder / "mine.yaml"
@@ -274,28 +274,28 @@ def test_a_folder_is_written_compared_and_written_again(tmp_path: Path) -> None:
     mine.unlink()
     other = strata_deploy("diff", *GKE, "--against", str(folder), "--only", "train", "parallel.cpus_per_worker=9").stdout
     assert "-      cpus_per_worker: 8\n+      cpus_per_worker: 9\n" in other
-    assert "--- before/RayService/strata" in other  # it would not be there any more
+    assert "--- before/RayService/strata" in other  # removed
     mine.write_text("# my own\n")
     strata_deploy("render", *GKE, "-o", str(folder), "--only", "train")
     assert not (folder / "rayservice-strata.yaml").exists()
     assert mine.is_file()
 
 
-def test_one_file(tmp_path: Path) -> None:
+def test_render_to_a_single_file(tmp_path: Path) -> None:
     file = tmp_path / "all.yaml"
     strata_deploy("render", *GKE, "-o", str(file))
     assert strata_deploy("check", "--file", str(file)).exit_code == 0
 
 
-def test_check_says_what_it_did_not_look_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_reports_missing_schemas(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("STRATA_KUBERAY_CRDS", raising=False)
-    said = strata_deploy("check", *GKE).stdout
-    assert "RayJob/strata-train" in said
-    assert "checked by KubeRay's rules, not by its schemas" in said
-    assert "nothing wrong" in said
+    output = strata_deploy("check", *GKE).stdout
+    assert "RayJob/strata-train" in output
+    assert "checked by KubeRay's rules, not by its schemas" in output
+    assert "nothing wrong" in output
 
 
-def test_check_names_what_is_wrong(tmp_path: Path) -> None:
+def test_check_prints_the_path_of_a_problem(tmp_path: Path) -> None:
     broken = documents.read(documents.write(list(rendered("gke").values())))
     service = next(document for document in broken if document["kind"] == "RayService")
     group(service, "decode")["minReplicas"] = 30
@@ -309,8 +309,8 @@ def test_check_names_what_is_wrong(tmp_path: Path) -> None:
 
 def test_diff_against_a_cluster(cluster: Any) -> None:
     cluster(diff="echo '+  replicas: 3'; exit 1")
-    said = strata_deploy("diff", *GKE).stdout
-    assert said == "Against the cluster 'stand-in' (v1.33.1):\n+  replicas: 3\n"
+    output = strata_deploy("diff", *GKE).stdout
+    assert output == "Against the cluster 'fake' (v1.33.1):\n+  replicas: 3\n"
     cluster()
     assert strata_deploy("diff", *GKE).stdout.endswith("nothing would change\n")
     cluster(diff="echo 'no matches for kind RayJob' >&2; exit 2")
@@ -319,30 +319,30 @@ def test_diff_against_a_cluster(cluster: Any) -> None:
     assert "operator" in error.value.fix
 
 
-def test_without_a_cluster_diff_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_diff_without_a_cluster_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
-    with pytest.raises(UserError, match="reaches no cluster") as error:
+    with pytest.raises(UserError, match="cannot reach a cluster") as error:
         strata_deploy("diff", *GKE)
     assert "--against" in error.value.fix
 
 
-def test_apply_asks_first(cluster: Any) -> None:
+def test_apply_requires_confirmation(cluster: Any) -> None:
     log = cluster(get="true")
     refused = strata_deploy("apply", *GKE, answer="n\n")
     assert refused.exit_code == 1
     assert "has no namespace strata yet: everything is new" in refused.stdout
     assert "+ RayService/strata" in refused.stdout
-    assert "Apply this to 'stand-in'?" in refused.stdout
+    assert "Apply this to 'fake'?" in refused.stdout
     assert "apply" not in log.read_text()
     applied = strata_deploy("apply", *GKE, answer="y\n")
     assert "serverside-applied" in applied.stdout
     assert "apply --server-side --field-manager=strata --filename=-" in log.read_text()
-    given = documents.read(log.with_name("asked.stdin").read_text())
-    assert given[0]["kind"] == "Namespace"
-    assert {"RayJob", "RayService", "RayCluster"} <= {document["kind"] for document in given}
+    sent = documents.read(log.with_name("calls.stdin").read_text())
+    assert sent[0]["kind"] == "Namespace"
+    assert {"RayJob", "RayService", "RayCluster"} <= {document["kind"] for document in sent}
 
 
-def test_apply_with_yes_and_with_nothing_to_do(cluster: Any) -> None:
+def test_apply_with_yes_and_without_changes(cluster: Any) -> None:
     log = cluster(diff="echo '+  a: b'; exit 1")
     assert "serverside-applied" in strata_deploy("apply", *GKE, "--yes").stdout
     log.unlink()
@@ -354,49 +354,49 @@ def test_apply_with_yes_and_with_nothing_to_do(cluster: Any) -> None:
 @pytest.mark.parametrize(
     ("words", "cause", "fix"),
     [
-        (["--with", "volcano,kueue"], "exclude each other", "Choose one"),
-        (["--with", "dcgm,nvml"], "both would count the same GPUs", "Choose one"),
-        (["--with", "monitoring,monitoring-gke"], "both would scrape the same pods", "Choose one"),
-        (["--with", "monitoring-gke,monitoring-arms"], "both would scrape the same pods", "Choose one"),
-        (["--with", "monitoring-arms"], "not for gke: it is for Alibaba Cloud's", "Leave it out"),
-        (["--with", "dcgm"], "not for gke: GKE shows a GPU only to the pod that has it", "Leave it out"),
+        (["--with", "volcano,kueue"], "exclude each other", "Remove all but one"),
+        (["--with", "dcgm,nvml"], "both would report the same GPUs", "Remove all but one"),
+        (["--with", "monitoring,monitoring-gke"], "both would scrape the same pods", "Remove all but one"),
+        (["--with", "monitoring-gke,monitoring-arms"], "both would scrape the same pods", "Remove all but one"),
+        (["--with", "monitoring-arms"], "not for gke: it is for Alibaba Cloud's", "Remove it"),
+        (["--with", "dcgm"], "not for gke: on GKE only the pod that requests a GPU can see it", "Remove it"),
         (["--with", "vulcano"], "no component 'vulcano'", "Did you mean 'volcano'?"),
         (["--only", "everything"], "no part 'everything'", "train, serve, lab"),
         (["serve.decode.max_replicas=1"], "must be between 1 and max_replicas=1", "Change"),
         (["deploy.bucket=x"], "Unknown recipe key 'deploy.bucket'", "deploy."),
     ],
 )
-def test_orders_that_cannot_be_met(words: list[str], cause: str, fix: str) -> None:
+def test_invalid_options_are_rejected(words: list[str], cause: str, fix: str) -> None:
     with pytest.raises(UserError) as error:
         strata_deploy("render", *GKE, *words)
     assert cause in error.value.cause
     assert fix in error.value.fix
 
 
-def test_check_wants_one_thing_to_check() -> None:
-    with pytest.raises(UserError, match="What should be checked"):
+def test_check_needs_a_target_or_a_file() -> None:
+    with pytest.raises(UserError, match="either --target or --file"):
         strata_deploy("check")
 
 
 @pytest.mark.parametrize("text", ["a: [", "", "- 1"])
-def test_files_that_hold_no_objects(tmp_path: Path, text: str) -> None:
+def test_files_without_objects_are_rejected(tmp_path: Path, text: str) -> None:
     file = tmp_path / "some.yaml"
     file.write_text(text)
     with pytest.raises(UserError, match=r"some\.yaml"):
         strata_deploy("check", "--file", str(file))
 
 
-def test_former_renderings_that_are_none(tmp_path: Path) -> None:
+def test_invalid_previous_renderings_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no rendering at"):
         changes.against_folder([], tmp_path / "nowhere")
     (tmp_path / "bad.yaml").write_text("a: [")
-    with pytest.raises(UserError, match="does not hold YAML"):
+    with pytest.raises(UserError, match="is not valid YAML"):
         changes.against_folder([], tmp_path)
 
 
-def test_without_kubectl(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_kubectl_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setattr(shutil, "which", lambda _: None)
     monkeypatch.setattr(render, "build", BUILD)
-    with pytest.raises(UserError, match="kubectl is not installed"):
+    with pytest.raises(UserError, match="kubectl, which builds the manifests, is not installed"):
         strata_deploy("render", *GKE)

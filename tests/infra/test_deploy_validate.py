@@ -1,4 +1,4 @@
-"""Objects that a cluster would not take, or that would not work there, each rejected with the path of what is wrong."""
+"""Validation of objects: invalid ones are reported with the path of the field."""
 
 import copy
 import os
@@ -17,7 +17,9 @@ from strata.platform.errors import UserError
 
 FOLDER = os.environ.get("STRATA_KUBERAY_CRDS")
 CRDS = Path(FOLDER) if FOLDER else None
-needs_crds = pytest.mark.skipif(CRDS is None, reason="STRATA_KUBERAY_CRDS names no folder with KubeRay's CRDs ('make crds')")
+needs_crds = pytest.mark.skipif(
+    CRDS is None, reason="STRATA_KUBERAY_CRDS is not set to a folder with KubeRay's CRDs ('make crds')"
+)
 
 Objects = dict[str, dict[str, Any]]
 
@@ -35,14 +37,14 @@ def broken(change: Callable[[Objects], Any]) -> list[dict[str, Any]]:
 
 
 def the_problem(change: Callable[[Objects], Any], crds: Path | None) -> tuple[str, str]:
-    """The only one, of the only object that has changed."""
+    """The single problem of the single changed object."""
     changed = [document for document in broken(change) if document not in built()]
     [problem] = problems(changed, crds)
     return f"{problem.object}: {problem.path}", problem.message
 
 
-def of_each_other(found: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    return [(f"{documents.title(one)}: {finding.path}", finding.message) for one, finding in references.findings(found)]
+def reference_problems(found: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    return [(f"{documents.title(each)}: {finding.path}", finding.message) for each, finding in references.findings(found)]
 
 
 def job(objects: Objects) -> Any:
@@ -73,7 +75,7 @@ def monitor(labels: dict[str, str], port: str) -> dict[str, Any]:
 POD = "RayJob/strata-train: spec.rayClusterSpec.workerGroupSpecs[0].template.spec"
 
 
-def test_what_is_rendered_is_sound() -> None:
+def test_rendered_objects_are_valid() -> None:
     assert problems(built(), CRDS) == []
 
 
@@ -89,7 +91,7 @@ ANYWHERE = ("auth", "gcs-ft", "network-policy", "spot", "grafana")
     ],
     ids=["gke", "ack", "kind"],
 )
-def test_components_together_are_sound(target: str, recipe: str, overrides: list[str], components: tuple[str, ...]) -> None:
+def test_combined_components_are_valid(target: str, recipe: str, overrides: list[str], components: tuple[str, ...]) -> None:
     order = Order(target, recipe_file.load(recipe, overrides), "demo", (*ANYWHERE, *components), image="example.com/strata:1.0")
     assert problems(render.render(order), CRDS) == []
 
@@ -139,7 +141,7 @@ def test_core_objects(change: Callable[[Objects], Any], path: str, says: str) ->
             f"{POD}.containers[0].resources.limits.memory",
             "match",
         ),
-        (lambda o: job_container(o)["ports"].append({"containerPort": 8080}), f"{POD}.containers[0].ports[1]", "twice"),
+        (lambda o: job_container(o)["ports"].append({"containerPort": 8080}), f"{POD}.containers[0].ports[1]", "occurs twice"),
         (
             lambda o: job(o)["metadata"].update(labels={"a": 1}),
             "RayJob/strata-train: metadata.labels.a",
@@ -150,7 +152,7 @@ def test_core_objects(change: Callable[[Objects], Any], path: str, says: str) ->
             "RayCluster/strata-lab: spec.autoscalerOptions.version",
             "is not one of",
         ),
-        (lambda o: o["RayService/strata"].update(apiVersion="ray.io/v2"), "RayService/strata: kind", "none of the CRDs"),
+        (lambda o: o["RayService/strata"].update(apiVersion="ray.io/v2"), "RayService/strata: kind", "not defined by the CRDs"),
     ],
 )
 def test_ray_objects_by_their_schema(change: Callable[[Objects], Any], path: str, says: str) -> None:
@@ -190,13 +192,13 @@ def test_ray_objects_by_the_operators_rules(change: Callable[[Objects], Any], pa
     assert says in problem.message
 
 
-def test_a_ray_object_of_the_wrong_shape_is_rejected_without_crds_too() -> None:
+def test_a_malformed_ray_object_is_rejected_without_crds() -> None:
     def change(objects: Objects) -> None:
         objects["RayService/strata"]["spec"]["rayClusterConfig"]["workerGroupSpecs"] = "many"
 
     where, message = the_problem(change, None)
     assert where == "RayService/strata: spec"
-    assert "KubeRay's CRDs would tell which" in message
+    assert "set --crds to find it" in message
 
 
 @pytest.mark.parametrize(
@@ -224,8 +226,8 @@ def test_a_ray_object_of_the_wrong_shape_is_rejected_without_crds_too() -> None:
             f"{POD}.containers[0].volumeMounts[3].name",
             "no volume nothing",
         ),
-        (lambda o: job_container(o).update(image="example.com/strata:latest"), f"{POD}.containers[0].image", "no tag that stays"),
-        (lambda o: job_container(o).update(image="example.com:5000/strata"), f"{POD}.containers[0].image", "no tag that stays"),
+        (lambda o: job_container(o).update(image="example.com/strata:latest"), f"{POD}.containers[0].image", "no immutable tag"),
+        (lambda o: job_container(o).update(image="example.com:5000/strata"), f"{POD}.containers[0].image", "no immutable tag"),
         (lambda o: job_container(o).pop("image"), f"{POD}.containers[0].image", "not set"),
         (
             lambda o: job_container(o).update(readinessProbe={"httpGet": {"port": "serve"}}),
@@ -259,8 +261,8 @@ def test_a_ray_object_of_the_wrong_shape_is_rejected_without_crds_too() -> None:
         (lambda o: o.update(m=copy.deepcopy(o["Namespace/strata"])), "Namespace/strata: metadata.name", "twice"),
     ],
 )
-def test_what_objects_say_of_each_other(change: Callable[[Objects], Any], path: str | None, says: str) -> None:
-    found = of_each_other(broken(change))
+def test_broken_references_between_objects(change: Callable[[Objects], Any], path: str | None, says: str) -> None:
+    found = reference_problems(broken(change))
     assert found
     for where, message in found:
         assert says in message
@@ -269,17 +271,17 @@ def test_what_objects_say_of_each_other(change: Callable[[Objects], Any], path: 
 
 @pytest.mark.parametrize("labels", [{"ray.io/node-type": "head"}, {"ray.io/is-ray-node": "yes"}, {"ray.io/cluster": "any"}])
 def test_monitors_find_pods_by_kuberays_labels(labels: dict[str, str]) -> None:
-    assert of_each_other(broken(lambda o: o.update(m=monitor(labels, "metrics")))) == []
+    assert reference_problems(broken(lambda o: o.update(m=monitor(labels, "metrics")))) == []
 
 
-def test_monitors_of_others_may_find_nobody() -> None:
-    assert of_each_other(broken(lambda o: o.update(m=monitor({"app.kubernetes.io/name": "kuberay"}, "metrics")))) == []
+def test_monitors_of_other_projects_may_match_no_pods() -> None:
+    assert reference_problems(broken(lambda o: o.update(m=monitor({"app.kubernetes.io/name": "kuberay"}, "metrics")))) == []
 
 
-def test_a_part_alone_keeps_monitors_of_the_others() -> None:
+def test_a_single_part_may_include_monitors_of_the_others() -> None:
     serving = monitor({"ray.io/group": "decode"}, "metrics")
     alone = [document for document in built() if documents.part(document) in ("common", "train")]
-    assert of_each_other([*alone, serving]) == []
+    assert reference_problems([*alone, serving]) == []
 
 
 def test_kinds_of_other_projects_have_no_schema_here() -> None:

@@ -1,4 +1,4 @@
-"""What KubeRay's operator refuses, one broken object a rule; each is sound but for the fields that are set."""
+"""Rules of KubeRay's operator, each with an object that is valid except for the changed fields."""
 
 import json
 from typing import Any
@@ -15,12 +15,12 @@ SCALED = {"enableInTreeAutoscaling": True, "autoscalerOptions": {"version": "v2"
 STEPS = {"gatewayClassName": "istio", "stepSizePercent": 10, "maxSurgePercent": 20, "intervalSeconds": 10}
 INCREMENTAL = {"type": "NewClusterWithIncrementalUpgrade", "clusterUpgradeOptions": STEPS}
 
-# A change is a path to what it sets: keys by dots, places in lists as numbers.
+# Maps a path to its new value: keys separated by dots, list indices as numbers.
 Changes = dict[str, Any]
 
 
 def changed(spec: dict[str, Any], changes: Changes) -> dict[str, Any]:
-    spec = json.loads(json.dumps(spec))  # so that nothing is shared
+    spec = json.loads(json.dumps(spec))  # deep copy
     for path, value in changes.items():
         *parents, last = path.split(".")
         node: Any = spec
@@ -59,15 +59,15 @@ HEAD_ENV = "headGroupSpec.template.spec.containers.0.env"
         (
             {"headGroupSpec.resources": {"cpu": "1"}, "headGroupSpec.rayStartParams": {"num-cpus": "0"}},
             "headGroupSpec.resources",
-            "beside rayStartParams.num-cpus",
+            "together with rayStartParams.num-cpus",
         ),
         (
             {"workerGroupSpecs.0.resources": {"cpu": "1"}, "workerGroupSpecs.0.rayStartParams": {"resources": '"{}"'}},
             "workerGroupSpecs[0].resources",
-            "beside rayStartParams.resources",
+            "together with rayStartParams.resources",
         ),
         ({"headGroupSpec.rayStartParams": {"labels": "a=b"}}, "headGroupSpec.rayStartParams.labels", "not supported"),
-        ({"workerGroupSpecs.0.labels": {"zone": "not a value"}}, "workerGroupSpecs[0].labels", "is not a label"),
+        ({"workerGroupSpecs.0.labels": {"zone": "not a value"}}, "workerGroupSpecs[0].labels", "is not a valid label"),
         ({"workerGroupSpecs.0.idleTimeoutSeconds": 60}, "workerGroupSpecs[0].idleTimeoutSeconds", "v2"),
         ({"workerGroupSpecs.0.idleTimeoutSeconds": -1, **SCALED}, "workerGroupSpecs[0].idleTimeoutSeconds", "negative"),
         ({"workerGroupSpecs.0.priority": 1}, "workerGroupSpecs[0].priority", "v2"),
@@ -93,7 +93,7 @@ HEAD_ENV = "headGroupSpec.template.spec.containers.0.env"
         ({"gcsFaultToleranceOptions": {"backend": "rocksdb"}}, "gcsFaultToleranceOptions.backend", "off by default"),
         ({"gcsFaultToleranceOptions": {"storage": {}}}, "gcsFaultToleranceOptions.storage", "rocksdb"),
         ({HEAD_ENV: env("RAY_enable_autoscaler_v2")}, "headGroupSpec.template.spec.containers[0].env", "enableInTreeAutoscaling"),
-        ({HEAD_ENV: env("RAY_enable_autoscaler_v2"), **SCALED}, "headGroupSpec.template.spec.containers[0].env", "beside"),
+        ({HEAD_ENV: env("RAY_enable_autoscaler_v2"), **SCALED}, "headGroupSpec.template.spec.containers[0].env", "together"),
         (
             {"headGroupSpec.template.spec.restartPolicy": "Always", **SCALED},
             "headGroupSpec.template.spec.restartPolicy",
@@ -105,7 +105,7 @@ HEAD_ENV = "headGroupSpec.template.spec.containers.0.env"
             "Never or unset",
         ),
         ({"autoscalerOptions": {"idleTimeoutSeconds": -1}}, "autoscalerOptions.idleTimeoutSeconds", "negative"),
-        ({"autoscalerOptions": {"env": env("KUBERAY_GEN_AUTOSCALER_START_CMD")}}, "autoscalerOptions.env", "operator's"),
+        ({"autoscalerOptions": {"env": env("KUBERAY_GEN_AUTOSCALER_START_CMD")}}, "autoscalerOptions.env", "set by the operator"),
         ({"authOptions": {"mode": "token"}, "rayVersion": "2.51.0"}, "rayVersion", "2.52.0"),
         ({"authOptions": {"mode": "token"}, "rayVersion": ""}, "rayVersion", "2.52.0"),
         ({"authOptions": {"enableK8sTokenAuth": True}}, "authOptions.enableK8sTokenAuth", "mode: token"),
@@ -113,7 +113,7 @@ HEAD_ENV = "headGroupSpec.template.spec.containers.0.env"
         (
             {"authOptions": {"mode": "token", "enableK8sTokenAuth": True, "secretName": "x"}},
             "authOptions.secretName",
-            "beside enableK8sTokenAuth",
+            "together with enableK8sTokenAuth",
         ),
         ({"networkPolicy": {}}, "networkPolicy", "RayClusterNetworkPolicy, which is off"),
         ({"tlsOptions": {"enabled": False}}, "tlsOptions", "RayClusterMTLS, which is off"),
@@ -121,7 +121,7 @@ HEAD_ENV = "headGroupSpec.template.spec.containers.0.env"
         ({"upgradeStrategy": {"type": "NewCluster"}}, "upgradeStrategy.type", "Recreate or None"),
     ],
 )
-def test_broken_clusters(changes: Changes, path: str, says: str) -> None:
+def test_invalid_clusters(changes: Changes, path: str, says: str) -> None:
     [(where, message)] = found("RayCluster", changed(CLUSTER, changes))
     assert where == f"spec.{path}"
     assert says in message
@@ -130,15 +130,15 @@ def test_broken_clusters(changes: Changes, path: str, says: str) -> None:
 @pytest.mark.parametrize(
     "annotations", [{"ray.io/ft-enabled": "true"}, {"ray.io/external-storage-namespace": "mine"}], ids=lambda a: next(iter(a))
 )
-def test_fault_tolerance_in_two_places(annotations: dict[str, str]) -> None:
+def test_fault_tolerance_options_and_annotation(annotations: dict[str, str]) -> None:
     spec = changed(CLUSTER, {"gcsFaultToleranceOptions": {"redisAddress": "redis:6379"}})
     [(where, message)] = found("RayCluster", spec, annotations=annotations)
     assert where == "spec.gcsFaultToleranceOptions"
-    assert "beside the annotation" in message
+    assert "together with the annotation" in message
 
 
 @pytest.mark.parametrize(("kind", "longest"), [("RayCluster", 53), ("RayJob", 47), ("RayService", 47)])
-def test_names(kind: str, longest: int) -> None:
+def test_name_limits(kind: str, longest: int) -> None:
     spec: dict[str, Any] = {
         "RayCluster": CLUSTER,
         "RayJob": {"rayClusterSpec": CLUSTER},
@@ -152,7 +152,7 @@ def test_names(kind: str, longest: int) -> None:
         assert "DNS-1035" in found(kind, spec, name=name)[0][1]
 
 
-def test_sound_objects() -> None:
+def test_valid_objects() -> None:
     assert found("RayCluster", CLUSTER) == []
     assert found("RayCluster", changed(CLUSTER, {"workerGroupSpecs.0.idleTimeoutSeconds": 60, **SCALED})) == []
     assert found("RayCluster", changed(CLUSTER, {"authOptions": {"mode": "token"}})) == []
@@ -252,7 +252,7 @@ def rule(policy: str, ttl: int = 0, **condition: str) -> dict[str, Any]:
         ),
     ],
 )
-def test_broken_jobs(changes: Changes, path: str, says: str) -> None:
+def test_invalid_jobs(changes: Changes, path: str, says: str) -> None:
     [(where, message)] = found("RayJob", changed({"rayClusterSpec": CLUSTER}, changes))
     assert where == f"spec.{path}"
     assert says in message
@@ -302,16 +302,16 @@ def test_broken_jobs(changes: Changes, path: str, says: str) -> None:
         ),
     ],
 )
-def test_broken_services(changes: Changes, path: str, says: str) -> None:
-    sound = {"rayClusterConfig": {**CLUSTER, **SCALED}, "upgradeStrategy": INCREMENTAL}
-    [(where, message)] = found("RayService", changed(sound, changes))
+def test_invalid_services(changes: Changes, path: str, says: str) -> None:
+    valid = {"rayClusterConfig": {**CLUSTER, **SCALED}, "upgradeStrategy": INCREMENTAL}
+    [(where, message)] = found("RayService", changed(valid, changes))
     assert where == f"spec.{path}"
     assert says in message
 
 
 @pytest.mark.parametrize(
-    ("timeout", "sound"), [("30m", True), ("1h30m", True), ("1800", True), ("0", False), ("soon", False), ("0s", False)]
+    ("timeout", "valid"), [("30m", True), ("1h30m", True), ("1800", True), ("0", False), ("soon", False), ("0s", False)]
 )
-def test_time_to_initialize(timeout: str, sound: bool) -> None:
+def test_initializing_timeout(timeout: str, valid: bool) -> None:
     annotations = {"ray.io/initializing-timeout": timeout}
-    assert bool(found("RayService", {"rayClusterConfig": CLUSTER}, annotations=annotations)) is not sound
+    assert bool(found("RayService", {"rayClusterConfig": CLUSTER}, annotations=annotations)) is not valid

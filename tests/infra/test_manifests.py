@@ -1,4 +1,4 @@
-"""Every overlay with every component: that it builds, and that what comes out is what the folder's name says."""
+"""Kustomize builds of every overlay with every component, the cluster guides, and the container image."""
 
 import os
 import re
@@ -29,7 +29,7 @@ Document = dict[str, Any]
 
 
 def together(preferred: set[str]) -> tuple[str, ...]:
-    """All components, and of those that exclude each other the preferred one."""
+    """All components; of mutually exclusive ones, the preferred one."""
     sets = [set(rivals) for rivals in render.EXCLUDE_EACH_OTHER]
     left_out = {name for rivals in sets for name in rivals - (rivals & preferred or {min(rivals)})}
     return tuple(name for name in COMPONENTS if name not in left_out)
@@ -40,7 +40,7 @@ ALL = [
     together({"kueue", "dcgm", "monitoring-gke"}),
     together({"kueue", "dcgm", "monitoring-arms"}),
 ]
-# Every overlay with every component, rivals apart; and each component alone on one of them, for it must need no other.
+# Every overlay with all compatible components, and each component alone on GKE, because it must not depend on another.
 BUILDS: list[tuple[str, tuple[str, ...]]] = [(overlay, components) for overlay in OVERLAYS for components in [(), *ALL]]
 BUILDS += [("gke", (component,)) for component in COMPONENTS]
 
@@ -68,7 +68,7 @@ def ray_objects(documents: list[Document]) -> list[Document]:
 
 
 def groups(document: Document) -> dict[str, Document]:
-    """A Ray object's pod specs by group, the head's among them."""
+    """Pod specs of a Ray object by group, including the head."""
     spec = ray_spec(document)
     workers = {group["groupName"]: group["template"]["spec"] for group in spec["workerGroupSpecs"]}
     return {"head": spec["headGroupSpec"]["template"]["spec"], **workers}
@@ -90,22 +90,22 @@ def pod_templates(document: Document) -> Iterator[Document]:
 @pytest.mark.parametrize(
     ("overlay", "components"), BUILDS, ids=lambda given: given if isinstance(given, str) else "+".join(given)
 )
-def test_builds_and_holds_what_every_build_must(overlay: str, components: tuple[str, ...]) -> None:
+def test_every_build_is_valid_and_complete(overlay: str, components: tuple[str, ...]) -> None:
     documents = build(overlay, components)
     titles = {title(document) for document in documents}
     assert {"RayJob/strata-train", "RayService/strata", "RayCluster/strata-lab", "ConfigMap/strata-recipe"} <= titles
-    assert not any(document["kind"] == "Secret" for document in documents), "a secret belongs into no repository"
+    assert not any(document["kind"] == "Secret" for document in documents), "secrets do not belong in a repository"
     for document in documents:
         labels = document["metadata"].get("labels", {})
         assert labels.get("app.kubernetes.io/part-of") == "strata", title(document)
         assert labels.get("strata.dev/part") in ("common", "train", "serve", "lab", "monitoring"), title(document)
         for template in pod_templates(document):
-            holds_its_ground(document, template)
+            assert_hardened(document, template)
     assert problems(documents, CRDS) == []
 
 
-def holds_its_ground(document: Document, template: Document) -> None:
-    """Not root and unable to become it, with requests and limits, and with an image that stays what it is."""
+def assert_hardened(document: Document, template: Document) -> None:
+    """Non-root without privilege escalation, with requests and limits, and with a pinned image."""
     pod, name = template["spec"], title(document)
     assert template["metadata"]["labels"]["app.kubernetes.io/part-of"] == "strata", name
     for container in pod["containers"]:
@@ -122,8 +122,8 @@ def holds_its_ground(document: Document, template: Document) -> None:
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_components_leave_every_other_object_as_it_was(overlay: str) -> None:
-    """Only what a component is about changes: the Ray objects and the namespace, no account, claim or budget."""
+def test_components_change_only_ray_objects_and_the_namespace(overlay: str) -> None:
+    """Service accounts, volume claims and disruption budgets are unchanged."""
     plain = {title(document): document for document in build(overlay)}
     for components in ALL:
         for document in build(overlay, components):
@@ -149,29 +149,29 @@ def test_pods_drain_before_they_are_stopped(overlay: str) -> None:
             assert {"name": "shm", "mountPath": "/dev/shm"} in container["volumeMounts"]
             shm = next(volume["emptyDir"] for volume in pod["volumes"] if volume["name"] == "shm")
             assert shm["medium"] == "Memory" and shm["sizeLimit"]
-            assert not {"RAY_ADDRESS", "RAY_REDIS_ADDRESS", "RAY_enable_autoscaler_v2"} & variables.keys(), (
-                "the operator's to set"
-            )
+            assert not {"RAY_ADDRESS", "RAY_REDIS_ADDRESS", "RAY_enable_autoscaler_v2"} & variables.keys(), "set by the operator"
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_each_engine_pod_is_ready_by_its_gateway_and_has_room_for_one(overlay: str) -> None:
+def test_engine_pods_have_a_readiness_probe_and_resources_for_one_gateway(overlay: str) -> None:
     service = find(build(overlay), "RayService/strata")
     for group in ray_spec(service)["workerGroupSpecs"]:
         container = group["template"]["spec"]["containers"][0]
         assert {"name": "serve", "containerPort": 8000} in container["ports"]
         assert container["readinessProbe"]["httpGet"] == {"path": "/-/healthz", "port": "serve"}
-        assert "livenessProbe" not in container, "the operator's asks the raylet; one of ours would kill a loading engine"
+        assert "livenessProbe" not in container, (
+            "the operator probes the raylet; a probe of the gateway would kill a loading engine"
+        )
         assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
         assert group["resources"] == {"strata-gateway": "1", f"strata-{group['groupName']}": "1"}
-        assert "resources" not in group["rayStartParams"], "the operator writes it from the group's own"
-    assert "resources" not in ray_spec(service)["headGroupSpec"], "no gateway and no engine beside the head"
+        assert "resources" not in group["rayStartParams"], "the operator sets it from the group's resources"
+    assert "resources" not in ray_spec(service)["headGroupSpec"], "no gateway and no engine on the head"
     assert ray_spec(service)["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
     assert yaml.safe_load(service["spec"]["serveConfigV2"])["proxy_location"] == "Disabled"
 
 
 @pytest.mark.parametrize("overlay", ["gke", "ack"])
-def test_an_upgrade_goes_in_steps_on_clouds(overlay: str) -> None:
+def test_upgrades_are_incremental_on_clouds(overlay: str) -> None:
     spec = find(build(overlay), "RayService/strata")["spec"]
     options = spec["upgradeStrategy"]["clusterUpgradeOptions"]
     assert spec["upgradeStrategy"]["type"] == "NewClusterWithIncrementalUpgrade" and options["gatewayClassName"]
@@ -180,17 +180,18 @@ def test_an_upgrade_goes_in_steps_on_clouds(overlay: str) -> None:
     assert cluster["enableInTreeAutoscaling"] and cluster["autoscalerOptions"]["version"] == "v2"
     assert spec["rayClusterDeletionDelaySeconds"] > 30
     least = [group["minReplicas"] for group in cluster["workerGroupSpecs"]]
-    assert least == [0, 0], "a new version's cluster begins with this many pods, before it has any traffic"
+    assert least == [0, 0], "a new version's cluster starts with this many pods, before it has traffic"
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_a_budget_counts_what_stays_for_ray_clusters_have_no_scale_subresource(overlay: str) -> None:
+def test_disruption_budgets_use_integer_min_available(overlay: str) -> None:
+    """A Ray cluster has no scale subresource, which percentages and maxUnavailable need."""
     budgets = [document for document in build(overlay) if document["kind"] == "PodDisruptionBudget"]
     assert {document["metadata"]["labels"]["strata.dev/part"] for document in budgets} == {"train", "serve"}
     assert all(isinstance(document["spec"]["minAvailable"], int) for document in budgets)
 
 
-def test_a_retried_job_resumes_and_gives_its_gpus_back() -> None:
+def test_a_retried_job_resumes_and_releases_its_gpus() -> None:
     spec = find(build("gke"), "RayJob/strata-train")["spec"]
     assert spec["entrypoint"].endswith("--or-resume") and spec["backoffLimit"] > 0
     assert spec["shutdownAfterJobFinishes"] and "deletionStrategy" not in spec and "suspend" not in spec
@@ -202,7 +203,7 @@ def test_a_retried_job_resumes_and_gives_its_gpus_back() -> None:
 @pytest.mark.parametrize(
     ("overlay", "driver"), [("gke", "gcsfuse.csi.storage.gke.io"), ("ack", "nasplugin.csi.alibabacloud.com")]
 )
-def test_the_store_is_shared_by_every_pod_that_uses_it(overlay: str, driver: str) -> None:
+def test_storage_is_shared_by_all_pods(overlay: str, driver: str) -> None:
     documents = build(overlay)
     volume, claim = find(documents, "PersistentVolume/strata-store"), find(documents, "PersistentVolumeClaim/strata-store")
     assert volume["spec"]["csi"]["driver"] == driver
@@ -218,7 +219,7 @@ def test_the_store_is_shared_by_every_pod_that_uses_it(overlay: str, driver: str
 @pytest.mark.parametrize(
     ("overlay", "label"), [("gke", "cloud.google.com/gke-accelerator"), ("ack", "node.kubernetes.io/instance-type")]
 )
-def test_gpu_pods_find_and_tolerate_gpu_nodes(overlay: str, label: str) -> None:
+def test_gpu_pods_select_and_tolerate_gpu_nodes(overlay: str, label: str) -> None:
     for document in ray_objects(build(overlay)):
         for name, pod in groups(document).items():
             limits = pod["containers"][0]["resources"]["limits"]
@@ -227,7 +228,7 @@ def test_gpu_pods_find_and_tolerate_gpu_nodes(overlay: str, label: str) -> None:
                 assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in pod["tolerations"]
 
 
-def test_pods_are_somebody_to_their_cloud() -> None:
+def test_pods_have_a_cloud_identity() -> None:
     for document in ray_objects(build("gke")):
         for pod in groups(document).values():
             assert pod["nodeSelector"]["iam.gke.io/gke-metadata-server-enabled"] == "true"
@@ -239,14 +240,14 @@ def test_pods_are_somebody_to_their_cloud() -> None:
 
 def test_kind_needs_no_gpu_and_each_part_fits_a_laptop() -> None:
     for document in ray_objects(build("kind")):
-        spec, asked = ray_spec(document), 0.0
+        spec, requested = ray_spec(document), 0.0
         for name, pod in groups(document).items():
             resources = pod["containers"][0]["resources"]
             assert "nvidia.com/gpu" not in resources["limits"] | resources["requests"]
             copies = {group["groupName"]: group["replicas"] for group in spec["workerGroupSpecs"]}.get(name, 1)
-            asked += copies * gibibytes(resources["requests"]["memory"])
-        asked += gibibytes(spec.get("autoscalerOptions", {}).get("resources", {}).get("requests", {}).get("memory", "0Gi"))
-        assert asked <= 6, f"{title(document)} asks for {asked} GiB"
+            requested += copies * gibibytes(resources["requests"]["memory"])
+        requested += gibibytes(spec.get("autoscalerOptions", {}).get("resources", {}).get("requests", {}).get("memory", "0Gi"))
+        assert requested <= 6, f"{title(document)} requests {requested} GiB"
 
 
 def gibibytes(quantity: str) -> float:
@@ -271,7 +272,7 @@ def test_gang_scheduling_queues_every_ray_cluster(component: str, label: str, qu
         assert (elastic == "true") is (component == "kueue")
 
 
-def test_a_queue_covers_every_resource_that_pods_ask_for() -> None:
+def test_the_queue_covers_every_requested_resource() -> None:
     documents = build("gke", ("kueue",))
     quota = find(documents, "ClusterQueue/strata")["spec"]["resourceGroups"]
     covered = {name for group in quota for name in group["coveredResources"]}
@@ -281,7 +282,7 @@ def test_a_queue_covers_every_resource_that_pods_ask_for() -> None:
 
 
 @pytest.mark.parametrize("overlay", ["gke", "ack"])
-def test_spot_takes_only_what_may_be_lost(overlay: str) -> None:
+def test_only_interruptible_groups_run_on_spot(overlay: str) -> None:
     for document in ray_objects(build(overlay, ("spot",))):
         for name, pod in groups(document).items():
             on_spot = any(toleration["key"] == "cloud.google.com/gke-spot" for toleration in pod["tolerations"])
@@ -292,7 +293,7 @@ def test_spot_takes_only_what_may_be_lost(overlay: str) -> None:
                 assert any(toleration["key"] == "nvidia.com/gpu" for toleration in pod["tolerations"])
 
 
-def test_the_heads_state_is_in_redis_where_a_head_can_come_back() -> None:
+def test_redis_stores_the_head_state_of_the_service_and_the_lab() -> None:
     documents = build("gke", ("gcs-ft",))
     port = find(documents, "Service/strata-redis")["spec"]["ports"][0]["port"]
     for name in ("RayService/strata", "RayCluster/strata-lab"):
@@ -302,10 +303,10 @@ def test_the_heads_state_is_in_redis_where_a_head_can_come_back() -> None:
     assert "gcsFaultToleranceOptions" not in ray_spec(find(documents, "RayJob/strata-train"))
 
 
-def test_with_auth_nobody_unknown_gets_in() -> None:
-    """A gateway that is told of a file with keys lets nobody in without it, so pods are told only where the file is."""
+def test_auth_sets_the_key_file_only_where_it_is_mounted() -> None:
+    """A gateway with STRATA_API_KEYS_FILE rejects all requests if the file is missing."""
 
-    def told(components: tuple[str, ...]) -> dict[str, bool]:
+    def has_keys(components: tuple[str, ...]) -> dict[str, bool]:
         found = {}
         for name, pod in groups(find(build("gke", components), "RayService/strata")).items():
             container = pod["containers"][0]
@@ -319,13 +320,13 @@ def test_with_auth_nobody_unknown_gets_in() -> None:
             )
         return found
 
-    assert told(()) == {"head": False, "prefill": False, "decode": False}
-    assert told(("auth",)) == {"head": False, "prefill": True, "decode": True}
+    assert has_keys(()) == {"head": False, "prefill": False, "decode": False}
+    assert has_keys(("auth",)) == {"head": False, "prefill": True, "decode": True}
     documents = build("gke", ("auth",))
     assert all(ray_spec(document)["authOptions"] == {"mode": "token"} for document in ray_objects(documents))
 
 
-def test_nothing_passes_but_what_must() -> None:
+def test_network_policies_allow_only_required_traffic() -> None:
     documents = build("gke", ("network-policy",))
     policies = {d["metadata"]["name"]: d["spec"] for d in documents if d["kind"] == "NetworkPolicy"}
     assert policies["default-deny"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
@@ -340,27 +341,27 @@ def test_nothing_passes_but_what_must() -> None:
         for port in container.get("ports", [])
         if port["name"] == "serve" or port["name"].endswith("metrics")
     }
-    assert opened == scraped, "every port with metrics, and no other"
+    assert opened == scraped, "exactly the ports with metrics"
     assert {port["port"] for port in policies["api-server"]["egress"][0]["ports"]} == {443, 6443}
     for part in ("train", "serve", "lab"):
         within = policies[f"within-{part}"]
-        everybody = [{"podSelector": {"matchLabels": {"strata.dev/part": part}}}]
-        assert (within["ingress"], within["egress"]) == ([{"from": everybody}], [{"to": everybody}])
+        peers = [{"podSelector": {"matchLabels": {"strata.dev/part": part}}}]
+        assert (within["ingress"], within["egress"]) == ([{"from": peers}], [{"to": peers}])
     assert policies["clients"]["ingress"][0]["ports"] == [{"protocol": "TCP", "port": 8000}]
-    # Links, NIXL's side channel and UCX listen on ports of their own choice: only pods of the same part reach those.
+    # Links, NIXL's side channel and UCX listen on arbitrary ports, reachable only from pods of the same part.
     any_port = {name for name, policy in policies.items() if any("ports" not in rule for rule in policy.get("ingress", []))}
     assert any_port == {"within-train", "within-serve", "within-lab"}
     pods = [template["spec"] for document in documents for template in pod_templates(document)]
-    assert pods and not any(pod.get("hostNetwork") for pod in pods), "policies do not hold for a node's own network"
+    assert pods and not any(pod.get("hostNetwork") for pod in pods), "network policies do not apply to the host network"
 
 
 @pytest.mark.parametrize(("component", "exporter"), [("dcgm", "dcgm-exporter"), ("nvml", "strata-gpu-exporter")])
-def test_a_gpu_exporter_is_on_every_gpu_node_and_takes_no_gpu(component: str, exporter: str) -> None:
+def test_gpu_exporters_run_on_every_gpu_node_without_a_gpu_request(component: str, exporter: str) -> None:
     documents = build("ack", (component,))
     pod = find(documents, f"DaemonSet/{exporter}")["spec"]["template"]["spec"]
     assert all("nvidia.com/gpu" not in resources for resources in pod["containers"][0]["resources"].values())
     assert pod["tolerations"] == [{"operator": "Exists", "effect": "NoSchedule"}]
-    # It reaches into the host, so the namespace must let it; nothing else lowers that guard.
+    # The exporter mounts host paths, which requires a privileged namespace; no other component does.
     enforced = "pod-security.kubernetes.io/enforce"
     assert find(documents, "Namespace/strata")["metadata"]["labels"][enforced] == "privileged"
     assert find(build("ack"), "Namespace/strata")["metadata"]["labels"][enforced] == "baseline"
@@ -371,7 +372,7 @@ def test_a_gpu_exporter_is_on_every_gpu_node_and_takes_no_gpu(component: str, ex
 
 @pytest.mark.parametrize("target", ["gke", "ack"])
 def test_a_guides_recipe_and_components_render(target: str, tmp_path: Path) -> None:
-    """What its reader has after step 'The recipe', but for the image and the storage, whose names are theirs."""
+    """Renders the recipe of a cluster guide with the guide's components and a placeholder image."""
     guide = (ROOT / "docs" / f"cluster-{target}.md").read_text()
     recipe = tmp_path / f"{target}.yaml"
     recipe.write_text(guide.partition("```yaml\n")[2].partition("```")[0])
@@ -401,12 +402,12 @@ def stages(dockerfile: list[list[str]]) -> dict[str, list[list[str]]]:
     for words in dockerfile:
         if words[0] == "FROM":
             assert words[2] == "AS", words
-            found[words[3]] = list(found.get(words[1], []))  # a stage begins as the one that it is from
+            found[words[3]] = list(found.get(words[1], []))  # a stage inherits the instructions of its base
         found[list(found)[-1]].append(words)
     return found
 
 
-def test_images_come_from_pinned_ones_and_run_as_nobody_special(dockerfile: list[list[str]]) -> None:
+def test_images_have_a_pinned_base_and_a_non_root_user(dockerfile: list[list[str]]) -> None:
     found = stages(dockerfile)
     for words in dockerfile:
         if words[0] == "FROM" and words[1] not in found:
@@ -416,21 +417,23 @@ def test_images_come_from_pinned_ones_and_run_as_nobody_special(dockerfile: list
         assert ["COPY", f"--from=build-{target}", "/opt/strata", "/opt/strata"] in found[target]
         packages = {word for words in found[target] if words[0] == "RUN" for word in words}
         assert {"wget", "procps", "g++", "libnuma1", "libssl3"} <= packages
-        assert any(words[0] == "ENV" and "HOME=/home/strata" in words for words in found[target]), "kernels are cached there"
+        assert any(words[0] == "ENV" and "HOME=/home/strata" in words for words in found[target]), (
+            "compiled kernels are cached in HOME"
+        )
         finds_driver = any(words[0] == "ENV" and "LD_LIBRARY_PATH=/usr/local/nvidia/lib64" in words for words in found[target])
-        assert finds_driver is (target == "gpu"), "where GKE mounts the driver's libraries"
+        assert finds_driver is (target == "gpu"), "GKE mounts the driver's libraries there"
         installs = " ".join(word for words in found[f"build-{target}"] for word in words)
         assert ("--extra gpu" in installs, "whl/cpu" in installs) == ((True, False) if target == "gpu" else (False, True))
     for words in dockerfile:
         if "apt-get" in words:
-            assert "/var/lib/apt/lists/*" in words, "a layer would keep the lists"
+            assert "/var/lib/apt/lists/*" in words, "the package lists would stay in the layer"
         if words[:3] == ["RUN", "pip", "install"]:
             assert "--no-cache-dir" in words and all("==" in word for word in words[4:]), words
 
 
-def test_what_the_image_is_built_from_is_there_and_let_in(dockerfile: list[list[str]]) -> None:
+def test_dockerignore_includes_every_file_the_image_needs(dockerfile: list[list[str]]) -> None:
     ignore = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
-    assert ignore[0] == "*", "only what is named goes in"
+    assert ignore[0] == "*", "everything is ignored except listed files"
     let_in = {line[1:] for line in ignore if line.startswith("!")}
     sources = [word for words in dockerfile if words[0] == "COPY" for word in words[1:-1] if not word.startswith("--")]
     for source in sources:
@@ -438,28 +441,28 @@ def test_what_the_image_is_built_from_is_there_and_let_in(dockerfile: list[list[
             assert (ROOT / source).is_file() and source.partition("/")[0] in let_in, source
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
-    assert {package.partition("/")[0] for package in packages} <= let_in, "a room that the wheel holds is kept out"
+    assert {package.partition("/")[0] for package in packages} <= let_in, "a package of the wheel is ignored"
     assert {"pyproject.toml", project["project"]["readme"]} <= let_in
 
 
 @pytest.mark.parametrize("accepted", [True, False])
-def test_a_pod_that_goes_tells_ray_and_waits_for_it(tmp_path: Path, accepted: bool) -> None:
-    """Against a stand-in for the raylet and for the `ray` command, which ends the raylet as a drained node does."""
+def test_drain_hook_drains_the_ray_node_and_waits(tmp_path: Path, accepted: bool) -> None:
+    """With a fake raylet and a fake `ray` command, which ends the raylet as a drained node does."""
     raylet = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "--node_id=c0ffee"])
     try:
         end = f"(sleep 0.3; kill {raylet.pid}) >/dev/null 2>&1 &" if accepted else "exit 1"
-        for name, line in {"pgrep": f"echo {raylet.pid}", "ray": f'echo "$@" > {tmp_path}/asked\n{end}'}.items():
+        for name, line in {"pgrep": f"echo {raylet.pid}", "ray": f'echo "$@" > {tmp_path}/arguments\n{end}'}.items():
             (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
             (tmp_path / name).chmod(0o755)
         environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "RAY_ADDRESS": "head:6379", "STRATA_DRAIN_S": "20"}
         start = time.monotonic()
         waiter = subprocess.Popen([INFRA / "docker" / "strata-drain"], env=environment)
         if accepted:
-            raylet.wait(timeout=10)  # reaped: else its entry under /proc would stay
+            raylet.wait(timeout=10)  # reap it; otherwise its entry under /proc would remain
         assert waiter.wait(timeout=10) == 0
-        assert time.monotonic() - start < 10, "it goes on waiting for a raylet that is gone"
-        asked = (tmp_path / "asked").read_text()
-        assert "--address head:6379 --node-id c0ffee" in asked and "--deadline-remaining-seconds 20" in asked
+        assert time.monotonic() - start < 10, "still waiting for a raylet that has exited"
+        arguments = (tmp_path / "arguments").read_text()
+        assert "--address head:6379 --node-id c0ffee" in arguments and "--deadline-remaining-seconds 20" in arguments
     finally:
         raylet.kill()
         raylet.wait()

@@ -1,1 +1,1 @@
-"""Onto Kubernetes: the manifests of `infra/`, filled in from a recipe, checked, compared and applied."""
+"""Kubernetes deployment: renders the manifests of `infra/` from a recipe, validates, compares and applies them."""

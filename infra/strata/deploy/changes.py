@@ -1,4 +1,4 @@
-"""What would change: against the cluster, or against a former rendering."""
+"""Diff of rendered manifests against the cluster or against a previous rendering."""
 
 import difflib
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ FIELD_MANAGER = "strata"
 
 @dataclass(frozen=True)
 class Changes:
-    """`against` says what was compared with; no text is no change."""
+    """`against` describes the other side of the comparison. `text` is empty if nothing changes."""
 
     against: str
     text: str
@@ -25,38 +25,38 @@ def against_cluster(documents: list[Document]) -> Changes:
     version = kubectl.server_version()
     if version is None:
         raise UserError(
-            "kubectl reaches no cluster, so there is nothing to compare with.",
-            "Choose a context (kubectl config use-context), or give a former rendering (--against DIR).",
+            "kubectl cannot reach a cluster to compare with.",
+            "Set a context (kubectl config use-context), or compare with a previous rendering (--against DIR).",
         )
     where = f"the cluster '{kubectl.context()}' ({version})"
-    new = _namespaces_not_there(documents)
-    if new:  # kubectl cannot compare what is in a namespace that does not exist
+    new = _missing_namespaces(documents)
+    if new:  # kubectl diff fails for objects in a namespace that does not exist
         listed = "".join(f"+ {title(document)}\n" for document in documents)
         return Changes(f"{where}, which has no namespace {', '.join(new)} yet: everything is new", listed)
     words = ["diff", "--server-side", f"--field-manager={FIELD_MANAGER}", "--filename=-"]
     answer = kubectl.run(words, stdin=write(documents))
-    if answer.returncode > 1:  # 1 is kubectl's way to say that there are differences
-        raise kubectl.failure(words, answer, "Mend what it names; a kind that it does not know is an operator not yet installed.")
+    if answer.returncode > 1:  # kubectl exits with 1 if there are differences
+        raise kubectl.failure(words, answer, "Fix the reported error. For an unknown kind, install its operator first.")
     return Changes(where, answer.stdout)
 
 
 def against_folder(documents: list[Document], former: Path) -> Changes:
     files = sorted(former.glob("*.yaml")) if former.is_dir() else [former]
     if not files or not files[0].is_file():
-        raise UserError(f"There is no rendering at {former}.", "Write one with 'strata deploy render -o DIR'.")
+        raise UserError(f"There is no rendering at {former}.", "Write it with 'strata deploy render -o DIR'.")
     try:
         before = _by_title([document for file in files for document in read(file.read_text())])
     except yaml.YAMLError as error:
-        raise UserError(f"{former} does not hold YAML: {' '.join(str(error).split())}", "Render it again.") from None
+        raise UserError(f"{former} is not valid YAML: {' '.join(str(error).split())}", "Render it again.") from None
     after = _by_title(documents)
-    pieces: list[str] = []
+    lines: list[str] = []
     for name in sorted(before.keys() | after.keys()):
         old, new = (_lines(side.get(name)) for side in (before, after))
-        pieces += difflib.unified_diff(old, new, f"before/{name}", f"after/{name}")
-    return Changes(f"the rendering at {former}", "".join(pieces))
+        lines += difflib.unified_diff(old, new, f"before/{name}", f"after/{name}")
+    return Changes(f"the rendering at {former}", "".join(lines))
 
 
-def _namespaces_not_there(documents: list[Document]) -> list[str]:
+def _missing_namespaces(documents: list[Document]) -> list[str]:
     names = [document["metadata"]["name"] for document in documents if document["kind"] == "Namespace"]
     return [name for name in names if kubectl.run(["get", "namespace", name, "--ignore-not-found", "--output=name"]).stdout == ""]
 

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 CRDS = "STRATA_KUBERAY_CRDS"
 
 Target = Annotated[str, typer.Option(help="gke, ack or kind.")]
-RecipeName = Annotated[str, typer.Option("--recipe", help="A recipe's name, or a path to one.")]
-RunName = Annotated[str | None, typer.Option("--run", help="The run to train or serve; else named as the recipe.")]
-Only = Annotated[str | None, typer.Option(help="train, serve or lab alone, with what they share.")]
+RecipeName = Annotated[str, typer.Option("--recipe", help="Name or path of a recipe.")]
+RunName = Annotated[str | None, typer.Option("--run", help="Name of the run to train or serve. Default: the recipe's name.")]
+Only = Annotated[str | None, typer.Option(help="Render only train, serve or lab, with the common objects.")]
 With = Annotated[str, typer.Option("--with", help="Components to add, such as volcano,spot.")]
-Image = Annotated[str | None, typer.Option(help="The container image, before deploy.image.")]
-Crds = Annotated[Path | None, typer.Option(help=f"The folder with KubeRay's CRDs; else what {CRDS} names.")]
+Image = Annotated[str | None, typer.Option(help="Container image. Overrides deploy.image.")]
+Crds = Annotated[Path | None, typer.Option(help=f"Folder with KubeRay's CRDs. Default: the environment variable {CRDS}.")]
 
 
 def render(
@@ -38,9 +38,11 @@ def render(
     only: Only = None,
     with_: With = "",
     image: Image = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="A .yaml file, or a folder for a file an object.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="A .yaml file, or a folder for one file per object.")
+    ] = None,
 ) -> None:
-    """Print or write the manifests of a recipe for a target."""
+    """Print or write a recipe's manifests for a target."""
     from strata.deploy import documents
     from strata.deploy.render import write_to
 
@@ -62,13 +64,13 @@ def check(
     image: Image = None,
     file: Annotated[
         Path | None,
-        typer.Option("--file", "-f", help="Rendered manifests, or a folder of them, in place of a target and a recipe."),
+        typer.Option("--file", "-f", help="File or folder of rendered manifests, instead of a target and a recipe."),
     ] = None,
     crds: Crds = None,
 ) -> None:
-    """Check manifests without a cluster: schemas, KubeRay's own rules, and what they say of each other."""
+    """Validate manifests without a cluster: schemas, KubeRay's own rules, and references between objects."""
     if (target is None) == (file is None):
-        raise UserError("What should be checked?", "Give --target and --recipe, or --file; not both.")
+        raise UserError("check needs either --target or --file.", "Set --target and --recipe, or --file, but not both.")
     documents = _read(file) if file else _rendered(str(target), recipe, overrides, run, only, with_, image)
     found = _checked(documents, crds, Console(soft_wrap=True, highlight=False))
     if found:
@@ -83,13 +85,13 @@ def diff(
     only: Only = None,
     with_: With = "",
     image: Image = None,
-    against: Annotated[Path | None, typer.Option(help="A former rendering, in place of the cluster.")] = None,
+    against: Annotated[Path | None, typer.Option(help="Previous rendering to compare with, instead of the cluster.")] = None,
 ) -> None:
-    """Show what would change on the cluster that kubectl points at, or against a former rendering."""
+    """Show what would change on kubectl's current cluster, or relative to a previous rendering."""
     from strata.deploy import changes
 
     rendered = _rendered(target, recipe, overrides, run, only, with_, image)
-    _tell(changes.against_folder(rendered, against) if against else changes.against_cluster(rendered))
+    _print(changes.against_folder(rendered, against) if against else changes.against_cluster(rendered))
 
 
 def apply(
@@ -100,25 +102,28 @@ def apply(
     only: Only = None,
     with_: With = "",
     image: Image = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Apply without confirmation.")] = False,
     crds: Crds = None,
 ) -> None:
-    """Check the manifests, show what would change on the cluster, ask, and apply them."""
+    """Validate the manifests, show what would change on the cluster, confirm, and apply."""
     from strata.deploy import changes, documents, kubectl
 
     rendered = _rendered(target, recipe, overrides, run, only, with_, image, to_apply=True)
     if _checked(rendered, crds, Console(soft_wrap=True, highlight=False)):
         raise typer.Exit(1)
     found = changes.against_cluster(rendered)
-    _tell(found)
+    _print(found)
     if not found.text:
         return
     if not yes and not typer.confirm(f"Apply this to '{kubectl.context()}'?"):
         raise typer.Exit(1)
     words = ["apply", "--server-side", f"--field-manager={changes.FIELD_MANAGER}", "--filename=-"]
-    # An autoscaler owns the replicas that it has changed, and the server keeps them its own unless told otherwise.
-    fix = "Mend what it names; over a conflict, 'strata deploy render | kubectl apply --server-side --force-conflicts -f -'."
-    print(kubectl.run_or_refuse(words, documents.write(rendered), fix), end="")
+    # The autoscaler owns the `replicas` fields that it has changed, so server-side apply reports a conflict for them.
+    fix = (
+        "Fix the reported error. To override a conflict: "
+        "'strata deploy render | kubectl apply --server-side --force-conflicts -f -'."
+    )
+    print(kubectl.run_checked(words, documents.write(rendered), fix), end="")
 
 
 def _rendered(
@@ -131,16 +136,16 @@ def _rendered(
     image: str | None,
     to_apply: bool = False,
 ) -> "list[Document]":
-    from strata.deploy.render import Order, unsaid
+    from strata.deploy.render import Order, unset
     from strata.deploy.render import render as rendered
 
     components = tuple(dict.fromkeys(name.strip() for name in with_.split(",") if name.strip()))
     order = Order(target, recipe_file.load(recipe, overrides or ()), run or Path(recipe).stem, components, only, image)
     documents = rendered(order)
-    if missing := unsaid(order):
+    if missing := unset(order):
         if to_apply:
-            raise UserError(f"This cannot be applied yet: {'; '.join(missing)}.", "Say it in the recipe or on the command line.")
-        print(f"note: {'; '.join(missing)}: the manifests have a placeholder.", file=sys.stderr)
+            raise UserError(f"The manifests cannot be applied: {'; '.join(missing)}.", "Set it in the recipe or as an option.")
+        print(f"note: {'; '.join(missing)}. The manifests contain a placeholder.", file=sys.stderr)
     return documents
 
 
@@ -153,11 +158,11 @@ def _read(place: Path) -> "list[Document]":
     try:
         documents = [document for file in files for document in read(file.read_text())]
     except OSError as error:
-        raise UserError(f"{place} cannot be read: {error.strerror}.", "Give a YAML file or a folder of them.") from None
+        raise UserError(f"{place} cannot be read: {error.strerror}.", "Set --file to a YAML file or a folder of them.") from None
     except yaml.YAMLError as error:
-        raise UserError(f"{place} is not YAML: {' '.join(str(error).split())}", "Mend the file.") from None
+        raise UserError(f"{place} is not valid YAML: {' '.join(str(error).split())}", "Fix the file.") from None
     if not documents or not all(isinstance(document, dict) for document in documents):
-        raise UserError(f"{place} holds no Kubernetes objects.", "Write some with 'strata deploy render -o'.")
+        raise UserError(f"{place} contains no Kubernetes objects.", "Write them with 'strata deploy render -o'.")
     return documents
 
 
@@ -171,18 +176,18 @@ def _checked(documents: "list[Document]", crds: Path | None, console: Console) -
         name = title(document)
         own = [problem for problem in found if problem.object == name]
         if not own:
-            console.print(f"[green]ok[/]     {name}" + ("" if has_schema(document, folder) else " (by no schema)"))
+            console.print(f"[green]ok[/]     {name}" + ("" if has_schema(document, folder) else " (no schema)"))
         for problem in own:
             console.print(f"[bold red]wrong[/]  {name}  {escape(f'{problem.path}: {problem.message}')}")
     if folder is None:
         console.print(
-            f"Ray objects were checked by KubeRay's rules, not by its schemas: give --crds, or set {CRDS} ('make crds')."
+            f"Ray objects were checked by KubeRay's rules, not by its schemas. For schemas, set --crds or {CRDS} ('make crds')."
         )
     console.print(f"{len(documents)} objects, {len(found)} wrong" if found else f"{len(documents)} objects, nothing wrong")
     return found
 
 
-def _tell(changes: "Changes") -> None:
+def _print(changes: "Changes") -> None:
     console = Console(soft_wrap=True, highlight=False)
     console.print(f"Against {changes.against}:", markup=False)
     if not changes.text:

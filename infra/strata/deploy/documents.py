@@ -1,4 +1,4 @@
-"""Kubernetes objects as they are read from YAML, and the few ways in which everything here looks at them."""
+"""Kubernetes objects as dictionaries: YAML reading and writing, and accessors for Ray clusters, pod templates and containers."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -31,7 +31,7 @@ def part(document: Document) -> str | None:
 
 
 def cluster_spec(document: Document) -> tuple[str, Document] | None:
-    """Of a Ray object: its path, and the spec of the Ray cluster in it."""
+    """Path and value of the Ray cluster spec in a Ray object; None for other objects."""
     spec = document.get("spec") or {}
     match document.get("kind"):
         case "RayCluster":
@@ -49,7 +49,7 @@ def worker_groups(document: Document) -> list[Document]:
 
 
 def pod_templates(document: Document) -> Iterator[tuple[str, Document]]:
-    """Every pod template in it, with its path."""
+    """Pod templates of an object, with their paths."""
     spec = document.get("spec") or {}
     found = cluster_spec(document)
     if found:
@@ -71,7 +71,7 @@ def pod_templates(document: Document) -> Iterator[tuple[str, Document]]:
 
 
 def containers(template: Document) -> Iterator[tuple[str, Document]]:
-    """Init containers too, with their paths in the template."""
+    """Containers and init containers, with their paths in the template."""
     for key in ("initContainers", "containers"):
         for i, container in enumerate((template.get("spec") or {}).get(key) or []):
             yield f"spec.{key}[{i}]", container

@@ -1,7 +1,7 @@
-"""The manifests' own values replaced by a recipe's.
+"""Fills manifests with the values of a recipe.
 
-In Python, not as kustomize patches: a patch would find a worker group or an argument by its place in a list, this finds it by
-its name.
+In Python and not as kustomize patches, because a JSON patch addresses a worker group or an argument by its list index; this code
+addresses it by name.
 """
 
 import copy
@@ -31,7 +31,7 @@ from strata.platform import recipe_file
 from strata.platform.recipe import Recipe
 
 GPU = "nvidia.com/gpu"
-HEADS_CPUS, HEADS_GIB = 24, 64  # more than the heads and helpers of all Ray clusters in the manifests ask for
+HEADS_CPUS, HEADS_GIB = 24, 64  # upper bound for the requests of all Ray heads and helper pods in the manifests
 SERVED_ANNOTATION = "strata.dev/served"
 
 
@@ -60,7 +60,7 @@ def fill(documents: list[Document], recipe: Recipe, groups: Mapping[str, Group],
 
 
 def as_deployed(recipe: Recipe) -> Recipe:
-    """As it reads in the pods: reachable from outside of them, one gateway in each."""
+    """Recipe as the pods read it: the gateway listens on all interfaces, with one gateway per pod."""
     serve = recipe.serve.model_copy(update={"host": "0.0.0.0", "port": PORT, "gateways": 1})
     return recipe.model_copy(update={"serve": serve})
 
@@ -74,15 +74,15 @@ def _size(document: Document, groups: Mapping[str, Group]) -> None:
         pod = spec["template"]["spec"]
         found = pod.get("nodeSelector") or {}
         pod["nodeSelector"] = {key: value for key, value in found.items() if key not in SELECTORS} | group.selector
-        _resources(pod["containers"][0], group)  # KubeRay runs Ray in the first
+        _resources(pod["containers"][0], group)  # KubeRay runs Ray in the first container
         if group.engines:
             engines = ENGINE_RESOURCE.format(group=spec["groupName"])
             spec["resources"] = {GATEWAY_RESOURCE: "1", engines: str(group.engines)}
 
 
 def _resources(container: Document, group: Group) -> None:
-    """Ray counts limits. Pods on a cloud's nodes, which the manifests give GPUs, are promised all of theirs; on a laptop they
-    share cores and memory, and what they are promised is the manifests' to say."""
+    """Sets limits, which Ray reads as the node's resources. Pods with GPUs run on cloud nodes and request all of their limits; on
+    a laptop, pods share cores and memory, and the requests of the manifests are unchanged."""
     resources = container.setdefault("resources", {})
     requests, limits = resources.get("requests") or {}, resources.get("limits") or {}
     wanted = {"cpu": str(group.cpus), "memory": f"{group.memory_gib}Gi"} | ({GPU: str(group.gpus)} if group.gpus else {})
@@ -96,7 +96,7 @@ def _serve(document: Document, recipe: Recipe, model: str) -> None:
     for application in config["applications"]:
         application["args"] = (application.get("args") or {}) | {"recipe": RECIPE_IN_POD, "model": model}
     document["spec"]["serveConfigV2"] = yaml.safe_dump(config, sort_keys=False)
-    # KubeRay begins an upgrade when a pod template changes, and does not look into the ConfigMap that the recipe is in.
+    # KubeRay starts an upgrade when a pod template changes, but not when the ConfigMap with the recipe does.
     served = json.dumps([recipe.serve.model_dump(mode="json"), model], sort_keys=True)
     mark = hashlib.sha256(served.encode()).hexdigest()[:16]
     for _, template in pod_templates(document):
@@ -104,8 +104,8 @@ def _serve(document: Document, recipe: Recipe, model: str) -> None:
 
 
 def _quota(document: Document, groups: Mapping[str, Group], nodes: int | None) -> None:
-    """Kueue admits a Ray cluster that fits its quota, and leaves one that never can waiting without a word. So the quota is all
-    of `deploy.nodes`, or without it what the largest of the Ray clusters asks for: then the others wait for their turn."""
+    """Sets Kueue's quota to all of `deploy.nodes`, or, if it is not set, to the requests of the largest Ray cluster; the others
+    then queue behind it. With a smaller quota, Kueue would leave that cluster pending forever without a message."""
     groups = {name: group for name, group in groups.items() if group.gpus}
     clusters = [[groups[name] for name in inside.values() if name in groups] for inside in GROUPS.values()]
     gpus = max(sum(group.most * group.gpus for group in cluster) for cluster in clusters)

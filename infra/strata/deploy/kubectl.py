@@ -1,4 +1,4 @@
-"""The one way to run kubectl, which also has kustomize inside."""
+"""Runs kubectl, which includes kustomize."""
 
 import json
 import shutil
@@ -16,7 +16,7 @@ def run(words: Sequence[str], stdin: str | None = None) -> Answer:
     return subprocess.run([_find(), *words], input=stdin, capture_output=True, text=True)
 
 
-def run_or_refuse(words: Sequence[str], stdin: str | None = None, fix: str = "Mend what it names.") -> str:
+def run_checked(words: Sequence[str], stdin: str | None = None, fix: str = "Fix the reported error.") -> str:
     answer = run(words, stdin)
     if answer.returncode:
         raise failure(words, answer, fix)
@@ -24,12 +24,12 @@ def run_or_refuse(words: Sequence[str], stdin: str | None = None, fix: str = "Me
 
 
 def failure(words: Sequence[str], answer: Answer, fix: str) -> UserError:
-    said = answer.stderr.strip() or answer.stdout.strip() or f"exit status {answer.returncode}"
-    return UserError(f"'kubectl {words[0]}' failed: {said}", fix)
+    reason = answer.stderr.strip() or answer.stdout.strip() or f"exit status {answer.returncode}"
+    return UserError(f"'kubectl {words[0]}' failed: {reason}", fix)
 
 
 def server_version() -> str | None:
-    """Of the cluster that kubectl's context points at; None if there is none, or it does not answer."""
+    """Kubernetes version of the current context's cluster; None if there is none or it does not respond."""
     answer = run(["version", "--output=json", "--request-timeout=5s"])
     try:
         version = json.loads(answer.stdout).get("serverVersion")
@@ -43,11 +43,11 @@ def context() -> str:
 
 
 def _find() -> str:
-    """The environment's own before the machine's: its version is the one that the manifests are tested with."""
+    """Prefers kubectl of the Python environment, the version that the manifests are tested with, to the one on PATH."""
     own = Path(sys.executable).parent / "kubectl"
     found = str(own) if own.is_file() else shutil.which("kubectl")
     if found is None:
         raise UserError(
-            "kubectl is not installed, and builds the manifests.", "Run 'make setup', or install kubectl 1.30 or newer."
+            "kubectl, which builds the manifests, is not installed.", "Run 'make setup', or install kubectl 1.30 or newer."
         )
     return found

@@ -1,24 +1,24 @@
-"""What the manifests of `infra/` name things, for the code that looks for them there."""
+"""Names used in the manifests of `infra/`: objects, labels, worker groups, Ray resources and paths."""
 
 from pathlib import PurePosixPath
 
 PARTS = ("train", "serve", "lab")
 PART_LABEL = "strata.dev/part"
-# A Ray object is named deploy.name and this.
+# Suffix after deploy.name in the name of a Ray object.
 NAME_ENDS = {"RayJob": "-train", "RayService": "", "RayCluster": "-lab"}
-# Worker groups of each, and which group of the layout they are.
+# Worker groups of each Ray object, and their names in `layout.plan`.
 GROUPS = {
     "RayJob": {"workers": "train"},
     "RayService": {"prefill": "prefill", "decode": "decode"},
     "RayCluster": {"workers": "lab"},
 }
-# What a pod of an engine group offers to Ray beside CPUs and GPUs: room for its gateways, and, as strata-<group>, for so many
-# engines of its kind. Without the second a decode engine could end up on the prefill group's type of GPU.
+# Custom Ray resources of a pod of an engine group: capacity for gateways, and, as strata-<group>, for engines of its pool.
+# Without the second, Ray could place a decode engine on the prefill group's GPUs.
 GATEWAY_RESOURCE = "strata-gateway"
 ENGINE_RESOURCE = "strata-{group}"
-STORE = PurePosixPath("/mnt/strata")  # where the shared storage is mounted
+STORE = PurePosixPath("/mnt/strata")  # mount point of the shared storage
 RECIPE_MAP = "strata-recipe"
 RECIPE_IN_POD = "/etc/strata/recipe.yaml"
-PORT = 8000  # the container port `serve`, in probes and network policies too
+PORT = 8000  # the container port `serve`, also in probes and network policies
 TRAIN_BUDGET = "strata-train"
 IMAGE = "strata"

@@ -1,4 +1,4 @@
-"""What is wrong with an object, and where in it."""
+"""Validation errors: object, path of the field, and message."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Problem:
-    """`path` is the field's, such as spec.workerGroupSpecs[0].minReplicas."""
+    """Validation error of an object. `path` is the path of the field, such as spec.workerGroupSpecs[0].minReplicas."""
 
     object: str
     path: str
@@ -18,7 +18,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem before it is known whose: rules look into one object and yield these."""
+    """Validation error without the object's name, as yielded by rules about a single object."""
 
     path: str
     message: str

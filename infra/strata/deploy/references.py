@@ -1,4 +1,4 @@
-"""What objects say of each other: names that must be there, selectors that must find somebody, ports that must be open."""
+"""Validates references between objects: names must exist, selectors must match pods, ports must be declared."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,9 +7,9 @@ from strata.deploy.documents import RAY_KINDS, Document, cluster_spec, container
 from strata.deploy.names import PARTS
 from strata.deploy.problem import Finding, dotted
 
-# Made by hand, once, with what no repository should hold; the guides say how.
+# Created by hand, because credentials do not belong in a repository; see the cluster guides.
 FROM_OUTSIDE = {("Secret", name) for name in ("strata-link", "strata-api-keys", "strata-redis")}
-# Labels that KubeRay puts on pods with values that are known only there.
+# Labels that KubeRay sets on pods, with values known only at run time.
 VALUE_UNKNOWN = ("ray.io/cluster", "ray.io/identifier", "ray.io/serve", "ray.io/originated-from-cr-name")
 OUR_LABELS = ("ray.io/", "strata.dev/")
 SHARED_VOLUMES = ("persistentVolumeClaim", "csi", "nfs")
@@ -22,7 +22,7 @@ def findings(documents: list[Document]) -> Iterator[tuple[Document, Finding]]:
     for document in documents:
         key = (document["kind"], document["metadata"].get("namespace"), document["metadata"]["name"])
         if key in seen:
-            yield document, Finding("metadata.name", f"{title(document)} is there twice")
+            yield document, Finding("metadata.name", f"{title(document)} occurs twice")
         seen.add(key)
         yield from ((document, finding) for finding in _names(document, there))
         for path, template in pod_templates(document):
@@ -45,7 +45,7 @@ def _names(document: Document, there: dict[tuple[str, str], Document]) -> Iterat
 
 
 def _references(node: Any, path: tuple[str | int, ...]) -> Iterator[tuple[str, str, str, str | None]]:
-    """(path, kind, name, key) of what this object refers to and cannot do without."""
+    """(path, kind, name, key) of each required reference in an object."""
     if isinstance(node, list):
         for i, item in enumerate(node):
             yield from _references(item, (*path, i))
@@ -70,7 +70,7 @@ def _references(node: Any, path: tuple[str | int, ...]) -> Iterator[tuple[str, s
         yield from _references(value, below)
 
 
-# Pod templates, which Kubernetes looks at only when a pod is made from them
+# Pod templates, which Kubernetes validates only when it creates a pod
 
 
 def _template(template: Document, document: Document) -> Iterator[Finding]:
@@ -90,7 +90,7 @@ def _container(container: Document, volumes: dict[str, Document]) -> Iterator[Fi
     if not image:
         yield Finding("image", "is not set")
     elif "@" not in last and (":" not in last or last.endswith(":latest")):
-        yield Finding("image", f"{image} has no tag that stays")
+        yield Finding("image", f"{image} has no immutable tag or digest")
     for i, mount in enumerate(container.get("volumeMounts") or []):
         if mount["name"] not in volumes:
             yield Finding(f"volumeMounts[{i}].name", f"the pod has no volume {mount['name']}")
@@ -102,7 +102,7 @@ def _container(container: Document, volumes: dict[str, Document]) -> Iterator[Fi
 
 
 def _home(container: Document, volumes: dict[str, Document]) -> Iterator[Finding]:
-    """Runs must be where every pod sees them, and a pod that comes later."""
+    """Requires STRATA_HOME on shared storage: runs must be visible to all pods and outlive them."""
     variables = {variable["name"]: variable.get("value") for variable in container.get("env") or []}
     home = variables.get("STRATA_HOME")
     if home is None:
@@ -113,14 +113,15 @@ def _home(container: Document, volumes: dict[str, Document]) -> Iterator[Finding
         if home == mount["mountPath"] or home.startswith(mount["mountPath"].rstrip("/") + "/")
     ]
     if not any(set(SHARED_VOLUMES) & set(volumes.get(mount["name"], {})) for mount in holding):
-        yield Finding("env", f"STRATA_HOME={home} is not on shared storage: no volume of that kind is mounted there")
+        yield Finding("env", f"STRATA_HOME={home} is not on shared storage: no shared volume is mounted there")
 
 
 # Selectors
 
 
 def _selects(document: Document, documents: list[Document], whole: bool) -> Iterator[Finding]:
-    """Of a part alone (`whole` is false) monitors that are there for the other parts too may find nobody."""
+    """Requires that selectors match pods and their ports. Monitors are checked only if all parts are present (`whole`): a single
+    part may lack the pods that they select."""
     kind, spec = document["kind"], document.get("spec") or {}
     match kind:
         case "PodDisruptionBudget":
@@ -128,7 +129,7 @@ def _selects(document: Document, documents: list[Document], whole: bool) -> Iter
         case "Service":
             path, selector = "spec.selector", {"matchLabels": spec.get("selector") or {}}
             ports = [(f"spec.ports[{i}].targetPort", port.get("targetPort")) for i, port in enumerate(spec.get("ports") or [])]
-        case "PodMonitor" | "PodMonitoring" if whole and _is_about_ours(spec):
+        case "PodMonitor" | "PodMonitoring" if whole and _selects_our_pods(spec):
             path, selector, key = "spec.selector", spec.get("selector") or {}, _endpoints(kind)
             ports = [(f"spec.{key}[{i}].port", endpoint.get("port")) for i, endpoint in enumerate(spec.get(key) or [])]
         case _:
@@ -137,28 +138,28 @@ def _selects(document: Document, documents: list[Document], whole: bool) -> Iter
         return
     found = [template for other in documents for template, labels in _labelled(other) if _matches(selector, labels)]
     if not found:
-        yield Finding(path, "no pod of these objects has such labels")
+        yield Finding(path, "no pod of these objects has these labels")
         return
     inside = [container for template in found for _, container in containers(template)]
     opened = {port.get("name") for container in inside for port in container.get("ports") or []}
     for port_path, port in ports:
         if isinstance(port, str) and port not in opened:
-            yield Finding(port_path, f"none of the pods that it selects has a port named {port}")
+            yield Finding(port_path, f"none of the selected pods has a port named {port}")
 
 
 def _endpoints(kind: str) -> str:
     return "podMetricsEndpoints" if kind == "PodMonitor" else "endpoints"
 
 
-def _is_about_ours(spec: Document) -> bool:
-    """By the labels that it selects: exporters and operators may be others', in other namespaces, or not there."""
+def _selects_our_pods(spec: Document) -> bool:
+    """True if a monitor selects by our labels. Exporters and operators may be in other namespaces or not installed."""
     selector = spec.get("selector") or {}
     keys = [*(selector.get("matchLabels") or {}), *(each["key"] for each in selector.get("matchExpressions") or [])]
     return any(key.startswith(OUR_LABELS) for key in keys)
 
 
 def _labelled(document: Document) -> Iterator[tuple[Document, dict[str, str | None]]]:
-    """Pod templates with the labels that their pods will have, KubeRay's among them; None is a value not yet known."""
+    """Pod templates with the labels of their pods, including KubeRay's; None stands for an unknown value."""
     found = cluster_spec(document)
     for path, template in pod_templates(document):
         labels: dict[str, str | None] = dict((template.get("metadata") or {}).get("labels") or {})

@@ -1,4 +1,4 @@
-"""What cannot work on a cluster and can be seen from the recipe alone, refused with the reason."""
+"""Rejects recipes that cannot work on a cluster, with the reason and the fix."""
 
 import re
 from collections.abc import Collection
@@ -12,8 +12,8 @@ from strata.platform import runs
 from strata.platform.errors import UserError
 from strata.platform.recipe import Recipe
 
-HERE_ALONE = ("", "file", "local", "memory")  # schemes of storage that one machine, or one process, has to itself
-# As in [host[:port]/]path[:tag][@digest].
+LOCAL_SCHEMES = ("", "file", "local", "memory")  # storage of a single machine or process
+# [host[:port]/]path[:tag][@digest]
 IMAGE = re.compile(r"([\w.-]+(:\d+)?/)?[a-z0-9][a-z0-9._/-]*(:(?P<tag>\w[\w.-]{0,127}))?(@(?P<digest>sha256:[0-9a-f]{64}))?")
 
 
@@ -34,17 +34,18 @@ def _names(recipe: Recipe, run: str) -> None:
         whole, longest = name + end, LONGEST[kind]
         if len(whole) > longest:
             raise UserError(
-                f"deploy.name={name}: the {kind} would be {whole}, of {len(whole)} characters; KubeRay takes {longest}.",
-                "Choose a shorter name.",
+                f"deploy.name={name}: the {kind} {whole} would have {len(whole)} characters; KubeRay allows {longest}.",
+                "Set a shorter deploy.name.",
             )
     if not DNS_1035.fullmatch(name):
         raise UserError(
-            f"deploy.name={name} cannot name a Kubernetes service.",
-            "Use small letters, digits and '-', a letter first and no '-' last.",
+            f"deploy.name={name} is not a valid name of a Kubernetes service.",
+            "Use lowercase letters, digits and '-', beginning with a letter and not ending with '-'.",
         )
     if not runs.NAME.fullmatch(run):
         raise UserError(
-            f"'{run}' cannot name a run.", "Use letters, digits, '.', '_' and '-', at most 63, a letter or digit first."
+            f"'{run}' is not a valid run name.",
+            "Use at most 63 letters, digits, '.', '_' and '-', beginning with a letter or digit.",
         )
 
 
@@ -54,43 +55,40 @@ def _devices(recipe: Recipe, target: Target, parts: Collection[str]) -> None:
         devices["parallel.device"] = recipe.parallel.device
     for key, device in devices.items():
         if device == "gpu" and not target.gpus:
-            raise UserError(
-                f"{key}=gpu: {target.name} has no GPUs.", "Choose a recipe for CPUs, such as laptop, or another target."
-            )
+            raise UserError(f"{key}=gpu: {target.name} has no GPUs.", "Use a recipe for CPUs, such as laptop, or another target.")
 
 
 def _image(image: str) -> None:
     found = IMAGE.fullmatch(image)
     if found is None:
-        raise UserError(f"'{image}' is not the name of a container image.", "Give REPOSITORY:TAG, or REPOSITORY@sha256:DIGEST.")
+        raise UserError(f"'{image}' is not a valid container image name.", "Use REPOSITORY:TAG or REPOSITORY@sha256:DIGEST.")
     if found["digest"] is None and found["tag"] in (None, "latest"):
         raise UserError(
-            f"The image {image} may be another one tomorrow, and a pod that restarts would then run other code than its peers.",
-            "Give a tag that stays, such as the commit's, or a digest.",
+            f"The image {image} has no fixed version: a restarted pod could run different code from the others.",
+            "Use an immutable tag, such as a commit hash, or a digest.",
         )
 
 
 def _storage(recipe: Recipe, target: Target) -> None:
     storage = recipe.deploy.storage
     if storage and not target.storage:
-        raise UserError(f"deploy.storage={storage}: {target.name} brings its own storage.", "Leave deploy.storage out.")
+        raise UserError(f"deploy.storage={storage}: {target.name} has its own storage.", "Remove deploy.storage.")
     if storage and "/" in storage:
-        raise UserError(f"deploy.storage={storage} is not the name of {target.storage}.", "Give the name alone, with no '/'.")
+        raise UserError(f"deploy.storage={storage} is not the name of {target.storage}.", "Use only the name, without '/'.")
 
 
 def _training_files(recipe: Recipe) -> None:
     checkpoints = recipe.train.checkpoints
     if checkpoints is not None and not _is_shared(checkpoints):
         raise UserError(
-            f"train.checkpoints={checkpoints} is not shared storage: each pod has another folder of that name, "
-            "and loses it when it goes.",
-            f"Leave it out (then they are in the run's folder under {STORE}), or give a path there or a bucket (gs://, s3://).",
+            f"train.checkpoints={checkpoints} is not shared storage: the folder is local to each pod and is deleted with it.",
+            f"Remove it (the default is the run's folder under {STORE}), or set a path under {STORE} or a bucket (gs://, s3://).",
         )
     data = recipe.data.path
     if data is not None and not _is_shared(str(data)):
         raise UserError(
-            f"data.path={data} is a folder of this machine, which no pod sees.",
-            f"Copy it to the shared storage and give {STORE}/...",
+            f"data.path={data} is on this machine and not visible to pods.",
+            f"Copy it to the shared storage and set data.path={STORE}/...",
         )
 
 
@@ -98,15 +96,15 @@ def _shared_gpus(recipe: Recipe) -> None:
     for name, pool in (("prefill", recipe.serve.prefill), ("decode", recipe.serve.decode)):
         if pool.sm_share is not None:
             raise UserError(
-                f"serve.{name}.sm_share={pool.sm_share}: engines share a GPU's multiprocessors by CUDA MPS, whose daemon is the "
-                "node's there, not a pod's.",
-                f"Leave it out: serve.{name}.sm_share=null. Engines of one kind then take turns on a GPU they share.",
+                f"serve.{name}.sm_share={pool.sm_share}: engines share a GPU's multiprocessors by CUDA MPS, whose daemon runs on "
+                "the node, not in a pod.",
+                f"Set serve.{name}.sm_share=null. Engines of one pool then time-share a GPU.",
             )
 
 
 def _is_shared(place: str) -> bool:
     parts = urlsplit(place)
-    if parts.scheme not in HERE_ALONE:
+    if parts.scheme not in LOCAL_SCHEMES:
         return True
     path = PurePosixPath(parts.path)
     return parts.scheme != "memory" and ".." not in path.parts and path.is_relative_to(STORE)

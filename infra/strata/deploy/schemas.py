@@ -1,4 +1,4 @@
-"""Objects against their schemas: Kubernetes' own by kubernetes-validate, Ray's by the KubeRay CRDs, unknown fields refused."""
+"""Schema validation: Kubernetes objects by kubernetes-validate, Ray objects by the KubeRay CRDs. Unknown fields are errors."""
 
 from collections.abc import Iterator
 from functools import lru_cache
@@ -19,7 +19,7 @@ STRINGS = {"type": "object", "additionalProperties": {"type": "string"}}
 
 @lru_cache(maxsize=256)
 def kubernetes_has(api_version: str, kind: str) -> bool:
-    """Kinds that Kubernetes itself does not have (monitors, queues) have their schemas elsewhere."""
+    """True for built-in kinds of Kubernetes. Other kinds (monitors, queues) have no schema here."""
     import kubernetes_validate
 
     try:
@@ -43,7 +43,7 @@ def of_kubernetes(document: Document) -> Iterator[Finding]:
 def of_kuberay(document: Document, crds: Path) -> Iterator[Finding]:
     validator = _validators(crds).get((document["apiVersion"], document["kind"]))
     if validator is None:
-        yield Finding("kind", f"{document['apiVersion']} {document['kind']} is none of the CRDs in {crds}")
+        yield Finding("kind", f"{document['apiVersion']} {document['kind']} is not defined by the CRDs in {crds}")
         return
     for error in sorted(validator.iter_errors(document), key=lambda error: dotted(error.absolute_path)):
         yield Finding(dotted(error.absolute_path), error.message)
@@ -58,16 +58,16 @@ def _validators(crds: Path) -> dict[tuple[str, str], Any]:
         for version in spec["versions"]:
             if version["served"]:
                 schema = _strict(version["schema"]["openAPIV3Schema"])
-                # The server adds the rest of an object's metadata to the schema by itself.
+                # The CRDs omit the schema of metadata, which the server adds.
                 schema["properties"]["metadata"] = {"type": "object", "properties": {"labels": STRINGS, "annotations": STRINGS}}
                 validators[f"{spec['group']}/{version['name']}", spec["names"]["kind"]] = _Validator(schema)
     if not validators:
-        raise UserError(f"There are no CRDs in {crds}.", "Run 'make crds', or point --crds or STRATA_KUBERAY_CRDS at them.")
+        raise UserError(f"There are no CRDs in {crds}.", "Run 'make crds', or set --crds or STRATA_KUBERAY_CRDS to their folder.")
     return validators
 
 
 def _strict(schema: Any) -> Any:
-    """The same schema, with fields that it does not name refused, as the server drops them without a word."""
+    """Schema that forbids unknown fields. The server drops them without a message."""
     if not isinstance(schema, dict):
         return schema
     strict = dict(schema)
@@ -77,7 +77,7 @@ def _strict(schema: Any) -> Any:
     for key in ("items", "additionalProperties", "not"):
         if key in strict:
             strict[key] = _strict(strict[key])
-    # Branches of anyOf, oneOf and allOf only narrow what the schema itself names: they must not refuse its other fields.
+    # Branches of anyOf, oneOf and allOf only narrow the schema's own fields, so they must not forbid the others.
     if strict.get("x-kubernetes-int-or-string") and "anyOf" not in strict:
         strict["anyOf"] = [{"type": "integer"}, {"type": "string"}]
     if "properties" in strict and not strict.get("x-kubernetes-preserve-unknown-fields"):
@@ -88,7 +88,7 @@ def _strict(schema: Any) -> Any:
 
 
 def _distinct_keys(_: Any, keys: list[str], items: Any, schema: Document) -> Iterator[ValidationError]:
-    """Lists of Kubernetes that are maps by some fields: two of the same are refused, also where a field has a default."""
+    """Validates Kubernetes list maps: no two items may have the same keys, with defaults applied."""
     if not isinstance(items, list):
         return
     known = (schema.get("items") or {}).get("properties") or {}
@@ -97,7 +97,7 @@ def _distinct_keys(_: Any, keys: list[str], items: Any, schema: Document) -> Ite
         if isinstance(item, dict):
             key = tuple(str(item.get(name, known.get(name, {}).get("default"))) for name in keys)
             if key in seen:
-                yield ValidationError(f"{dict(zip(keys, key, strict=True))} is there twice", path=[i])
+                yield ValidationError(f"{dict(zip(keys, key, strict=True))} occurs twice", path=[i])
             seen.add(key)
 
 

@@ -1,4 +1,4 @@
-"""Where a recipe can be deployed, and by which node labels its GPUs are found there."""
+"""Deployment targets, with their machine types and the node labels of their GPUs."""
 
 import difflib
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class GpuType:
-    """`label` is what nodes with this GPU are labelled with, where the target has a label for that."""
+    """GPU model of a target. `label` is the value of the target's GPU label on nodes, None if it has no such label."""
 
     label: str | None
     machines: tuple[Machine, ...]
@@ -27,7 +27,8 @@ class GpuType:
 
 @dataclass(frozen=True)
 class Target:
-    """`storage` says what `deploy.storage` has to name; without it the overlay brings its own. Without `gpus`: CPUs only."""
+    """Deployment target. `storage` describes what `deploy.storage` names; None if the overlay has its own storage. A target
+    without `gpus` has only CPUs."""
 
     name: str
     storage: str | None = None
@@ -39,8 +40,8 @@ class Target:
         return by_machine | {self.gpu_label: gpu.label} if self.gpu_label and gpu.label else by_machine
 
 
-# GPUs, vCPUs and GiB as the clouds list them (2026-11), one machine for each number of GPUs, fewest first. Who has other
-# machines changes the node selectors in the rendered manifests.
+# GPUs, vCPUs and GiB from the clouds' documentation (2026-11), one machine per number of GPUs, in ascending order. For other
+# machines, change the node selectors in the rendered manifests.
 TARGETS = {
     "gke": Target(
         "gke",
@@ -87,7 +88,7 @@ TARGETS = {
             "b200": GpuType("nvidia-b200", (Machine("a4-highgpu-8g", 8, 224, 3968),)),
         },
     ),
-    # ACK names GPUs on nodes as their driver does, which changes with it; the instance type says the same and does not.
+    # ACK labels nodes with the driver's name of the GPU, which depends on the driver version; the instance type does not.
     "ack": Target(
         "ack",
         storage="the NAS or CPFS mount target",
@@ -143,5 +144,5 @@ def find(name: str) -> Target:
     )
 
 
-# Labels that the manifests may find nodes by, and a recipe decides.
+# Node labels that manifests may select by, and that a recipe overrides.
 SELECTORS = {MACHINE_LABEL, *(target.gpu_label for target in TARGETS.values() if target.gpu_label)}

@@ -1,4 +1,4 @@
-"""Whether a cluster would take these objects, without one: schemas, KubeRay's own rules, and what they say of each other."""
+"""Validates objects without a cluster: schemas, KubeRay's own rules, and references between objects."""
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -10,21 +10,22 @@ from strata.deploy.problem import Finding, Problem
 
 
 def problems(documents: list[Document], crds: Path | None) -> list[Problem]:
-    """Without `crds`, a folder of KubeRay's CRDs, the schemas of Ray objects are left out; nothing else is."""
-    found = _told(documents, lambda document: list(_anatomy(document)) or list(_schema(document, crds)))
-    if found:  # the rest reads fields whose types the schemas have held
+    """All problems of the objects. `crds` is a folder of KubeRay's CRDs; without it, only the schemas of Ray objects are not
+    checked."""
+    found = _problems(documents, lambda document: list(_required_fields(document)) or list(_schema(document, crds)))
+    if found:  # the other checks rely on types that the schemas guarantee
         return found
     ray = [document for document in documents if _is_ray(document)]
     pairs = references.findings(documents)
-    return _told(ray, rules.findings) + [Problem(title(document), each.path, each.message) for document, each in pairs]
+    return _problems(ray, rules.findings) + [Problem(title(document), each.path, each.message) for document, each in pairs]
 
 
-def _told(documents: list[Document], look: Callable[[Document], Iterable[Finding]]) -> list[Problem]:
-    return [Problem(title(document), finding.path, finding.message) for document in documents for finding in look(document)]
+def _problems(documents: list[Document], check: Callable[[Document], Iterable[Finding]]) -> list[Problem]:
+    return [Problem(title(document), finding.path, finding.message) for document in documents for finding in check(document)]
 
 
 def has_schema(document: Document, crds: Path | None) -> bool:
-    """Whether there is one here; objects of other projects' CRDs (monitors, queues) have none."""
+    """True if a schema is available. Objects of other projects' CRDs (monitors, queues) have none."""
     return crds is not None if _is_ray(document) else schemas.kubernetes_has(document["apiVersion"], document["kind"])
 
 
@@ -40,15 +41,15 @@ def _is_ray(document: Document) -> bool:
 
 
 def _outline(document: Document) -> Iterator[Finding]:
-    """In place of a CRD: enough for the rules to read a Ray object, no more."""
+    """Minimal check of a Ray object without a CRD: the rules can read its fields."""
     try:
         list(rules.findings(document))
         list(references.findings([document]))
     except (AttributeError, KeyError, TypeError) as error:
-        yield Finding("spec", f"has a field missing or of the wrong type ({error}); KubeRay's CRDs would tell which")
+        yield Finding("spec", f"has a missing field or one of the wrong type ({error}); set --crds to find it")
 
 
-def _anatomy(document: Document) -> Iterator[Finding]:
+def _required_fields(document: Document) -> Iterator[Finding]:
     for key in ("apiVersion", "kind"):
         if not isinstance(document.get(key), str):
             yield Finding(key, "is missing")

@@ -1,5 +1,5 @@
-"""What KubeRay 1.7.0 refuses beyond its schemas, as its operator says it (ray-operator/controllers/ray/utils/validation.go).
+"""Validation rules of the KubeRay 1.7.0 operator beyond its schemas (ray-operator/controllers/ray/utils/validation.go).
 
-The operator tells of such an object only in an event, after it was accepted. Feature gates are taken at their defaults: beta on,
-alpha off. Left out is what concerns mTLS, network policies and history servers of KubeRay's own, whose gates are off.
+The server accepts an object that breaks these rules, and the operator reports it only in an event. Feature gates are assumed to
+have their defaults: beta on, alpha off. Rules of KubeRay's mTLS, network policies and history server, which are off, are omitted.
 """

@@ -1,4 +1,4 @@
-"""Ray clusters, alone or inside of a job or a service."""
+"""Rules for Ray clusters, alone or inside a RayJob or RayService."""
 
 import math
 import re
@@ -39,12 +39,12 @@ def _group(group: Document) -> Iterator[Finding]:
     start = group.get("rayStartParams") or {}
     both = [key for key in ("num-cpus", "num-gpus", "memory", "resources") if start.get(key)]
     if both and group.get("resources"):
-        yield Finding("resources", f"must not be set beside rayStartParams.{both[0]}: use one of them")
+        yield Finding("resources", f"must not be set together with rayStartParams.{both[0]}")
     if "labels" in start:
         yield Finding("rayStartParams.labels", "is not supported: use the group's labels")
     for key, value in (group.get("labels") or {}).items():
         if not LABEL_KEY.fullmatch(key) or not LABEL_VALUE.fullmatch(value):
-            yield Finding("labels", f"'{key}: {value}' is not a label")
+            yield Finding("labels", f"'{key}: {value}' is not a valid label")
 
 
 def _worker_group(group: Document, spec: Document) -> Iterator[Finding]:
@@ -79,7 +79,7 @@ def _bounds(group: Document, scaled: bool) -> Iterator[Finding]:
     if least > most:
         yield Finding("minReplicas", f"{least} is more than maxReplicas, {most}")
     elif replicas is not None and not least <= replicas <= most:
-        # Not refused by the operator, which takes the nearer bound without a word.
+        # The operator does not reject this, but uses the nearer bound without a message.
         yield Finding("replicas", f"{replicas} is not between minReplicas, {least}, and maxReplicas, {most}")
 
 
@@ -87,20 +87,20 @@ def _fault_tolerance(spec: Document, head: Document, annotations: dict[str, str]
     options, start, environment = spec.get("gcsFaultToleranceOptions"), head.get("rayStartParams") or {}, _environment(head)
     env_path = "headGroupSpec.template.spec.containers[0].env"
     if start.get("redis-username") or "REDIS_USERNAME" in environment:
-        yield Finding(env_path, "REDIS_USERNAME belongs in gcsFaultToleranceOptions.redisUsername")
+        yield Finding(env_path, "REDIS_USERNAME must be set as gcsFaultToleranceOptions.redisUsername")
     if options is None:
         if "RAY_REDIS_ADDRESS" in environment and annotations.get(FT_ANNOTATION, "").lower() != "true":
             yield Finding(env_path, "RAY_REDIS_ADDRESS needs gcsFaultToleranceOptions")
         return
     if annotations.get(FT_ANNOTATION):
-        yield Finding("gcsFaultToleranceOptions", f"must not be set beside the annotation {FT_ANNOTATION}")
+        yield Finding("gcsFaultToleranceOptions", f"must not be set together with the annotation {FT_ANNOTATION}")
     if annotations.get(EXTERNAL_STORAGE_ANNOTATION):
-        yield Finding("gcsFaultToleranceOptions", f"must not be set beside the annotation {EXTERNAL_STORAGE_ANNOTATION}")
+        yield Finding("gcsFaultToleranceOptions", f"must not be set together with the annotation {EXTERNAL_STORAGE_ANNOTATION}")
     if start.get("redis-password"):
-        yield Finding("headGroupSpec.rayStartParams.redis-password", "belongs in gcsFaultToleranceOptions.redisPassword")
+        yield Finding("headGroupSpec.rayStartParams.redis-password", "must be set as gcsFaultToleranceOptions.redisPassword")
     for variable, field in (("REDIS_PASSWORD", "redisPassword"), ("RAY_REDIS_ADDRESS", "redisAddress")):
         if variable in environment:
-            yield Finding(env_path, f"{variable} belongs in gcsFaultToleranceOptions.{field}")
+            yield Finding(env_path, f"{variable} must be set as gcsFaultToleranceOptions.{field}")
     if options.get("backend", "redis") == "rocksdb":
         yield Finding(
             "gcsFaultToleranceOptions.backend",
@@ -117,7 +117,7 @@ def _autoscaler(spec: Document, head: Document) -> Iterator[Finding]:
     if not autoscales(spec) and switch is not None and switch.get("value") in ("1", "true"):
         yield Finding(env_path, f"{V2_ENV} needs enableInTreeAutoscaling: true")
     if autoscales(spec) and "version" in options and switch is not None:
-        yield Finding(env_path, f"{V2_ENV} must not be set beside autoscalerOptions.version")
+        yield Finding(env_path, f"{V2_ENV} must not be set together with autoscalerOptions.version")
     if autoscales(spec) and options.get("version") == "v2":
         groups = [("headGroupSpec", head)]
         groups += [(f"workerGroupSpecs[{i}]", group) for i, group in enumerate(spec.get("workerGroupSpecs") or [])]
@@ -127,7 +127,7 @@ def _autoscaler(spec: Document, head: Document) -> Iterator[Finding]:
     if (options.get("idleTimeoutSeconds") or 0) < 0:
         yield Finding("autoscalerOptions.idleTimeoutSeconds", "is negative")
     if any(variable["name"] == "KUBERAY_GEN_AUTOSCALER_START_CMD" for variable in options.get("env") or []):
-        yield Finding("autoscalerOptions.env", "KUBERAY_GEN_AUTOSCALER_START_CMD is the operator's to set")
+        yield Finding("autoscalerOptions.env", "KUBERAY_GEN_AUTOSCALER_START_CMD is set by the operator")
 
 
 def _auth(spec: Document) -> Iterator[Finding]:
@@ -142,7 +142,7 @@ def _auth(spec: Document) -> Iterator[Finding]:
     if by_kubernetes and _version(spec) < (2, 55, 0):
         yield Finding("rayVersion", "must be 2.55.0 or later with authOptions.enableK8sTokenAuth")
     if by_kubernetes and options.get("secretName"):
-        yield Finding("authOptions.secretName", "must not be set beside enableK8sTokenAuth")
+        yield Finding("authOptions.secretName", "must not be set together with enableK8sTokenAuth")
 
 
 def autoscales(spec: Document) -> bool:
@@ -155,7 +155,7 @@ def _runs_v2(spec: Document) -> bool:
 
 
 def _version(spec: Document) -> tuple[int, ...]:
-    """(0,) where none is given: that is refused like one too old."""
+    """Ray version as a tuple; (0,) if it is not set, which is rejected like one that is too old."""
     numbers = re.match(r"v?(\d+)\.(\d+)(?:\.(\d+))?", str(spec.get("rayVersion", "")))
     return tuple(int(number or 0) for number in numbers.groups()) if numbers else (0,)
 
@@ -170,6 +170,6 @@ def _containers(group: Document) -> list[Document]:
 
 
 def _environment(group: Document) -> dict[str, Any]:
-    """Of the first container, in which KubeRay runs Ray."""
+    """Environment variables of the first container, in which KubeRay runs Ray."""
     containers = _containers(group)
     return {variable["name"]: variable for variable in (containers[0].get("env") or [])} if containers else {}

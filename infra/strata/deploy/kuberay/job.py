@@ -1,4 +1,4 @@
-"""Jobs: how they are handed in, tried again, and cleared away."""
+"""Rules for RayJobs: submission, retries and deletion."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -31,9 +31,9 @@ def of_job(spec: Document, annotations: dict[str, str]) -> Iterator[Finding]:
     if retries < 0:
         yield Finding("spec.backoffLimit", f"{retries} is negative")
     if retries > 0 and mode == "InteractiveMode":
-        yield Finding("spec.backoffLimit", "does not go with InteractiveMode")
+        yield Finding("spec.backoffLimit", "is not supported with InteractiveMode")
     if retries > 0 and selector:
-        yield Finding("spec.backoffLimit", "does not go with clusterSelector")
+        yield Finding("spec.backoffLimit", "is not supported with clusterSelector")
     if cluster is None and not selector:
         yield Finding("spec.rayClusterSpec", "must be set, or clusterSelector")
     if selector and not selector.get("ray.io/cluster"):
@@ -66,9 +66,9 @@ def _deletion(spec: Document) -> Iterator[Finding]:
     rules, success, failure = strategy.get("deletionRules") or [], strategy.get("onSuccess"), strategy.get("onFailure")
     shuts_down = spec.get("shutdownAfterJobFinishes", False)
     if rules and shuts_down:
-        yield Finding("deletionRules", "must not be set beside spec.shutdownAfterJobFinishes")
+        yield Finding("deletionRules", "must not be set together with spec.shutdownAfterJobFinishes")
     if rules and (success is not None or failure is not None):
-        yield Finding("deletionRules", "must not be set beside onSuccess and onFailure")
+        yield Finding("deletionRules", "must not be set together with onSuccess and onFailure")
     elif rules:
         yield from _deletion_rules(rules, spec)
     elif success is None or failure is None:
@@ -84,7 +84,7 @@ def _deletion(spec: Document) -> Iterator[Finding]:
 
 
 def _deletion_rules(rules: list[Document], spec: Document) -> Iterator[Finding]:
-    """Workers go before their cluster, and the cluster before the job."""
+    """Requires the deletion order: workers, then their cluster, then the job."""
     ttls: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
     for i, rule in enumerate(rules):
         condition, policy = rule.get("condition") or {}, rule.get("policy", "")
@@ -97,7 +97,7 @@ def _deletion_rules(rules: list[Document], spec: Document) -> Iterator[Finding]:
             yield Finding(f"deletionRules[{i}].condition.ttlSeconds", f"{ttl} is negative")
         yield from (finding.below(f"deletionRules[{i}].policy") for finding in _deletion_policy(policy, spec))
         if policy in ttls[statuses[0]]:
-            yield Finding(f"deletionRules[{i}]", f"{policy} for {statuses[0][1]} is there twice")
+            yield Finding(f"deletionRules[{i}]", f"{policy} for {statuses[0][1]} occurs twice")
         ttls[statuses[0]][policy] = ttl
     for (_, status), by_policy in ttls.items():
         ordered = [(policy, by_policy[policy]) for policy in DELETION_ORDER if policy in by_policy]

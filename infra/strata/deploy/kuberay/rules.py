@@ -1,4 +1,4 @@
-"""Which rules an object of KubeRay's has to meet."""
+"""Validation of KubeRay objects: dispatches to the rules of each kind, and checks names."""
 
 import re
 from collections.abc import Iterator
@@ -33,6 +33,8 @@ def findings(document: Document) -> Iterator[Finding]:
 
 def _name(kind: str, name: str) -> Iterator[Finding]:
     if len(name) > LONGEST[kind]:
-        yield Finding("metadata.name", f"has {len(name)} characters; a {kind}'s may have {LONGEST[kind]}")
+        yield Finding("metadata.name", f"has {len(name)} characters; a {kind} may have {LONGEST[kind]}")
     if len(name) > 63 or not DNS_1035.fullmatch(name):
-        yield Finding("metadata.name", f"'{name}' is not a DNS-1035 label: small letters, digits and '-', a letter first")
+        yield Finding(
+            "metadata.name", f"'{name}' is not a DNS-1035 label: lowercase letters, digits and '-', beginning with a letter"
+        )

@@ -1,4 +1,4 @@
-"""Services: how a new version takes over."""
+"""Rules for RayServices: upgrades and timeouts."""
 
 import re
 from collections.abc import Iterator
@@ -14,7 +14,9 @@ TIMEOUT_ANNOTATION = "ray.io/initializing-timeout"
 def of_service(spec: Document, annotations: dict[str, str]) -> Iterator[Finding]:
     timeout = annotations.get(TIMEOUT_ANNOTATION)
     if timeout and not _is_positive_time(timeout):
-        yield Finding(f"metadata.annotations.{TIMEOUT_ANNOTATION}", f"'{timeout}' is not a positive time, such as 30m or 1800")
+        yield Finding(
+            f"metadata.annotations.{TIMEOUT_ANNOTATION}", f"'{timeout}' is not a positive duration, such as 30m or 1800"
+        )
     cluster = spec.get("rayClusterConfig") or {}
     if (cluster.get("authOptions") or {}).get("enableK8sTokenAuth"):
         yield Finding("spec.rayClusterConfig.authOptions.enableK8sTokenAuth", "is not supported for a RayService")
