@@ -1,4 +1,4 @@
-"""Draws the pictures of planner.md with the planner's own functions.
+"""Draws the figures of docs/planner.md from the planner's own functions.
 
 PYTHONPATH=platform .venv/bin/python docs/draw_planner.py
 """
@@ -17,14 +17,14 @@ STAGES, MICRO_BATCHES = 4, 8
 
 
 def timeline(schedule: Schedule, interleave: int, title: str) -> None:
-    """Forward, gradient of inputs and gradient of weights take as long as each other; links take no time."""
+    """Draws a schedule with equal times for forward, gradient of inputs and gradient of weights, and links without latency."""
     part = 1.0 / interleave
     simulation = simulate(schedule, STAGES, MICRO_BATCHES, interleave, even(STAGES * interleave, part, part, part))
     draw(simulation, FOLDER / f"{schedule}.png", title)
 
 
 def allreduce() -> None:
-    """The published curve of eight H200 beside the model."""
+    """Draws measured and planned all-reduce bandwidth of eight H200 by buffer size."""
     rows = published_allreduce()
     sizes = [row.bytes for row in rows]
     figure = Figure(figsize=(9, 4), layout="constrained")
