@@ -1,4 +1,4 @@
-"""The rooms' folder names are those of other packages; nothing may notice."""
+"""Import rules between packages, and top-level folders that share names with other packages."""
 
 import ast
 import graphlib
@@ -16,7 +16,7 @@ sys.path.insert(0, sys.argv[1])
 import platform
 assert platform.system() == "Linux", platform
 from transformers.utils import is_kernels_available
-assert not is_kernels_available(), "transformers takes our folder for Hugging Face's kernels"
+assert not is_kernels_available(), "transformers mistakes the folder for Hugging Face's kernels"
 """
 
 
@@ -25,7 +25,7 @@ def probe(root: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", PROBE, str(root)], capture_output=True, text=True, env=environment)
 
 
-def test_repository_root_shadows_nothing(root: Path) -> None:
+def test_the_repository_root_shadows_no_package(root: Path) -> None:
     answer = probe(root)
     assert answer.returncode == 0, answer.stderr
 
@@ -36,13 +36,13 @@ def test_the_probe_can_fail(tmp_path: Path) -> None:
     assert "AttributeError" in probe(tmp_path).stderr
 
 
-def test_no_init_where_it_would_shadow(root: Path) -> None:
+def test_namespace_folders_have_no_init(root: Path) -> None:
     assert not list(root.glob("*/__init__.py"))
     assert not list(root.glob("*/strata/__init__.py"))
 
 
-# Who may import whom, between the rooms.
-ROOMS = {
+# Packages that each package may import.
+PACKAGES = {
     "platform": set(),
     "planner": {"platform"},
     "monitoring": {"platform"},
@@ -52,7 +52,7 @@ ROOMS = {
     "deploy": {"platform"},
     "dashboards": {"platform", "monitoring"},
 }
-# And between the folders of a room, lowest first: a folder imports from those that stand in its row, and the room's own modules.
+# Folders of a package that each folder may import, lowest first. Every folder may also import the package's own modules.
 FOLDERS = {
     "planner.catalogue": set(),
     "planner.pipeline": set(),
@@ -113,7 +113,7 @@ MOST_MODULES = 15  # in one folder
 
 @pytest.fixture(scope="module")
 def imports(root: Path) -> dict[str, set[str]]:
-    """Modules of ours that each module imports, wherever in it."""
+    """Strata modules that each module imports, at any level."""
     files = {_name(file.relative_to(strata)): file for strata in root.glob("*/strata") for file in strata.rglob("*.py")}
     return {name: set(_imported(file, files)) - {name} for name, file in files.items()}
 
@@ -136,37 +136,37 @@ def _imported(file: Path, known: Collection[str]) -> Iterator[str]:
 
 
 def _folder(name: str, imports: Mapping[str, set[str]]) -> str | None:
-    """The folder of a room that a module is in, None for the room's own modules."""
+    """Folder of a package that a module is in; None for the package's own modules."""
     parts = name.split(".")
     inside = len(parts) > 2 or (len(parts) == 2 and any(other.startswith(f"{name}.") for other in imports))
     return parts[1] if inside else None
 
 
-def test_rooms_import_only_from_those_they_may(imports: dict[str, set[str]]) -> None:
+def test_packages_import_only_allowed_packages(imports: dict[str, set[str]]) -> None:
     for name, others in imports.items():
-        room = name.split(".")[0]
+        package = name.split(".")[0]
         for other in others:
-            assert other.split(".")[0] in ROOMS[room] | {room}, f"{name} imports {other}"
+            assert other.split(".")[0] in PACKAGES[package] | {package}, f"{name} imports {other}"
 
 
-def test_folders_import_only_from_those_they_may(imports: dict[str, set[str]]) -> None:
+def test_folders_import_only_allowed_folders(imports: dict[str, set[str]]) -> None:
     for name, others in imports.items():
-        room, folder = name.split(".")[0], _folder(name, imports)
+        package, folder = name.split(".")[0], _folder(name, imports)
         if folder is None:
             continue
         for other in others:
-            if other.split(".")[0] == room and (theirs := _folder(other, imports)) not in (None, folder):
-                assert theirs in FOLDERS[f"{room}.{folder}"], f"{name} imports {other}"
+            if other.split(".")[0] == package and (theirs := _folder(other, imports)) not in (None, folder):
+                assert theirs in FOLDERS[f"{package}.{folder}"], f"{name} imports {other}"
 
 
-def test_no_modules_import_each_other_in_a_circle(imports: dict[str, set[str]]) -> None:
+def test_imports_have_no_cycles(imports: dict[str, set[str]]) -> None:
     try:
         graphlib.TopologicalSorter(imports).prepare()
     except graphlib.CycleError as circle:
         pytest.fail(" imports ".join(circle.args[1][::-1]))
 
 
-def test_no_folder_is_too_full_to_read(root: Path) -> None:
+def test_folders_have_at_most_fifteen_modules(root: Path) -> None:
     folders = {file.parent for strata in root.glob("*/strata") for file in strata.rglob("*.py")}
     for folder in folders | {file.parent for file in (root / "tests").rglob("test_*.py")}:
         modules = [file for file in folder.glob("*.py") if file.name != "__init__.py"]
@@ -174,7 +174,7 @@ def test_no_folder_is_too_full_to_read(root: Path) -> None:
 
 
 def test_operations_import_torch_and_triton_only(root: Path) -> None:
-    """What has to do with the command line, vLLM or other people's kernels lies in folders of its own."""
+    """Code for the command line, vLLM and other kernel libraries is in other folders."""
     kernels = root / "kernels/strata/kernels"
     for file in [*(kernels / "ops").rglob("*.py"), *(kernels / "tuning").rglob("*.py")]:
         for node in ast.walk(ast.parse(file.read_text())):

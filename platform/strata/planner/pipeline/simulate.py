@@ -158,8 +158,10 @@ def quick_total(schedule: Schedule, stages: int, micro_batches: int, interleave:
 
 
 class _Way(NamedTuple):
-    """What an operation of one kind on one chunk takes, and where its result goes. A micro-batch goes through a line of
-    2 x parts steps, there and back: what step k gives is what step k + 1 needs. W is none of them (-1)."""
+    """Time of one kind of operation on one chunk, and the receiver of its result.
+
+    A micro-batch passes 2 x parts steps, forward and back; step k + 1 needs the result of step k. W is not a step (-1).
+    """
 
     step: int
     seconds: float
@@ -246,7 +248,7 @@ def _last(played: _Played) -> float:
 
 
 def _pace(schedule: Schedule, ways: _Ways, blocking: bool) -> float:
-    """How long one more micro-batch keeps a stage, at least."""
+    """Lower bound on the time that one more micro-batch occupies a stage."""
     paired = schedule in ("dualpipe", "dualpipev")
     result = 0.0
     for (kind, _, joined), way in ways.items():
@@ -254,7 +256,7 @@ def _pace(schedule: Schedule, ways: _Ways, blocking: bool) -> float:
             result += way.seconds
             if blocking and not (joined and kind == "F"):
                 result += way.transfer
-    return result / 2 if schedule == "dualpipe" else result  # of whose micro-batches half go in either direction
+    return result / 2 if schedule == "dualpipe" else result  # half of its micro-batches run in each direction
 
 
 def _longest_chain(

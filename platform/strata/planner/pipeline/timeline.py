@@ -1,11 +1,11 @@
-"""What each stage of a pipeline does when: a picture, and the same for a terminal."""
+"""Timeline of a pipeline schedule, as a figure and as terminal text."""
 
 from pathlib import Path
 
 from strata.planner.pipeline.schedules import Kind
 from strata.planner.pipeline.simulate import Simulation
 
-# Apart in hue and in lightness, so that they stay so in grey and for colour-blind readers.
+# The colours differ in hue and in lightness, so they can be distinguished in grey and by colour-blind readers.
 COLOURS: dict[Kind, str] = {"F": "#5b8fc7", "BW": "#e39a3b", "B": "#cf6f86", "W": "#56a583"}
 NAMES: dict[Kind, str] = {"F": "forward", "BW": "backward", "B": "backward of inputs", "W": "backward of weights"}
 LETTERS: dict[Kind, str] = {"F": "F", "BW": "B", "B": "b", "W": "w"}

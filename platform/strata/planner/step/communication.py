@@ -1,8 +1,8 @@
-"""Which collectives a step has, how many bytes each moves, and how long it takes where its ranks are.
+"""Collectives of a training step: bytes, placement and time.
 
-Ranks are counted as Megatron counts them: tensor-parallel peers are neighbours, then those that share a sequence, then
-data-parallel ones (experts' first), and pipeline stages are farthest apart. So tensor parallelism stays inside an NVLink
-domain as long as it fits, and a pipeline leaves it.
+Ranks are numbered as in Megatron: tensor-parallel ranks are neighbours, then the ranks of one sequence, then data-parallel ranks
+(expert-parallel first), then pipeline stages. So tensor parallelism stays inside an NVLink domain as long as it fits, and a
+pipeline leaves it.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from strata.planner.layout import Layout
 
 @dataclass(frozen=True)
 class Exchange:
-    """One kind of collective of a step. `times` is how often a GPU takes part in it, `seconds` how long one takes."""
+    """A collective of a step. `times` is the number of calls per GPU, `seconds` the time of one call."""
 
     dimension: str
     kind: Kind
@@ -25,20 +25,20 @@ class Exchange:
     times: float
     place: Place
     seconds: float
-    sent: float  # bytes that the busiest rank sends, in one
+    sent: float  # bytes that the busiest rank sends per call
     algorithm: str
 
 
 @dataclass(frozen=True)
 class Ground:
-    """Where the GPUs are."""
+    """Topology of the cluster: NVLink domain size, number of GPUs, link rates."""
 
     domain: int
     gpus: int
     links: Links
 
     def place(self, ranks: int, stride: int) -> Place:
-        """Of a group whose ranks are `stride` GPUs apart."""
+        """Placement of a group whose ranks are `stride` GPUs apart."""
         inside = max(1, min(ranks, self.domain // stride))
         domains = ceil(ranks / inside)
         return Place(inside, domains, shared=max(1, min(self.domain, self.gpus) // inside) if domains > 1 else 1)
@@ -54,8 +54,11 @@ class Ground:
 
 
 def tensor_exchanges(shape: Shape, layout: Layout, tokens: float, width: int, ground: Ground) -> list[Exchange]:
-    """Of one layer's forward pass, and as much again in its backward pass. A column-cut matrix needs no word before it and a
-    row-cut one a sum after it; with Megatron's sequence parallelism the sum is scattered and gathered again."""
+    """Tensor-parallel collectives of one layer's forward pass; its backward pass has the same number.
+
+    A column-parallel matrix needs no communication before it, a row-parallel matrix an all-reduce after it. Megatron's sequence
+    parallelism replaces the all-reduce by a reduce-scatter and an all-gather.
+    """
     if layout.tensor == 1:
         return []
     size = tokens * shape.hidden * width
@@ -68,8 +71,11 @@ def tensor_exchanges(shape: Shape, layout: Layout, tokens: float, width: int, gr
 
 
 def sequence_exchanges(shape: Shape, layout: Layout, tokens: float, width: int, ground: Ground) -> list[Exchange]:
-    """Of one layer's forward pass. Ulysses exchanges tokens for heads before attention and back after it; a ring of contexts
-    passes keys and values on while it attends to those it has."""
+    """Sequence-parallel collectives of one layer's forward pass.
+
+    Ulysses exchanges tokens for heads before attention and back after it. A context ring sends keys and values on while it
+    attends to those it has.
+    """
     found = []
     heads = shape.heads + 2 * shape.kv_heads if not shape.latent else 3 * shape.heads
     dim = shape.head_dim
@@ -86,8 +92,7 @@ def sequence_exchanges(shape: Shape, layout: Layout, tokens: float, width: int, 
 
 
 def expert_exchanges(shape: Shape, layout: Layout, tokens: float, width: int, ground: Ground) -> list[Exchange]:
-    """Of one sparse layer's forward pass: tokens go to their experts, and come back. The tensor-parallel peers of a token's GPU
-    have copies of it, and each sends its share."""
+    """Dispatch and combine of one sparse layer's forward pass. Tensor-parallel ranks hold copies of a token: each sends a part."""
     if layout.expert == 1 or not shape.experts:
         return []
     size = tokens * shape.experts.top_k * shape.hidden * width / layout.tensor
@@ -96,7 +101,7 @@ def expert_exchanges(shape: Shape, layout: Layout, tokens: float, width: int, gr
 
 
 def pipeline_exchange(shape: Shape, layout: Layout, tokens: float, width: int, ground: Ground) -> Exchange | None:
-    """From one stage to the next, forwards or backwards. Tensor-parallel peers have the same activations: each sends a part."""
+    """Send between adjacent stages, in either direction. Tensor-parallel ranks have the same activations; each sends a share."""
     if layout.pipeline == 1:
         return None
     size = tokens * shape.hidden * width / layout.tensor
@@ -106,8 +111,11 @@ def pipeline_exchange(shape: Shape, layout: Layout, tokens: float, width: int, g
 
 @dataclass(frozen=True)
 class Reduction:
-    """What data-parallel peers say to each other: once a step, beside the last backward pass (`reduce`) and the first forward
-    pass (`gather`), and for every micro-batch with ZeRO-3 (and gradients with ZeRO-2)."""
+    """Data-parallel collectives.
+
+    `reduce` runs once per step beside the last backward pass, `gather` beside the first forward pass. The others run for every
+    micro-batch with ZeRO-3, and for the gradients with ZeRO-2.
+    """
 
     reduce: tuple[Exchange, ...]
     gather: tuple[Exchange, ...]
@@ -116,7 +124,7 @@ class Reduction:
 
 
 def data_exchanges(dense: float, experts: float, layout: Layout, width: int, software: Software, ground: Ground) -> Reduction:
-    """`dense` and `experts` are a GPU's parameters of the two kinds; experts have fewer peers."""
+    """Data-parallel collectives for a GPU's `dense` and `experts` parameters; experts have fewer data-parallel ranks."""
     peers = layout.data * layout.sequence * layout.context
     groups = [(dense, peers, layout.tensor), (experts, peers // layout.expert, layout.tensor * layout.expert)]
     reduce, gather, every_forward, every_backward = [], [], [], []
