@@ -1,7 +1,7 @@
-"""Measurements beside a load: pauses of plain streams, and memory of an endpoint's processes.
+"""Measures pauses of plain streams and memory of an endpoint's processes while a test sends a load.
 
-The streams are read in a process of their own (`python beside.py URL MODEL STREAMS`): in the one that sends the load they would
-wait for each other, and the endpoint would be blamed for it.
+A separate process reads the streams (`python beside.py URL MODEL STREAMS`). In the process that sends the load, the client's own
+delays would count as the endpoint's.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ class Measured:
     broken: list[str] = field(default_factory=list)
     longest_pause_s: float = 0.0  # between two events of one stream
     longest_start_s: float = 0.0  # to a stream's first event
-    memory: dict[int, tuple[str, int, int]] = field(default_factory=dict)  # title, bytes at the start, most of them
+    memory: dict[int, tuple[str, int, int]] = field(default_factory=dict)  # title, bytes at the start, peak bytes
 
     def grown_mib(self) -> dict[str, float]:
         return {f"{title} ({pid})": round((most - first) / 2**20) for pid, (title, first, most) in self.memory.items()}
@@ -45,7 +45,7 @@ class Measured:
 
 
 def as_json(statuses: Counter[int], wrong_answers: int, measured: Measured) -> dict[str, Any]:
-    """Figures of a load of hostile requests, for docs/results/data."""
+    """JSON record of a load of hostile requests, for docs/results/data."""
     return {
         **benchmark_record.header("hostile"),
         "command": f"STRATA_HOSTILE={statuses.total()} pytest -s tests/serving/api/test_hostile_requests.py",
@@ -71,7 +71,7 @@ def measuring(served: Served, streams: int = 2) -> Iterator[Measured]:
         yield measured
     finally:
         stop.set()
-        answer, _ = reader.communicate(timeout=120)  # closes its input, which ends it
+        answer, _ = reader.communicate(timeout=120)  # closing its input ends it
         for name, value in json.loads(answer).items():
             setattr(measured, name, value)
         sampler.join()
@@ -79,7 +79,7 @@ def measuring(served: Served, streams: int = 2) -> Iterator[Measured]:
 
 
 def read_streams(url: str, model: str, streams: int) -> Measured:
-    """Until this process's input is closed."""
+    """Reads streams until standard input is closed."""
     measured, stop = Measured(), threading.Event()
     threads = [threading.Thread(target=_stream_on, args=(url, model, measured, stop)) for _ in range(streams)]
     for thread in threads:
@@ -92,20 +92,20 @@ def read_streams(url: str, model: str, streams: int) -> Measured:
 
 
 def _stream_on(url: str, model: str, measured: Measured, stop: threading.Event) -> None:
-    asked = {"model": model, "prompt": "def f(self):\n", "max_tokens": 150, "ignore_eos": True, "stream": True}
+    body = {"model": model, "prompt": "def f(self):\n", "max_tokens": 150, "ignore_eos": True, "stream": True}
     with httpx.Client(timeout=60) as client:
         while not stop.is_set():
             try:
-                _one_stream(client, url, asked, measured)
+                _one_stream(client, url, body, measured)
             except httpx.HTTPError as error:
                 measured.broken.append(repr(error))
                 time.sleep(0.5)
 
 
-def _one_stream(client: httpx.Client, url: str, asked: dict[str, object], measured: Measured) -> None:
+def _one_stream(client: httpx.Client, url: str, body: dict[str, object], measured: Measured) -> None:
     began = last = time.monotonic()
     events, last_line = 0, ""
-    with client.stream("POST", f"{url}/v1/completions", json=asked) as response:
+    with client.stream("POST", f"{url}/v1/completions", json=body) as response:
         for line in filter(None, response.iter_lines()):
             last_line = line
             now = time.monotonic()
@@ -142,7 +142,7 @@ def _sample(served: Served, measured: Measured) -> None:
 
 
 def _size_at_start(process: psutil.Process, title: str) -> int | None:
-    """A process that tries grammars has its parent's size when it is forked; a new one has its own after its imports."""
+    """Initial memory of a process: its parent's for a forked grammar process, else its own after imports."""
     parent = psutil.Process(process.ppid())
     if (parent.cmdline() or [""])[0].endswith(title):
         return int(parent.memory_info().rss)

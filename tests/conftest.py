@@ -1,6 +1,6 @@
 """Shared fixtures: a home for each test and, once per session, a trained model and an endpoint that serves it."""
 
-import interpreting  # noqa: F401, I001  (first: it decides how all later imports run)
+import interpreting  # noqa: F401, I001  (first: it sets how later imports define kernels)
 import os
 import signal
 import subprocess
@@ -19,7 +19,7 @@ from strata.platform.errors import UserError
 
 @pytest.fixture(autouse=True)
 def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Keeps each test away from the user's runs, cache and cluster."""
+    """Isolates each test from the user's runs, cache and cluster."""
     monkeypatch.setenv("STRATA_HOME", str(tmp_path))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     return tmp_path
@@ -42,7 +42,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watch]:
 
 @pytest.fixture(scope="session")
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home in which `strata train` trained a run named `tiny` on a few of the standard library's files."""
+    """Home folder with a run named `tiny`, trained by `strata train` on a few files of the standard library."""
     if any("prometheus" in test.fixturenames for test in request.session.items if isinstance(test, pytest.Function)):
         with suppress(pytest.skip.Exception):  # without Prometheus only the tests that need it are skipped
             request.getfixturevalue("prometheus")  # started first, so that it scrapes the run
@@ -83,7 +83,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture(scope="session")
 def endpoint(trained: Path) -> Iterator[Served]:
-    """`strata serve` as a user runs it, with one prefill engine and two decode engines, so that one may die."""
+    """`strata serve` with one prefill engine and two decode engines, so that tests may kill one of them."""
     served, process = start_serving(trained, trained / "runs" / "tiny" / "export", "serve.decode.replicas=2")
     try:
         served.wait_until_ready()

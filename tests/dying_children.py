@@ -1,14 +1,14 @@
-"""Child processes of `strata bench serve` that die at their start. In a module that a spawned process can import."""
+"""Entry points of `strata bench serve` child processes that exit at start, in a module that spawned processes can import."""
 
 import os
 from typing import Any
 
 
-def dies_at_once(pipe: Any) -> None:
+def exits_at_start(pipe: Any) -> None:
     os._exit(7)
 
 
-def dies_before_it_begins(share: Any, barrier: Any, pipe: Any) -> None:
+def second_client_exits_at_start(share: Any, barrier: Any, pipe: Any) -> None:
     if share.number == 1:
         os._exit(9)
-    barrier.wait(60)  # for the one that is dead
+    barrier.wait(60)  # blocks: the second client never arrives

@@ -1,4 +1,4 @@
-"""Without a GPU, Triton's code runs in its interpreter. Triton decides that when a kernel is defined, so before all imports."""
+"""Selects Triton's interpreter on machines without a GPU. Import it first: Triton reads the variable when a kernel is defined."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Sockets on which the processes of a command listen, with those that another machine could reach."""
+"""Finds listening sockets that other machines could reach."""
 
 import ipaddress
 import socket
@@ -13,7 +13,7 @@ def reachable_from_outside(root: psutil.Process) -> list[str]:
         try:
             title, connections = " ".join(process.cmdline()), process.net_connections(kind="inet")
         except psutil.Error:
-            continue  # it has just ended
+            continue  # the process has ended
         for connection in connections:
             datagrams = connection.type == socket.SOCK_DGRAM
             if connection.status == psutil.CONN_LISTEN or (datagrams and not connection.raddr):

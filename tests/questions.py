@@ -1,4 +1,4 @@
-"""Every query of dashboards, recording rules and alerts."""
+"""PromQL expressions of all dashboards, recording rules and alerts."""
 
 import yaml
 from dashboards.promql import parsed
@@ -21,5 +21,5 @@ NAMES = {name for expr in EXPRESSIONS for name in parsed(expr).names}
 
 
 def series_of(metric: Metric) -> set[str]:
-    """Series names of a metric; a histogram has three."""
+    """Series names of a metric. A histogram has three."""
     return {metric.exported + part for part in (("_bucket", "_count", "_sum") if metric.kind == "histogram" else ("",))}

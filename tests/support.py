@@ -19,9 +19,9 @@ from strata.serving import client
 
 ROOT = Path(__file__).parents[1]
 STRATA = str(Path(sys.executable).parent / "strata")
-KUBECTL = str(Path(sys.executable).parent / "kubectl")  # as set-up installs it, on PATH or not
+KUBECTL = str(Path(sys.executable).parent / "kubectl")  # installed by `make setup`, maybe not on PATH
 
-# The laptop recipe, smaller: about a minute on two cores, most of it for starting processes.
+# The laptop recipe, smaller: about a minute on two cores, mostly process starts.
 TINY = [
     "model.layers=2",
     "model.hidden=128",
@@ -40,17 +40,21 @@ TINY = [
 ]
 
 
-def starts_at_once(*command: str) -> bool:
-    """Whether a command starts fast. Measured in CPU time, relative to the imports that every command line needs, so that a slow
-    or busy machine does not change the answer."""
+def starts_fast(*command: str) -> bool:
+    """Whether a command starts fast: CPU time relative to the imports that every command line needs.
+
+    The ratio does not depend on the machine's speed or load.
+    """
     libraries = _cpu_seconds(sys.executable, "-c", "import typer.rich_utils, rich.markdown, pydantic, yaml")
     return _cpu_seconds(*command) < 2.5 * libraries
 
 
 @contextmanager
 def within(seconds: float) -> Iterator[None]:
-    """Asserts that the block takes at most so many seconds of CPU time on a machine that runs the loop below in 0.1 s, and in
-    proportion more on a slower or busier machine."""
+    """Asserts a limit on the CPU time of the block.
+
+    The limit holds for a machine that runs the loop below in 0.1 s, and scales with that loop on slower or busier machines.
+    """
     gc.collect()
     gc.freeze()  # objects of earlier tests are not scanned
     try:
@@ -72,7 +76,7 @@ def _python_loop() -> float:
 
 
 def _cpu_seconds(*command: str) -> float:
-    """CPU seconds of the command, the least of three runs: other processes only add to it."""
+    """CPU seconds of the command, minimum of three runs, since other processes only add to it."""
 
     def once() -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -91,7 +95,7 @@ class Served:
     process: psutil.Process
     command: subprocess.Popen[bytes]
     output: Path
-    port: ports.Reservation  # held until the process ends, so that no other process takes it during a restart
+    port: ports.Reservation  # reserved until the process ends, also during a restart
 
     def wait_until_ready(self, limit_s: float = 300) -> None:
         try:

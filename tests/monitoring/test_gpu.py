@@ -8,7 +8,7 @@ from typing import Any
 import psutil
 import pynvml
 import pytest
-from support import starts_at_once
+from support import starts_fast
 
 from strata.monitoring.gpu.actors import UNKNOWN, actor_of
 from strata.monitoring.gpu.nvml import Cards
@@ -169,4 +169,4 @@ def test_command_module_imports_nothing_heavy() -> None:
         "import sys, strata.monitoring.gpu_commands;"
         "assert not {'torch', 'ray', 'vllm', 'pynvml', 'httpx', 'prometheus_client'} & set(sys.modules)"
     )
-    assert starts_at_once(sys.executable, "-c", probe)
+    assert starts_fast(sys.executable, "-c", probe)

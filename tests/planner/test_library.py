@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import starts_at_once
+from support import starts_fast
 
 from strata.planner.catalogue import huggingface, library
 from strata.planner.catalogue.shape import Experts, Latent, Shape
@@ -319,4 +319,4 @@ def test_startup_is_fast_and_without_torch() -> None:
         "hardware.fabric('ndr-400'); "
         "assert not {'torch', 'ray', 'numpy', 'transformers'} & set(sys.modules)"
     )
-    assert starts_at_once(sys.executable, "-c", code)
+    assert starts_fast(sys.executable, "-c", code)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from dying_children import dies_at_once, dies_before_it_begins
+from dying_children import exits_at_start, second_client_exits_at_start
 
 from strata.platform import ports
 from strata.platform.errors import UserError
@@ -80,7 +80,7 @@ if __name__ == "__main__":
 
 
 def test_calibration_server_that_dies_at_the_start_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibration, "_serve", dies_at_once)
+    monkeypatch.setattr(calibration, "_serve", exits_at_start)
     began = time.monotonic()
     with pytest.raises(UserError, match="calibration server ended with code 7"):
         calibration.calibrate(1)
@@ -88,7 +88,7 @@ def test_calibration_server_that_dies_at_the_start_is_reported(monkeypatch: pyte
 
 
 def test_client_that_dies_at_the_start_ends_the_level(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load, "_client", dies_before_it_begins)
+    monkeypatch.setattr(load, "_client", second_client_exits_at_start)
     began = time.monotonic()
     with ports.reserve() as nobody, pytest.raises(UserError, match="ended with code 9 before it was done"):
         load.run(Target("127.0.0.1", nobody.port, "model"), WORKLOAD, Level(8, concurrency=4), clients=2, seed=0)

@@ -92,7 +92,7 @@ def sequence_exchanges(shape: Shape, layout: Layout, tokens: float, width: int, 
 
 
 def expert_exchanges(shape: Shape, layout: Layout, tokens: float, width: int, ground: Ground) -> list[Exchange]:
-    """Dispatch and combine of one sparse layer's forward pass. Tensor-parallel ranks hold copies of a token: each sends a part."""
+    """Dispatch and combine of one sparse layer's forward pass. Tensor-parallel ranks have copies of a token; each sends part."""
     if layout.expert == 1 or not shape.experts:
         return []
     size = tokens * shape.experts.top_k * shape.hidden * width / layout.tensor
