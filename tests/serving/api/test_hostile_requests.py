@@ -553,7 +553,7 @@ def request_bytes(body: bytes, length: int | None = None) -> bytes:
     return head.encode() + body
 
 
-def test_clients_that_are_slow_or_leave(endpoint: Served, nothing_left_behind: Callable[[], None]) -> None:
+def test_slow_and_disconnecting_clients(endpoint: Served, nothing_left_behind: Callable[[], None]) -> None:
     nothing_left_behind()
     host, port = endpoint.url.removeprefix("http://").split(":")
     stream = completion(max_tokens=200, stream=True, ignore_eos=True).body

@@ -64,7 +64,7 @@ def test_streamed_text_equals_whole_text(client: openai.OpenAI, endpoint: Served
     assert len(events) > 10  # token by token, not as a whole
 
 
-def test_chat_streams_and_does_not(client: openai.OpenAI, endpoint: Served) -> None:
+def test_chat_with_and_without_streaming(client: openai.OpenAI, endpoint: Served) -> None:
     messages = [{"role": "system", "content": "You are Python."}, {"role": "user", "content": "class Error"}]
     asked = {"model": endpoint.model, "messages": messages, "max_tokens": 12, "temperature": 0}
     whole = client.chat.completions.create(**asked)
@@ -73,13 +73,13 @@ def test_chat_streams_and_does_not(client: openai.OpenAI, endpoint: Served) -> N
     assert whole.usage.completion_tokens <= 12
 
 
-def test_sampling_with_a_seed_repeats(client: openai.OpenAI, endpoint: Served) -> None:
+def test_sampling_with_a_seed_is_reproducible(client: openai.OpenAI, endpoint: Served) -> None:
     asked = {"model": endpoint.model, "prompt": "import ", "max_tokens": 16, "temperature": 1.0}
     first, again, other = (client.completions.create(**asked, seed=seed).choices[0].text for seed in (1, 1, 2))
     assert first == again != other
 
 
-def test_a_stop_string_ends_the_answer_and_is_not_in_it(client: openai.OpenAI, endpoint: Served) -> None:
+def test_stop_string_ends_the_answer(client: openai.OpenAI, endpoint: Served) -> None:
     asked = {"model": endpoint.model, "prompt": "import os\n", "max_tokens": 40, "temperature": 0}
     whole = client.completions.create(**asked).choices[0].text
     stop = whole[9:12]  # somewhere in it, perhaps across tokens
@@ -131,7 +131,7 @@ def test_structured_output_follows_its_schema(client: openai.OpenAI, endpoint: S
         ({"prompt_logprobs": 1}, "prompt-logprobs"),
     ],
 )
-def test_what_cannot_be_handed_over_is_prefilled_locally(endpoint: Served, extra: dict, reason: str) -> None:
+def test_unsupported_parameters_are_prefilled_locally(endpoint: Served, extra: dict, reason: str) -> None:
     request = {"model": endpoint.model, "prompt": "import os", "max_tokens": 4, "temperature": 0} | extra
     response = httpx.post(f"{endpoint.url}/v1/completions", json=request, timeout=60)
     assert response.status_code == 200, response.text
@@ -145,18 +145,18 @@ def test_several_prompts_are_each_prefilled_remotely(endpoint: Served) -> None:
     assert [choice["index"] for choice in response.json()["choices"]] == [0, 1]
 
 
-def test_minimum_tokens_are_the_clients_not_the_prefills(endpoint: Served) -> None:
+def test_min_tokens_does_not_apply_to_the_prefill(endpoint: Served) -> None:
     request = {"model": endpoint.model, "prompt": "import os", "max_tokens": 9, "min_tokens": 9}
     response = httpx.post(f"{endpoint.url}/v1/completions", json=request, timeout=60)
     assert response.json()["usage"]["completion_tokens"] == 9
 
 
-def test_tokenize_there_and_back(endpoint: Served) -> None:
+def test_tokenize_and_detokenize(endpoint: Served) -> None:
     tokens = httpx.post(f"{endpoint.url}/tokenize", json={"prompt": "import os"}).json()["tokens"]
     assert httpx.post(f"{endpoint.url}/detokenize", json={"tokens": tokens}).json()["prompt"] == "import os"
 
 
-def test_many_at_once_all_get_their_own_answer(endpoint: Served, judge) -> None:
+def test_concurrent_requests_receive_their_own_answers(endpoint: Served, judge) -> None:
     tokenizer, generate = judge
     prompts = [tokenizer(TEXT)["input_ids"][start : start + 20 + 9 * start] for start in range(12)]
 
@@ -170,7 +170,7 @@ def test_many_at_once_all_get_their_own_answer(endpoint: Served, judge) -> None:
     assert answers == [generate(prompt, 8) for prompt in prompts]
 
 
-def test_timed_completion_counts_and_names_the_prefill(endpoint: Served) -> None:
+def test_timed_completion_has_counts_and_the_prefill_reason(endpoint: Served) -> None:
     timed = timed_client.complete(timed_client.connect(endpoint.url), endpoint.model, "import os\n", max_tokens=8)
     assert timed.tokens <= 8 and timed.text
     assert 0 < timed.itl_s < timed.ttft_s < 30
@@ -214,7 +214,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_requests_get_a_4xx_in_openais_shape(endpoint: Served, name: str) -> None:
+def test_bad_requests_receive_a_4xx_in_the_openai_format(endpoint: Served, name: str) -> None:
     body, status, says = BAD[name]
     response = httpx.post(f"{endpoint.url}/v1/completions", content=body, timeout=60)
     assert response.status_code == status, response.text
@@ -240,7 +240,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_token_ids_at_the_edge_of_the_embedding(endpoint: Served, place: str) -> None:
+def test_token_ids_at_the_limit_of_the_embedding(endpoint: Served, place: str) -> None:
     def status(token: int) -> int:
         request = {"model": endpoint.model, "prompt": "import os", "max_tokens": 2} | PLACES[place](token)
         response = httpx.post(f"{endpoint.url}/v1/completions", json=request, timeout=60)
@@ -260,7 +260,7 @@ def test_bad_chat_requests(endpoint: Served) -> None:
         assert response.json()["error"]["message"]
 
 
-def test_tools_without_a_parser_name_the_recipes_key(endpoint: Served) -> None:
+def test_tools_without_a_parser_name_the_recipe_key(endpoint: Served) -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
     request = {"model": endpoint.model, "messages": [{"role": "user", "content": "x"}], "tools": tools}
     for choice in ("auto", "required"):
@@ -269,18 +269,18 @@ def test_tools_without_a_parser_name_the_recipes_key(endpoint: Served) -> None:
         assert response.status_code == 400 and "serve.tool_parser" in error["message"] and "--" not in error["message"]
 
 
-def test_a_body_too_large(endpoint: Served) -> None:
+def test_oversized_body(endpoint: Served) -> None:
     response = httpx.post(f"{endpoint.url}/v1/completions", content=b'{"prompt": "' + b"x" * (17 * 2**20) + b'"}', timeout=60)
     assert response.status_code == 413
     assert "16 MiB" in response.json()["error"]["message"]
 
 
-def test_routes_that_are_not_ours_do_not_exist(endpoint: Served) -> None:
+def test_unoffered_vllm_routes_do_not_exist(endpoint: Served) -> None:
     for path in ("/inference/v1/generate", "/v1/responses", "/invocations", "/v1/completions/render"):
         response = httpx.post(f"{endpoint.url}{path}", json={"kv_transfer_params": {}})
         assert response.status_code == 404 and response.json()["error"]["code"] == 404
     assert httpx.get(f"{endpoint.url}/v1/completions").status_code == 405
 
 
-def test_it_still_answers_after_all_that(client: openai.OpenAI, endpoint: Served) -> None:
+def test_endpoint_answers_after_the_bad_requests(client: openai.OpenAI, endpoint: Served) -> None:
     assert client.completions.create(model=endpoint.model, prompt="import os", max_tokens=2).usage.completion_tokens

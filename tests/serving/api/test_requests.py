@@ -26,7 +26,7 @@ def refusal(body: bytes) -> dict[str, Any]:
     return caught.value.body["error"]
 
 
-def test_an_ordinary_request_passes_unchanged() -> None:
+def test_valid_request_is_unchanged() -> None:
     tree = {
         "model": "m",
         "prompt": "é 😀 \x00 kv_transfer_params",
@@ -64,12 +64,12 @@ def test_an_ordinary_request_passes_unchanged() -> None:
         (b'{"a": [' + b",".join([b"[[],[],[]]"] * 4096) + b"]}", "lists and objects"),
     ],
 )
-def test_what_is_no_request(body: bytes, says: str) -> None:
+def test_malformed_bodies_are_refused(body: bytes, says: str) -> None:
     assert says in refusal(body)["message"]
 
 
 @pytest.mark.parametrize("name", sorted(requests.FORBIDDEN))
-def test_forbidden_keys_are_refused_wherever_they_stand(name: str) -> None:
+def test_forbidden_keys_are_refused_at_any_depth(name: str) -> None:
     key = name.encode()
     escaped = b"".join(b"\\u%04x" % letter for letter in key)
     for body in (
@@ -83,7 +83,7 @@ def test_forbidden_keys_are_refused_wherever_they_stand(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(requests.UNSUPPORTED))
-def test_what_is_not_offered_is_named(name: str) -> None:
+def test_unsupported_parameters_are_named(name: str) -> None:
     assert refusal(json.dumps({name: "x"}).encode())["param"] == name
     assert parse(json.dumps({name: None}).encode()) == {name: None}
 
@@ -98,7 +98,7 @@ def test_what_is_not_offered_is_named(name: str) -> None:
         b'{"prompt": "' + b"\\u00e9" * 2_700_000 + b'"}',
     ],
 )
-def test_a_full_body_takes_no_time_to_judge(body: bytes) -> None:
+def test_validation_of_the_largest_body_is_fast(body: bytes) -> None:
     assert len(body) < requests.MAX_BODY_BYTES
     with within(1):
         try:
@@ -107,7 +107,7 @@ def test_a_full_body_takes_no_time_to_judge(body: bytes) -> None:
             assert error.status == 400
 
 
-def test_errors_stay_small() -> None:
+def test_error_bodies_are_bounded() -> None:
     error = ApiError(429, "x" * 10**6, param="y" * 10**6, headers={"retry-after": "1"})
     assert len(json.dumps(error.body)) < 2000
     assert error.headers == {"retry-after": "1"}
@@ -167,11 +167,11 @@ def test_unknown_parameters_do_not_become_attributes() -> None:
         ({"store": True}, "store"),
     ],
 )
-def test_what_would_be_ignored_is_refused(asked: dict[str, Any], param: str) -> None:
+def test_parameters_without_effect_are_refused(asked: dict[str, Any], param: str) -> None:
     assert refusal(json.dumps(asked).encode())["param"] == param
 
 
-def test_what_asks_for_nothing_passes() -> None:
+def test_default_values_of_unsupported_parameters_pass() -> None:
     tree = {"best_of": 2, "n": 2, "service_tier": "auto", "modalities": ["text"], "store": False, "user": "x", "metadata": {}}
     assert parse(json.dumps(tree).encode()) == tree
 
@@ -194,7 +194,7 @@ def test_unknown_roles_are_refused(role: Any) -> None:
         (503, "service_unavailable_error"),
     ],
 )
-def test_the_status_says_the_type(status: int, kind: str) -> None:
+def test_error_type_follows_the_status(status: int, kind: str) -> None:
     assert ApiError(status, "x", param="y").body == {"error": {"message": "x", "type": kind, "param": "y", "code": status}}
 
 
@@ -215,11 +215,11 @@ def test_the_status_says_the_type(status: int, kind: str) -> None:
         ("no flags -- here, a--b, 1--2", "no flags -- here, a--b, 1--2"),
     ],
 )
-def test_errors_of_vllms_name_the_recipes_keys(theirs: str, ours: str) -> None:
+def test_vllm_errors_name_recipe_keys(theirs: str, ours: str) -> None:
     assert vllm_messages.translate(theirs) == ours
 
 
-def test_errors_of_vllms_within_a_stream_have_our_shape() -> None:
+def test_vllm_errors_in_a_stream_are_translated() -> None:
     theirs = {"error": {"message": "set --tool-call-parser", "type": "BadRequestError", "param": None, "code": 400}}
     error = vllm_messages.parse_error_event(f"data: {json.dumps(theirs)}\n\n")
     assert error is not None and error.body == ApiError(400, "set serve.tool_parser").body
@@ -243,7 +243,7 @@ def test_validation_names_the_parameter() -> None:
         {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[" * 100_000}}]}]},
     ],
 )
-def test_refused_before_vllm_validates(tree: dict[str, Any]) -> None:
+def test_hostile_requests_are_refused_before_vllm_validates(tree: dict[str, Any]) -> None:
     with pytest.raises(ApiError) as caught:
         validate(tree, Generation)
     assert caught.value.body["error"]["param"] == next(iter(tree))
@@ -271,13 +271,13 @@ def test_refused_before_vllm_validates(tree: dict[str, Any]) -> None:
         ({"structured_outputs": {"regex": "a"}, "allowed_token_ids": [1]}, "allowed_token_ids"),
     ],
 )
-def test_limits(asked: dict[str, Any], param: str) -> None:
+def test_parameters_beyond_limits_are_refused(asked: dict[str, Any], param: str) -> None:
     with pytest.raises(ApiError) as caught:
         limits.check(Generation.model_validate(asked), max_sequences=64)
     assert (caught.value.status, caught.value.body["error"]["param"]) == (400, param)
 
 
-def test_limits_leave_the_useful_alone() -> None:
+def test_useful_parameters_are_within_limits() -> None:
     for asked in (
         {"prompt": list(range(100_000))},
         {"prompt": ["x"] * 64, "n": 2},
@@ -296,7 +296,7 @@ class Tokens(BaseModel):
     tokens: list[int]
 
 
-def test_token_ids_the_tokenizer_fails_on() -> None:
+def test_token_ids_beyond_the_tokenizer_are_refused() -> None:
     limits.check_tokenizing(Tokens(tokens=[0, 2**31 - 1]), 100)
     for tokens, size in (([2**31], 100), ([1], 2**21)):
         with pytest.raises(ApiError):
@@ -308,7 +308,7 @@ PERSON = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"
 TREE = {"$ref": "#/$defs/n", "$defs": {"n": {"type": "array", "items": {"$ref": "#/$defs/n"}}}}
 
 
-def test_grammars_are_tried(tmp_path: Path) -> None:
+def test_grammars_are_compiled_in_advance(tmp_path: Path) -> None:
     asyncio.run(try_grammars(tmp_path))
 
 
@@ -346,7 +346,7 @@ async def try_grammars(tmp_path: Path) -> None:
     await trial.stop()
 
 
-def test_the_openapi_document_describes_what_passes() -> None:
+def test_openapi_document_describes_accepted_requests() -> None:
     document = openapi.document("m")
     schemas = document["components"]["schemas"]
     for schema in schemas.values():

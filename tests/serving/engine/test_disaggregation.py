@@ -104,36 +104,36 @@ def ask(
     return asyncio.run(run())
 
 
-def test_blocks_are_handed_over() -> None:
+def test_remote_prefill_transfers_its_blocks() -> None:
     assert ask([Prefiller("p-1")]) == ("remote", "always", "p-1")
 
 
 @pytest.mark.parametrize("trouble", ["fails", "dies"])
-def test_a_lost_prefill_is_done_by_another(trouble: str) -> None:
+def test_lost_prefill_is_retried_on_another_engine(trouble: str) -> None:
     assert ask([Prefiller("p-1", trouble), Prefiller("p-2")]) == ("remote", "always", "p-2")
 
 
 @pytest.mark.parametrize("trouble", ["fails", "dies"])
-def test_the_last_lost_prefill_is_done_here(trouble: str) -> None:
+def test_prefill_is_local_after_the_last_prefill_engine_is_lost(trouble: str) -> None:
     assert ask([Prefiller("p-1", trouble)]) == ("local", "prefill-failed", "computed here")
 
 
-def test_blocks_lost_after_the_prefill_are_computed_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_blocks_are_recomputed_locally(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disaggregation, "NOTICE_S", 0.2)
     vllm = Vllm(lost=("p-1",))
     assert ask([Prefiller("p-1", "answers, then dies")], vllm) == ("local", "prefill-failed", "computed here")
     assert vllm.aborted == ["p-1"]  # the request that waited for them holds no blocks
 
 
-def test_a_transfer_that_failed_is_computed_here() -> None:
+def test_failed_transfer_is_recomputed_locally() -> None:
     assert ask([Prefiller("p-1")], Vllm(broken=("p-1",))) == ("local", "prefill-failed", "computed here")
 
 
-def test_no_pool_no_question() -> None:
+def test_prefill_is_local_without_a_pool() -> None:
     assert ask([]) == ("local", "no-prefill-engine", "computed here")
 
 
-def test_short_prompts_stay() -> None:
+def test_short_prompts_are_prefilled_locally() -> None:
     rule = Rule(when="cheaper", min_tokens=256, max_queue_s=1.0, stall_weight=0.0)
     assert ask([Prefiller("p-1")], rule=rule) == ("local", "short", "computed here")
 
@@ -145,11 +145,11 @@ def test_short_prompts_stay() -> None:
         (SamplingParams(prompt_logprobs=1), "prompt-logprobs"),
     ],
 )
-def test_what_cannot_be_handed_over_is_prefilled_here(params: SamplingParams, reason: str) -> None:
+def test_unsupported_parameters_are_prefilled_locally(params: SamplingParams, reason: str) -> None:
     assert ask([Prefiller("p-1")], params=params) == ("local", reason, "computed here")
 
 
-def test_a_request_that_is_cancelled_is_cancelled_at_the_prefill_engine() -> None:
+def test_cancelled_request_is_cancelled_at_the_prefill_engine() -> None:
     async def run(test: Callable[[], Awaitable[None]]) -> None:
         await test()
 
@@ -180,7 +180,7 @@ def test_a_request_that_is_cancelled_is_cancelled_at_the_prefill_engine() -> Non
     asyncio.run(run(test))
 
 
-def test_an_answer_with_two_prompts_is_finished_with_the_second() -> None:
+def test_response_to_two_prompts_finishes_with_the_second() -> None:
     may_end = asyncio.Event()
 
     class Waiting(Vllm):

@@ -22,7 +22,7 @@ def settings(*overrides: str, recipe: str = "h200") -> tuple[dict[str, Any], dic
     return prefill, decode
 
 
-def test_a_decode_engine_takes_small_steps_unless_it_is_told_otherwise() -> None:
+def test_decode_engine_has_small_steps_by_default() -> None:
     prefill, decode = settings("serve.kernels=vllm")
     assert "max_num_batched_tokens" not in prefill and decode["max_num_batched_tokens"] == 2048
     prefill, decode = settings("serve.prefill.step_tokens=4096", "serve.decode.step_tokens=1024")
@@ -31,7 +31,7 @@ def test_a_decode_engine_takes_small_steps_unless_it_is_told_otherwise() -> None
     assert decode["max_num_batched_tokens"] == 4000, "vLLM requires one token per sequence"
 
 
-def test_with_our_kernels_small_steps_are_whole_graphs() -> None:
+def test_small_steps_are_full_cuda_graphs_with_strata_kernels() -> None:
     prefill, decode = settings("serve.max_sequences=32")
     assert prefill["compilation_config"] == {"cudagraph_mode": "FULL"}
     assert decode["max_num_batched_tokens"] == 512
@@ -45,7 +45,7 @@ def test_with_our_kernels_small_steps_are_whole_graphs() -> None:
     assert "compilation_config" not in decode, "vLLM's kernels are wrong in such graphs"
 
 
-def test_engines_take_further_arguments_of_vllms() -> None:
+def test_recipe_can_set_other_vllm_arguments() -> None:
     for_all, for_one = (
         "serve.engine={max_model_len: 4096, seed: 1}",
         "serve.decode.engine={seed: 2, long_prefill_token_threshold: 512}",
@@ -59,7 +59,7 @@ def test_engines_take_further_arguments_of_vllms() -> None:
         settings("serve.prefill.engine.kv_transfer_config={}")
 
 
-def test_arguments_that_vllm_does_not_have_are_told_with_those_it_has() -> None:
+def test_unknown_vllm_argument_suggests_a_valid_argument() -> None:
     from strata.serving.engine.engine import _check_names
 
     _check_names({"max_model_len": 1})
@@ -67,7 +67,7 @@ def test_arguments_that_vllm_does_not_have_are_told_with_those_it_has() -> None:
         _check_names({"max_model_length": 1})
 
 
-def test_peers_in_the_benchmark_get_what_is_for_all() -> None:
+def test_benchmark_peers_receive_the_common_arguments() -> None:
     section = recipe_file.load(
         "h200", ["serve.engine={max_model_len: 4096, hf_overrides: {a: 1}}", "serve.decode.engine={seed: 2}"]
     ).serve
@@ -76,19 +76,19 @@ def test_peers_in_the_benchmark_get_what_is_for_all() -> None:
     assert words[words.index("--hf-overrides") + 1] == '{"a": 1}'
 
 
-def test_a_step_too_small_for_the_streams_is_refused() -> None:
+def test_step_tokens_below_max_sequences_are_refused() -> None:
     with pytest.raises(recipe_file.RecipeError, match="step_tokens=128 must be at least max_sequences=256"):
         settings("serve.decode.step_tokens=128")
 
 
 @pytest.mark.parametrize("alone", [("h200", "serve.prefill.replicas=0"), ("laptop", "serve.decode.replicas=1")])
-def test_others_take_vllms(alone: tuple[str, str]) -> None:
+def test_single_pool_and_cpu_engines_have_vllm_defaults(alone: tuple[str, str]) -> None:
     recipe, override = alone
     _, decode = settings(override, recipe=recipe)
     assert "max_num_batched_tokens" not in decode
 
 
-def test_blocks_travel_whole_between_engines_that_divide_them_alike() -> None:
+def test_contiguous_blocks_require_equal_tensor_parallelism() -> None:
     for kwargs in settings():
         assert kwargs["kv_transfer_config"]["kv_connector_module_path"] == WHOLE
     wide = "serve.decode={gpus: 2, tensor_parallel: 2, gpu_memory: 0.4}"
@@ -97,7 +97,7 @@ def test_blocks_travel_whole_between_engines_that_divide_them_alike() -> None:
 
 
 @pytest.mark.parametrize(("can_read", "layout"), [(ANY_LAYOUT, "BHLNC"), (["LBHNC"], "LBHNC"), (["LBHNC", "BLHNC"], "LBHNC")])
-def test_the_layout_is_a_wish(can_read: list[str], layout: str) -> None:
+def test_block_layout_falls_back_to_a_supported_layout(can_read: list[str], layout: str) -> None:
     """Asked of vLLM's own resolver: the connector's class is found, and where it cannot have its way another is taken."""
     pytest.importorskip("vllm")
     from vllm.config import CacheConfig, KVTransferConfig

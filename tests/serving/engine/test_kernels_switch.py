@@ -18,7 +18,7 @@ def specs(*overrides: str) -> list[EngineSpec]:
     return [EngineSpec.of(role, section, Path("/model"), "m", network) for role in ROLES]
 
 
-def test_both_pools_run_our_kernels_or_neither() -> None:
+def test_both_pools_use_the_same_kernels() -> None:
     for spec in specs():
         assert spec.environment()[vllm_plugin.SWITCH] == ",".join(vllm_plugin.SERVED)
         assert spec.engine_kwargs()["attention_backend"] == vllm_plugin.engine_arguments()["attention_backend"]
@@ -27,13 +27,13 @@ def test_both_pools_run_our_kernels_or_neither() -> None:
         assert "attention_backend" not in spec.engine_kwargs()
 
 
-def test_the_bench_s_peers_keep_vllms() -> None:
+def test_benchmark_peers_use_vllm_kernels() -> None:
     section = recipe_file.load("h200", []).serve
     settings: dict[str, Any] = engines.kwargs(section, prefix_caching=False)
     assert "attention_backend" not in settings and vllm_plugin.SWITCH not in engines.environment(section, engines=1)
 
 
-def test_on_a_cpu_it_is_refused_before_anything_starts() -> None:
+def test_strata_kernels_are_refused_on_a_cpu() -> None:
     with pytest.raises(
         recipe_file.RecipeError, match=r"kernels=strata are Triton kernels for NVIDIA GPUs: .*kernels=vllm on a CPU"
     ):

@@ -35,7 +35,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return mps.pipes()
 
 
-def test_both_engines_are_its_clients_and_one_is_kept_to_its_share(tmp_path: Path, folder: Path) -> None:
+def test_engines_are_mps_clients_with_their_sm_share(tmp_path: Path, folder: Path) -> None:
     section, network = sharing("serve.prefill.sm_share=0.5"), Network.within(one_machine=True)
     prefill, decode = (EngineSpec.of(role, section, tmp_path, "m", network).environment() for role in ("prefill", "decode"))
     assert prefill["CUDA_MPS_PIPE_DIRECTORY"] == decode["CUDA_MPS_PIPE_DIRECTORY"] == str(folder)
@@ -44,7 +44,7 @@ def test_both_engines_are_its_clients_and_one_is_kept_to_its_share(tmp_path: Pat
     assert (prefill["CUDA_MPS_CLIENT_PRIORITY"], decode["CUDA_MPS_CLIENT_PRIORITY"]) == ("1", "0"), "1 is the lower one"
 
 
-def test_engines_are_told_to_read_each_others_blocks_by_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ucx_reads_blocks_over_cuda_ipc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """UCX would read them over TCP where it sees no NVLink. Who knows better says so in the environment."""
     switch, network = "UCX_CUDA_IPC_ENABLE_GET_ZCOPY", Network.within(one_machine=True)
     monkeypatch.delenv(switch, raising=False)
@@ -54,7 +54,7 @@ def test_engines_are_told_to_read_each_others_blocks_by_cuda(tmp_path: Path, mon
     assert spec.environment()[switch] == "auto"
 
 
-def test_it_is_started_and_told_to_quit(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mps_daemon_is_started_and_stopped(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "bin" / mps.CONTROL
     program.parent.mkdir()
     program.write_text(STAND_IN)
@@ -69,9 +69,7 @@ def test_it_is_started_and_told_to_quit(tmp_path: Path, folder: Path, monkeypatc
     assert log.read_text().split() == ["started", "quit", "-t", "5"]
 
 
-def test_without_a_share_nothing_is_started_and_without_the_program_it_is_an_error(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mps_daemon_runs_only_with_an_sm_share(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with mps.running(sharing()):
         assert not folder.exists()
@@ -82,6 +80,6 @@ def test_without_a_share_nothing_is_started_and_without_the_program_it_is_an_err
         pass
 
 
-def test_a_share_is_for_engines_that_share() -> None:
+def test_sm_share_requires_a_shared_gpu() -> None:
     with pytest.raises(UserError, match="for replicas that share a GPU"):
         recipe_file.load("h200", ["serve.prefill={gpus: 1, gpu_memory: 0.8, sm_share: 0.5}"])

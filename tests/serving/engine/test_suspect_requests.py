@@ -224,7 +224,7 @@ def dead(replicas: list[Decoder]) -> int:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_request_that_kills_engines_has_two_victims(stream: bool) -> None:
+def test_request_that_kills_engines_is_refused_after_two_deaths(stream: bool) -> None:
     async def test(endpoint: Endpoint) -> None:
         pool = await replicas(endpoint, 4)
         status, error = await ask(endpoint, POISON, stream)
@@ -241,7 +241,7 @@ def test_a_request_that_kills_engines_has_two_victims(stream: bool) -> None:
 
 
 @pytest.mark.parametrize("poison", [AT_ONCE, LATE])
-def test_requests_beside_it_are_carried_over(poison: int) -> None:
+def test_concurrent_requests_survive_a_request_that_kills_engines(poison: int) -> None:
     async def test(endpoint: Endpoint) -> None:
         pool = await replicas(endpoint, 6)
         innocent = [asyncio.ensure_future(ask(endpoint, [number, 1, 2], stream=bool(number % 3))) for number in range(1, 19)]
@@ -254,7 +254,7 @@ def test_requests_beside_it_are_carried_over(poison: int) -> None:
     run(test)
 
 
-def test_requests_beside_several_that_kill_engines_are_carried_over() -> None:
+def test_concurrent_requests_survive_several_requests_that_kill_engines() -> None:
     async def test(endpoint: Endpoint) -> None:
         pool = await replicas(endpoint, 12)
         guilty = [asyncio.ensure_future(ask(endpoint, [AT_ONCE, number, 2])) for number in range(4)]
@@ -266,7 +266,7 @@ def test_requests_beside_several_that_kill_engines_are_carried_over() -> None:
     run(test)
 
 
-def test_copies_of_one_request_are_one_suspect() -> None:
+def test_identical_requests_are_one_suspect() -> None:
     async def test(endpoint: Endpoint) -> None:
         pool = await replicas(endpoint, 8)
         found = await asyncio.gather(*(ask(endpoint, POISON, user=f"u{number}") for number in range(6)))
@@ -278,7 +278,7 @@ def test_copies_of_one_request_are_one_suspect() -> None:
     run(test)
 
 
-def test_a_client_that_leaves_and_comes_again_has_two_victims_too() -> None:
+def test_reconnecting_client_is_refused_after_two_deaths() -> None:
     async def test(endpoint: Endpoint) -> None:
         pool = await replicas(endpoint, 1)
         with pytest.raises(TimeoutError):
@@ -300,7 +300,7 @@ async def working(pool: list[Decoder], asked: "asyncio.Future[Any]") -> Decoder 
     return None
 
 
-def test_an_engine_that_was_killed_from_outside_blames_nobody() -> None:
+def test_externally_killed_engine_marks_no_suspect() -> None:
     async def test(endpoint: Endpoint) -> None:
         pool = await replicas(endpoint, 7)
         for number in range(2):  # twice the same content, three victims each
@@ -315,7 +315,7 @@ def test_an_engine_that_was_killed_from_outside_blames_nobody() -> None:
     run(test)
 
 
-def test_a_request_that_is_always_there_when_engines_are_killed_ends() -> None:
+def test_request_fails_after_four_externally_killed_engines() -> None:
     async def test(endpoint: Endpoint) -> None:
         pool = await replicas(endpoint, 6)
         status, _ = await ask(endpoint, [KILLED, 1, 2])
@@ -357,19 +357,19 @@ def prefilled(prefillers: list[Vllm], decoder: Vllm, prompt: list[int]) -> str |
     return asyncio.run(inside())
 
 
-def test_prefill_engines_are_victims_like_others() -> None:
+def test_deaths_of_prefill_engines_count() -> None:
     pool, decoder = [Vllm(), Vllm(), Vllm()], Vllm()
     assert isinstance(prefilled(pool, decoder, POISON), CrashesEngines)
     assert [vllm.errored for vllm in (*pool, decoder)] == [True, True, False, False]
 
 
-def test_a_prefill_and_a_decode_engine_are_two_victims() -> None:
+def test_deaths_of_a_prefill_and_a_decode_engine_add_up() -> None:
     pool, decoder = [Vllm()], Vllm()
     assert isinstance(prefilled(pool, decoder, POISON), EngineDeadError)
     assert pool[0].errored and decoder.errored
 
 
-def test_a_prefill_engine_killed_from_outside_blames_nobody() -> None:
+def test_externally_killed_prefill_engine_marks_no_suspect() -> None:
     pool, decoder = [Vllm(), Vllm()], Vllm()
     for vllm in pool:
         vllm.die(-signal.SIGKILL)
@@ -384,7 +384,7 @@ def in_quarantine(test: Callable[[Quarantine, set[str]], Awaitable[None]]) -> No
     asyncio.run(inside())
 
 
-def test_a_suspect_waits_for_the_others_and_they_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_suspect_does_not_start_beside_other_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suspect_requests, "KNOWN_S", 0.05)
 
     async def test(quarantine: Quarantine, waiting: set[str]) -> None:
@@ -412,7 +412,7 @@ def test_a_suspect_waits_for_the_others_and_they_wait_for_it(monkeypatch: pytest
     in_quarantine(test)
 
 
-def test_a_suspect_of_two_engines_is_alone() -> None:
+def test_suspect_of_two_deaths_runs_alone() -> None:
     async def test(quarantine: Quarantine, waiting: set[str]) -> None:
         await quarantine.enter("fresh", 0)
         suspect = asyncio.ensure_future(quarantine.enter("suspect", 2))
@@ -429,7 +429,7 @@ def test_a_suspect_of_two_engines_is_alone() -> None:
     in_quarantine(test)
 
 
-def test_waiting_is_bounded_and_survives_who_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quarantine_wait_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for limit in ("PROBATION_S", "SETTLING_S", "ALONE_S"):
         monkeypatch.setattr(suspect_requests, limit, 0.2)
 
@@ -479,7 +479,7 @@ def test_causes_of_death(codes: list[int | None], words: str, failed: bool) -> N
     assert cause_of_death(codes, out_of_memory=False) == (words, failed)
 
 
-def test_the_kernels_kills_are_no_operators() -> None:
+def test_out_of_memory_kill_counts_as_a_failure() -> None:
     assert killed_for_memory() >= 0
     assert cause_of_death([-signal.SIGKILL], out_of_memory=True) == ("out of memory", True)
     assert cause_of_death([-signal.SIGTERM], out_of_memory=True) == ("killed by SIGTERM", False)
@@ -488,7 +488,7 @@ def test_the_kernels_kills_are_no_operators() -> None:
 GUILTY = {"strikes": 2, "guilty": True}
 
 
-def test_refusals_end_and_are_bounded() -> None:
+def test_refusals_expire_and_are_bounded() -> None:
     now, sent = 0.0, []
     suspects = Suspects(lambda *heard: sent.append(heard), clock=lambda: now)
     content = content_of("chat", {"messages": [], "n": 1})
@@ -504,7 +504,7 @@ def test_refusals_end_and_are_bounded() -> None:
     assert len(suspects._refused) == len(suspects._strikes) == REMEMBERED
 
 
-def test_a_suspect_that_is_answered_is_none() -> None:
+def test_answered_request_is_no_longer_a_suspect() -> None:
     suspects = Suspects(lambda *heard: None)
     content = content_of("chat", {"n": 1})
     suspects.judge(content, {"strikes": 1, "guilty": False})
@@ -513,7 +513,7 @@ def test_a_suspect_that_is_answered_is_none() -> None:
     assert suspects.strikes(content) == 0
 
 
-def test_a_failure_of_the_gateway_has_the_same_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_internal_gateway_error_has_the_openai_format(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(endpoint: Endpoint) -> None:
         monkeypatch.setattr(endpoint.app, "_card", lambda: 1 / 0)
         response = await endpoint.client.get("/v1/models")
@@ -523,7 +523,7 @@ def test_a_failure_of_the_gateway_has_the_same_shape(monkeypatch: pytest.MonkeyP
     run(test)
 
 
-def test_gateways_tell_each_other() -> None:
+def test_gateways_share_verdicts() -> None:
     async def test(endpoint: Endpoint) -> None:
         heard: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
 

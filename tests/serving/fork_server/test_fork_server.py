@@ -67,7 +67,7 @@ def launched(path: str, folder: Path, action: str, **more: str) -> subprocess.Po
     )
 
 
-def test_a_launched_process_is_forked_and_has_the_launchers_surroundings(socket_path: str, tmp_path: Path) -> None:
+def test_forked_process_has_the_environment_of_its_launcher(socket_path: str, tmp_path: Path) -> None:
     with launched(socket_path, tmp_path, "print('to stderr', file=sys.stderr)", ONLY_HERE="yes") as process:
         out, err = process.communicate(timeout=20)
     seen = json.loads(out)
@@ -76,7 +76,7 @@ def test_a_launched_process_is_forked_and_has_the_launchers_surroundings(socket_
     assert seen["pid"] != process.pid and err == "to stderr\n"
 
 
-def test_the_launcher_ends_with_its_process(socket_path: str, tmp_path: Path) -> None:
+def test_launcher_ends_with_its_process(socket_path: str, tmp_path: Path) -> None:
     with launched(socket_path, tmp_path, "import time; time.sleep(60)") as process:
         assert process.stdout
         pid = json.loads(process.stdout.readline())["pid"]
@@ -87,20 +87,20 @@ def test_the_launcher_ends_with_its_process(socket_path: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("path", ["", "/nowhere"])
-def test_without_a_server_python_starts_as_usual(path: str, tmp_path: Path) -> None:
+def test_without_a_server_python_starts_normally(path: str, tmp_path: Path) -> None:
     with launched(path, tmp_path, "pass") as process:
         seen = json.loads(process.communicate(timeout=60)[0])
     assert seen["pid"] == process.pid and not seen["warm"]
 
 
-def test_what_a_process_raises_is_its_own(socket_path: str, tmp_path: Path) -> None:
+def test_exception_in_a_forked_process_does_not_end_the_server(socket_path: str, tmp_path: Path) -> None:
     with launched(socket_path, tmp_path, "raise RuntimeError('wrong')") as process:
         assert "RuntimeError: wrong" in process.communicate(timeout=20)[1]
     with launched(socket_path, tmp_path, "pass") as process:  # the server goes on
         assert json.loads(process.communicate(timeout=20)[0])["warm"]
 
 
-def test_an_engine_runs_in_the_seed(socket_path: str, tmp_path: Path) -> None:
+def test_engine_runs_in_the_preforked_process(socket_path: str, tmp_path: Path) -> None:
     action = (
         "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start(); os.environ['LATER'] = 'set';"
         "from strata.serving.vllm_patches import preforked_engine;"
@@ -113,7 +113,7 @@ def test_an_engine_runs_in_the_seed(socket_path: str, tmp_path: Path) -> None:
     assert pid == planted and exitcode == "0" and echoed == f"set {pid}"
 
 
-def test_an_engine_can_be_told_by_its_title(socket_path: str, tmp_path: Path) -> None:
+def test_engine_and_replica_have_different_titles(socket_path: str, tmp_path: Path) -> None:
     action = (
         "from strata.serving.vllm_patches.preforked_engine import Context;"
         "from setproctitle import setproctitle; setproctitle('ray::replica');"
@@ -133,7 +133,7 @@ def test_an_engine_can_be_told_by_its_title(socket_path: str, tmp_path: Path) ->
         engine.kill()
 
 
-def test_a_preforked_process_ends_with_its_replica(socket_path: str, tmp_path: Path) -> None:
+def test_preforked_process_ends_with_its_replica(socket_path: str, tmp_path: Path) -> None:
     action = (
         "from strata.serving.vllm_patches import preforked_engine; print(preforked_engine._process.pid, flush=True);"
         "import time; time.sleep(60)"

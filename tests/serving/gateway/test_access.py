@@ -41,7 +41,7 @@ def serve(*words: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "'::'", "192.0.2.7", "no-such-host.invalid", "''"])
-def test_other_machines_need_a_key(host: str, keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_public_hosts_require_a_key(host: str, keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     serve(f"serve.host={host}")
     monkeypatch.delenv(FILE)
     with pytest.raises(UserError, match="without an API key") as error:
@@ -51,14 +51,16 @@ def test_other_machines_need_a_key(host: str, keys: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.0.0.9", "'::1'"])
-def test_this_machine_needs_none(host: str) -> None:
+def test_loopback_hosts_require_no_key(host: str) -> None:
     serve(f"serve.host={host}")
 
 
 @pytest.mark.parametrize(
     ("content", "error"), [(None, "cannot be read: No such file"), ("", "has no key"), (" \n\n", "has no key")]
 )
-def test_a_file_without_keys_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None, error: str) -> None:
+def test_key_file_without_keys_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None, error: str
+) -> None:
     file = tmp_path / "keys"
     if content is not None:
         file.write_text(content)
@@ -68,7 +70,7 @@ def test_a_file_without_keys_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
             serve(*words)
 
 
-def test_a_folder_and_an_empty_setting_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_or_empty_path_as_key_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FILE, str(tmp_path))
     with pytest.raises(UserError, match="cannot be read: Is a directory"):
         serve()
@@ -77,7 +79,7 @@ def test_a_folder_and_an_empty_setting_are_refused(tmp_path: Path, monkeypatch: 
         serve()
 
 
-def test_commands_send_the_first_key_of_this_machines_file(keys: Path) -> None:
+def test_commands_send_the_first_key_of_the_local_key_file(keys: Path) -> None:
     assert access.key_for(HERE) == "first-key"
     assert access.key_for("http://[::1]:8000") == "first-key"
     assert access.headers_for(HERE) == {"authorization": "Bearer first-key"}
@@ -88,22 +90,22 @@ def test_commands_send_the_first_key_of_this_machines_file(keys: Path) -> None:
     assert b"\r\nAuthorization: Bearer first-key\r\n" in sent
 
 
-def test_a_key_that_is_given_comes_first(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_in_the_environment_overrides_the_key_file(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(access.KEY, "mine")
     assert access.key_for(HERE) == access.key_for("http://192.0.2.7:8000") == "mine"
 
 
-def test_without_keys_none_is_sent() -> None:
+def test_no_header_is_sent_without_keys() -> None:
     assert access.headers_for(HERE) == {}
     assert b"Authorization" not in load.message(load.Target("127.0.0.1", 8000, "m"), Request([1], 2, "all"))
 
 
-def test_gateways_of_a_cluster_that_runs_already_get_the_file(keys: Path) -> None:
+def test_gateways_receive_the_path_of_the_key_file(keys: Path) -> None:
     spec = GatewaySpec("m", "127.0.0.1", 8000, 1, 1, 8, 8, False, Network("127.0.0.1", bytes(32)), keys_file=str(keys))
     assert app._gateways(spec, 1).ray_actor_options["runtime_env"] == {"env_vars": {FILE: str(keys)}}
 
 
-def test_the_printed_commands_name_the_key_and_do_not_show_it(keys: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_printed_commands_do_not_contain_the_key(keys: Path, capsys: pytest.CaptureFixture[str]) -> None:
     terminal._print_usage(Endpoint(HERE, "m", {}))
     printed = capsys.readouterr().out
     assert "first-key" not in printed
@@ -132,7 +134,7 @@ def refusing() -> Iterator[str]:
         thread.join()
 
 
-def test_chat_without_a_key_says_what_to_set(refusing: str) -> None:
+def test_chat_without_a_key_names_the_variable_to_set(refusing: str) -> None:
     assert httpx.get(refusing).status_code == 401
     with pytest.raises(UserError, match="needs an API key") as error:
         terminal.chat(refusing, 8, 0)

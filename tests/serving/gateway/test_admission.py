@@ -38,7 +38,7 @@ class Served:
             self.begin(sequences)
 
 
-def test_the_rate_is_the_one_at_which_they_leave() -> None:
+def test_retry_after_follows_the_completion_rate() -> None:
     served = Served(40)
     for _ in range(40):
         served.begin()
@@ -50,7 +50,7 @@ def test_the_rate_is_the_one_at_which_they_leave() -> None:
     assert served.retry_after(sequences=30) == 3
 
 
-def test_sequences_count_not_requests() -> None:
+def test_rate_counts_sequences_not_requests() -> None:
     served = Served(40)
     for _ in range(4):
         served.begin(10)
@@ -58,7 +58,7 @@ def test_sequences_count_not_requests() -> None:
     assert 2 <= served.retry_after() <= 3
 
 
-def test_an_idle_time_says_nothing_about_the_rate() -> None:
+def test_idle_time_does_not_lower_the_rate() -> None:
     served = Served(4)
     for _ in range(100):
         served.begin()
@@ -72,7 +72,7 @@ def test_an_idle_time_says_nothing_about_the_rate() -> None:
     assert served.retry_after() == 1
 
 
-def test_what_ended_long_ago_says_nothing_either() -> None:
+def test_old_completions_do_not_count() -> None:
     served = Served(4)
     for _ in range(4):
         served.begin()
@@ -83,7 +83,7 @@ def test_what_ended_long_ago_says_nothing_either() -> None:
     assert 8 <= served.retry_after() <= 16
 
 
-def test_it_is_never_told_to_wait_for_long() -> None:
+def test_retry_after_is_bounded() -> None:
     served = Served(1000)
     served.begin(1000)
     served.now += 29

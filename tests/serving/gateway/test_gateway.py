@@ -144,7 +144,7 @@ def run(test: Callable[[Endpoint], Awaitable[None]], capacity: int = 100, keys: 
 ALL = " ".join([*WORDS, "[DONE]"])
 
 
-def test_health_is_the_engines_not_the_processes() -> None:
+def test_health_follows_the_engine_not_the_replica_process() -> None:
     """A replica lives on for a while when its engine has died; until another one is up nobody can answer."""
 
     async def test(endpoint: Endpoint) -> None:
@@ -163,7 +163,7 @@ def test_health_is_the_engines_not_the_processes() -> None:
     run(test)
 
 
-def test_an_endpoint_without_a_warm_up_is_ready_with_its_engine() -> None:
+def test_ready_without_a_warm_up_requires_only_the_engine() -> None:
     async def test(endpoint: Endpoint) -> None:
         refused = await endpoint.client.get("/ready")
         assert refused.status_code == 503 and refused.headers["retry-after"]
@@ -181,7 +181,7 @@ async def becomes_ready(endpoint: Endpoint) -> None:
         await asyncio.sleep(0.05)
 
 
-def test_a_stream_goes_on_where_its_replica_died() -> None:
+def test_stream_continues_on_another_replica() -> None:
     async def test(endpoint: Endpoint) -> None:
         first = await endpoint.add(Replica("a", dies_after=4, pause_s=0.01))
         await asyncio.sleep(0.7)
@@ -193,7 +193,7 @@ def test_a_stream_goes_on_where_its_replica_died() -> None:
     run(test)
 
 
-def test_what_cannot_go_on_says_so_and_that_it_can_be_sent_again() -> None:
+def test_stream_that_cannot_continue_ends_with_an_error() -> None:
     async def test(endpoint: Endpoint) -> None:
         await endpoint.add(Replica("a", dies_after=4, pause_s=0.01))
         answer = await endpoint.words(seed=3, temperature=1.0)
@@ -206,7 +206,7 @@ def test_what_cannot_go_on_says_so_and_that_it_can_be_sent_again() -> None:
     run(test)
 
 
-def test_an_unstreamed_request_begins_again() -> None:
+def test_unstreamed_request_is_retried() -> None:
     async def test(endpoint: Endpoint) -> None:
         await endpoint.add(Replica("a", dies_after=4))
         await asyncio.sleep(0.7)
@@ -218,7 +218,7 @@ def test_an_unstreamed_request_begins_again() -> None:
     run(test)
 
 
-def test_a_request_that_loses_every_replica_ends() -> None:
+def test_request_fails_after_four_lost_replicas() -> None:
     async def test(endpoint: Endpoint) -> None:
         for name in "abcd":
             await endpoint.add(Replica(name, dies_after=0))
@@ -230,7 +230,7 @@ def test_a_request_that_loses_every_replica_ends() -> None:
     run(test)
 
 
-def test_a_request_that_its_only_replica_cannot_do_ends_too() -> None:
+def test_request_that_its_only_replica_cannot_answer_fails() -> None:
     async def test(endpoint: Endpoint) -> None:
         replica = await endpoint.add(Replica("a"))
         response = await endpoint.client.post("/v1/completions", json={"prompt": "fail"})
@@ -251,7 +251,7 @@ def test_requests_wait_for_the_first_replica() -> None:
     run(test)
 
 
-def test_requests_go_to_the_replica_with_the_fewest() -> None:
+def test_requests_are_routed_to_the_replica_with_the_fewest() -> None:
     async def test(endpoint: Endpoint) -> None:
         replicas = [await endpoint.add(Replica(name, pause_s=0.02)) for name in "ab"]
         await asyncio.sleep(0.7)
@@ -261,7 +261,7 @@ def test_requests_go_to_the_replica_with_the_fewest() -> None:
     run(test)
 
 
-def test_a_client_that_leaves_is_noticed_there() -> None:
+def test_client_disconnect_cancels_the_call() -> None:
     async def test(endpoint: Endpoint) -> None:
         replica = await endpoint.add(Replica("a", pause_s=0.2))
         async with endpoint.client.stream("POST", "/v1/completions", json={"prompt": "x", "stream": True}) as response:
@@ -274,7 +274,7 @@ def test_a_client_that_leaves_is_noticed_there() -> None:
     run(test)
 
 
-def test_more_than_fit_are_told_when_to_come_back() -> None:
+def test_requests_beyond_capacity_receive_retry_after() -> None:
     async def test(endpoint: Endpoint) -> None:
         await endpoint.add(Replica("a", pause_s=0.05))
         asked = [asyncio.ensure_future(endpoint.words()) for _ in range(2)]
@@ -288,7 +288,7 @@ def test_more_than_fit_are_told_when_to_come_back() -> None:
     run(test, capacity=2)
 
 
-def test_a_refusal_is_passed_on() -> None:
+def test_refusal_of_a_replica_is_forwarded() -> None:
     async def test(endpoint: Endpoint) -> None:
         await endpoint.add(Replica("a"))
         response = await endpoint.client.post("/v1/completions", json={"prompt": "refuse", "stream": True})
@@ -300,7 +300,7 @@ def test_a_refusal_is_passed_on() -> None:
 @pytest.mark.parametrize(
     ("method", "path", "status"), [("GET", "/v1/completions", 405), ("POST", "/v1/responses", 404), ("DELETE", "/health", 405)]
 )
-def test_what_there_is_not(method: str, path: str, status: int) -> None:
+def test_unknown_routes_and_methods(method: str, path: str, status: int) -> None:
     async def test(endpoint: Endpoint) -> None:
         response = await endpoint.client.request(method, path)
         assert response.status_code == status and response.json()["error"]["code"] == status
@@ -308,7 +308,7 @@ def test_what_there_is_not(method: str, path: str, status: int) -> None:
     run(test)
 
 
-def test_the_clients_request_id_is_adopted() -> None:
+def test_request_id_of_the_client_is_returned() -> None:
     async def test(endpoint: Endpoint) -> None:
         replica = await endpoint.add(Replica("a"))
         await asyncio.sleep(0.7)
@@ -329,7 +329,7 @@ def test_the_clients_request_id_is_adopted() -> None:
     run(test)
 
 
-def test_answers_have_a_request_id_in_any_case() -> None:
+def test_missing_or_invalid_request_id_is_replaced() -> None:
     async def test(endpoint: Endpoint) -> None:
         await endpoint.add(Replica("a"))
         for sent in (None, b"", b"x" * 513, "é".encode(), b"a\tb"):
@@ -342,7 +342,7 @@ def test_answers_have_a_request_id_in_any_case() -> None:
     run(test)
 
 
-def test_a_header_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_header_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "HEADER_S", 0.3)
 
     async def test(endpoint: Endpoint) -> None:
@@ -357,7 +357,7 @@ def test_a_header_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     run(test)
 
 
-def test_a_scrape_of_a_node_has_that_nodes_series_alone() -> None:
+def test_node_scope_has_only_the_series_of_the_node() -> None:
     async def test(endpoint: Endpoint) -> None:
         await endpoint.add(Replica("a", node="here"))
         await endpoint.add(Replica("b", node="elsewhere"))
@@ -370,7 +370,7 @@ def test_a_scrape_of_a_node_has_that_nodes_series_alone() -> None:
     run(test)
 
 
-def test_keys_come_and_go_without_a_restart(tmp_path: Path) -> None:
+def test_key_file_changes_apply_without_a_restart(tmp_path: Path) -> None:
     file = tmp_path / "keys"
 
     async def status(endpoint: Endpoint, path: str, key: str | None) -> int:

@@ -159,13 +159,13 @@ BODY = CHUNKED + b"2\r\n{}\r\n"
         pytest.param(HEAD, b"a:b\r\n" * 16384, id="headers"),
     ],
 )
-def test_a_request_that_is_all_framing(gateway: Gateway, start: bytes, chunk: bytes) -> None:
+def test_oversized_http_framing_is_refused(gateway: Gateway, start: bytes, chunk: bytes) -> None:
     answer = pour(gateway, gateway.connect(start), chunk, 64)
     assert error_of(answer)["code"] in (400, 413, 431)
     assert gateway.grown_mib() < 20
 
 
-def test_unfinished_uploads(gateway: Gateway) -> None:
+def test_unfinished_uploads_use_bounded_memory(gateway: Gateway) -> None:
     uploads = [gateway.connect(CHUNKED if index % 2 else post(b"", 15 * MIB)) for index in range(80)]
     chunk = b" " * 65536
     for _ in range(14 * 16):
@@ -184,19 +184,19 @@ def test_unfinished_uploads(gateway: Gateway) -> None:
     assert until(lambda: gateway.ask(prompt="x" * 15 * MIB).status_code == 200), "all of it is free again"
 
 
-def test_a_body_that_is_too_large_is_refused_by_its_length(gateway: Gateway) -> None:
+def test_oversized_body_is_refused_by_its_content_length(gateway: Gateway) -> None:
     expecting = HEAD + b"expect: 100-continue\r\ncontent-length: %d\r\n\r\n" % (17 * MIB)
     assert error_of(read(gateway.connect(expecting)))["code"] == 413
     assert gateway.ask(prompt="x" * 17 * MIB).status_code == 413, "seen by a client that sends all of it first"
 
 
-def test_bodies_that_nobody_reads(gateway: Gateway) -> None:
+def test_unused_body_closes_the_connection(gateway: Gateway) -> None:
     for line in (b"GET /health", b"POST /nowhere", b"PUT /v1/completions"):
         answer = read(gateway.connect(line + b" HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000000\r\n\r\nxx"))
         assert b"connection: close" in answer.split(b"\r\n\r\n")[0]
 
 
-def test_strangers_are_refused_at_the_header(replica: int, tmp_path: Path) -> None:
+def test_requests_without_a_valid_key_are_refused_at_the_header(replica: int, tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("right\n")
     with running(replica, keys=str(tmp_path / "keys"), connection__LINGER_S=1.0) as gateway:
         gateway.grown_mib()
@@ -216,7 +216,7 @@ def test_strangers_are_refused_at_the_header(replica: int, tmp_path: Path) -> No
         pytest.param(post(b" " * 65536, 10**9), id="a body"),
     ],
 )
-def test_what_is_sent_behind_a_running_stream(gateway: Gateway, behind: bytes) -> None:
+def test_data_sent_during_a_stream_uses_bounded_memory(gateway: Gateway, behind: bytes) -> None:
     connection = gateway.connect(post(STREAM))
     assert b"200 OK" in connection.recv(65536)
     connection.settimeout(1)
@@ -240,7 +240,7 @@ def test_pipelined_requests_are_answered_in_order(gateway: Gateway) -> None:
     assert 1 <= many.count(b"HTTP/1.1 200 OK") <= 10
 
 
-def test_streams_that_are_not_read(gateway: Gateway) -> None:
+def test_unread_streams_are_cancelled(gateway: Gateway) -> None:
     cancelled = gateway.metric("stand_in_cancelled")
     slow = [gateway.connect(post(FLOOD), receive_buffer=4096) for _ in range(20)]
     assert until(lambda: gateway.metric("stand_in_cancelled") - cancelled == 20 or gateway.grown_mib() > 200)
@@ -249,7 +249,7 @@ def test_streams_that_are_not_read(gateway: Gateway) -> None:
         connection.close()
 
 
-def test_a_stream_that_was_read_too_slowly_says_so(replica: int) -> None:
+def test_slowly_read_stream_ends_with_an_error(replica: int) -> None:
     with running(replica) as gateway, nothing_left(gateway):
         slow = gateway.connect(post(FLOOD), receive_buffer=4096)
         assert until(lambda: gateway.metric("stand_in_calls") == 1) and until(lambda: gateway.metric("stand_in_calls") == 0)
@@ -267,7 +267,7 @@ def read_to_the_end(connection: socket.socket) -> bytes:
     return answer
 
 
-def test_answers_that_are_not_read(gateway: Gateway) -> None:
+def test_unread_responses_use_bounded_memory(gateway: Gateway) -> None:
     asked = post(json.dumps({"prompt": "x", "answer": 30 * MIB}).encode())
     slow = [gateway.connect(asked, receive_buffer=4096) for _ in range(20)]
     time.sleep(1)
@@ -279,7 +279,7 @@ def test_answers_that_are_not_read(gateway: Gateway) -> None:
         connection.close()
 
 
-def test_numbers_that_are_asked_for_and_not_read(gateway: Gateway) -> None:
+def test_unread_metrics_use_bounded_memory(gateway: Gateway) -> None:
     for path in (b"/metrics", b"/openapi.json"):
         asked = b"GET " + path + b" HTTP/1.1\r\nhost: x\r\n\r\n"
         slow = [gateway.connect(asked * 8, receive_buffer=4096) for _ in range(50)]
@@ -292,7 +292,7 @@ def test_numbers_that_are_asked_for_and_not_read(gateway: Gateway) -> None:
             connection.close()
 
 
-def test_more_connections_than_there_may_be(replica: int) -> None:
+def test_connection_limit_closes_idle_connections_first(replica: int) -> None:
     with running(replica, http__MAX_CONNECTIONS=32, connection__LINGER_S=1.0) as gateway, nothing_left(gateway):
         files = gateway.process.num_fds()
         idle = [gateway.connect(b"POST /v1/comp" if index % 2 else b"") for index in range(200)]
@@ -308,7 +308,7 @@ def test_more_connections_than_there_may_be(replica: int) -> None:
             connection.close()
 
 
-def test_a_descriptor_limit_that_is_low(replica: int) -> None:
+def test_low_descriptor_limit(replica: int) -> None:
     script = f"ulimit -n 300; exec {sys.executable} {SCRIPT} gateway '{json.dumps({'replica': f'127.0.0.1:{replica}'})}'"
     process = subprocess.Popen(["bash", "-c", script], stdout=subprocess.PIPE)
     try:
@@ -323,7 +323,7 @@ def test_a_descriptor_limit_that_is_low(replica: int) -> None:
         process.wait()
 
 
-def test_requests_and_clients_that_do_not_finish(replica: int) -> None:
+def test_incomplete_requests_time_out(replica: int) -> None:
     impatient = {"connection__HEADER_S": 0.5, "app__UPLOAD_S": 0.5, "http__KEEP_ALIVE_S": 1, "connection__LINGER_S": 0.5}
     with running(replica, **impatient) as gateway, nothing_left(gateway):
         assert read(gateway.connect()) == b""

@@ -111,7 +111,7 @@ def words(response: httpx.Response) -> str:
     return " ".join(line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: "))
 
 
-def test_a_prefill_replica_goes_on_with_the_streams_of_the_last_decode_replica() -> None:
+def test_prefill_replica_continues_streams_of_the_last_decode_replica() -> None:
     async def test(endpoint: Endpoint) -> None:
         await endpoint.add("decode", Replica("d", dies_after=4))
         standby = await endpoint.add("prefill", Replica("p"))
@@ -124,7 +124,7 @@ def test_a_prefill_replica_goes_on_with_the_streams_of_the_last_decode_replica()
     run(test)
 
 
-def test_an_endpoint_is_ready_with_both_pools_and_after_its_warm_up() -> None:
+def test_ready_requires_both_pools_and_the_warm_up() -> None:
     async def test(endpoint: Endpoint) -> None:
         async def obstacle() -> str | None:
             response = await endpoint.client.get("/ready")
@@ -146,7 +146,7 @@ def test_an_endpoint_is_ready_with_both_pools_and_after_its_warm_up() -> None:
     run(test)
 
 
-def test_with_a_decode_replica_prefill_replicas_decode_nothing() -> None:
+def test_prefill_replicas_do_not_decode_while_a_decode_replica_is_up() -> None:
     async def test(endpoint: Endpoint) -> None:
         standby = await endpoint.add("prefill", Replica("p"))
         assert (await endpoint.client.get("/health")).status_code == 200
@@ -159,7 +159,7 @@ def test_with_a_decode_replica_prefill_replicas_decode_nothing() -> None:
     run(test)
 
 
-def test_a_request_that_the_decode_replica_cannot_do_is_tried_on_the_other_pool() -> None:
+def test_failed_request_is_retried_on_the_prefill_pool() -> None:
     async def test(endpoint: Endpoint) -> None:
         replicas = [await endpoint.add(role, Replica(role)) for role in ("decode", "prefill")]
         response = await endpoint.client.post("/v1/completions", json={"prompt": "fail"})
@@ -168,7 +168,7 @@ def test_a_request_that_the_decode_replica_cannot_do_is_tried_on_the_other_pool(
     run(test)
 
 
-def test_an_answer_says_how_long_it_waited() -> None:
+def test_response_header_has_the_waiting_time() -> None:
     async def test(endpoint: Endpoint) -> None:
         asked = asyncio.ensure_future(endpoint.client.post("/v1/completions", json={"prompt": "x"}))
         await asyncio.sleep(0.5)
@@ -179,7 +179,7 @@ def test_an_answer_says_how_long_it_waited() -> None:
     run(test)
 
 
-def test_a_stream_that_waits_begins_with_comments(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_stream_begins_with_sse_comments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay, "KEEP_ALIVE_S", 0.2)
 
     async def test(endpoint: Endpoint) -> None:
@@ -196,7 +196,7 @@ def test_a_stream_that_waits_begins_with_comments(monkeypatch: pytest.MonkeyPatc
     run(test)
 
 
-def test_what_is_refused_after_a_stream_began_waiting_is_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusal_after_the_response_began_is_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay, "KEEP_ALIVE_S", 0.2)
 
     async def test(endpoint: Endpoint) -> None:

@@ -56,14 +56,14 @@ def used_replica(role: str, replica: str) -> Replica:
     return engine
 
 
-def test_every_serving_metric_is_given_out_under_its_name_by_model() -> None:
+def test_every_serving_metric_is_exported_with_its_name_and_model() -> None:
     text = exposition.merge([({}, used_gateway().text()), ({}, used_replica("decode", "decode-1").text())])
     named = {family.name for family in text_string_to_metric_families(text)}
     assert named == {metric.exported.removesuffix("_total") for metric in metrics.SERVING}
     assert all(dict(pairs)["model"] == "tiny" for _, pairs in read(text))
 
 
-def test_a_gateways_numbers() -> None:
+def test_metrics_of_a_gateway() -> None:
     gateway = used_gateway()
     text = gateway.text()
     assert value(text, "strata_serve_requests_total", route="/v1/completions", status="200") == 1
@@ -79,7 +79,7 @@ def test_a_gateways_numbers() -> None:
     assert value(text, "strata_serve_client_disconnects_total") == 1
 
 
-def test_requests_are_in_flight_until_they_end_in_whatever_way() -> None:
+def test_failed_requests_leave_the_in_flight_gauge() -> None:
     gateway = Gateway("tiny", "gateway-1")
     try:
         with gateway.in_flight(), gateway.in_queue():
@@ -92,7 +92,7 @@ def test_requests_are_in_flight_until_they_end_in_whatever_way() -> None:
     assert value(gateway.text(), "strata_serve_requests_queued") == 0
 
 
-def test_a_replicas_numbers() -> None:
+def test_metrics_of_a_replica() -> None:
     text = used_replica("decode", "decode-1").text()
     assert value(text, "strata_serve_prefills_total", where="remote", reason="cheaper-there") == 1
     assert value(text, "strata_serve_prefills_total", where="local", reason="short") == 0
@@ -106,7 +106,7 @@ def test_a_replicas_numbers() -> None:
     assert value(text, "strata_serve_kv_expired_total") == 2
 
 
-def test_histograms_agree_with_prometheus_clients_own() -> None:
+def test_histograms_equal_those_of_prometheus_client() -> None:
     rng = random.Random(5)
     gaps = [rng.choice((rng.expovariate(200), rng.choice(metrics.ITL_BUCKETS), 0.0, 100.0)) for _ in range(1000)]
     registry = CollectorRegistry()
@@ -126,7 +126,7 @@ def test_histograms_agree_with_prometheus_clients_own() -> None:
     assert abs(value(text, f"{metric.name}_sum") - sum(gaps)) < 1e-6
 
 
-def test_clients_cannot_make_series() -> None:
+def test_unknown_routes_share_one_series() -> None:
     gateway = Gateway("tiny", "gateway-1")
     gateway.request_ended("/v1/completions", 200, 0.1)
     before = len(read(gateway.text()))
@@ -136,7 +136,7 @@ def test_clients_cannot_make_series() -> None:
     assert len(read(gateway.text())) == before + 1 + len(metrics.LATENCY_BUCKETS) + 3
 
 
-def test_several_processes_become_one_valid_text() -> None:
+def test_metrics_of_several_processes_are_merged() -> None:
     gateways = [used_gateway(name).text() for name in ("gateway-1", "gateway-2")]
     named = (("decode", "decode-1"), ("decode", "decode-2"), ("prefill", "prefill-1"))
     engines = [used_replica(role, name).text() for role, name in named]
@@ -148,7 +148,7 @@ def test_several_processes_become_one_valid_text() -> None:
     assert sum(v for (name, _), v in series.items() if name == "strata_serve_prompt_tokens_total") == 200
 
 
-def test_labels_are_added_to_every_sample_whatever_it_looks_like() -> None:
+def test_labels_are_added_to_every_sample() -> None:
     part = '# HELP a_total with {braces} and \\n\n# TYPE a_total counter\na_total 1.0\na_total{x="} \\" {"} 2.0\n'
     other = "# HELP b B\n# TYPE b gauge\nb{} NaN\n"
     text = exposition.merge([({"replica": 'q"\\\n'}, part), ({"replica": "p", "role": "r"}, other), ({"replica": "p"}, part)])
@@ -159,12 +159,12 @@ def test_labels_are_added_to_every_sample_whatever_it_looks_like() -> None:
     assert ("b", frozenset({("replica", "p"), ("role", "r")})) in series
 
 
-def test_merging_nothing_is_an_empty_text() -> None:
+def test_merge_of_nothing_is_empty() -> None:
     assert exposition.merge([]) == ""
     assert exposition.merge([({"a": "b"}, "")]) == ""
 
 
-def test_the_gateway_needs_neither_vllm_nor_torch_nor_ray() -> None:
+def test_gateway_metrics_import_neither_vllm_nor_torch_nor_ray() -> None:
     probe = (
         "import sys, strata.serving.metrics.telemetry, strata.serving.metrics.exposition, strata.serving.routing.prefix_index;"
         "assert not {'vllm', 'torch', 'ray'} & set(sys.modules)"

@@ -31,7 +31,7 @@ def written(folder: Path, **config: Any) -> Path:
         ({"architectures": ["Gemma2ForCausalLM"], "sliding_window": 4096}, "Gemma2ForCausalLM"),
     ],
 )
-def test_several_kinds_are_refused(tmp_path: Path, config: dict[str, Any], kinds: str) -> None:
+def test_models_with_several_kv_cache_kinds_are_refused(tmp_path: Path, config: dict[str, Any], kinds: str) -> None:
     with pytest.raises(UserError, match=rf"several kinds of KV cache \({kinds}\)") as refused:
         hybrid_check.check_folder(written(tmp_path, **config))
     assert "serve.prefill.replicas=0" in str(refused.value)
@@ -47,11 +47,11 @@ def test_several_kinds_are_refused(tmp_path: Path, config: dict[str, Any], kinds
         {"text_config": {"attention_chunk_size": None}},
     ],
 )
-def test_one_kind_is_served(tmp_path: Path, config: dict[str, Any]) -> None:
+def test_models_with_one_kv_cache_kind_are_served(tmp_path: Path, config: dict[str, Any]) -> None:
     hybrid_check.check_folder(written(tmp_path, **config))
 
 
-def test_without_a_prefill_pool_nothing_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hybrid_models_are_served_without_a_prefill_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = written(tmp_path, layer_types=[SLIDING, FULL])
     monkeypatch.setattr(model_dir, "check", lambda folder: None)
     with pytest.raises(UserError, match="several kinds of KV cache"):
@@ -59,7 +59,7 @@ def test_without_a_prefill_pool_nothing_is_asked(tmp_path: Path, monkeypatch: py
     endpoint.check(recipe_file.load("laptop", ["serve.prefill.replicas=0"]).serve, folder)
 
 
-def test_the_engine_asks_again_what_transformers_made_of_it() -> None:
+def test_loaded_configuration_is_checked_again() -> None:
     transformers = pytest.importorskip("transformers")
     hybrid_check.check_loaded(transformers.LlamaConfig(), is_hybrid=False)
     hybrid_check.check_loaded(transformers.Qwen2Config(), is_hybrid=False)

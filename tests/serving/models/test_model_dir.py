@@ -17,11 +17,11 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_whole_folder_passes(folder: Path) -> None:
+def test_complete_folder_passes(folder: Path) -> None:
     model_dir.check(folder)
 
 
-def test_what_vllm_could_not_load_is_named(folder: Path) -> None:
+def test_incomplete_folders_are_refused(folder: Path) -> None:
     def refused(cause: str) -> None:
         with pytest.raises(UserError, match=cause):
             model_dir.check(folder)

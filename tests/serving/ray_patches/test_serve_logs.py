@@ -35,7 +35,7 @@ def _configure() -> None:
     dictConfig({"version": 1, "disable_existing_loggers": False, "handlers": {}, "loggers": {}})
 
 
-def test_a_restarted_controller_can_ask_a_replica_that_imported_vllm(log: Path) -> None:
+def test_restarted_controller_can_call_a_replica_that_imported_vllm(log: Path) -> None:
     serve_logs.keep_open()
     for _ in range(2):
         _configure()

@@ -45,17 +45,17 @@ FREE = Pool(engines=1, queued_tokens=0)
         (Prompt(1024, 0), replace(IDLE, running=1), Pool(1, 8000), TWINS, Decision("local", "cheaper-here")),
     ],
 )
-def test_where_and_why(prompt: Prompt, here: Load, pool: Pool | None, rates: Rates, expected: Decision) -> None:
+def test_decisions_and_reasons(prompt: Prompt, here: Load, pool: Pool | None, rates: Rates, expected: Decision) -> None:
     assert decide(prompt, here, pool, rates, RULE) == expected
 
 
-def test_delaying_others_counts_as_much_as_the_recipe_says() -> None:
+def test_stall_weight_of_the_recipe_is_applied() -> None:
     prompt, here = Prompt(1024, 0), Load(running=1, waiting=0, queued_tokens=0)
     assert decide(prompt, here, FREE, TWINS, RULE).where == "remote"
     assert decide(prompt, here, FREE, TWINS, replace(RULE, stall_weight=0.0)).where == "local"
 
 
-def test_always_is_whatever_the_prompt_and_the_load_but_not_without_an_engine() -> None:
+def test_always_is_remote_unless_there_is_no_prefill_engine() -> None:
     always = replace(RULE, when="always")
     for case in cases(500):
         assert decide(case.prompt, case.here, case.pool, case.rates, always) == Decision("remote", "always")
@@ -99,7 +99,7 @@ def test_cases_reach_every_reason() -> None:
     assert reasons | {"no-prefill-engine", "always"} == {*policy.LOCAL, *policy.REMOTE}
 
 
-def test_more_new_tokens_never_bring_a_prompt_back() -> None:
+def test_more_new_tokens_never_change_remote_to_local() -> None:
     for case in cases():
         longer = [replace(case.prompt, tokens=case.prompt.tokens + more) for more in (1, 100, 10_000, 10**6)]
         colder = [replace(case.prompt, cached=case.prompt.cached // part) for part in (2, 10, 10**6)]
@@ -107,14 +107,14 @@ def test_more_new_tokens_never_bring_a_prompt_back() -> None:
             assert {case.where(prompt=prompt) for prompt in longer + colder} == {"remote"}, case
 
 
-def test_a_longer_queue_there_never_sends_one_away() -> None:
+def test_a_longer_remote_queue_never_changes_local_to_remote() -> None:
     for case in cases():
         fuller = [replace(case.pool, queued_tokens=case.pool.queued_tokens + more) for more in (1, 1000, 10**6)]
         if case.where() == "local":
             assert {case.where(pool=pool) for pool in fuller} == {"local"}, case
 
 
-def test_a_busier_engine_never_calls_one_back() -> None:
+def test_a_busier_local_engine_never_changes_remote_to_local() -> None:
     for case in cases():
         busier = [
             replace(case.here, running=case.here.running + 10),
@@ -125,11 +125,11 @@ def test_a_busier_engine_never_calls_one_back() -> None:
             assert {case.where(here=here) for here in busier} == {"remote"}, case
 
 
-def test_without_a_pool_everything_is_prefilled_here() -> None:
+def test_without_a_pool_every_prefill_is_local() -> None:
     assert {case.where(pool=None) for case in cases()} == {"local"}
 
 
-def test_a_rate_is_unknown_until_measured_then_what_was_measured() -> None:
+def test_rate_is_unknown_until_measured() -> None:
     meter = RateMeter()
     for at in (5.0, 6.0, 7.0):
         assert meter.per_second(at) is None and meter.seconds_each(at) is None
@@ -138,7 +138,7 @@ def test_a_rate_is_unknown_until_measured_then_what_was_measured() -> None:
     assert meter.seconds_each(7.0) == pytest.approx(1e-5)
 
 
-def test_a_clock_that_stood_still_or_ran_back_is_not_a_rate() -> None:
+def test_measurements_without_positive_duration_are_ignored() -> None:
     meter = RateMeter()
     for amount, seconds in ((100, 0.0), (100, -1.0), (0, 1.0)):
         meter.add(amount, seconds, now=1.0)
@@ -146,14 +146,14 @@ def test_a_clock_that_stood_still_or_ran_back_is_not_a_rate() -> None:
 
 
 @pytest.mark.parametrize("when", [0, 1, 2, 10, 19])
-def test_one_outlier_at_any_time_moves_nothing(when: int) -> None:
+def test_a_single_outlier_does_not_change_the_rate(when: int) -> None:
     meter = RateMeter()
     for at in range(20):
         meter.add(1000, 60.0 if at == when else 0.01, now=at * 0.1)
     assert meter.per_second(2.0) == pytest.approx(1e5)
 
 
-def test_a_lasting_change_wins_within_a_few_half_lives() -> None:
+def test_a_lasting_change_is_adopted_within_a_few_half_lives() -> None:
     meter = RateMeter(half_life_s=10.0)
     for at in range(100):
         meter.add(1000, 0.01, now=float(at))
@@ -162,7 +162,7 @@ def test_a_lasting_change_wins_within_a_few_half_lives() -> None:
     assert meter.seconds_each(139.0) == pytest.approx(2e-5, rel=0.05)
 
 
-def test_what_was_measured_long_ago_is_not_known_any_more() -> None:
+def test_old_measurements_expire() -> None:
     """Else a pool that was slow once is never asked again."""
     meter = RateMeter()
     for at in range(3):

@@ -54,7 +54,7 @@ def connected(test: Callable[[Replica, Link], Awaitable[None]]) -> None:
     asyncio.run(run())
 
 
-def test_many_calls_at_once_keep_their_pieces_apart() -> None:
+def test_concurrent_calls_receive_their_own_chunks() -> None:
     async def test(replica: Replica, link: Link) -> None:
         answers = await asyncio.gather(*(collect(link.call("count", {"chunks": n}, b"x" * n)) for n in range(50)))
         for n, chunks in enumerate(answers):
@@ -65,7 +65,7 @@ def test_many_calls_at_once_keep_their_pieces_apart() -> None:
     connected(test)
 
 
-def test_a_large_body_arrives_whole() -> None:
+def test_large_body_is_complete() -> None:
     async def test(replica: Replica, link: Link) -> None:
         chunks = await collect(link.call("count", {"chunks": 0}, b"y" * 3_000_000))
         assert b"y" * 3_000_000 in chunks[0][1]
@@ -73,7 +73,7 @@ def test_a_large_body_arrives_whole() -> None:
     connected(test)
 
 
-def test_a_cancelled_call_is_cancelled_there() -> None:
+def test_cancelled_call_is_cancelled_at_the_callee() -> None:
     async def test(replica: Replica, link: Link) -> None:
         stream = link.call("hang", {})
         await asyncio.sleep(0.05)
@@ -84,7 +84,7 @@ def test_a_cancelled_call_is_cancelled_there() -> None:
     connected(test)
 
 
-def test_a_call_that_failed_is_lost_and_the_link_lives() -> None:
+def test_failed_call_does_not_close_the_link() -> None:
     async def test(replica: Replica, link: Link) -> None:
         with pytest.raises(LinkLost, match="no such thing"):
             await link.call("fail", {}).next()
@@ -93,7 +93,7 @@ def test_a_call_that_failed_is_lost_and_the_link_lives() -> None:
     connected(test)
 
 
-def test_all_calls_are_lost_with_the_other_end() -> None:
+def test_closed_server_fails_all_calls() -> None:
     async def test(replica: Replica, link: Link) -> None:
         streams = [link.call("hang", {}) for _ in range(3)]
         await asyncio.sleep(0.05)
@@ -108,7 +108,7 @@ def test_all_calls_are_lost_with_the_other_end() -> None:
     connected(test)
 
 
-def test_the_callee_frees_what_a_lost_caller_held() -> None:
+def test_lost_caller_cancels_its_calls() -> None:
     async def test(replica: Replica, link: Link) -> None:
         link.call("hang", {})
         await asyncio.sleep(0.05)
@@ -119,7 +119,7 @@ def test_the_callee_frees_what_a_lost_caller_held() -> None:
     connected(test)
 
 
-def test_pings_tell_the_load() -> None:
+def test_pings_report_the_load() -> None:
     async def test(replica: Replica, link: Link) -> None:
         link.call("hang", {})
         await asyncio.sleep(0.05)
@@ -130,7 +130,7 @@ def test_pings_tell_the_load() -> None:
     connected(test)
 
 
-def test_a_stranger_is_shown_the_door() -> None:
+def test_caller_with_a_wrong_secret_is_disconnected() -> None:
     async def test(replica: Replica, link: Link) -> None:
         stranger = await Link.connect(link.address, os.urandom(SECRET_BYTES), lambda _: None)
         with pytest.raises(LinkLost):
@@ -140,7 +140,7 @@ def test_a_stranger_is_shown_the_door() -> None:
     connected(test)
 
 
-def test_strangers_are_few_and_have_little_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unauthenticated_connections_are_bounded_and_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "SECRET_S", 0.1)
     monkeypatch.setattr(link, "PING_S", 0.05)
 
@@ -158,7 +158,7 @@ def test_strangers_are_few_and_have_little_time(monkeypatch: pytest.MonkeyPatch)
     connected(test)
 
 
-def test_a_caller_that_stands_still_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_caller_without_pings_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "SILENCE_S", 0.2)
     monkeypatch.setattr(link, "PING_S", 0.05)
 
@@ -174,7 +174,7 @@ def test_a_caller_that_stands_still_is_given_up(monkeypatch: pytest.MonkeyPatch)
     connected(test)
 
 
-def test_a_frame_of_absurd_size_ends_the_connection() -> None:
+def test_oversized_frame_closes_the_connection() -> None:
     async def test(replica: Replica, known: Link) -> None:
         assert known._transport is not None
         known._transport.write(link.FRAME.pack(0xFFFFFFFF, 1, Kind.CALL))
@@ -184,7 +184,7 @@ def test_a_frame_of_absurd_size_ends_the_connection() -> None:
     connected(test)
 
 
-def test_a_stream_that_is_not_taken_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unread_stream_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "UNREAD_BYTES", 1000)
 
     async def test(replica: Replica, known: Link) -> None:
@@ -201,7 +201,7 @@ def test_a_stream_that_is_not_taken_is_ended(monkeypatch: pytest.MonkeyPatch) ->
     connected(test)
 
 
-def test_of_many_streams_the_one_that_lags_most_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_most_lagging_stream_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "UNREAD_OF_LINK_BYTES", 50_000)
     monkeypatch.setattr(link, "LARGE_BYTES", 100)
 

@@ -44,7 +44,7 @@ def native(monkeypatch: pytest.MonkeyPatch) -> type:
 
 
 @pytest.mark.parametrize("make", [byte_level, metaspace])
-def test_the_answer_reads_the_same(make: Callable[[], Tokenizer], native: type) -> None:
+def test_detokenized_answer_is_unchanged(make: Callable[[], Tokenizer], native: type) -> None:
     tokenizer = make()
     ids = tokenizer.encode(TEXT).ids
     assert len(ids) > 3 * detokenizer_tail.TAIL

@@ -92,9 +92,7 @@ def replica() -> Replica:
     return Replica("tiny", "decode", "decode-1")
 
 
-def test_load_and_cache_are_seen_and_fall_back_to_nothing_when_the_last_request_ends(
-    scheduler: Scheduler, replica: Replica
-) -> None:
+def test_load_and_cache_usage_return_to_zero(scheduler: Scheduler, replica: Replica) -> None:
     stats = EngineStats(replica, shards=1)
     for name in ("a", "b"):
         scheduler.add_request(request(name, 40, answer=4))
@@ -110,7 +108,7 @@ def test_load_and_cache_are_seen_and_fall_back_to_nothing_when_the_last_request_
     assert value(replica, "strata_serve_prefix_cache_hit_tokens_total") == 32
 
 
-def test_an_abort_is_reported_though_nothing_runs_any_more(scheduler: Scheduler, replica: Replica) -> None:
+def test_abort_of_the_last_request_is_reported(scheduler: Scheduler, replica: Replica) -> None:
     stats = EngineStats(replica, shards=1)
     scheduler.add_request(request("a", 100, answer=50))
     stats.record(next(steps(scheduler)), None)
@@ -152,7 +150,7 @@ def test_transfers_are_counted_and_timed(replica: Replica) -> None:
     assert value(replica, "strata_serve_kv_expired_total") == 2
 
 
-def test_the_shards_of_an_engine_pull_side_by_side(replica: Replica) -> None:
+def test_transfer_time_counts_shards_as_parallel(replica: Replica) -> None:
     stats = EngineStats(replica, shards=2)
     stats.record(SchedulerStats(kv_connector_stats=transfers(*[(4096, 1000)] * 4)), arrived(20))
     assert stats.transfer_s_per_token == pytest.approx(0.001 / 10)
@@ -206,7 +204,7 @@ def test_vllm_reports_the_tokens_of_each_step() -> None:
     assert (details.num_ctx_requests, details.num_ctx_tokens, details.num_generation_tokens) == (1, 100, 1)
 
 
-def test_attached_to_an_engine_it_stands_beside_vllms_own_series(config: VllmConfig, replica: Replica) -> None:
+def test_engine_stats_are_exported_beside_vllm_series(config: VllmConfig, replica: Replica) -> None:
     manager = StatLoggerManager(config)  # with vLLM's default loggers
     engine = SimpleNamespace(logger_manager=manager, vllm_config=config)
     stats = engine_stats.attach(engine, replica)

@@ -17,7 +17,7 @@ def test_the_layers_are_inside_a_block() -> None:
     assert KVCacheLayout[BLOCK_HEAD_LAYER], "vLLM no longer has this layout: review nixl_layout.py"
 
 
-def test_mla_models_have_vllms_layout() -> None:
+def test_mla_models_have_the_layout_of_vllm() -> None:
     assert NixlConnector.get_required_kvcache_layout(config(use_mla=True)) is None
 
 

@@ -63,7 +63,7 @@ def introduction(port: int) -> NixlHandshakePayload:
     return msgspec.msgpack.Decoder(NixlHandshakePayload).decode(answer[0])
 
 
-def test_an_engine_whose_port_was_taken_listens_on_another(started: SimpleNamespace) -> None:
+def test_engine_listens_on_another_port_if_its_port_is_in_use(started: SimpleNamespace) -> None:
     port = started.scheduler.side_channel_port
     assert port != started.taken
     assert introduction(port) == PAYLOAD
@@ -72,12 +72,12 @@ def test_an_engine_whose_port_was_taken_listens_on_another(started: SimpleNamesp
 @pytest.mark.parametrize(
     "message", [b"", b"\xc1garbage", msgspec.msgpack.encode((GET_META_MSG, 0, 7)), msgspec.msgpack.encode((b"what", 0, 0))]
 )
-def test_it_survives_a_message_that_makes_no_sense(started: SimpleNamespace, message: bytes) -> None:
+def test_listener_survives_an_invalid_message(started: SimpleNamespace, message: bytes) -> None:
     assert ask(started.scheduler.side_channel_port, message, limit_s=0.2) is None
     assert introduction(started.scheduler.side_channel_port) == PAYLOAD
 
 
-def test_a_host_that_cannot_be_listened_on_is_an_error() -> None:
+def test_unavailable_host_raises() -> None:
     with pytest.raises(zmq.ZMQError):
         connector(0, host="192.0.2.1").set_xfer_handshake_metadata_pp_aware({(0, 0): PAYLOAD})
 
