@@ -8,6 +8,7 @@ import argparse
 from strata.planner import Layout, plan_training, search_layouts
 from strata.planner.catalogue import library
 from strata.planner.catalogue.software import program
+from strata.platform.hardware import catalogue as hardware
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--model", default="llama-3-70b")
@@ -17,8 +18,8 @@ parser.add_argument("--gpus", type=int, default=512, help="a multiple of 32")
 parser.add_argument("--tokens", type=float, default=1e12)
 arguments = parser.parse_args()
 
-shape, gpu = library.model(arguments.model), library.gpu(arguments.gpu)
-fabric, software = library.fabric(arguments.fabric), program("megatron-core")
+shape, gpu = library.model(arguments.model), hardware.gpu(arguments.gpu)
+fabric, software = hardware.fabric(arguments.fabric), program("megatron-core")
 sequence, batch = 8192, 1024  # tokens, sequences
 
 # One layout: tensor parallelism within a node, four pipeline stages, data parallelism for the rest.
