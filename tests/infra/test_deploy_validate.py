@@ -97,7 +97,7 @@ def test_combined_components_are_valid(target: str, recipe: str, overrides: list
 
 
 @pytest.mark.parametrize(
-    ("change", "path", "says"),
+    ("change", "path", "expected"),
     [
         (
             lambda o: o["PodDisruptionBudget/strata-train"]["spec"].update(minimum=1),
@@ -118,15 +118,15 @@ def test_combined_components_are_valid(target: str, recipe: str, overrides: list
         (lambda o: o["Namespace/strata"].pop("metadata"), "Namespace/?: metadata.name", "is missing"),
     ],
 )
-def test_core_objects(change: Callable[[Objects], Any], path: str, says: str) -> None:
+def test_core_objects(change: Callable[[Objects], Any], path: str, expected: str) -> None:
     where, message = the_problem(change, None)
     assert where == path
-    assert says in message
+    assert expected in message
 
 
 @needs_crds
 @pytest.mark.parametrize(
-    ("change", "path", "says"),
+    ("change", "path", "expected"),
     [
         (
             lambda o: o["RayJob/strata-train"]["spec"].update(entryPoint="x"),
@@ -155,10 +155,10 @@ def test_core_objects(change: Callable[[Objects], Any], path: str, says: str) ->
         (lambda o: o["RayService/strata"].update(apiVersion="ray.io/v2"), "RayService/strata: kind", "not defined by the CRDs"),
     ],
 )
-def test_ray_objects_by_their_schema(change: Callable[[Objects], Any], path: str, says: str) -> None:
+def test_ray_objects_by_their_schema(change: Callable[[Objects], Any], path: str, expected: str) -> None:
     where, message = the_problem(change, CRDS)
     assert where == path
-    assert says in message
+    assert expected in message
 
 
 @needs_crds
@@ -167,7 +167,7 @@ def test_a_quantity_may_be_a_number() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "path", "says"),
+    ("change", "path", "expected"),
     [
         (
             lambda o: o["RayService/strata"]["spec"]["upgradeStrategy"]["clusterUpgradeOptions"].update(stepSizePercent=90),
@@ -186,10 +186,10 @@ def test_a_quantity_may_be_a_number() -> None:
         ),
     ],
 )
-def test_ray_objects_by_the_operators_rules(change: Callable[[Objects], Any], path: str, says: str) -> None:
+def test_ray_objects_by_the_operators_rules(change: Callable[[Objects], Any], path: str, expected: str) -> None:
     [problem] = problems(broken(change), CRDS)
     assert f"{problem.object}: {problem.path}" == path
-    assert says in problem.message
+    assert expected in problem.message
 
 
 def test_a_malformed_ray_object_is_rejected_without_crds() -> None:
@@ -202,7 +202,7 @@ def test_a_malformed_ray_object_is_rejected_without_crds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "path", "says"),
+    ("change", "path", "expected"),
     [
         (lambda o: o.pop("ServiceAccount/strata-serve"), None, "ServiceAccount strata-serve is not among the objects"),
         (lambda o: o.pop("ConfigMap/strata-recipe"), None, "ConfigMap strata-recipe is not among the objects"),
@@ -261,11 +261,11 @@ def test_a_malformed_ray_object_is_rejected_without_crds() -> None:
         (lambda o: o.update(m=copy.deepcopy(o["Namespace/strata"])), "Namespace/strata: metadata.name", "twice"),
     ],
 )
-def test_broken_references_between_objects(change: Callable[[Objects], Any], path: str | None, says: str) -> None:
+def test_broken_references_between_objects(change: Callable[[Objects], Any], path: str | None, expected: str) -> None:
     found = reference_problems(broken(change))
     assert found
     for where, message in found:
-        assert says in message
+        assert expected in message
         assert path in (None, where)
 
 

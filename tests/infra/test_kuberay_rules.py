@@ -43,7 +43,7 @@ HEAD_ENV = "headGroupSpec.template.spec.containers.0.env"
 
 
 @pytest.mark.parametrize(
-    ("changes", "path", "says"),
+    ("changes", "path", "expected"),
     [
         ({"headGroupSpec.template.spec.containers": []}, "headGroupSpec.template.spec.containers", "must not be empty"),
         (
@@ -121,10 +121,10 @@ HEAD_ENV = "headGroupSpec.template.spec.containers.0.env"
         ({"upgradeStrategy": {"type": "NewCluster"}}, "upgradeStrategy.type", "Recreate or None"),
     ],
 )
-def test_invalid_clusters(changes: Changes, path: str, says: str) -> None:
+def test_invalid_clusters(changes: Changes, path: str, expected: str) -> None:
     [(where, message)] = found("RayCluster", changed(CLUSTER, changes))
     assert where == f"spec.{path}"
-    assert says in message
+    assert expected in message
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def rule(policy: str, ttl: int = 0, **condition: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("changes", "path", "says"),
+    ("changes", "path", "expected"),
     [
         ({"suspend": True}, "suspend", "shutdownAfterJobFinishes"),
         ({"ttlSecondsAfterFinished": 60}, "ttlSecondsAfterFinished", "shutdownAfterJobFinishes"),
@@ -252,14 +252,14 @@ def rule(policy: str, ttl: int = 0, **condition: str) -> dict[str, Any]:
         ),
     ],
 )
-def test_invalid_jobs(changes: Changes, path: str, says: str) -> None:
+def test_invalid_jobs(changes: Changes, path: str, expected: str) -> None:
     [(where, message)] = found("RayJob", changed({"rayClusterSpec": CLUSTER}, changes))
     assert where == f"spec.{path}"
-    assert says in message
+    assert expected in message
 
 
 @pytest.mark.parametrize(
-    ("changes", "path", "says"),
+    ("changes", "path", "expected"),
     [
         ({"upgradeStrategy.type": "Recreate"}, "upgradeStrategy.type", "must be NewCluster"),
         ({"upgradeStrategy.clusterUpgradeOptions": None}, "upgradeStrategy.clusterUpgradeOptions", "must be set"),
@@ -302,11 +302,11 @@ def test_invalid_jobs(changes: Changes, path: str, says: str) -> None:
         ),
     ],
 )
-def test_invalid_services(changes: Changes, path: str, says: str) -> None:
+def test_invalid_services(changes: Changes, path: str, expected: str) -> None:
     valid = {"rayClusterConfig": {**CLUSTER, **SCALED}, "upgradeStrategy": INCREMENTAL}
     [(where, message)] = found("RayService", changed(valid, changes))
     assert where == f"spec.{path}"
-    assert says in message
+    assert expected in message
 
 
 @pytest.mark.parametrize(
