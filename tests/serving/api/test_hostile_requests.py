@@ -1,8 +1,8 @@
-"""Malformed, hostile and random requests, many at once, beside plain streams.
+"""Malformed, hostile and random requests, sent concurrently with plain streams.
 
-None may be answered with a 5xx, end a process, hold up a stream for more than 2 s, or leave memory, descriptors or blocks
-behind. STRATA_HOSTILE sets how many are drawn (10000 for the whole bar), STRATA_FUZZ_SEED draws others, and STRATA_HOSTILE_JSON
-names a file for the figures.
+None may be answered with a 5xx, end a process, delay a stream by more than 2 s, or leak memory, descriptors or blocks.
+STRATA_HOSTILE sets the number of requests (10000 for a full run), STRATA_FUZZ_SEED the seed, and STRATA_HOSTILE_JSON a file for
+the results.
 """
 
 import asyncio
@@ -294,7 +294,7 @@ PATHS = st.sampled_from(list(VALID))
 
 @st.composite
 def confused(draw: st.DrawFn) -> Shot:
-    """A valid request with some of its parameters replaced."""
+    """Valid request with some of its parameters replaced."""
     path = draw(PATHS)
     changes = draw(st.dictionaries(st.sampled_from(FIELDS[path]), ODD, min_size=1, max_size=3))
     return shot(path, VALID[path] | changes)
@@ -302,7 +302,7 @@ def confused(draw: st.DrawFn) -> Shot:
 
 @st.composite
 def damaged(draw: st.DrawFn) -> Shot:
-    """The bytes of a valid request, some of them changed, lost or doubled."""
+    """Bytes of a valid request, some of them changed, removed or duplicated."""
     path = draw(PATHS)
     body = bytearray(json.dumps(VALID[path]).encode())
     for _ in range(draw(st.integers(1, 4))):
@@ -315,7 +315,7 @@ def damaged(draw: st.DrawFn) -> Shot:
 
 @st.composite
 def worded(draw: st.DrawFn) -> Shot:
-    """Any text there is, lone surrogates too, as a prompt."""
+    """Random Unicode prompt, including lone surrogates."""
     text = draw(st.text(st.characters(codec=None), min_size=1, max_size=60))
     return completion(prompt=text) if draw(st.booleans()) else says(text)
 
@@ -340,7 +340,7 @@ def drawn(strategy: st.SearchStrategy[Any], count: int) -> list[Any]:
 
 
 def token_ids(folder: Path) -> list[Shot]:
-    """Ids at every boundary, wherever a request can have them: of the embedding, of the tokenizer, of integers."""
+    """Token ids at the boundaries of the embedding, the tokenizer and integers, in every field that accepts ids."""
     known = json.loads((folder / "config.json").read_text())
     embedded, context = known["vocab_size"], known["max_position_embeddings"]
     written = len(json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"])
@@ -368,7 +368,7 @@ def token_ids(folder: Path) -> list[Shot]:
 
 
 def from_the_schema(count: int) -> list[Shot]:
-    """Schemathesis' own, of each route: half of them within the schema, half of them not."""
+    """Requests of Schemathesis for each route, half of them valid by the schema."""
     routes = [result.ok() for result in schemathesis.openapi.from_dict(openapi.document(MODEL)).get_all_operations()]
     posts = [route for route in routes if route.method.upper() == "POST"]
     found: list[Shot] = []
@@ -404,7 +404,7 @@ def shots(folder: Path) -> list[Shot | Raw]:
 
 
 def fire(url: str, rounds: list[Shot | Raw]) -> list[tuple[Shot | Raw, int, bytes]]:
-    """Many at once; status 0 stands for no answer within the limit."""
+    """Sends requests concurrently. Status 0 is no answer within the limit."""
     host, _, port = url.removeprefix("http://").rpartition(":")
 
     async def run() -> list[tuple[Shot | Raw, int, bytes]]:
@@ -457,7 +457,7 @@ def wrong(status: int, body: bytes) -> str | None:
 
 
 def processes(served: Served) -> dict[int, psutil.Process]:
-    """Gateways, replicas and engines."""
+    """Processes of gateways, replicas and engines."""
     found = {}
     for process in served.process.children(recursive=True):
         try:
@@ -470,7 +470,7 @@ def processes(served: Served) -> dict[int, psutil.Process]:
 
 
 def open_files(pid: int) -> Counter[str]:
-    """By kind: numbers of sockets and pipes say nothing."""
+    """Open files by kind, without the numbers of sockets and pipes."""
     found: Counter[str] = Counter()
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):
@@ -501,9 +501,11 @@ def greedy(served: Served) -> str:
 
 @pytest.fixture
 def nothing_left_behind(endpoint: Served) -> Iterator[Callable[[], None]]:
-    """Whatever happens in between: the same processes, no block in use, the same answers, and no more open files than when
-    what is yielded was called. (Some are opened with a replica's first request of a kind, and stay: those of the process that
-    tries grammars, for one.)"""
+    """Asserts after a test that processes and answers are the same, and that no block is in use and no more files are open.
+
+    Yields a function that counts open files. Call it after the first requests: a replica opens some files with its first request
+    of a kind, such as those of the grammar process.
+    """
     answer, alive = greedy(endpoint), processes(endpoint)
     assert sum("VLLM::" in " ".join(process.cmdline()) for process in alive.values()) >= 1
     files: dict[int, Counter[str]] = {}

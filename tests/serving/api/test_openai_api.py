@@ -1,4 +1,4 @@
-"""The endpoint as clients see it: the official client, raw HTTP, and `transformers` as the judge of the tokens."""
+"""The endpoint through the official OpenAI client and raw HTTP, with `transformers` as the reference for tokens."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor

@@ -118,7 +118,7 @@ class Wanted(BaseModel):
 
 
 class Generation(BaseModel):
-    """The fields of vLLM's requests that are looked at."""
+    """Fields of vLLM's requests that the checks read."""
 
     prompt: str | list[int] | list[str] | None = None
     n: int = 1

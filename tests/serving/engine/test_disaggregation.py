@@ -1,5 +1,7 @@
-"""Placement of prefills, and the loss of a prefill engine before, during or after its work; with stand-ins
-for engines. Real ones are in test_openai_api.py and test_failover.py."""
+"""Placement of prefills, and loss of a prefill engine before, during or after its prefill.
+
+The engines are stand-ins; test_openai_api.py and test_failover.py have real engines.
+"""
 
 import asyncio
 import os
@@ -27,7 +29,7 @@ PROMPT = {"type": "token", "prompt_token_ids": [5, 6, 7]}
 
 
 class Prefiller:
-    """A prefill replica: answers with blocks named after it, or fails, or never answers; may die right after its answer."""
+    """Prefill replica that returns blocks with its name, fails, never answers, or dies after its answer."""
 
     def __init__(self, name: str, does: str = "answers") -> None:
         self.name, self.does = name, does
@@ -59,7 +61,7 @@ class Pool:
 
 
 class Vllm:
-    """An engine that says what it was given; blocks of an engine in `lost` never arrive."""
+    """Engine that returns the blocks it received; blocks of an engine in `lost` never arrive."""
 
     model_config = SimpleNamespace(get_vocab_size=lambda: 100)
     errored = False
@@ -85,7 +87,7 @@ class Vllm:
 def ask(
     prefillers: list[Prefiller], vllm: Vllm | None = None, params: SamplingParams | None = None, rule: Rule = ALWAYS
 ) -> tuple[str, str, str]:
-    """Place, why, and whose blocks were decoded from."""
+    """Place and reason of the prefill, and the engine whose blocks were decoded."""
 
     async def run() -> tuple[str, str, str]:
         links = [await Link.connect(await p.server.listen("127.0.0.1"), SECRET, lambda _: None) for p in prefillers]

@@ -98,7 +98,7 @@ def test_contiguous_blocks_require_equal_tensor_parallelism() -> None:
 
 @pytest.mark.parametrize(("can_read", "layout"), [(ANY_LAYOUT, "BHLNC"), (["LBHNC"], "LBHNC"), (["LBHNC", "BLHNC"], "LBHNC")])
 def test_block_layout_falls_back_to_a_supported_layout(can_read: list[str], layout: str) -> None:
-    """Asked of vLLM's own resolver: the connector's class is found, and where it cannot have its way another is taken."""
+    """vLLM's own resolver finds the connector's class, and another layout where a backend cannot read this one."""
     pytest.importorskip("vllm")
     from vllm.config import CacheConfig, KVTransferConfig
     from vllm.v1.attention.backends.utils import resolve_kv_cache_layout

@@ -1,4 +1,4 @@
-"""`serve.kernels`: which engines get our kernels, and where it is refused."""
+"""`serve.kernels`: engines that use Strata's kernels, and where it is refused."""
 
 from pathlib import Path
 from typing import Any

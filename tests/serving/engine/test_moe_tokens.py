@@ -1,5 +1,8 @@
-"""vLLM's own mixtures of experts on our exports, in the sizes and with the settings that `laptop-moe` is served with: its
-greedy tokens are those of `transformers`. Mixtral's and Qwen2-MoE's loaders differ, and neither complains of all it misses."""
+"""Greedy tokens of exported mixtures of experts: vLLM equals `transformers`.
+
+The sizes and settings are those of `laptop-moe`. vLLM's loaders of Mixtral and Qwen2-MoE differ, and neither reports every
+missing weight.
+"""
 
 import json
 import os
@@ -35,7 +38,7 @@ json.dump(tokens, open(answer, "w"))
 
 
 def decisive(section: ModelSection) -> Llama:
-    """Weights far enough from a fresh model's that no two logits, of tokens or of experts, are within rounding."""
+    """Scales weights so that no two logits, of tokens or of experts, are within rounding."""
     model, noise = Llama(section), torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -1,4 +1,4 @@
-"""CUDA's Multi-Process Service around an endpoint. A script stands in for NVIDIA's program: there is no GPU here."""
+"""CUDA's Multi-Process Service for an endpoint. A script stands in for NVIDIA's daemon, which needs a GPU."""
 
 import os
 import tempfile
@@ -45,7 +45,7 @@ def test_engines_are_mps_clients_with_their_sm_share(tmp_path: Path, folder: Pat
 
 
 def test_ucx_reads_blocks_over_cuda_ipc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """UCX would read them over TCP where it sees no NVLink. Who knows better says so in the environment."""
+    """UCX would read them over TCP where it detects no NVLink. A value in the environment takes precedence."""
     switch, network = "UCX_CUDA_IPC_ENABLE_GET_ZCOPY", Network.within(one_machine=True)
     monkeypatch.delenv(switch, raising=False)
     spec = EngineSpec.of("decode", sharing(), tmp_path, "m", network)

@@ -1,4 +1,4 @@
-"""Requests that kill engines: stopped after two victims, while all that were beside them are answered.
+"""Requests that kill engines: refused after two deaths, while concurrent requests are answered.
 
 Gateway, links, replica calls and the quarantine are real; vLLM's engine is a stand-in that dies of chosen token ids.
 """
@@ -44,7 +44,7 @@ ALWAYS = Rule(when="always", min_tokens=0, max_queue_s=1.0, stall_weight=0.0)
 
 
 class Vllm:
-    """Counts up from where its prompt of three ids ends."""
+    """Engine that counts up from the end of its prompt of three ids."""
 
     def __init__(self) -> None:
         self.model_config = SimpleNamespace(model="tiny", get_vocab_size=lambda: 1000)
@@ -122,7 +122,7 @@ def calls_of(engine: Engine) -> DecodeCalls:
 
 
 class Decoder:
-    """A decode replica. vLLM's OpenAI classes are stood in for: they stream, or answer at the end."""
+    """Decode replica with stand-ins for vLLM's OpenAI classes, which stream or answer at the end."""
 
     def __init__(self, name: str) -> None:
         self.name, self.vllm = name, Vllm()
@@ -167,7 +167,7 @@ def no_exit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Endpoint:
-    """The gateway without a network before it: clients call the application."""
+    """Gateway application, called directly without a network."""
 
     def __init__(self) -> None:
         self._addresses: dict[str, str] = {}
@@ -204,7 +204,7 @@ async def replicas(endpoint: Endpoint, count: int) -> list[Decoder]:
 
 
 async def ask(endpoint: Endpoint, prompt: list[int], stream: bool = False, **more: Any) -> tuple[int, Any]:
-    """The status, and the text of an answer or the error."""
+    """Status, and the text of the answer or the error."""
     body = {"prompt": prompt, "stream": stream, "temperature": 0} | more
     response = await endpoint.client.post("/v1/completions", json=body)
     if response.status_code != 200:
@@ -231,7 +231,7 @@ def test_request_that_kills_engines_is_refused_after_two_deaths(stream: bool) ->
         assert status == 400 and error["type"] == "invalid_request_error"
         assert "is refused for" in error["message"] and "Send" not in error["message"]
         assert dead(pool) == 2
-        # The same again, whoever sends it and however it is answered, reaches no engine.
+        # The same content from any client, streamed or not, reaches no engine.
         for more in ({"user": "another"}, {"stream": not stream}, {"seed": 5}, {"metadata": {"a": "b"}}):
             assert (await ask(endpoint, POISON, **more))[0] == 400
         assert dead(pool) == 2
@@ -291,7 +291,7 @@ def test_reconnecting_client_is_refused_after_two_deaths() -> None:
 
 
 async def working(pool: list[Decoder], asked: "asyncio.Future[Any]") -> Decoder | None:
-    """The replica that works on a request, which may be between two of them just now; None once it is answered."""
+    """Replica that works on the request; waits while the request moves between replicas. None once it is answered."""
     while not asked.done():
         for replica in pool:
             if replica.server.calls and not replica.dead:
@@ -325,7 +325,7 @@ def test_request_fails_after_four_externally_killed_engines() -> None:
 
 
 def prefilled(prefillers: list[Vllm], decoder: Vllm, prompt: list[int]) -> str | CrashesEngines | EngineDeadError:
-    """The answer of a decode engine with a pool of prefill replicas, or how it failed."""
+    """Answer or error of a decode engine with a pool of prefill replicas."""
 
     async def inside() -> str | CrashesEngines | EngineDeadError:
         servers = [Server(PrefillCalls(vllm, calls_of(engine_of(vllm))).handle, dict, SECRET) for vllm in prefillers]

@@ -1,5 +1,7 @@
-"""Processes that are forked from a warm one: they are what their launcher would have been, and end when they should. Without
-vLLM; an endpoint with it is in test_failover.py."""
+"""Processes forked from a warm process: same environment as their launcher, and ended with it.
+
+Without vLLM; test_failover.py has an endpoint with vLLM.
+"""
 
 import json
 import os

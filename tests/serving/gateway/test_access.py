@@ -1,4 +1,4 @@
-"""API keys on one machine: what is refused before anything starts, and which key commands send."""
+"""API keys on one machine: refusals before the start, and the key that commands send."""
 
 import threading
 from collections.abc import Iterator
@@ -115,7 +115,7 @@ def test_printed_commands_do_not_contain_the_key(keys: Path, capsys: pytest.Capt
 
 @pytest.fixture
 def refusing() -> Iterator[str]:
-    """An endpoint that knows no key."""
+    """URL of an endpoint that refuses every key."""
 
     class Refuses(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -31,7 +31,7 @@ class Served:
         return int(caught.value.headers["retry-after"])
 
     def steady(self, every_s: float, count: int, sequences: int = 1) -> None:
-        """One ends and another begins, again and again."""
+        """Repeatedly ends a request and begins another."""
         for _ in range(count):
             self.now += every_s
             self.end()

@@ -1,5 +1,7 @@
-"""The gateway with stand-in replicas: what a client sees when one of them is lost, is slow, or refuses. Real engines are in
-test_failover.py."""
+"""Responses of the gateway when a replica is lost, is slow, or refuses.
+
+The replicas are stand-ins; test_failover.py has real engines.
+"""
 
 import asyncio
 import json
@@ -65,7 +67,7 @@ class Replica:
     async def generate(self, call: Call) -> None:
         if call.method == "metrics":
             call.head({"status": 200, "type": "text/plain"})
-            call.data(f'# TYPE told_by gauge\ntold_by{{name="{self.name}"}} 1\n'.encode())
+            call.data(f'# TYPE exported_by gauge\nexported_by{{name="{self.name}"}} 1\n'.encode())
             call.end({})
             return
         self.asked.append(call.meta)
@@ -145,7 +147,7 @@ ALL = " ".join([*WORDS, "[DONE]"])
 
 
 def test_health_follows_the_engine_not_the_replica_process() -> None:
-    """A replica lives on for a while when its engine has died; until another one is up nobody can answer."""
+    """A replica outlives its engine for a while, and cannot answer then."""
 
     async def test(endpoint: Endpoint) -> None:
         async def becomes(status: int) -> None:
@@ -363,8 +365,8 @@ def test_node_scope_has_only_the_series_of_the_node() -> None:
         await endpoint.add(Replica("b", node="elsewhere"))
         await asyncio.sleep(0.7)
         everybody, node = [(await endpoint.client.get(path)).text for path in ("/metrics", "/metrics?scope=node")]
-        assert [name for name in ("a", "b") if f'told_by{{name="{name}"}}' in everybody] == ["a", "b"]
-        assert [name for name in ("a", "b") if f'told_by{{name="{name}"}}' in node] == ["a"]
+        assert [name for name in ("a", "b") if f'exported_by{{name="{name}"}}' in everybody] == ["a", "b"]
+        assert [name for name in ("a", "b") if f'exported_by{{name="{name}"}}' in node] == ["a"]
         assert 'replica="g-1"' in node
 
     run(test)

@@ -1,4 +1,4 @@
-"""Memory, descriptors and time that one client can take from a gateway: each bounded, and given back."""
+"""Bounds on the memory, descriptors and time that one client can occupy in a gateway."""
 
 import contextlib
 import json
@@ -118,7 +118,7 @@ def until(done: Callable[[], bool], limit_s: float = 15.0) -> bool:
 
 
 def pour(gateway: Gateway, connection: socket.socket, chunk: bytes, mib: int) -> bytes:
-    """Sends so much of it, or until the gateway has had enough; returns what it answered."""
+    """Sends the chunk repeatedly until the amount is sent or the gateway answers; returns the answer."""
     with contextlib.suppress(*CLOSED):
         for _ in range(mib * MIB // len(chunk)):
             connection.sendall(chunk)
@@ -273,7 +273,7 @@ def test_unread_responses_use_bounded_memory(gateway: Gateway) -> None:
     time.sleep(1)
     assert gateway.ask().status_code == 200
     assert gateway.grown_mib() < 300
-    # Those that were let in are ended, the others had a 429: there is capacity again, and a client that reads gets all of it.
+    # Admitted requests have ended and the others received a 429. Capacity is free, so a client that reads receives all bytes.
     assert until(lambda: len(gateway.ask(answer=30 * MIB).content) == 30 * MIB)
     for connection in slow:
         connection.close()

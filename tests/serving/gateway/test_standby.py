@@ -1,5 +1,7 @@
-"""Prefill replicas that answer while no decode replica is up, and requests that wait while there is no engine. The replicas
-are stand-ins; real engines are in test_failover.py."""
+"""Prefill replicas that decode while no decode replica is up, and requests that wait for an engine.
+
+The replicas are stand-ins; test_failover.py has real engines.
+"""
 
 import asyncio
 import json

@@ -14,7 +14,7 @@ Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 def read(text: str) -> Series:
-    """Every sample, and the check that none is there twice and each family is contiguous."""
+    """All samples. Asserts that none is duplicated and that each family is contiguous."""
     families = list(text_string_to_metric_families(text))
     assert len({family.name for family in families}) == len(families)
     assert all(family.documentation and family.type != "untyped" for family in families)

@@ -1,4 +1,4 @@
-"""Models whose layers keep their context several kinds of KV cache are served, but not handed over from engine to engine."""
+"""Models with several kinds of KV cache are served without remote prefill."""
 
 import json
 from pathlib import Path

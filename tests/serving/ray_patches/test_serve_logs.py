@@ -31,7 +31,7 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def _configure() -> None:
-    """As vLLM does on import, and uvicorn, and others."""
+    """Configures logging as vLLM and uvicorn do on import."""
     dictConfig({"version": 1, "disable_existing_loggers": False, "handlers": {}, "loggers": {}})
 
 

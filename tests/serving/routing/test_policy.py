@@ -38,7 +38,7 @@ FREE = Pool(engines=1, queued_tokens=0)
         (Prompt(8000, 0), BUSY, FREE, TWINS, Decision("remote", "cheaper-there")),
         # A cached beginning is computed again over there, so it speaks for staying: 32 ms of delay against 66 ms.
         (Prompt(8000, 6400), replace(IDLE, running=1), FREE, TWINS, Decision("local", "cheaper-here")),
-        # Those who wait will be streams by then.
+        # Waiting requests will be running by then.
         (Prompt(1024, 0), replace(IDLE, waiting=1), FREE, TWINS, Decision("remote", "cheaper-there")),
         # A queue here is a reason to leave, a queue there to stay.
         (Prompt(512, 0), Load(1, 0, queued_tokens=8000), FREE, TWINS, Decision("remote", "cheaper-there")),
@@ -163,7 +163,7 @@ def test_a_lasting_change_is_adopted_within_a_few_half_lives() -> None:
 
 
 def test_old_measurements_expire() -> None:
-    """Else a pool that was slow once is never asked again."""
+    """Otherwise a pool that was slow once would never be chosen again."""
     meter = RateMeter()
     for at in range(3):
         meter.add(1000, 10.0, now=float(at))

@@ -70,7 +70,7 @@ def test_cached_tokens_never_exceed_the_capacity() -> None:
 
 
 def test_lookup_of_a_long_prompt_is_fast() -> None:
-    """Measured: 0.4 ms on the machine this was written on."""
+    """A lookup measured 0.4 ms when this was written."""
     index = PrefixIndex(16, 10_000)
     prompt = tokens(8000)
     index.add(prompt)

@@ -13,7 +13,7 @@ SECRET = os.urandom(SECRET_BYTES)
 
 
 class Replica:
-    """Answers `count` with so many chunks, never answers `hang`, fails on `fail`."""
+    """Answers `count` with the requested number of chunks, never answers `hang`, fails on `fail`."""
 
     def __init__(self) -> None:
         self.cancelled = 0

@@ -24,7 +24,7 @@ def byte_level() -> Tokenizer:
 
 
 def metaspace() -> Tokenizer:
-    """As Llama 2's: spaces are marks on words, of which the first loses its own, and unknown characters are bytes."""
+    """Tokenizer like Llama 2's: spaces are markers on words, the first word has none, and unknown characters are bytes."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
     parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]

@@ -71,7 +71,7 @@ def request(name: str, length: int, answer: int) -> Request:
 
 
 def steps(scheduler: Scheduler) -> Iterator[SchedulerStats]:
-    """As the engine's loop does it: while the scheduler has anything, with a model that always says 7."""
+    """Runs the engine's loop while the scheduler has requests, with a model that always generates 7."""
     while scheduler.has_requests():
         planned = scheduler.schedule()
         names = list(planned.num_scheduled_tokens)
@@ -174,7 +174,7 @@ def test_inter_token_latencies_are_labelled_by_cause(replica: Replica) -> None:
     step(1)
     step(2, prompts=1, prompt_tokens=200)
     step(3, prompts=1, prompt_tokens=1)  # the last token of a prompt after a KV transfer
-    step(4, num_skipped_waiting_reqs=1)  # its blocks on their way
+    step(4, num_skipped_waiting_reqs=1)  # its blocks in transfer
     step(5, kv_connector_stats=transfers((4096, 1000)))
     assert went_on(replica) == {"nothing": 1, "prefill": 2, "hand-over": 12}
     stats.remote_prefills = 1
@@ -186,7 +186,7 @@ def test_inter_token_latencies_are_labelled_by_cause(replica: Replica) -> None:
 
 
 def test_vllm_reports_the_tokens_of_each_step() -> None:
-    """By the switch that our engines are started with."""
+    """Enabled by the option with which Strata's engines start."""
     core = SimpleNamespace(
         vllm_config=VllmConfig(observability_config=ObservabilityConfig(enable_logging_iteration_details=True))
     )

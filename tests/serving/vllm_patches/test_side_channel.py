@@ -20,7 +20,7 @@ PAYLOAD = NixlHandshakePayload(compatibility_hash="same", agent_metadata_bytes=b
 
 
 def connector(port: int, host: str = HOST) -> NixlConnector:
-    """As far as the side channel goes; the rest needs a model."""
+    """Connector with only its side channel; the rest needs a model."""
     scheduler = NixlPullConnectorScheduler.__new__(NixlPullConnectorScheduler)
     scheduler.side_channel_host, scheduler.side_channel_port = host, port
     scheduler._nixl_handshake_listener_t, scheduler._stop_event = None, threading.Event()
@@ -31,7 +31,7 @@ def connector(port: int, host: str = HOST) -> NixlConnector:
 
 @pytest.fixture
 def started() -> Iterator[SimpleNamespace]:
-    """Its port was taken, in the seconds in which the model was loaded."""
+    """Starts the connector after another process has bound its port, as during a model load."""
     with socket.socket() as taken:
         taken.bind((HOST, 0))
         taken.listen()
