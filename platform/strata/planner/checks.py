@@ -1,4 +1,4 @@
-"""Layouts that cannot be, each refused with the nearest that can."""
+"""Checks of layouts: an impossible layout is refused with the nearest possible one."""
 
 from strata.planner import ranges
 from strata.planner.catalogue.shape import Shape
@@ -25,7 +25,7 @@ def check(shape: Shape, layout: Layout, sequence: int, gpu: Gpu) -> None:
 
 
 def data_of(gpus: int, layout: Layout) -> int:
-    """The data-parallel ranks that so many GPUs leave."""
+    """Data-parallel ranks that remain for this number of GPUs."""
     cut = layout.tensor * layout.pipeline * layout.sequence * layout.context
     if gpus < 1 or gpus % cut:
         nearest = max(1, round(gpus / cut)) * cut
@@ -36,7 +36,7 @@ def data_of(gpus: int, layout: Layout) -> int:
 
 
 def _check_counts(layout: Layout, sequence: int) -> None:
-    """A recipe's layout has passed no command line."""
+    """Checks counts of a recipe, which no command-line option has checked."""
     for name, within in ranges.LAYOUT.items():
         within.check(f"--{name.replace('_', '-')}", getattr(layout, name))
     ranges.SEQUENCE.check("--seq", sequence)

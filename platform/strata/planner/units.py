@@ -1,4 +1,4 @@
-"""Figures as people read and write them: `15T` tokens, 79.2 GiB, 450 GB/s, 3.2 ms."""
+"""Parsing and formatting of quantities: `15T` tokens, 79.2 GiB, 450 GB/s, 3.2 ms."""
 
 from strata.planner.ranges import BYTES, TOKENS, Range
 from strata.platform.errors import UserError, shown
@@ -12,7 +12,7 @@ COUNTS = {"K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 
 
 def show(value: float, unit: str, digits: int = 3) -> str:
-    """Bytes in powers of two, as torch and drivers say a GPU's memory; rates in powers of ten, as datasheets do."""
+    """Bytes in powers of two, as torch and drivers print memory; rates in powers of ten, as in datasheets."""
     match unit:
         case "":
             return f"{value:,.0f}" if value == int(value) and abs(value) < 1e15 else f"{value:.{digits}g}"

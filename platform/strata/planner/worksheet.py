@@ -1,6 +1,6 @@
 """A worksheet: every figure of a plan is a line with a name, a formula over other lines, and a reason.
 
-The formula is what is worked out, not a description of it: `--explain` cannot say one thing and the plan do another.
+The formula itself is evaluated, so `--explain` cannot differ from the plan.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Models that cannot be: counts out of range, heads that do not divide, more experts chosen than there are."""
+"""Checks of model shapes: counts out of range, indivisible heads, more experts per token than experts."""
 
 from strata.planner import ranges
 from strata.planner.catalogue.shape import Experts, Shape
@@ -6,7 +6,7 @@ from strata.platform.errors import UserError, shown
 
 
 def check_shape(shape: Shape) -> Shape:
-    """The shape itself, if it can be. Names of fields are those of a recipe's `model` section."""
+    """Returns a valid shape, or raises an error with the field names of a recipe's `model` section."""
     for part, table in ((shape, ranges.SHAPE), (shape.experts, ranges.EXPERTS), (shape.latent, ranges.LATENT)):
         for name, within in table.items() if part else ():
             value = getattr(part, name)

@@ -23,7 +23,7 @@ Lines = list[tuple[str, str, str]]  # name, formula, reason
 
 
 def write_buffers(worksheet: Worksheet, shape: Shape, layout: Layout, keeping: Keeping, kinds: list[str], end: bool) -> None:
-    """`kinds` of layers that the stage has, dense and sparse; `end`: whether it has the embedding or the head."""
+    """Communication buffers of a stage. `kinds`: its layers, dense and sparse; `end`: it has the embedding or the head."""
     deepspeed = keeping.engine == "deepspeed"
     lines = _deepspeed(worksheet, shape, layout, keeping) if deepspeed else _by_layer(worksheet, layout, kinds, end)
     lines += _exchanged(layout)
@@ -47,8 +47,7 @@ def _exchanged(layout: Layout) -> Lines:
 
 
 def _by_layer(worksheet: Worksheet, layout: Layout, kinds: list[str], end: bool) -> Lines:
-    """Megatron and FSDP reduce gradients where they lie, unless they are shared out; those go unit by unit: a layer, the
-    embedding, the head."""
+    """Buffers of Megatron and FSDP: gradients are reduced in place or, if sharded, by unit (a layer, the embedding, the head)."""
     if layout.zero < 2:
         return []
     sizes = {"dense": "dense_parameters", "sparse": "sparse_parameters + experts_here"}
@@ -61,7 +60,7 @@ def _by_layer(worksheet: Worksheet, layout: Layout, kinds: list[str], end: bool)
 
 
 def _deepspeed(worksheet: Worksheet, shape: Shape, layout: Layout, keeping: Keeping) -> Lines:
-    """On CPUs memory counts once it is touched, which a bucket larger than the model is not."""
+    """DeepSpeed's buckets. On CPUs only touched memory counts, and a bucket larger than the model is not touched."""
     worksheet.given("number", 4 if layout.precision == "fp32" else 2, "B", "of a gradient as it is made")
     worksheet.work_out("all_own", "own + own_experts")
     if layout.zero == 0:
@@ -87,8 +86,11 @@ def _deepspeed(worksheet: Worksheet, shape: Shape, layout: Layout, keeping: Keep
 
 
 def _unshared(worksheet: Worksheet, shape: Shape, layout: Layout, keeping: Keeping) -> Lines:
-    """Without ZeRO we sum gradients ourselves: on CPUs of one machine in memory that workers share, of which each touches its
-    own chunk, the sum and its part of the others'; on GPUs in persistent buckets, into which all gradients are copied."""
+    """Buffers of Strata's own gradient reduction, without ZeRO.
+
+    On CPUs of one machine it is in shared memory, of which a worker touches its own chunk, the sum and its part of the others.
+    On GPUs all gradients are copied into persistent buckets.
+    """
     lines: Lines = []
     if layout.data * layout.sequence > 1 and layout.pipeline == 1 and keeping.cpu:
         worksheet.given("largest_gradient", max(shape.vocab, shape.ffn) * shape.hidden, "", "numbers; gradients are not cut")
@@ -117,11 +119,12 @@ def write_allowances(worksheet: Worksheet, layout: Layout, keeping: Keeping) -> 
 
 
 def _gaps_on_cpus(layout: Layout) -> tuple[str, str]:
-    """For an aligned place of n bytes glibc (memalign) wants a hole of some more than n. So a tensor that was let go of leaves a
-    hole that its like of the next pass does not fit into, and that pass takes other places. Workers retain freed memory
-    (GLIBC_TUNABLES), so both stay, but for what else has come to lie in the holes: half of them, a quarter where tensors are cut,
-    as was read off three models. With ZeRO there is more, about what gloo gathers and reduces; that its threads keep memory apart
-    from the others' is a guess at why.
+    """Heap fragmentation on CPUs.
+
+    For an aligned block of n bytes, glibc (memalign) needs a free block of more than n. A freed tensor therefore leaves a hole
+    that the same tensor of the next pass does not fit into. Workers retain freed memory (GLIBC_TUNABLES), so both count, except
+    holes that other tensors fill: half of them, a quarter where tensors are sharded, as measured on three models. With ZeRO the
+    fragmentation is larger by about the size of gloo's gathers and reductions, perhaps because its threads have separate arenas.
     """
     passing = "once + logits + working"
     if layout.zero == 3:

@@ -1,10 +1,10 @@
 """Memory of a GPU in training, stage by stage, and its peak.
 
-    peak = state + activations + what the backward pass and the exchange between GPUs hold beside them + allowances
+    peak = state + activations + memory of the backward pass + communication buffers + allowances
 
-State is parameters, gradients and Adam's, as the ZeRO paper counts them (arXiv 1910.02054, section 3): in mixed precision 2 + 2
-+ 12 bytes a parameter, in fp32 4 + 4 + 8. A search asks for the peak of thousands of layouts: `peak_bytes` works out the same
-formulas, and keeps no lines.
+State is parameters, gradients and Adam's moments, as in the ZeRO paper (arXiv 1910.02054, section 3): in mixed precision
+2 + 2 + 12 bytes per parameter, in fp32 4 + 4 + 8. `peak_bytes` evaluates the same formulas without a worksheet, for searches
+over thousands of layouts.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ TERMS = ("parameters", "gradients", "optimizer", "activations", "logits", "worki
 
 @dataclass(frozen=True)
 class StageMemory:
-    """Bytes on one GPU of a stage at its fullest moment. `host` lies in the host's memory, for this GPU."""
+    """Peak bytes on one GPU of a stage. `host` is the host memory for this GPU."""
 
     stage: int
     layers: int
@@ -74,7 +74,7 @@ class MemoryPlan:
 
     @property
     def where(self) -> str:
-        """The fullest stage and what takes most of it."""
+        """Stage with the highest peak, and its largest term."""
         return f"stage {self.fullest.stage}, {self.fullest.largest}"
 
 
@@ -86,7 +86,7 @@ def no_fit_note(held: MemoryPlan) -> str:
 def plan_memory(
     shape: Shape, layout: Layout, gpu_memory: float, keeping: Keeping, worksheet: Worksheet, sequence: int | None = None
 ) -> MemoryPlan:
-    """The worksheet gets a part for each kind of stage; stages of one kind differ in micro-batches in flight alone."""
+    """Memory of every stage, with a worksheet part per kind. Stages of a kind differ only in micro-batches in flight."""
     _write_model(worksheet, shape, layout, keeping, shape.context if sequence is None else sequence)
     explained = {stage.number for stage in _fullest(*_cut(shape, layout))} | {layout.pipeline - 1}
     stages = []
@@ -101,7 +101,7 @@ def plan_memory(
 
 
 def peak_bytes(shape: Shape, layout: Layout, keeping: Keeping, sequence: int | None = None) -> float:
-    """As `plan_memory(...).peak`, in some 30 µs."""
+    """Same value as `plan_memory(...).peak`, in about 30 µs."""
     outer = _model(
         shape,
         keeping,
@@ -124,7 +124,7 @@ def peak_bytes(shape: Shape, layout: Layout, keeping: Keeping, sequence: int | N
 
 
 class _Quick(Worksheet):
-    """A worksheet that keeps no lines, for a search."""
+    """Worksheet that stores no lines, for a search."""
 
     def __init__(self, outer: Worksheet | None = None) -> None:
         self._values = dict(outer._values) if outer else {}
@@ -197,8 +197,11 @@ def _stages(shape: Shape, pipeline: int, schedule: Schedule, interleave: int) ->
 
 @lru_cache(maxsize=4096)
 def _fullest(shape: Shape, pipeline: int, schedule: Schedule, interleave: int) -> tuple[Stage, ...]:
-    """Without stages that cannot be the fullest: those that hold no more of anything than an earlier one, which has at least as
-    many micro-batches in flight. (zbv has the more the later the stage, when micro-batches are few: there, than a later one.)"""
+    """Stages that can have the highest peak.
+
+    Drops stages that hold no more of anything than an earlier stage, which has at least as many micro-batches in flight. With
+    zbv and few micro-batches later stages have more in flight; there the comparison is with a later stage.
+    """
     stages = _stages(shape, pipeline, schedule, interleave)
     found: list[Stage] = []
     for stage in reversed(stages) if schedule == "zbv" else stages:
@@ -263,7 +266,7 @@ def _write_in_flight(worksheet: Worksheet, stage: Stage, layout: Layout) -> None
 
 
 def _write_activations(worksheet: Worksheet, stage: Stage, layout: Layout, keeping: Keeping) -> None:
-    """The loss comes when all layers' activations are held, and so does the last layer's backward pass, after it."""
+    """Activations and logits. All layers' activations are in memory during the loss and the last layer's backward pass."""
     held = [f"{kind}_layers * {kind}_layer" for kind in stage.kinds]
     if stage.embedding and keeping.style == "unfused":
         held.append("between * hidden")  # a mask of the embedding's dropout

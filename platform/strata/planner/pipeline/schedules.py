@@ -1,11 +1,11 @@
-"""In which order each stage of a pipeline works: one list of operations a stage, and what of the model the stage holds.
+"""Pipeline schedules: the order of operations of each stage, and the parts of the model it holds.
 
-The model is cut along its depth into stages x interleave parts. A stage holds `interleave` of them, its chunks (`parts_of`).
+The model is divided along its depth into stages x interleave parts. A stage holds `interleave` of them, its chunks (`parts_of`).
 
 gpipe        Huang et al. 2018: all forwards, then all backwards.
-1f1b         Narayanan et al. 2019 (PipeDream-Flush): as few forwards ahead as keep the last stage busy.
-interleaved  Narayanan et al. 2021, arXiv 2104.04473: 1f1b over several chunks a stage, stages micro-batches at a time.
-zb-h1        Qi et al. 2023, arXiv 2401.10241: 1f1b whose weight gradients wait for where the stage would idle.
+1f1b         Narayanan et al. 2019 (PipeDream-Flush): the fewest forwards ahead that keep the last stage busy.
+interleaved  Narayanan et al. 2021, arXiv 2104.04473: 1f1b over several chunks per stage, `stages` micro-batches at a time.
+zb-h1        Qi et al. 2023, arXiv 2401.10241: 1f1b with weight gradients deferred to idle time.
 zbv          The same paper, section 6, with the order that is free of gaps when F, B and W take equally long; a scheduler
              that looks at the times (arXiv 2405.15362) can do better when they do not.
 dualpipe     DeepSeek-V3, arXiv 2412.19437, in the order of its published code: each part lives on two stages, and half of
@@ -26,8 +26,10 @@ CHUNKS: dict[Schedule, int] = {"gpipe": 1, "1f1b": 1, "zb-h1": 1, "zbv": 2, "dua
 
 
 class Operation(NamedTuple):
-    """B is the gradient of a chunk's input alone, W that of its weights, BW both at once. (A tuple and not a dataclass: an
-    order has up to a million of these.)"""
+    """Operation of a stage: B is the gradient of a chunk's input, W of its weights, BW of both.
+
+    A tuple instead of a dataclass, since an order has up to a million of them.
+    """
 
     kind: Kind
     micro_batch: int
@@ -129,7 +131,7 @@ IN_FLIGHT: dict[Schedule, str] = {
 
 @lru_cache(maxsize=2**16)
 def in_flight(schedule: Schedule, stages: int, micro_batches: int, interleave: int, stage: int = 0) -> float:
-    """Micro-batches whose activations a stage holds at most."""
+    """Peak number of micro-batches whose activations a stage holds."""
     sizes: dict[str, float] = {"micro_batches": micro_batches, "pipeline": stages, "interleave": interleave, "stage": stage}
     return evaluate(IN_FLIGHT[schedule], sizes)
 
@@ -146,7 +148,7 @@ def _one_forward_one_backward(stages: int, micro_batches: int) -> tuple[Order, .
 
 
 def _interleaved(stages: int, micro_batches: int, chunks: int) -> tuple[Order, ...]:
-    """All stages take the same path through chunks and micro-batches, and differ in how far the forwards are ahead."""
+    """Interleaved 1F1B. Stages follow the same path through chunks and micro-batches and differ in their forwards ahead."""
     groups = range(0, micro_batches, stages)
     passes = [(group + i, chunk) for group in groups for chunk in range(chunks) for i in range(stages)]
     forwards = [Operation("F", i, chunk) for i, chunk in passes]
@@ -162,7 +164,7 @@ def _alternate(forwards: list[Operation], backwards: list[Operation], ahead: int
 
 
 def _zb_h1(stages: int, micro_batches: int) -> tuple[Order, ...]:
-    """Stage s keeps its weight gradients s micro-batches behind, so that all stages hold as much as the first."""
+    """ZB-H1. Stage s defers weight gradients by s micro-batches, so all stages hold as much as the first."""
     forwards, backwards, weights = ([Operation(kind, i, 0) for i in range(micro_batches)] for kind in _SPLIT)
     result = []
     for stage in range(stages):
@@ -200,7 +202,7 @@ class _Writer:
         self._backward[chunk] += 1
 
     def weight(self, chunk: int | None = None) -> None:
-        """The oldest that waits, of one chunk or of both."""
+        """Oldest pending weight gradient of one chunk or of both."""
         oldest = next(one for one in self._waiting if chunk in (None, one[1]))
         self._waiting.remove(oldest)
         self.order.append(Operation("W", *oldest))

@@ -1,4 +1,4 @@
-"""Simulation of a pipeline: its orders of operations, played with the seconds of each operation."""
+"""Discrete-event simulation of a pipeline schedule with the time of each operation."""
 
 import math
 from collections import deque
@@ -30,7 +30,7 @@ class Times:
 
 
 def even(parts: int, f: float, b: float, w: float, transfer: float = 0.0, blocking: bool = False) -> Times:
-    """Parts that all take as long; f, b and w are one part's."""
+    """Times of equal parts; f, b and w are those of one part."""
     return Times((f,) * parts, (b,) * parts, (w,) * parts, (transfer,) * (parts - 1), blocking)
 
 
@@ -55,12 +55,12 @@ class Simulation:
 
     @property
     def bubble(self) -> float:
-        """The share of the time in which the stage with most to do idles."""
+        """Fraction of the time in which the busiest stage is idle."""
         return 1 - max(self.busy) / self.total
 
     @property
     def mean_bubble(self) -> float:
-        """The share of the time in which stages idle, because of the schedule or because others have more to do."""
+        """Mean fraction of the time in which stages are idle, by the schedule or by unequal work."""
         return 1 - sum(self.busy) / (self.stages * self.total)
 
     def placed(self, stage: int) -> Iterator[Placed]:
@@ -195,8 +195,8 @@ def _ways(schedule: Schedule, stages: int, interleave: int, stage: int, times: T
 
 
 def _play(order_of: tuple[Order, ...], ways_of: list[_Ways], micro_batches: int, blocking: bool) -> _Played:
-    """Every stage runs as far as its inputs allow, then waits to be woken by the stage that makes what it lacks: each
-    operation is looked at once or twice, however many there are."""
+    """Starts and ends of all operations. A stage runs until an input is missing, and resumes when that input is produced, so each
+    operation is visited once or twice."""
     m, stages = micro_batches, len(order_of)
     steps = 1 + max(way.step for way in ways_of[0].values())  # stage 0 has the last: the gradient of the model's first part
     arrived = [0.0] * m + [-1.0] * (steps * m)  # when the input of step k for micro-batch i is there: [k * m + i]
@@ -262,8 +262,10 @@ def _pace(schedule: Schedule, ways: _Ways, blocking: bool) -> float:
 def _longest_chain(
     order_of: tuple[Order, ...], ways_of: list[_Ways], micro_batches: int, blocking: bool, stage: int, total: float
 ) -> float:
-    """The longest chain of operations through the middle of a stage's order: what becomes of the total if the operation
-    there takes so much longer, `total`, that no other chain matters. It is played as one of a chunk of its own."""
+    """Longest chain of operations through the middle of a stage's order.
+
+    The operation there is lengthened by `total`, so that no other chain matters, and simulated as a chunk of its own.
+    """
     order, ways, longer = list(order_of[stage]), dict(ways_of[stage]), -1
     middle = len(order) // 2
     kind, i, chunk, joined = order[middle]

@@ -105,7 +105,7 @@ def layer_times(shape: Shape, gpu: Gpu, software: Software, cut: Cut, worksheet:
 
 
 def parts_of(layout: Layout) -> int:
-    """Parts that the layers are divided into. Schedules in the shape of a V give each stage two."""
+    """Parts that the layers are divided into. V-shaped schedules have two per stage."""
     return layout.pipeline * (2 if layout.schedule in ("zbv", "dualpipev") else layout.interleave)
 
 
@@ -176,7 +176,7 @@ def works_of(
 
 
 def seen_beside(talk_s: float, compute_s: float) -> float:
-    """Seconds by which compute takes longer for concurrent communication."""
+    """Seconds that concurrent communication adds to compute."""
     return max(0.0, talk_s - compute_s) + HIDDEN_COST * min(talk_s, compute_s)
 
 
@@ -191,14 +191,14 @@ def _selected(compute: LayerTime, software: Software) -> float:
 
 
 def _sequence_seen(among: list[Exchange], layers: Layers) -> float:
-    """A ring of contexts attends to one part while the next is on its way."""
+    """Exposed seconds of sequence parallelism. A context ring attends to one part during the transfer of the next."""
     ulysses = talk.total([each for each in among if each.dimension == "sequence"])
     ring = talk.total([each for each in among if each.dimension == "context"])
     return ulysses + max(0.0, ring - layers.dense.core)
 
 
 def _gathered(work: Work, reduction: talk.Reduction, chunks: int, software: Software) -> tuple[float, float]:
-    """ZeRO-3 gathers parameters for each pass, a layer ahead of its use; what takes longer than the pass is waited for."""
+    """Exposed seconds of ZeRO-3, which gathers parameters one layer ahead in each pass."""
     forward, backward = (talk.total(each) / chunks for each in (reduction.every_forward, reduction.every_backward))
     if not software.overlaps_data:
         return forward, backward

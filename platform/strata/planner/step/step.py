@@ -1,6 +1,6 @@
 """Time of a training step: the work of each part of the model along the schedule, and work once per step.
 
-step = pipeline + what of data parallelism nothing covers + optimizer
+step = pipeline + exposed data parallelism + optimizer
 """
 
 from collections.abc import Callable
@@ -41,7 +41,7 @@ HOST_RATE = 40e9  # of memory for one GPU's part of the host: two sockets of abo
 
 @dataclass(frozen=True)
 class Step:
-    """`spent` is where a GPU's time goes, by name: its sum is `seconds`. `exchanges` are those of the whole step."""
+    """Time of a step. `spent` is the breakdown by name, with sum `seconds`. `exchanges` are those of the whole step."""
 
     seconds: float
     spent: dict[str, float]
@@ -69,7 +69,7 @@ def plan_step(
     sequence: int | None = None,
     layers: Callable[[Cut], Layers] | None = None,
 ) -> Step:
-    """`layers` gives layer times that were worked out before; without it they are written on the worksheet."""
+    """Plan a step. `layers` has known layer times; without it they are computed on the worksheet."""
     sequence = shape.context if sequence is None else sequence
     cut = cut_of(layout, sequence)
     found = layers(cut) if layers else layer_times(shape, gpu, software, cut, worksheet.part("one layer, one micro-batch"))
@@ -120,7 +120,7 @@ def plan_step(
 
 
 def _covers(layout: Layout) -> bool:
-    """Whether what one micro-batch says is covered by what another computes."""
+    """Whether communication of one micro-batch overlaps with compute of another."""
     return layout.schedule in ("dualpipe", "dualpipev")
 
 
@@ -199,14 +199,14 @@ def _spent(works: list[Work], layout: Layout) -> dict[str, float]:
 
 
 def _recomputed(shape: Shape, layout: Layout, sequence: int) -> float:
-    """FLOP of one token that are done a second time."""
+    """Recomputed FLOP per token."""
     if layout.recompute == "full":
         return forward_flops(shape, sequence) - 2 * shape.table_parameters()
     return attention_flops(shape, sequence) * shape.layers if layout.recompute == "selective" else 0.0
 
 
 def _over_the_step(exchanges: Exchanges, layout: Layout, counts: list[tuple[int, int]]) -> tuple[Exchange, ...]:
-    """With `times` counted over a whole step, for a GPU of a stage that has most layers, and most with experts."""
+    """Exchanges with `times` counted over a step, for a GPU of the stage with the most layers, and the most with experts."""
     m = layout.micro_batches
     passes = 3 if layout.recompute == "full" else 2
     stages = [counts[stage :: layout.pipeline] for stage in range(layout.pipeline)]

@@ -1,9 +1,8 @@
 """A Llama, dense or with a mixture of experts, under Hugging Face's parameter names, so that an export is a copy.
 
-It knows nothing of devices, precision or parallelism: the engine wraps it. What lies between the matrix products is `ops`'.
+The model is independent of devices, precision and parallelism: the engine wraps it. `ops` has everything but the matrix products.
 Shapes in names: b batch, t tokens, d hidden, h heads, k key/value heads, v vocabulary; `e` is the width of one head, or half of
-it in rotary tables. In `MoE`, where there are no heads, n is all tokens of the batch, e experts and k those that a token passes
-through.
+it in rotary tables. In `MoE`, which has no heads, n is all tokens of the batch, e experts and k experts per token.
 """
 
 import hashlib
@@ -29,14 +28,14 @@ class RMSNorm(nn.Module):
 
 
 def rotary_table(positions_t: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Computed per forward pass instead of stored as a buffer: an engine that casts a model to bf16 would cast the angles too."""
+    """Rotary angles, computed per forward pass: an engine that casts a model to bf16 would cast a stored buffer too."""
     frequencies = theta ** -(torch.arange(0, head_dim, 2, device=positions_t.device, dtype=torch.float32) / head_dim)
     angles_te = torch.outer(positions_t.float(), frequencies)
     return angles_te.cos(), angles_te.sin()
 
 
 class CausalAttention(nn.Module):
-    """A module without weights, so that a layout which cuts sequences can put its own in this place."""
+    """Attention as a module without weights, which a sequence-parallel layout can replace."""
 
     def __init__(self, ops: Ops) -> None:
         super().__init__()
@@ -84,11 +83,11 @@ class SwiGLU(nn.Module):
 
 
 class MoE(nn.Module):
-    """No expert has a capacity and no token is dropped, so what a token becomes does not depend on the others in its batch.
+    """Mixture of experts with Mixtral's routing; with a shared expert, Qwen2-MoE's block.
 
-    Mixtral's routing; with a shared expert, Qwen2-MoE's block. Every expert runs, if need be on no tokens: its gradient is
-    then zero instead of missing, and data-parallel workers reduce the same gradients whatever their tokens chose. Tokens are
-    put back by a permutation, not by adding at indices, whose order on a GPU would change from run to run.
+    Experts have no capacity limit and no token is dropped, so a token's output does not depend on the rest of its batch. Every
+    expert runs, even on no tokens: its gradient is then zero instead of missing, and data-parallel workers reduce the same
+    gradients. Tokens are restored by a permutation instead of an indexed addition, whose order varies on a GPU.
     """
 
     def __init__(self, hidden: int, ffn: int, moe: MoESection, ops: Ops) -> None:
@@ -152,8 +151,10 @@ class Decoder(nn.Module):
 
 
 class Head(nn.Linear):
-    """The output layer: logits, or, given targets, their mean loss. A module computes it and not a function beside the model, for
-    an engine that shares parameters out brings a module's together when it is called."""
+    """Output layer: logits or, with targets, their mean loss.
+
+    The loss is computed in a module because an engine that shards parameters gathers them when a module is called.
+    """
 
     def __init__(self, hidden: int, vocab: int, ops: Ops) -> None:
         super().__init__(hidden, vocab, bias=False)
@@ -164,8 +165,10 @@ class Head(nn.Linear):
 
 
 class Llama(nn.Module):
-    """`positions_t` are the tokens' places in their sequence, for a worker that has only a part of it. Without targets it gives
-    logits, with them the mean loss."""
+    """Llama decoder. Returns logits or, with targets, the mean loss.
+
+    `positions_t` are the positions of the tokens in their sequence, for a worker that has only a part of it.
+    """
 
     def __init__(self, section: ModelSection, seed: int = 0, kernels: Kernels = "strata") -> None:
         super().__init__()
@@ -183,18 +186,21 @@ class Llama(nn.Module):
 
 
 def mean_loss(ops: Ops, x_btd: Tensor, weight_vd: Tensor, targets_bt: Tensor) -> Tensor:
-    """Nats a token. Ignored ones add nothing and count all the same: who ignores some knows how many."""
+    """Mean loss in nats per token.
+
+    Ignored targets add no loss but stay in the denominator; callers that ignore targets must rescale.
+    """
     return ops.loss_sum(x_btd.flatten(0, 1), weight_vd, targets_bt.flatten()) / targets_bt.numel()
 
 
 @torch.no_grad()
 def initialize(name: str, weight: Tensor, layers: int, seed: int) -> None:
-    """Drawn from a generator of its own, seeded by its name in the whole model: a worker that builds only some of the
-    parameters, or builds them in another order, gets the values that one worker alone would.
+    """Initializes a parameter from its own generator, seeded by its name in the full model.
 
-    A layer's output is as large as its input (variance 1 / fan-in), except where it is added to the residual stream, which
-    sums 2 x layers of them. GPT-2's fixed 0.02 suits widths near 1000 and is far too small for a narrow model; it stays where
-    the output is a choice, of tokens or of experts, that a fresh model should leave open.
+    So the values do not depend on how many of the parameters a worker builds, or in which order. A layer's output is as large as
+    its input (variance 1 / fan-in), except where it is added to the residual stream, which sums 2 x layers outputs. GPT-2's fixed
+    0.02 suits widths near 1000 and is far too small for a narrow model. It is used for the logits of tokens and of experts,
+    which should be nearly uniform at the start.
     """
     if weight.dim() < 2:
         return  # a norm, which starts at one
@@ -207,6 +213,6 @@ def initialize(name: str, weight: Tensor, layers: int, seed: int) -> None:
 
 
 def token_losses(logits_btv: Tensor, targets_bt: Tensor) -> Tensor:
-    """Nats for each token, in fp32 whatever the model computes in."""
+    """Loss of each token in nats, in fp32 for any precision of the model."""
     losses = F.cross_entropy(logits_btv.flatten(0, 1).float(), targets_bt.flatten(), ignore_index=IGNORED, reduction="none")
     return losses.view_as(targets_bt)

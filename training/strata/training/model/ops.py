@@ -1,7 +1,6 @@
-"""The operations that a model is made of, by three makers: our kernels, plain torch, and Liger's kernels.
+"""Operations between the matrix products, and the loss, in three implementations: Strata's kernels, torch, and Liger's kernels.
 
-What lies between the matrix products, and the loss. All makers compute the same function, so that a run can be compared with
-itself under another. Shapes in names are the model's.
+All implementations compute the same function, so a run can be compared between them. Shapes in names are the model's.
 """
 
 from collections.abc import Callable
@@ -19,8 +18,11 @@ Kernels = Literal["strata", "torch", "liger"]
 
 @dataclass(frozen=True)
 class Ops:
-    """`rope` and `attention` take heads after tokens. `loss_sum` is of the output layer's input and its matrix, since the logits,
-    the largest tensor of a training step, need never be whole in memory; targets of `IGNORED` add nothing."""
+    """One implementation of the operations. `rope` and `attention` have heads after tokens.
+
+    `loss_sum` receives the output layer's input and matrix, so that the logits, the largest tensor of a training step, are never
+    complete in memory. Targets of `IGNORED` add nothing.
+    """
 
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     rope: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -66,7 +68,7 @@ def _torch_attention(q_bthe: Tensor, k_btke: Tensor, v_btke: Tensor) -> Tensor:
 
 
 def _torch_loss_sum(x_nd: Tensor, weight_vd: Tensor, targets_n: Tensor) -> Tensor:
-    """In fp32 whatever the model computes in."""
+    """Loss in fp32 for any precision of the model."""
     return F.cross_entropy(F.linear(x_nd, weight_vd).float(), targets_n, ignore_index=IGNORED, reduction="sum")
 
 
@@ -84,7 +86,7 @@ def _strata() -> Ops:
 
 
 def _liger() -> Ops:
-    """Liger has no attention of its own: torch's stands in."""
+    """Liger's kernels, with torch's attention, which Liger does not have."""
     try:
         from liger_kernel.transformers import functional as liger
     except ImportError as error:
