@@ -11,10 +11,13 @@ from strata.planner.errors import choose
 
 @dataclass(frozen=True)
 class Software:
-    """`unfused` attention writes its scores to memory, `flash` does not and skips what is masked. `overlaps_*`: whether
-    communication of that dimension goes on beside compute. `gradient_bytes`: what data-parallel peers send of a gradient.
-    `selective`: what selective recompute does again: attention's core, all but the matrix products, or half of those too.
-    `fused_loss`: logits are turned into their gradient some rows at a time, and never all of them are in memory."""
+    """Training program.
+
+    `unfused` attention writes its scores to memory; `flash` does not, and skips masked scores. `overlaps_*`: whether
+    communication of that dimension overlaps with compute. `gradient_bytes`: bytes per gradient that data-parallel ranks send.
+    `selective`: work repeated by selective recompute: the attention core, all but the matrix products, or half of those too.
+    `fused_loss`: the gradient of the logits is computed some rows at a time, so they are never complete in memory.
+    """
 
     name: str
     attention: Literal["unfused", "flash"]

@@ -31,8 +31,11 @@ LAUNCH_S = 4e-6  # from one kernel to the next when the host keeps up
 
 @dataclass(frozen=True)
 class Cut:
-    """One GPU's part of a micro-batch: `tokens` of sequences that are `sequence` long, in layers that `tensor` GPUs share.
-    `split` is how many share what lies between tensor-parallel parts (Megatron's sequence parallelism: all of them)."""
+    """One GPU's part of a micro-batch: `tokens` of sequences of length `sequence`, in layers sharded over `tensor` GPUs.
+
+    `split` is the number of GPUs over which activations between tensor-parallel parts are sharded: all of them with Megatron's
+    sequence parallelism.
+    """
 
     tokens: float
     sequence: int
@@ -44,9 +47,10 @@ class Cut:
 
 @dataclass(frozen=True)
 class LayerTime:
-    """Seconds of one layer, of a part of it, or of what comes after the layers: matrix products, attention itself (forwards and
-    backwards) and what passes through memory beside them. The backward pass has every product twice: for the gradient of its
-    input and for that of its weights."""
+    """Seconds of a layer, a part of it, or the head: matrix products, attention core, and memory-bound kernels.
+
+    The backward pass has every product twice: for the gradient of its input and for that of its weights.
+    """
 
     products: float = 0.0
     weight: float = 0.0
