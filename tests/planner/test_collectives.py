@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from strata.planner.collectives import algorithms, congestion, lab, nccl
-from strata.planner.collectives.algorithms import Algorithm, own_blocks, own_data, run
+from strata.planner.collectives.algorithms import Algorithm, Buffers, run
 from strata.planner.collectives.cost import Links, cost, costs_of_all, explain, links, plans
 from strata.planner.collectives.patterns import Kind, Place
 from strata.planner.validation.check_collectives import MEAN_BAR, WORST_BAR, mean_error, published_allreduce, worst_error
@@ -27,6 +27,18 @@ def node(gpu: str, fabric: str = "ndr-400", launch: float = 0.0) -> Links:
 
 
 # Algorithms
+
+
+def own_data(algorithm: Algorithm) -> Buffers:
+    """Buffers before an all-reduce: each rank has its own data in every chunk."""
+    ranks: Buffers = [{chunk: Counter([rank]) for chunk in range(algorithm.chunks)} for rank in range(algorithm.ranks)]
+    return ranks + [{} for _ in range(algorithm.switches)]
+
+
+def own_blocks(algorithm: Algorithm) -> Buffers:
+    """Buffers before an all-to-all: chunk `source * ranks + target` is at its source."""
+    n = algorithm.ranks
+    return [{source * n + target: Counter([source]) for target in range(n)} for source in range(n)]
 
 
 @pytest.mark.parametrize("ranks", RANKS)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from strata.planner.catalogue.fleets import FLEETS
+from strata.planner.catalogue.fleets import FLEETS, Rates
 from strata.planner.reliability.failures import (
     MODES,
     USUAL,
@@ -21,15 +21,23 @@ from strata.planner.reliability.failures import (
     draw,
     exact,
     goodput_curve,
-    mtbf,
     plan_failures,
-    young,
 )
 from strata.planner.serving.queueing import erlang_b, erlang_c, poisson_at_most
 from strata.planner.worksheet import Worksheet
 from strata.platform.errors import UserError
 
 HOUR = 3600.0
+
+
+def mtbf(gpus: int, rates: Rates = FLEETS["llama3"]) -> float:
+    """Mean seconds between failures of a run that needs all of its GPUs."""
+    return HOUR / (gpus * rates.total)
+
+
+def young(save_s: float, mtbf_s: float) -> float:
+    """Young's interval (1974), accurate where saves are short relative to the time between failures."""
+    return math.sqrt(2 * save_s * mtbf_s)
 
 
 def plan(gpus: int = 4096, **given: object) -> FailurePlan:

@@ -34,11 +34,6 @@ class Layout:
     precision: TrainingPrecision = "bf16"
 
     @property
-    def sharers(self) -> int:
-        """GPUs that hold the same layers, between which ZeRO partitions state."""
-        return self.data * self.sequence * self.context
-
-    @property
     def gpus(self) -> int:
         return self.data * self.tensor * self.pipeline * self.sequence * self.context
 

@@ -59,18 +59,6 @@ def run(steps: list[Step], buffers: Buffers) -> Buffers:
     return buffers
 
 
-def own_data(algorithm: Algorithm) -> Buffers:
-    """Buffers before an all-reduce: each rank has its own data in every chunk."""
-    ranks: Buffers = [{chunk: Counter([rank]) for chunk in range(algorithm.chunks)} for rank in range(algorithm.ranks)]
-    return ranks + [{} for _ in range(algorithm.switches)]
-
-
-def own_blocks(algorithm: Algorithm) -> Buffers:
-    """Buffers before an all-to-all: chunk `source * ranks + target` is at its source."""
-    n = algorithm.ranks
-    return [{source * n + target: Counter([source]) for target in range(n)} for source in range(n)]
-
-
 def ring(ranks: int) -> Algorithm:
     """Ring all-reduce: a reduce-scatter, then an all-gather, each once around the ring."""
     members, groups = list(range(ranks)), [(chunk,) for chunk in range(ranks)]

@@ -94,16 +94,6 @@ class FailurePlan:
         return max(self.savings.values(), key=lambda saving: saving.goodput)
 
 
-def mtbf(gpus: int, rates: Rates = FLEETS["llama3"]) -> float:
-    """Mean seconds between failures of a run that needs all of its GPUs."""
-    return HOUR / (gpus * rates.total)
-
-
-def young(save_s: float, mtbf_s: float) -> float:
-    """Young's interval (1974), accurate where saves are short relative to the time between failures."""
-    return math.sqrt(2 * save_s * mtbf_s)
-
-
 def daly(save_s: float, mtbf_s: float) -> float:
     """Daly's higher-order interval (2006)."""
     if save_s >= 2 * mtbf_s:

@@ -5,15 +5,13 @@ All implementations compute the same function, so a run can be compared between 
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from strata.platform.errors import UserError
-
-Kernels = Literal["strata", "torch", "liger"]
+from strata.platform.recipe import Kernels
 
 
 @dataclass(frozen=True)
