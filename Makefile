@@ -1,7 +1,7 @@
-# Every target sets up what it needs first; `make help` lists them.
+# Every target installs its requirements first; `make help` lists the targets.
 #   RECIPE=h200 make train      a recipe by name or path
 #   RUN=mine make serve         a run by name
-#   TARGET=gke make deploy      a cluster's kind
+#   TARGET=gke make deploy      a kind of cluster
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
@@ -16,16 +16,16 @@ ARGS ?=
 STRATA := $(VENV)/bin/strata
 export PYTHONUNBUFFERED := 1
 
-.PHONY: help setup train serve chat doctor runs demo bench-startup bench-serve bench-transfer chaos bench-train bench-checkpoint bench-memory bench-kernels monitor top dashboards docs pictures deploy crds test test-gpu lint clean lock
+.PHONY: help setup train serve chat doctor runs demo bench-startup bench-serve bench-transfer chaos bench-train bench-checkpoint bench-memory bench-kernels monitor top dashboards docs results pictures deploy crds test test-gpu lint clean lock
 
-help: ## this list
+help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: ## install everything into .venv (PROFILE=laptop or gpu); does nothing when nothing changed
+setup: ## install everything into .venv (PROFILE=laptop or gpu); nothing happens if nothing changed
 	@platform/setup/install "$(VENV)" "$(PROFILE)"
 	@platform/setup/prometheus "$(VENV)"
 
-train: setup ## train RECIPE (default laptop), named RUN or the next free name; ARGS="train.steps=50" changes the recipe
+train: setup ## train RECIPE (default laptop) as RUN (default: the next free name); ARGS="train.steps=50" changes the recipe
 	@$(STRATA) train --recipe "$(RECIPE)" $(if $(RUN),--run "$(RUN)") $(ARGS)
 
 serve: setup ## serve RUN (default: the newest) until Ctrl-C
@@ -34,74 +34,76 @@ serve: setup ## serve RUN (default: the newest) until Ctrl-C
 chat: setup ## chat with the endpoint in the terminal
 	@$(STRATA) chat $(ARGS)
 
-doctor: setup ## what this machine has, and what would not work and why
+doctor: setup ## check this machine: hardware, software, and the reasons for what cannot work
 	@$(STRATA) doctor
 
 runs: setup ## list the runs
 	@$(STRATA) runs
 
-demo: setup ## train, export, serve disaggregated, ask, print the latencies, stop
+demo: setup ## train a small model, serve it disaggregated, send it prompts, print the latencies
 	@$(STRATA) train --recipe "$(RECIPE)" $(if $(RUN),--run "$(RUN)") $(ARGS)
 	@$(STRATA) serve $(if $(RUN),--run "$(RUN)") --ask
 
-bench-startup: setup ## seconds from the command to the first answer, beside two bare vLLM servers
+bench-startup: setup ## time from the command to the first answer, beside two bare vLLM servers
 	@$(STRATA) bench startup $(if $(RUN),--run "$(RUN)") $(ARGS)
 
-bench-serve: setup ## throughput and latencies beside bare vLLM and stock ray.serve.llm, in one run
+bench-serve: setup ## throughput and latencies beside bare vLLM and Ray Serve LLM, in one run
 	@$(STRATA) bench serve $(if $(RUN),--run "$(RUN)") $(ARGS)
 
-bench-transfer: setup ## how fast one engine reads another's KV blocks on this machine
+bench-transfer: setup ## rate at which an engine reads another engine's KV blocks on this machine
 	@$(STRATA) bench transfer $(ARGS)
 
-chaos: setup ## kill replicas under load and compare every answer with the undisturbed one; ARGS="--kill decode=2,gateway"
+chaos: setup ## kill replicas under load and compare every answer with an undisturbed run; ARGS="--kill decode=2,gateway"
 	@$(STRATA) chaos $(if $(RUN),--run "$(RUN)") $(ARGS)
 
-bench-train: setup ## tokens a second when training RECIPE, beside a bare torch loop and, on GPUs, transformers with Liger
+bench-train: setup ## training throughput of RECIPE beside a bare torch loop and, on GPUs, transformers with Liger
 	@$(STRATA) bench train --recipe "$(RECIPE)" $(ARGS)
 
-bench-kernels: setup ## our kernels beside torch's, Liger's and vLLM's; without a GPU, small shapes on the CPU
+bench-kernels: setup ## kernels beside torch, Liger and vLLM; without a GPU, small shapes on the CPU
 	@$(STRATA) bench kernels $(ARGS)
 
-bench-checkpoint: setup ## how long steps of RECIPE stand still for a checkpoint, asynchronous and synchronous
+bench-checkpoint: setup ## step stalls of asynchronous and synchronous checkpoints of RECIPE
 	@$(STRATA) bench checkpoint --recipe "$(RECIPE)" $(ARGS)
 
-bench-memory: setup ## what workers on this machine hold, beside what 'strata plan' says
+bench-memory: setup ## memory of workers on this machine beside the prediction of 'strata plan'
 	@$(STRATA) bench memory $(ARGS)
 
-monitor: setup ## watch this machine: Prometheus, and Grafana where it is installed; ARGS="--port 9091"
+monitor: setup ## monitor this machine with Prometheus, and Grafana if it is installed; ARGS="--port 9091"
 	@$(STRATA) monitor $(ARGS)
 
 top: setup ## GPUs or cores, runs and the endpoint, live in the terminal
 	@$(STRATA) top $(ARGS)
 
-dashboards: setup ## write the boards' JSON and ConfigMaps anew
+dashboards: setup ## regenerate the dashboards' JSON and ConfigMaps
 	@$(STRATA) dashboards build
 
-docs: setup ## write the results tables and the references anew from docs/results/data and the code
+docs: setup ## regenerate the results tables and the references from docs/results/data and the code
 	@PYTHONPATH=docs $(VENV)/bin/python -m docgen
 
-pictures: setup ## draw the pictures of docs/layouts.md and docs/planner.md anew
+results: docs ## regenerate the results tables (a part of 'make docs')
+
+pictures: setup ## redraw the pictures of docs/layouts.md and docs/planner.md
 	@$(VENV)/bin/python docs/draw_layouts.py
 	@$(VENV)/bin/python docs/draw_planner.py
 
-deploy: setup ## show what RECIPE would change on a cluster (TARGET=gke, ack or kind), ask, apply; ARGS="--image R:T --with auth"
+deploy: setup ## show the changes of RECIPE on a cluster (TARGET=gke, ack or kind), confirm, apply; ARGS="--image R:T --with auth"
 	@$(STRATA) deploy apply --target "$(TARGET)" --recipe "$(RECIPE)" $(if $(RUN),--run "$(RUN)") $(ARGS)
 
 crds: ## fetch KubeRay's definitions for 'strata deploy check' and the tests: STRATA_KUBERAY_CRDS=$(CRDS)
 	@for kind in rayclusters rayjobs rayservices; do curl -fsSL --create-dirs -o "$(CRDS)/ray.io_$$kind.yaml" \
 	  "https://raw.githubusercontent.com/ray-project/kuberay/v1.7.0/ray-operator/config/crd/bases/ray.io_$$kind.yaml"; done
 
-test: setup lint ## every test that needs no GPU
+test: setup lint ## run every test that needs no GPU
 	@platform/setup/redis "$(VENV)"
 	@$(VENV)/bin/pytest $(ARGS)
 
-test-gpu: setup ## the tests that need a GPU
+test-gpu: setup ## run the tests that need a GPU
 	@$(VENV)/bin/pytest tests/gpu $(ARGS)
 
-lint: setup ## ruff and mypy
+lint: setup ## run ruff and mypy
 	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/mypy -p strata.platform -p strata.planner -p strata.training -p strata.serving -p strata.kernels -p strata.monitoring -p strata.deploy -p strata.dashboards
 
-lock: setup ## write the constraint files anew from pyproject.toml
+lock: setup ## regenerate the constraint files from pyproject.toml
 	@platform/setup/lock "$(VENV)"
 
 clean: ## remove the environment and the caches; runs stay
