@@ -132,17 +132,20 @@ def test_ready_requires_both_pools_and_the_warm_up() -> None:
             response = await endpoint.client.get("/ready")
             return None if response.status_code == 200 else response.json()["error"]["message"]
 
+        async def becomes(expected: str | None) -> None:
+            """Polls: the gateway notices a change of the directory or of a replica a moment later."""
+            while await obstacle() != expected:
+                await asyncio.sleep(0.05)
+
         assert await obstacle() == "No healthy decode replica is up."
         await endpoint.add("decode", Replica("d"))
-        assert await obstacle() == "No healthy prefill replica is up."
+        await becomes("No healthy prefill replica is up.")
         prefill = await endpoint.add("prefill", Replica("p"))
-        assert await obstacle() == "The warm-up has not passed yet."
+        await becomes("The warm-up has not passed yet.")
         await readiness.publish_warm_up(endpoint.directory)  # type: ignore[arg-type]
-        await asyncio.sleep(2 * readiness.LOOK_S)
-        assert await obstacle() is None
+        await becomes(None)
         prefill.server.close()
-        await asyncio.sleep(0.7)
-        assert await obstacle() == "No healthy prefill replica is up."
+        await becomes("No healthy prefill replica is up.")
         assert (await endpoint.client.get("/health")).status_code == 200
 
     run(test)
