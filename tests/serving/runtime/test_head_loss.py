@@ -40,6 +40,10 @@ serve.run(application(Arguments(recipe={recipe!r}, model={model!r}, name="tiny")
 """
 
 
+class NodeDidNotStart(Exception):
+    """Raised when `ray start` gives up, which it does after a fixed time, also on a machine that is only busy."""
+
+
 @contextmanager
 def process(*command: str, **environment: str) -> Iterator[psutil.Process]:
     """Runs a command in its own session, and kills it with all its descendants at the end."""
@@ -109,11 +113,16 @@ def test_endpoint_outlives_the_head_and_recovers_after_its_restart(trained: Path
     redis = shutil.which("redis-server", path=f"{BIN}:{os.environ['PATH']}")
     if redis is None:
         pytest.skip("There is no redis-server; 'make test' downloads one on systems with apt.")
-    with ExitStack() as held:
-        numbers = [held.enter_context(ports.reserve()).port for _ in range(3)]
-        # A new pod has a new folder. Short paths, because Ray creates Unix sockets in them.
-        folders = [held.enter_context(tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True)) for _ in range(2)]
-        lose_and_restore_the_head(trained, tmp_path, redis, numbers, folders)
+    for tries_left in (1, 0):
+        with ExitStack() as held:
+            numbers = [held.enter_context(ports.reserve()).port for _ in range(3)]
+            # A new pod has a new folder. Short paths, because Ray creates Unix sockets in them.
+            folders = [held.enter_context(tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True)) for _ in range(2)]
+            try:
+                return lose_and_restore_the_head(trained, tmp_path, redis, numbers, folders)
+            except NodeDidNotStart:
+                if not tries_left:
+                    raise
 
 
 def lose_and_restore_the_head(trained: Path, tmp_path: Path, redis: str, numbers: list[int], folders: list[str]) -> None:
@@ -134,7 +143,12 @@ def lose_and_restore_the_head(trained: Path, tmp_path: Path, redis: str, numbers
     with process(redis, str(tmp_path / "redis.conf")), process(*head_command, f"--temp-dir={folders[0]}", **of_head) as head:
         wait_for(lambda: not ports.is_free(head_port), 60)
         with process(*worker_command, **of_worker) as worker:
-            run(DEPLOY.format(address=address, recipe=str(tmp_path / "recipe.yaml"), model=model))
+            try:
+                run(DEPLOY.format(address=address, recipe=str(tmp_path / "recipe.yaml"), model=model))
+            except AssertionError as error:
+                if psutil.STATUS_ZOMBIE in (head.status(), worker.status()):  # ended, and not yet waited for
+                    raise NodeDidNotStart(str(error)) from None
+                raise
             expected = complete(url)
             engines = replicas(worker, "decode")
             assert len(engines) == 1 and len(expected) > 0
