@@ -5,9 +5,8 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from strata.platform.recipe import ModelSection
+from strata.platform.recipe import Kernels, ModelSection
 from strata.training.model.llama import Llama
-from strata.training.model.ops import Kernels
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

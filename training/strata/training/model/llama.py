@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from strata.platform.recipe import ModelSection, MoESection
+from strata.platform.recipe import Kernels, ModelSection, MoESection
 from strata.training.model import ops as makers
-from strata.training.model.ops import IGNORED, Kernels, Ops
+from strata.training.model.ops import IGNORED, Ops
 
 
 class RMSNorm(nn.Module):
