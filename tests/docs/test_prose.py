@@ -2,7 +2,6 @@
 
 import ast
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,10 +33,12 @@ ALLOWED = {
 
 
 def files(root: Path) -> Iterator[tuple[str, str]]:
-    listed = subprocess.run(["git", "ls-files"], cwd=root, capture_output=True, text=True, check=True).stdout.splitlines()
-    for name in listed:
-        if Path(name).suffix in SUFFIXES and (root / name).is_file():
-            yield name, (root / name).read_text()
+    for place in sorted(root.iterdir()):
+        if (place.name.startswith(".") and place.name != ".github") or place.name in ("runs", "dist"):  # ignored by git
+            continue
+        for path in sorted(place.rglob("*")) if place.is_dir() else [place]:
+            if path.suffix in SUFFIXES and path.is_file():
+                yield path.relative_to(root).as_posix(), path.read_text()
 
 
 def docstrings(source: str) -> Iterator[tuple[int, str]]:

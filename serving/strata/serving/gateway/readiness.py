@@ -12,7 +12,7 @@ from strata.serving.transport.peers import Peers
 
 logger = logging.getLogger("ray.serve")
 
-LOOK_S = 0.2
+POLL_S = 0.2
 WARM_UP = "warm-up"  # role of the directory entry that the starter publishes after its warm-up
 PASSED = "passed"  # its name
 
@@ -34,13 +34,16 @@ class Readiness:
         return None if self._warm else "The warm-up has not passed yet."
 
     async def _wait_for_warm_up(self, directory: Directory) -> None:
-        """Ends with the first look that finds the entry: an endpoint is warmed up once."""
+        """Ends once the entry is found. `/ready` reports the wait; its deadline is the starter's."""
+        failing = False
         while not self._warm:
             try:
-                self._warm = PASSED in await directory.names(WARM_UP)
-            except Exception:
-                logger.exception("Looking for the end of the warm-up failed; trying again.")
-            await asyncio.sleep(LOOK_S)
+                self._warm, failing = PASSED in await directory.names(WARM_UP), False
+            except Exception:  # the GCS is down: one line per outage
+                if not failing:
+                    logger.exception("The directory cannot be read for the warm-up; retrying.")
+                failing = True
+            await asyncio.sleep(POLL_S)
 
 
 async def publish_warm_up(directory: Directory) -> None:
