@@ -14,9 +14,12 @@ TARGET ?= kind
 CRDS ?= .strata/kuberay-crds
 ARGS ?=
 STRATA := $(VENV)/bin/strata
+# Tests run in two processes; the tests of a file, and all tests that share an endpoint, stay together (tests/selection.py).
+PYTEST := $(VENV)/bin/pytest -n 2 --dist loadgroup --no-loadscope-reorder
+TOOK = echo "make $@ took $$((SECONDS / 60)) min $$((SECONDS % 60)) s"
 export PYTHONUNBUFFERED := 1
 
-.PHONY: help setup train serve chat doctor runs demo bench-startup bench-serve bench-transfer chaos bench-train bench-checkpoint bench-memory bench-kernels monitor top dashboards docs results pictures deploy crds test test-gpu lint clean lock
+.PHONY: help setup train serve chat doctor runs demo bench-startup bench-serve bench-transfer chaos bench-train bench-checkpoint bench-memory bench-kernels monitor top dashboards docs results pictures deploy crds check test test-gpu lint clean lock
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -93,9 +96,11 @@ crds: ## fetch KubeRay's definitions for 'strata deploy check' and the tests: ST
 	@for kind in rayclusters rayjobs rayservices; do curl -fsSL --create-dirs -o "$(CRDS)/ray.io_$$kind.yaml" \
 	  "https://raw.githubusercontent.com/ray-project/kuberay/v1.7.0/ray-operator/config/crd/bases/ray.io_$$kind.yaml"; done
 
-test: setup lint ## run every test that needs no GPU
-	@platform/setup/redis "$(VENV)"
-	@$(VENV)/bin/pytest $(ARGS)
+check: setup ## lint, types and the fast tests: before every commit
+	@SECONDS=0; $(MAKE) --no-print-directory lint; $(PYTEST) -m "not slow" $(ARGS); $(TOOK)
+
+test: setup ## lint, types and every test that needs no GPU (of the rare ones a third: ARGS="--rotation all")
+	@SECONDS=0; platform/setup/redis "$(VENV)"; $(MAKE) --no-print-directory lint; $(PYTEST) $(ARGS); $(TOOK)
 
 test-gpu: setup ## run the tests that need a GPU
 	@$(VENV)/bin/pytest tests/gpu $(ARGS)

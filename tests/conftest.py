@@ -10,6 +10,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+from selection import (  # noqa: F401  (hooks of pytest)
+    pytest_addoption,
+    pytest_collection_modifyitems,
+    pytest_configure,
+    pytest_configure_node,
+    pytest_report_header,
+)
 from support import ROOT, STRATA, TINY, Served, start_serving
 from watching import Watch, watching
 
@@ -28,6 +35,13 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(scope="session")
 def root() -> Path:
     return ROOT
+
+
+@pytest.fixture(scope="session")
+def triton_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Compiled kernels of this session, shared by its processes."""
+    base = tmp_path_factory.getbasetemp()
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "triton"
 
 
 @pytest.fixture(scope="session")

@@ -31,6 +31,7 @@ TINY = [
     "model.vocab=1024",
     "model.context=256",
     "train.steps=30",
+    "train.time_budget_s=3600",  # a busy machine must not shorten it
     "train.warmup=5",
     "train.batch=8",
     "train.micro_batch=4",

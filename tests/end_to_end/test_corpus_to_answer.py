@@ -10,6 +10,8 @@ import openai
 import pytest
 from support import TINY, Served
 
+from strata.serving.code_completion import PROMPTS
+
 VENV = Path(sys.executable).parents[1]
 
 
@@ -27,6 +29,7 @@ def test_from_corpus_to_streamed_answer(trained: Path, endpoint: Served) -> None
     assert "answers at" in endpoint.output.read_text() and "curl" in endpoint.output.read_text()
 
 
+@pytest.mark.rotation
 @pytest.mark.skipif(not (VENV / ".strata-setup").is_file(), reason="make demo would set up another environment")
 def test_make_demo_on_a_small_recipe(root: Path, own_home: Path, trained: Path) -> None:
     words = [f"VENV={VENV}", "RUN=demo", f"ARGS=data.path={trained / 'corpus'} serve.port=8765 {' '.join(TINY)}"]
@@ -34,5 +37,5 @@ def test_make_demo_on_a_small_recipe(root: Path, own_home: Path, trained: Path) 
     done = subprocess.run(make, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "TTFT" in done.stdout and "ITL" in done.stdout
-    assert done.stdout.count("remote;") == 4
+    assert done.stdout.count("remote;") == len(PROMPTS)
     assert done.stdout.rstrip().endswith("Stopped.")

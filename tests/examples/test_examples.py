@@ -34,11 +34,13 @@ def test_a_layout_is_planned_and_searched(own_home: Path) -> None:
     assert len(steps) == 4 and min(steps[1:]) <= steps[0], "the search finds a layout that is as fast"
 
 
+@pytest.mark.slow
 def test_kernels_train_a_torch_module(own_home: Path) -> None:
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", run("kernel_in_your_model.py", home=own_home))]
     assert losses[0] > 5 and losses[-1] < losses[0] / 2
 
 
+@pytest.mark.rotation
 def test_a_run_is_trained_and_resumed_in_another_layout(own_home: Path, trained: Path) -> None:
     """`train.py` writes the run that `resume_in_another_layout.py` continues: two Ray clusters in all."""
     few = [
@@ -58,6 +60,7 @@ def test_a_run_is_trained_and_resumed_in_another_layout(own_home: Path, trained:
     assert abs(before - after) < 1, "the model continues; a fresh one would be at the log of its vocabulary"
 
 
+@pytest.mark.rotation
 def test_a_folder_is_served_and_called(own_home: Path, trained: Path) -> None:
     folder = shutil.copytree(trained / "runs" / "tiny" / "export", own_home / "tiny")
     with ports.reserve() as held:

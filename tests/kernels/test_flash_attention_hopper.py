@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from torch import Tensor
 
 from strata.kernels.compiler.compilation import assume_architecture
 from strata.kernels.ops.flash_attention import hopper
+
+pytestmark = pytest.mark.slow
 
 COMPILE = """
 import json
@@ -42,10 +45,10 @@ print(json.dumps(found))
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def compiled(triton_cache: Path) -> list[dict[str, Any]]:
     """Compiles in a separate process, because Triton interprets kernels in this one."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
+    environment["TRITON_CACHE_DIR"] = str(triton_cache)
     done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from strata.kernels.ops.flash_attention import hopper_backward as hopper
 
+pytestmark = pytest.mark.slow
+
 COMPILE = """
 import json
 import torch, triton
@@ -44,9 +46,9 @@ for e, causal, windowed, packed in ((128, True, False, False), (64, True, True, 
 """
 
 
-def test_compiles_for_hopper_with_wgmma_and_tma_without_spills(tmp_path: Path) -> None:
+def test_compiles_for_hopper_with_wgmma_and_tma_without_spills(triton_cache: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(tmp_path)
+    environment["TRITON_CACHE_DIR"] = str(triton_cache)
     done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     compiled = [json.loads(line.removeprefix("COMPILED ")) for line in done.stdout.splitlines() if line.startswith("COMPILED ")]

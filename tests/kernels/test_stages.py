@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from support import STRATA
 
+pytestmark = pytest.mark.slow
+
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
 
 MANY = """
@@ -49,12 +51,12 @@ WRONG: list[tuple[dict[str, str], str, str]] = [
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, triton_cache: Path) -> Path:
     """Folder with the stages of many kernels, written by one process; its output is in `out`."""
     folder = tmp_path_factory.mktemp("stages")
     done = subprocess.run(
         [sys.executable, "-c", MANY.format(folder=str(folder), wrong=[words for words, _, _ in WRONG])],
-        env=ENVIRONMENT | {"TRITON_CACHE_DIR": str(folder / "cache")},
+        env=ENVIRONMENT | {"TRITON_CACHE_DIR": str(triton_cache)},
         capture_output=True,
         text=True,
         timeout=500,

@@ -19,6 +19,8 @@ from strata.platform.errors import UserError
 from strata.platform.files import write_atomic
 from strata.platform.ray_cluster import cluster, gcs
 
+pytestmark = pytest.mark.slow
+
 # Runs in its own process: a driver connects to only one cluster in its lifetime.
 SQUARE = """
 import json, ray

@@ -8,11 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+import pytest
 
 from strata.platform.runs import Run
 from strata.training.metrics import records
 
 from .conftest import SMALL, strata_process
+
+pytestmark = [pytest.mark.slow, pytest.mark.rotation]
 
 STEPS = 240
 # Kills of workers, and as many of drivers and of Ray services. Each takes half a minute, most of it for the restart.

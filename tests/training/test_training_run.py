@@ -31,6 +31,8 @@ from strata.training.model.llama import token_losses
 
 from .conftest import SMALL, strata_process
 
+pytestmark = pytest.mark.slow
+
 ENDLESS = "train.steps=100000"
 
 

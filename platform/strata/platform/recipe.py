@@ -98,6 +98,12 @@ class TrainSection(Section):
     min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = Field(0.1, description="final learning rate over lr")
     warmup: Annotated[int, Field(ge=0)] = Field(0, description="steps of linear warm-up; fewer than steps")
     weight_decay: Annotated[float, Field(ge=0, lt=1)] = Field(0.1, description="weight decay of AdamW")
+    schedule: Literal["cosine", "wsd"] = Field(
+        "cosine", description="decay after warm-up; cosine: over all steps, wsd: constant for half of them, then linear"
+    )
+    time_budget_s: Positive | None = Field(
+        None, description="seconds that the steps may take; a machine too slow for all steps trains fewer; unset: no limit"
+    )
     clip: Annotated[float, Field(gt=0)] = Field(1.0, description="largest gradient norm; larger gradients are scaled down")
     precision: Precision = Field("fp32", description="precision of parameters and activations in a step")
     matmul: Literal["highest", "high", "medium"] = Field(

@@ -90,14 +90,15 @@ def only_model(client: "openai.OpenAI", url: str) -> str:
         ) from None
 
 
-def complete(client: "openai.OpenAI", model: str, prompt: str, max_tokens: int) -> Timed:
-    """A greedy, streamed completion. One event may hold several tokens, so the usage report counts them."""
+def complete(client: "openai.OpenAI", model: str, prompt: str, max_tokens: int, stop: str | None = None) -> Timed:
+    """A greedy, streamed completion that ends before `stop`. An event may hold several tokens: the usage report counts them."""
     start = time.perf_counter()
     raw = client.completions.with_raw_response.create(
         model=model,
         prompt=prompt,
         max_tokens=max_tokens,
         temperature=0,
+        stop=stop,
         stream=True,
         stream_options={"include_usage": True},
     )

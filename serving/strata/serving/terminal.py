@@ -17,14 +17,13 @@ from rich.console import Console
 from rich.table import Table
 
 from strata.platform.errors import UserError
-from strata.serving import access, client, python_api
+from strata.serving import access, client, code_completion, python_api
 from strata.serving.models import choice
 from strata.serving.python_api import Endpoint
 
 if TYPE_CHECKING:
     import openai
 
-PROMPTS = ("import os\nimport ", "def __init__(self", "class Error(Exception):\n", "    for key, value in ")
 # A log file has no width of its own; 80 columns would fold the table of answers.
 console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 130)
 
@@ -46,7 +45,7 @@ def serve(overrides: Sequence[str], run: str | None, model: Path | None, recipe:
                 signal.signal(number, _interrupt)
             _print_start(here)
             if ask:
-                _ask(here)
+                _ask(here, chosen.knows_python)
             else:
                 _print_usage(here)
                 here.wait(lambda line: console.print(f"{time.strftime('%H:%M:%S')} {line}"))
@@ -84,16 +83,23 @@ def _print_usage(here: Endpoint) -> None:
     console.print("Chat with it: [bold]make chat[/]. Ctrl-C stops it.")
 
 
-def _ask(here: Endpoint) -> None:
+def _ask(here: Endpoint, knows_python: bool) -> None:
+    """Prints the answers to a few prompts with their latencies and, for a model of Python code, whether they are right."""
     table = Table(box=None, header_style="bold")
-    for column in ("prompt", "answer", "tokens", "TTFT ms", "ITL ms", "prefill"):
+    right = ("right",) if knows_python else ()
+    for column in ("prompt", "answer", *right, "tokens", "TTFT ms", "ITL ms", "prefill"):
         table.add_column(column, justify="right" if column in ("tokens", "TTFT ms", "ITL ms") else "left", overflow="fold")
-    connected = here.client()
-    for prompt in PROMPTS:
-        answer = client.complete(connected, here.model, prompt, max_tokens=24)
+    connected, score = here.client(), 0
+    for prompt in code_completion.PROMPTS:
+        answer = client.complete(connected, here.model, prompt.text, code_completion.MAX_TOKENS, code_completion.STOP)
+        verdict = prompt.is_right(answer.text)
+        score += verdict
         numbers = (str(answer.tokens), f"{1000 * answer.ttft_s:.1f}", f"{1000 * answer.itl_s:.1f}")
-        table.add_row(repr(prompt), repr(answer.text), *numbers, answer.prefill)
+        judged = (("yes" if verdict else "no"),) if knows_python else ()
+        table.add_row(repr(prompt.text), repr(answer.text), *judged, *numbers, answer.prefill)
     console.print(table, markup=False)
+    if knows_python:
+        console.print(f"{score} of {len(code_completion.PROMPTS)} answers continue the line as Python does.")
 
 
 def chat(url: str, max_tokens: int, temperature: float) -> None:

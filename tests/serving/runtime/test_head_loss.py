@@ -24,6 +24,8 @@ import pytest
 
 from strata.platform import ports
 
+pytestmark = [pytest.mark.slow, pytest.mark.rotation]
+
 BIN = Path(sys.executable).parent
 PASSWORD = "secret-of-the-test"
 AWAY_S = 5.0

@@ -16,6 +16,8 @@ from strata.training.bench.compare import Settings, bench, obstacle
 from strata.training.bench.contest import Job, accumulation, measure, shortened
 from strata.training.metrics.records import Record
 
+pytestmark = pytest.mark.slow
+
 SHORT = Settings(steps=3, warmup=1, rounds=1, only="bare")
 
 

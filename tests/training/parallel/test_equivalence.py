@@ -21,6 +21,8 @@ from ..conftest import SMALL, VOCAB
 from .ranks import Trained, train
 from .reference import Reference, train_plainly
 
+pytestmark = pytest.mark.slow
+
 STEPS = 20
 MORE = 3
 SHAPE = ("model.layers=4", "model.kv_heads=4", "train.batch=8", "train.micro_batch=2", "train.steps=40")
@@ -67,6 +69,8 @@ LAYOUTS = {
     **{name: (SHAPE + MIXTURE, layout) for name, layout in SPARSE.items()},
     **{name: (SHAPE + UNTIED, layout) for name, layout in UNSHARED.items()},
 }
+# Each way to parallelize once in every run of the tests; the rest, with more workers or rarer combinations, in rotation.
+ALWAYS = ("ZeRO-0", "ZeRO-1", "ZeRO-3", "tensor", "pipeline", "DualPipeV", "sequence", "mixture, data", "expert")
 
 
 class Jobs:
@@ -102,6 +106,9 @@ class Jobs:
             self._newest[shape] = self.saved(name) / "end"
         return self._trained[name]
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._trained
+
     def saved(self, name: str) -> Path:
         return self._home / name
 
@@ -128,7 +135,7 @@ def assert_weights(found: dict[str, Tensor], expected: dict[str, Tensor], tolera
         torch.testing.assert_close(found[name], weight, rtol=0, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}")
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in ALWAYS else pytest.mark.rotation) for name in LAYOUTS])
 def test_layout_equals_plain_torch_and_resumes_from_any_other(name: str, jobs: Jobs) -> None:
     reference, trained = jobs.reference(LAYOUTS[name][0]), jobs.trained(name)
     assert_weights(whole_weights(jobs.saved(name) / "start"), reference.before, tolerance=0)
@@ -138,7 +145,7 @@ def test_layout_equals_plain_torch_and_resumes_from_any_other(name: str, jobs: J
     assert trained.from_own == trained.losses[STEPS:]
 
 
-def test_all_layouts_have_the_same_validation_loss(jobs: Jobs) -> None:
+def test_trained_layouts_have_the_same_validation_loss(jobs: Jobs) -> None:
     for names in (DENSE, SPARSE, UNSHARED):
-        losses = [jobs.trained(name).val_loss for name in names]
-        assert losses == pytest.approx([losses[0]] * len(losses), rel=1e-4)
+        losses = [jobs.trained(name).val_loss for name in names if name in jobs]
+        assert losses == pytest.approx(losses[:1] * len(losses), rel=1e-4)

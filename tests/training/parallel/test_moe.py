@@ -84,7 +84,7 @@ def test_every_parameter_has_its_own_seed(section: ModelSection) -> None:
     whole = dict(Llama(section, seed=3).named_parameters())
     for name, parameter in reversed(whole.items()):
         again = torch.ones_like(parameter)
-        initialize(name, again, section.layers, seed=3)
+        initialize(name, again, section, seed=3)
         assert torch.equal(again, parameter)
     drawn = {name: parameter for name, parameter in whole.items() if parameter.dim() > 1}
     assert len({parameter[0, 0].item() for parameter in drawn.values()}) == len(drawn)
@@ -94,10 +94,10 @@ def test_every_parameter_has_its_own_seed(section: ModelSection) -> None:
     assert whole["model.layers.1.mlp.experts.0.gate_proj.weight"].std().item() == pytest.approx(1 / 8, rel=0.1)
 
 
-def test_initial_values_are_stable() -> None:
+def test_initial_values_are_stable(section: ModelSection) -> None:
     """Initial values do not depend on the process or the Python version: resumed layouts and published losses rely on them."""
     weight = torch.empty(4, 4)
-    initialize("model.layers.0.mlp.experts.1.up_proj.weight", weight, layers=2, seed=5)
+    initialize("model.layers.0.mlp.experts.1.up_proj.weight", weight, section, seed=5)
     torch.testing.assert_close(weight[0], torch.tensor([-0.122568, 0.000405, 0.250036, -0.614364]), atol=1e-6, rtol=0)
 
 

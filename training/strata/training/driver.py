@@ -28,6 +28,8 @@ from strata.training.memory import require_memory
 from strata.training.metrics import records
 from strata.training.metrics.plot import plot_losses
 from strata.training.metrics.startup import Startup
+from strata.training.schedule import Plan
+from strata.training.time_budget import recorded
 from strata.training.workers import run_workers
 
 
@@ -151,19 +153,26 @@ def _train(job: Job, bigram: float, interrupts: Interrupts, console: Console) ->
     (run.path / TOKENIZER).mkdir(exist_ok=True)
     shutil.copy(job.tokens / "tokenizer.json", run.path / TOKENIZER)
     stopped, step = False, job.begun
-    if job.begun < job.train.steps:
+    steps = _planned(run, job).steps
+    if job.begun < steps:
         outcome = run_workers(job, interrupts, console)
         if outcome.problem:
             raise outcome.problem
-        stopped, step = outcome.stopped, outcome.step
+        stopped, step, steps = outcome.stopped, outcome.step, _planned(run, job).steps
     history = records.read(run.metrics)
     if history:
         plot_losses(history, bigram, run.plot)
     export = None if stopped else export_run(run, None, console.print)
     loss = history[-1]["loss"] if history else None
     val_loss = next((record["val_loss"] for record in reversed(history) if "val_loss" in record), None)
-    run.write_state(State("interrupted" if stopped else "finished", step, job.train.steps, loss, val_loss, saved=step))
+    run.write_state(State("interrupted" if stopped else "finished", step, steps, loss, val_loss, saved=step))
     return Summary(run, step, val_loss, bigram, export)
+
+
+def _planned(run: Run, job: Job) -> Plan:
+    """The recipe's steps, or fewer in a run with a time budget."""
+    history = records.read(run.metrics)
+    return recorded(history[-1] if history else None, job.train)[0]
 
 
 def _discard_after(job: Job, console: Console) -> None:

@@ -33,8 +33,9 @@ from strata.training.metrics.stopwatch import Stopwatch
 from strata.training.metrics.telemetry import Telemetry, checkpoint_failures
 from strata.training.model import flops
 from strata.training.model.ops import IGNORED
-from strata.training.schedule import learning_rate
+from strata.training.schedule import Plan, learning_rate
 from strata.training.steps import Batches, Stages, Whole
+from strata.training.time_budget import TimeBudget, recorded, to_record
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,9 @@ def _begin(job: Job) -> tuple["Worker", Saver, int]:
     worker = Worker(job)
     failed = checkpoint_failures(job.run.name)
     saver = Saver(job.checkpoints, worker.engine, job.model, job.train, job.parallel, job.origin, failed)
-    return worker, saver, saver.resume(job.verified, lambda: max(job.begun, records.last_saved(Run(job.run).metrics)))
+    step = saver.resume(job.verified, lambda: max(job.begun, records.last_saved(Run(job.run).metrics)))
+    worker.continue_plan(step)
+    return worker, saver, step
 
 
 def _explained(job: Job, error: OSError | None) -> UserError | None:
@@ -132,7 +135,7 @@ def train(
     checkpoint after the last recorded step would leave a permanent hole in the run's history."""
     section = worker.job.train
     stall: float | None = None
-    while step < section.steps:
+    while step < worker.plan.steps:
         begin = time.perf_counter()
         loss, stop, failed = worker.step(step, problem() is not None)
         step += 1
@@ -145,7 +148,7 @@ def train(
             return Outcome(step, problem=diverged)
         if failed:
             return Outcome(step, problem=worker.agree(problem()))
-        last = stop or step == section.steps
+        last = stop or step == worker.plan.steps
         if last or step % section.eval_every == 0:
             record["val_loss"] = worker.evaluate()
         report(record)
@@ -156,7 +159,7 @@ def train(
             if last and (common := worker.agree(problem())):
                 return Outcome(step, problem=common)
         if stop:
-            return Outcome(step, stopped=step < section.steps)
+            return Outcome(step, stopped=step < worker.plan.steps)
     return Outcome(step)
 
 
@@ -176,20 +179,41 @@ class Worker:
         self._train_windows = Windows(job.tokens, "train", job.model.context)
         self._validation_windows = Windows(job.tokens, "validation", job.model.context)
         self._peak = self._peak_flops() if self.rank == 0 else None
+        self.plan = Plan.of(job.train)
+        self._budget: TimeBudget | None = None
+
+    def continue_plan(self, step: int) -> None:
+        """Follows the time budget, from the plan recorded at `step`. Called by all ranks; rank 0 decides."""
+        train = self.job.train
+        if train.time_budget_s is None:
+            return
+        found: list[tuple[Plan, float]] = [(self.plan, 0.0)]
+        if self.rank == 0:
+            history = records.read(Run(self.job.run).metrics) if step else []
+            found = [recorded(next((record for record in reversed(history) if record["step"] == step), None), train)]
+        dist.broadcast_object_list(found, 0)
+        self.plan, spent = found[0]
+        if self.rank == 0:
+            self._budget = TimeBudget(train, spent)
 
     def step(self, step: int, failed: bool = False) -> tuple[float, bool, bool]:
         """Runs a step. Returns the mean loss over all ranks, whether a stop was requested, and whether any rank `failed` to
-        write; one small all-reduce carries all three."""
+        write. One small all-reduce carries these three, and the number of steps that rank 0 plans."""
         section, parallel = self.job.train, self.job.parallel
-        rate = learning_rate(step, section.steps, section.lr, section.warmup, section.min_lr_ratio)
+        rate = learning_rate(step, section, self.plan)
         engine.set_learning_rate(self.engine, rate)
         indices = rank_indices(step, self.rank, section.batch, len(self._train_windows), section.seed, parallel)
         micro_batches = np.split(indices, accumulation(section, parallel))
         loss = self._steps.train(self._batches(self._train_windows, micro_batches), len(micro_batches))
         stop = self.rank == 0 and self.job.stop.exists()
-        sums = torch.cat([loss.reshape(1), loss.new_tensor([float(stop), float(failed)])])
+        steps = self._budget.finished(step + 1, self.plan).steps if self._budget else 0
+        # float64: an fp32 number of steps would be inexact beyond 16 million
+        sums = torch.cat([loss.reshape(1).double(), loss.new_tensor([stop, failed, steps], dtype=torch.float64)])
         dist.all_reduce(sums)
-        return sums[0].item() / self.world, sums[1].item() > 0, sums[2].item() > 0
+        mean, stop_sum, failed_sum, steps = sums.tolist()
+        if steps and steps != self.plan.steps:
+            self.plan = self.plan.revised(step + 1, int(steps))
+        return mean / self.world, stop_sum > 0, failed_sum > 0
 
     def agree(self, problem: UserError | None) -> UserError | None:
         """The problem of the lowest rank that has one. Called by all ranks."""
@@ -210,6 +234,8 @@ class Worker:
             seconds=self._watch.read(),
             peak_memory_bytes=peak_memory(torch.device(self.engine.device)),
         )
+        if self._budget:
+            record["plan"] = to_record(self.plan, self._budget.spent, self.job.train)
         mfu = flops.mfu(rate, flops.flops_per_token(self.job.model), self.world, self._peak)
         if mfu is not None:
             record["mfu"] = mfu

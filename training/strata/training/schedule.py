@@ -1,11 +1,44 @@
-"""Learning rate schedule: linear warm-up, then cosine decay to a minimum."""
+"""Learning rate schedule: linear warm-up, then cosine decay, or a constant rate followed by linear decay (WSD).
+
+A `Plan` says how many steps a run has. A run with a time budget revises it, and decays to the minimum at the new last step.
+"""
 
 import math
+from dataclasses import dataclass
+from typing import Self
+
+from strata.platform.recipe import TrainSection
+
+STABLE = 0.5  # of the steps after warm-up, at the peak rate, with the schedule `wsd`
 
 
-def learning_rate(step: int, steps: int, peak: float, warmup: int, min_ratio: float) -> float:
+@dataclass(frozen=True)
+class Plan:
+    """Number of steps, and the decay's progress as a function of the step: `progress` at step `since`, 1 at the last step."""
+
+    steps: int
+    since: int
+    progress: float = 0.0
+
+    @classmethod
+    def of(cls, train: TrainSection) -> Self:
+        return cls(train.steps, train.warmup)
+
+    def at(self, step: int) -> float:
+        """Progress of the decay from 0 to 1. A plan without steps after warm-up is complete from its start."""
+        share = (step - self.since) / max(1, self.steps - self.since)
+        return min(1.0, self.progress + (1 - self.progress) * share)
+
+    def revised(self, step: int, steps: int) -> "Plan":
+        """The plan from `step` on with another number of steps. The learning rate does not jump."""
+        since = max(step, self.since)
+        return Plan(steps, since, self.at(since))
+
+
+def learning_rate(step: int, train: TrainSection, plan: Plan | None = None) -> float:
     """Learning rate of `step`, counted from 0. A pure function, so checkpoints need no scheduler state."""
-    if step < warmup:
-        return peak * (step + 1) / (warmup + 1)
-    done = min(1.0, (step - warmup) / max(1, steps - warmup))
-    return peak * (min_ratio + (1 - min_ratio) * 0.5 * (1 + math.cos(math.pi * done)))
+    if step < train.warmup:
+        return train.lr * (step + 1) / (train.warmup + 1)
+    done = (plan or Plan.of(train)).at(step)
+    left = 0.5 * (1 + math.cos(math.pi * done)) if train.schedule == "cosine" else min(1.0, (1 - done) / (1 - STABLE))
+    return train.lr * (train.min_lr_ratio + (1 - train.min_lr_ratio) * left)

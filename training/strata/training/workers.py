@@ -24,6 +24,7 @@ from strata.training.memory import KEEP_FREED_MEMORY, memory_warnings
 from strata.training.metrics.progress import TrainingProgress
 from strata.training.metrics.records import Follower, Record
 from strata.training.metrics.startup import Startup
+from strata.training.time_budget import line as budget_line
 
 POLL_S = 0.25
 STATE_EVERY_S = 1.0
@@ -126,6 +127,7 @@ def follow(fit: Fit, job: Job, interrupts: Interrupts, progress: TrainingProgres
     for record in follower.new():  # steps before this start are not shown again
         state = _state_after(state, record)
     written, announced, writable, starts, stalls = 0.0, False, True, 1, StallDetector()
+    shortened = False
     alive = True
     while alive and not watch.death():
         fit.join(POLL_S)
@@ -136,6 +138,9 @@ def follow(fit: Fit, job: Job, interrupts: Interrupts, progress: TrainingProgres
             if began and record["step"] > int(began[-1]):  # otherwise the history was truncated and is read from the start
                 progress.show(record)
                 stalls.step()
+                if not shortened and (line := budget_line(record, job.train)):
+                    console.print(line)
+                    shortened = True
             state = _state_after(state, record)
         if len(began) > starts:
             starts = len(began)
@@ -152,7 +157,8 @@ def follow(fit: Fit, job: Job, interrupts: Interrupts, progress: TrainingProgres
 
 def _state_after(state: State, record: Record) -> State:
     saved = max(state.saved, record.get("checkpoint_step", 0))
-    return State("running", record["step"], state.steps, record["loss"], record.get("val_loss", state.val_loss), saved=saved)
+    steps = record.get("plan", {}).get("steps", state.steps)
+    return State("running", record["step"], steps, record["loss"], record.get("val_loss", state.val_loss), saved=saved)
 
 
 def _write_state(run: Run, state: State, writable: bool, console: Console) -> bool:

@@ -15,6 +15,7 @@ class Choice:
     folder: Path
     model_id: str
     words: tuple[str, ...]  # arguments of `strata serve` that select the same model
+    knows_python: bool = False  # a run on the default corpus, Python's standard library
 
 
 def choose(overrides: Sequence[str], run: str | None, model: Path | None, recipe: str | None) -> Choice:
@@ -27,4 +28,13 @@ def choose(overrides: Sequence[str], run: str | None, model: Path | None, recipe
     if not (chosen.export / "config.json").is_file():
         raise UserError(f"Run '{chosen.name}' has no export to serve.", f"Write one: strata export {chosen.name}")
     source = recipe or str(chosen.path / "recipe.yaml")
-    return Choice(recipe_file.load(source, overrides).serve, chosen.export, chosen.name, ("--run", chosen.name, *overrides))
+    words = ("--run", chosen.name, *overrides)
+    return Choice(recipe_file.load(source, overrides).serve, chosen.export, chosen.name, words, _knows_python(chosen))
+
+
+def _knows_python(run: runs.Run) -> bool:
+    try:
+        data = run.recipe().data
+    except UserError:  # a damaged recipe does not matter here
+        return False
+    return data.path is None and data.hf is None

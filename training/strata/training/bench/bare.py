@@ -33,7 +33,7 @@ def train(module: nn.Module, job: Job, device: torch.device, report: Callable[[R
     windows = Windows(job.tokens, "train", recipe.model.context)
     for step in range(section.steps):
         begin = time.perf_counter()
-        rate = learning_rate(step, section.steps, section.lr, section.warmup, section.min_lr_ratio)
+        rate = learning_rate(step, section)
         loss = _backward(model, list(_micro_batches(windows, recipe, step, device)))
         norm = optimizer.step(rate)
         dist.all_reduce(loss)

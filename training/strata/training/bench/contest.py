@@ -43,6 +43,7 @@ def shortened(recipe: Recipe, steps: int) -> Recipe:
     """Recipe with `steps` steps, and one evaluation and one checkpoint after the last timed step."""
     changes = {
         "steps": steps,
+        "time_budget_s": None,
         "warmup": min(recipe.train.warmup, steps - 1),
         "eval_every": steps,
         "eval_sequences": 1,

@@ -2,14 +2,14 @@
 
 from strata.platform.errors import UserError
 from strata.platform.files import remove_leftovers
-from strata.platform.recipe import Recipe, TrainSection
+from strata.platform.recipe import Recipe
 from strata.platform.runs import Run, State
 from strata.training.checkpoint import export, format, ownership
 from strata.training.checkpoint.ownership import Place
 from strata.training.metrics.records import Record
 from strata.training.schedule import learning_rate
 
-SCHEDULE = ("lr", "steps", "warmup", "min_lr_ratio")
+SCHEDULE = ("lr", "steps", "warmup", "min_lr_ratio", "schedule")
 
 
 def require_nothing_lost(run: Run, place: Place, history: list[Record]) -> None:
@@ -41,12 +41,8 @@ def schedule_changes(run: Run, recipe: Recipe, step: int) -> list[str]:
     if not changed or step == 0 or step >= after.steps:
         return []
     what = ", ".join(f"train.{key} from {getattr(before, key)} to {getattr(after, key)}" for key in changed)
-    planned, now = _rate(step, before), _rate(step, after)
+    planned, now = learning_rate(step, before), learning_rate(step, after)
     return [f"Changed {what}: the learning rate of step {step + 1} jumps from {planned:.3g} to {now:.3g}."]
-
-
-def _rate(step: int, train: TrainSection) -> float:
-    return learning_rate(step, train.steps, train.lr, train.warmup, train.min_lr_ratio)
 
 
 def tidy(run: Run) -> None:

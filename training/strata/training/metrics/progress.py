@@ -40,8 +40,9 @@ class TrainingProgress:
             self._startup.done("workers", record["time"])
             self._console.print(self._startup.line())
             self._startup = None
+        self._steps = record.get("plan", {}).get("steps", self._steps)
         note = _note(record)
-        self._bar.update(self._task, completed=record["step"], note=note)
+        self._bar.update(self._task, total=self._steps, completed=record["step"], note=note)
         evaluated = "val_loss" in record
         if evaluated or (not self._console.is_terminal and time.monotonic() >= self._line_due):
             self._line_due = time.monotonic() + LINE_EVERY_S

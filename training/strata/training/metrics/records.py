@@ -17,7 +17,7 @@ REQUIRED = {"step": int, "loss": int | float}
 class Record(TypedDict):
     """Record of a step. Optional fields are present where known: `mfu` on devices with a known peak, the checkpoint's times on
     steps that saved one, `checkpoint_step` of the newest complete checkpoint, `peak_memory_bytes` of rank 0, and `seconds` by
-    phase (data, forward, backward, optimizer, checkpoint)."""
+    phase (data, forward, backward, optimizer, checkpoint). `plan` is present in a run with a time budget (`time_budget.py`)."""
 
     step: int
     loss: float
@@ -32,6 +32,7 @@ class Record(TypedDict):
     checkpoint_stall_s: NotRequired[float]
     checkpoint_s: NotRequired[float]
     checkpoint_step: NotRequired[int]
+    plan: NotRequired[dict[str, Any]]
 
 
 def append(path: Path, *records: Record) -> None:

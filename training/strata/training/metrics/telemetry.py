@@ -80,6 +80,8 @@ class Telemetry:
             value: Any = record.get(key)
             if value is not None:
                 self._set(metric, value)
+        if "plan" in record:
+            self._set(metrics.TRAIN_STEPS_PLANNED, record["plan"]["steps"])
         seconds = record.get("seconds", {})
         self._phases |= seconds.keys()
         for phase in self._phases:  # 0 for a phase that this step lacks, such as a checkpoint

@@ -178,7 +178,7 @@ class Llama(nn.Module):
         if section.tie_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
         for name, weight in self.named_parameters():
-            initialize(name, weight, section.layers, seed)
+            initialize(name, weight, section, seed)
 
     def forward(self, tokens_bt: Tensor, positions_t: Tensor | None = None, targets_bt: Tensor | None = None) -> Tensor:
         result: Tensor = self.lm_head(self.model(tokens_bt, positions_t), targets_bt)
@@ -194,20 +194,24 @@ def mean_loss(ops: Ops, x_btd: Tensor, weight_vd: Tensor, targets_bt: Tensor) ->
 
 
 @torch.no_grad()
-def initialize(name: str, weight: Tensor, layers: int, seed: int) -> None:
+def initialize(name: str, weight: Tensor, section: ModelSection, seed: int) -> None:
     """Initializes a parameter from its own generator, seeded by its name in the full model.
 
     So the values do not depend on how many of the parameters a worker builds, or in which order. A layer's output is as large as
-    its input (variance 1 / fan-in), except where it is added to the residual stream, which sums 2 x layers outputs. GPT-2's fixed
-    0.02 suits widths near 1000 and is far too small for a narrow model. It is used for the logits of tokens and of experts,
-    which should be nearly uniform at the start.
+    its input (variance 1 / fan-in), except where it is added to the residual stream, which sums 2 x layers outputs. Embeddings
+    start with variance 1, so that these outputs do not drown them. GPT-2's fixed 0.02 suits widths near 1000 and is far too small
+    for a narrow model. It is used for the logits of tokens and of experts, which should be nearly uniform at the start.
     """
     if weight.dim() < 2:
         return  # a norm, which starts at one
-    chooses = name.endswith(("embed_tokens.weight", "lm_head.weight", "mlp.gate.weight", "shared_expert_gate.weight"))
-    std = 0.02 if chooses else weight.shape[1] ** -0.5
+    if name.endswith("embed_tokens.weight") and not section.tie_embeddings:
+        std = 1.0
+    elif name.endswith(("embed_tokens.weight", "lm_head.weight", "mlp.gate.weight", "shared_expert_gate.weight")):
+        std = 0.02
+    else:
+        std = weight.shape[1] ** -0.5
     if name.endswith(("o_proj.weight", "down_proj.weight")):
-        std /= (2 * layers) ** 0.5
+        std /= (2 * section.layers) ** 0.5
     digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
     weight.normal_(std=std, generator=torch.Generator().manual_seed(int.from_bytes(digest[:8], "little")))
 

@@ -51,7 +51,7 @@ def build(section: ModelSection, train: TrainSection, parallel: ParallelSection)
         )
     for name, weight in stage.named_parameters():
         values = torch.ones(weight.shape)  # on the host, as for a whole model, whatever the stage's device
-        initialize(whole_name(name, section), values, section.layers, train.seed)
+        initialize(whole_name(name, section), values, section, train.seed)
         weight.data.copy_(values)
     return stage
 
