@@ -22,7 +22,9 @@ def write(documents: list[Document]) -> str:
 
 
 def title(document: Document) -> str:
-    return f"{document.get('kind', '?')}/{document.get('metadata', {}).get('name', '?')}"
+    metadata = document.get("metadata")
+    name = metadata.get("name", "?") if isinstance(metadata, dict) else "?"
+    return f"{document.get('kind', '?')}/{name}"
 
 
 def part(document: Document) -> str | None:

@@ -1,0 +1,369 @@
+"""References between small objects, and the accessors that find pods in them."""
+
+from typing import Any
+
+import pytest
+
+from strata.deploy import documents, references
+from strata.deploy.problem import Finding, Problem, dotted
+
+Document = dict[str, Any]
+
+
+def named(kind: str, name: str, spec: Document | None = None, **fields: Any) -> Document:
+    return {"kind": kind, "metadata": {"name": name}, **({"spec": spec} if spec is not None else {}), **fields}
+
+
+def deployment(container: Document | None = None, labels: dict[str, str] | None = None, **pod: Any) -> Document:
+    inside = {"name": "c", "image": "strata:1", **(container or {})}
+    template = {"metadata": {"labels": labels or {"app": "a"}}, "spec": {"containers": [inside], **pod}}
+    return named("Deployment", "d", {"template": template})
+
+
+def ray_cluster(container: Document | None = None, name: str = "lab", part: str = "lab", **pod: Any) -> Document:
+    inside = {"name": "ray", "image": "strata:1", **(container or {})}
+    template = {"spec": {"containers": [inside], **pod}}
+    cluster = {
+        "headGroupSpec": {"template": template},
+        "workerGroupSpecs": [{"groupName": name, "template": template} for name in ("small", "large")],
+    }
+    document = named("RayCluster", name, cluster)
+    document["metadata"]["labels"] = {"strata.dev/part": part}
+    return document
+
+
+def found(*objects: Document) -> list[tuple[str, str, str]]:
+    return [(documents.title(each), finding.path, finding.message) for each, finding in references.findings(list(objects))]
+
+
+CONTAINER = "spec.template.spec.containers[0]"
+
+
+# Paths
+
+
+def test_paths_are_dotted_with_indices() -> None:
+    assert dotted(["spec", "groups", 0, "name"]) == "spec.groups[0].name"
+    assert dotted([0, "name"]) == "[0].name"
+    assert dotted([]) == ""
+
+
+def test_a_finding_moves_below_a_path() -> None:
+    assert Finding("name", "is bad").below("spec") == Finding("spec.name", "is bad")
+    assert Finding("", "is bad").below("spec") == Finding("spec", "is bad")
+    assert str(Problem("Pod/a", "spec", "is bad")) == "Pod/a: spec: is bad"
+
+
+# Accessors
+
+
+def test_empty_documents_are_skipped() -> None:
+    assert documents.read("a: 1\n---\n---\nb: 2\n") == [{"a": 1}, {"b": 2}]
+
+
+def test_titles_of_incomplete_objects() -> None:
+    assert documents.title({"kind": "Pod", "metadata": {"name": "a"}}) == "Pod/a"
+    assert documents.title({}) == "?/?"
+    assert documents.title({"kind": "Pod", "metadata": {}}) == "Pod/?"
+    assert documents.title({"kind": "Pod", "metadata": None}) == documents.title({"kind": "Pod", "metadata": "a"}) == "Pod/?"
+
+
+def test_the_part_of_an_object_is_its_label() -> None:
+    assert documents.part({"metadata": {"labels": {"strata.dev/part": "train"}}}) == "train"
+    assert documents.part({"metadata": {"labels": {"other": "train"}}}) is None
+    assert documents.part({"metadata": {"labels": None}}) is None
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        (named("RayCluster", "a", {"x": 1}), ("spec", {"x": 1})),
+        (named("RayCluster", "a"), ("spec", {})),
+        (named("RayJob", "a", {"rayClusterSpec": {"x": 1}}), ("spec.rayClusterSpec", {"x": 1})),
+        (named("RayJob", "a", {"clusterSelector": {}}), None),
+        (named("RayService", "a", {"rayClusterConfig": {"x": 1}}), ("spec.rayClusterConfig", {"x": 1})),
+        (named("RayService", "a", {"rayClusterSpec": {"x": 1}}), None),
+        (named("Deployment", "a", {"rayClusterSpec": {"x": 1}}), None),
+    ],
+)
+def test_the_cluster_of_a_ray_object(document: Document, expected: Any) -> None:
+    assert documents.cluster_spec(document) == expected
+
+
+POD_SPEC = {"spec": {"containers": []}}
+
+
+@pytest.mark.parametrize(
+    ("document", "paths"),
+    [
+        (
+            named(
+                "RayJob",
+                "a",
+                {
+                    "rayClusterSpec": {
+                        "headGroupSpec": {"template": POD_SPEC},
+                        "workerGroupSpecs": [{}, {"template": POD_SPEC}],
+                    },
+                    "submitterPodTemplate": POD_SPEC,
+                },
+            ),
+            [
+                "spec.rayClusterSpec.headGroupSpec.template",
+                "spec.rayClusterSpec.workerGroupSpecs[1].template",
+                "spec.submitterPodTemplate",
+            ],
+        ),
+        (named("RayJob", "a", {"rayClusterSpec": {"headGroupSpec": None}}), []),
+        (named("Deployment", "a", {"template": POD_SPEC}), ["spec.template"]),
+        (named("StatefulSet", "a", {"template": POD_SPEC}), ["spec.template"]),
+        (named("DaemonSet", "a", {"template": POD_SPEC}), ["spec.template"]),
+        (named("Job", "a", {"template": POD_SPEC}), ["spec.template"]),
+        (named("CronJob", "a", {"jobTemplate": {"spec": {"template": POD_SPEC}}}), ["spec.jobTemplate.spec.template"]),
+        (named("Pod", "a", POD_SPEC["spec"]), [""]),
+        (named("Service", "a", {"template": POD_SPEC}), []),
+    ],
+)
+def test_pod_templates_of_every_kind(document: Document, paths: list[str]) -> None:
+    templates = list(documents.pod_templates(document))
+    assert [path for path, _ in templates] == paths
+    assert all("containers" in template["spec"] for _, template in templates)
+
+
+def test_init_containers_come_first() -> None:
+    template = {"spec": {"containers": [{"name": "a"}, {"name": "b"}], "initContainers": [{"name": "i"}]}}
+    assert [(path, container["name"]) for path, container in documents.containers(template)] == [
+        ("spec.initContainers[0]", "i"),
+        ("spec.containers[0]", "a"),
+        ("spec.containers[1]", "b"),
+    ]
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    ("pod", "path", "missing"),
+    [
+        ({"serviceAccountName": "me"}, "serviceAccountName", "ServiceAccount me"),
+        ({"volumes": [{"name": "v", "secret": {"secretName": "s"}}]}, "volumes[0].secret", "Secret s"),
+        ({"volumes": [{"name": "v", "configMap": {"name": "m"}}]}, "volumes[0].configMap", "ConfigMap m"),
+        (
+            {"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "p"}}]},
+            "volumes[0].persistentVolumeClaim",
+            "PersistentVolumeClaim p",
+        ),
+    ],
+)
+def test_names_in_a_pod_must_exist(pod: Document, path: str, missing: str) -> None:
+    kind, _, name = missing.partition(" ")
+    assert found(deployment(**pod)) == [("Deployment/d", f"spec.template.spec.{path}", f"{missing} is not among the objects")]
+    assert found(deployment(**pod), named(kind, name)) == []
+
+
+@pytest.mark.parametrize(
+    ("reference", "kind"),
+    [("secretKeyRef", "Secret"), ("configMapKeyRef", "ConfigMap"), ("secretRef", "Secret"), ("configMapRef", "ConfigMap")],
+)
+def test_names_in_the_environment_must_exist(reference: str, kind: str) -> None:
+    def using(**value: Any) -> Document:
+        return deployment({"env": [{"name": "A", "valueFrom": {reference: value}}]})
+
+    path = f"{CONTAINER}.env[0].valueFrom.{reference}"
+    missing = ("Deployment/d", path, f"{kind} it is not among the objects")
+    assert found(using(name="it")) == [missing]
+    assert found(using(name="it", optional=True)) == []
+    assert found(using(name="it", optional=False)) == [missing]
+
+
+@pytest.mark.parametrize("field", ["data", "stringData", "binaryData"])
+def test_keys_must_exist_in_objects_with_data(field: str) -> None:
+    user = deployment({"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "password"}}}]})
+    path = f"{CONTAINER}.env[0].valueFrom.secretKeyRef"
+    assert found(user, named("Secret", "s", **{field: {"password": "x"}})) == []
+    assert found(user, named("Secret", "s", **{field: {"other": "x"}})) == [
+        ("Deployment/d", path, "Secret s has no key password")
+    ]
+    assert found(user, named("Secret", "s")) == [], "an object without data is filled in elsewhere"
+
+
+@pytest.mark.parametrize("name", ["strata-link", "strata-api-keys", "strata-redis"])
+def test_secrets_created_by_hand_may_be_missing(name: str) -> None:
+    assert found(deployment(volumes=[{"name": "v", "secret": {"secretName": name}}])) == []
+    assert found(deployment(volumes=[{"name": "v", "configMap": {"name": name}}])) != []
+
+
+def test_fields_that_only_look_like_references_are_ignored() -> None:
+    assert found(deployment(volumes=[{"name": "v", "secret": {"items": []}}, {"name": "w", "configMap": {"items": []}}])) == []
+    assert found(named("StatefulSet", "x", {"template": {"spec": {"serviceAccountName": None}}})) == []
+
+
+@pytest.mark.parametrize(("namespace", "occurs"), [("one", 1), ("other", 0)])
+def test_an_object_occurs_once_per_namespace(namespace: str, occurs: int) -> None:
+    first, second = named("Secret", "s"), named("Secret", "s")
+    first["metadata"]["namespace"], second["metadata"]["namespace"] = "one", namespace
+    assert found(first, second) == [("Secret/s", "metadata.name", "Secret/s occurs twice")] * occurs
+
+
+# Containers
+
+
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        ("strata:1", None),
+        ("example.com:5000/strata:1", None),
+        ("strata@sha256:0", None),
+        ("", "is not set"),
+        ("strata", "strata has no immutable tag or digest"),
+        ("strata:latest", "strata:latest has no immutable tag or digest"),
+        ("example.com:5000/strata", "example.com:5000/strata has no immutable tag or digest"),
+        ("user@example.com/strata", "user@example.com/strata has no immutable tag or digest"),
+    ],
+)
+def test_images_need_a_fixed_version(image: str, message: str | None) -> None:
+    expected = [("Deployment/d", f"{CONTAINER}.image", message)] if message else []
+    assert found(deployment({"image": image})) == expected
+
+
+def test_mounts_need_a_volume() -> None:
+    mounts = {"volumeMounts": [{"name": "v", "mountPath": "/v"}, {"name": "w", "mountPath": "/w"}]}
+    volumes = [{"name": "v", "emptyDir": {}}]
+    missing = f"{CONTAINER}.volumeMounts[1].name", "the pod has no volume w"
+    assert found(deployment(mounts, volumes=volumes)) == [("Deployment/d", *missing)]
+    claimed = deployment(mounts, volumes=volumes)
+    claimed["spec"]["volumeClaimTemplates"] = [{"metadata": {"name": "w"}}]
+    assert found(claimed) == [("Deployment/d", *missing)], "only a StatefulSet has claim templates"
+    assert found({**claimed, "kind": "StatefulSet"}) == []
+
+
+@pytest.mark.parametrize("probe", ["readinessProbe", "livenessProbe", "startupProbe"])
+def test_probes_need_a_named_port(probe: str) -> None:
+    def probing(port: str | int) -> list[tuple[str, str, str]]:
+        return found(deployment({"ports": [{"name": "http", "containerPort": 80}], probe: {"httpGet": {"port": port}}}))
+
+    assert probing("http") == []
+    assert probing(81) == []
+    assert probing("https") == [("Deployment/d", f"{CONTAINER}.{probe}.httpGet.port", "the container has no port named https")]
+
+
+@pytest.mark.parametrize(
+    ("home", "mounted", "volume", "shared"),
+    [
+        ("/mnt/strata", "/mnt/strata", {"nfs": {}}, True),
+        ("/mnt/strata/home", "/mnt/strata", {"csi": {}}, True),
+        ("/mnt/strata/home", "/mnt/strata/", {"nfs": {}}, True),
+        ("/mnt/strata", "/", {"nfs": {}}, True),
+        ("/mnt/strata", "/mnt/strata", {"emptyDir": {}}, False),
+        ("/mnt/strata-2", "/mnt/strata", {"nfs": {}}, False),
+        ("/mnt", "/mnt/strata", {"nfs": {}}, False),
+    ],
+)
+def test_the_home_of_ray_pods_is_on_shared_storage(home: str, mounted: str, volume: Document, shared: bool) -> None:
+    container = {"env": [{"name": "STRATA_HOME", "value": home}], "volumeMounts": [{"name": "v", "mountPath": mounted}]}
+    problems = found(ray_cluster(container, volumes=[{"name": "v", **volume}]))
+    assert [path for _, path, _ in problems] == [
+        f"spec.{group}.template.spec.containers[0].env"
+        for group in ("headGroupSpec", "workerGroupSpecs[0]", "workerGroupSpecs[1]")
+        if not shared
+    ]
+    assert all("is not on shared storage" in message for _, _, message in problems)
+    assert found(deployment(container, volumes=[{"name": "v", **volume}])) == [], "other pods may have a home of their own"
+
+
+# Selectors
+
+
+def budget(**selector: Any) -> Document:
+    return named("PodDisruptionBudget", "b", {"selector": selector})
+
+
+def expression(key: str, operator: str, *values: str) -> Document:
+    return {"matchExpressions": [{"key": key, "operator": operator, **({"values": list(values)} if values else {})}]}
+
+
+@pytest.mark.parametrize(
+    ("selector", "matches"),
+    [
+        ({"matchLabels": {"app": "a"}}, True),
+        ({"matchLabels": {"app": "b"}}, False),
+        ({"matchLabels": {"app": "a", "tier": "x"}}, False),
+        ({"matchLabels": {"ray.io/cluster": "any"}}, False),  # not a Ray pod
+        (expression("app", "In", "a", "b"), True),
+        (expression("app", "In", "b"), False),
+        (expression("tier", "In", "b"), False),
+        (expression("app", "NotIn", "b"), True),
+        (expression("app", "NotIn", "a"), False),
+        (expression("tier", "NotIn", "a"), True),
+        (expression("app", "Exists"), True),
+        (expression("tier", "Exists"), False),
+        (expression("app", "DoesNotExist"), False),
+        (expression("tier", "DoesNotExist"), True),
+        ({"matchLabels": {"app": "a"}, **expression("app", "NotIn", "a")}, False),
+        ({"matchLabels": {"app": "b"}, **expression("app", "In", "a")}, False),
+        ({}, True),  # selects nothing by design
+    ],
+)
+def test_a_budgets_selector_matches_a_pod(selector: Document, matches: bool) -> None:
+    expected = [] if matches else [("PodDisruptionBudget/b", "spec.selector", "no pod of these objects has these labels")]
+    assert found(deployment(), budget(**selector)) == expected
+
+
+@pytest.mark.parametrize(
+    ("labels", "matches"),
+    [
+        ({"ray.io/node-type": "head", "ray.io/group": "headgroup"}, True),
+        ({"ray.io/node-type": "worker", "ray.io/group": "small"}, True),
+        ({"ray.io/node-type": "worker", "ray.io/group": "large"}, True),
+        ({"ray.io/node-type": "head", "ray.io/group": "small"}, False),
+        ({"ray.io/node-type": "worker", "ray.io/group": "headgroup"}, False),
+        ({"ray.io/is-ray-node": "yes", "ray.io/serve": "true"}, True),
+        ({"ray.io/cluster": "x", "ray.io/identifier": "y", "ray.io/originated-from-cr-name": "z"}, True),
+        ({"ray.io/is-ray-node": "no"}, False),
+    ],
+)
+def test_kuberay_labels_the_pods_of_a_cluster(labels: dict[str, str], matches: bool) -> None:
+    assert (found(ray_cluster(), budget(matchLabels=labels)) == []) is matches
+
+
+@pytest.mark.parametrize(("operator", "matches"), [("In", True), ("NotIn", True), ("Exists", True), ("DoesNotExist", False)])
+def test_a_label_with_a_value_known_only_at_run_time_matches_any_value(operator: str, matches: bool) -> None:
+    values = ("x",) if operator in ("In", "NotIn") else ()
+    assert (found(ray_cluster(), budget(**expression("ray.io/cluster", operator, *values))) == []) is matches
+
+
+def test_a_services_named_ports_exist_on_its_pods() -> None:
+    pods = deployment({"ports": [{"name": "http", "containerPort": 80}]})
+
+    def service(*ports: Any) -> Document:
+        return named("Service", "s", {"selector": {"app": "a"}, "ports": [{"targetPort": port} for port in ports]})
+
+    assert found(pods, service("http", 81)) == []
+    assert found(pods, service("http", "https")) == [
+        ("Service/s", "spec.ports[1].targetPort", "none of the selected pods has a port named https")
+    ]
+    assert found(pods, named("Service", "s", {"selector": {"app": "b"}})) == [
+        ("Service/s", "spec.selector", "no pod of these objects has these labels")
+    ]
+    assert found(pods, named("Service", "s", {"ports": [{"targetPort": "https"}]})) == [], "endpoints set by hand"
+
+
+def monitor(kind: str, endpoints: str, selector: Document, port: str = "metrics") -> Document:
+    return named(kind, "m", {"selector": selector, endpoints: [{"port": port}]})
+
+
+@pytest.mark.parametrize(("kind", "endpoints"), [("PodMonitor", "podMetricsEndpoints"), ("PodMonitoring", "endpoints")])
+def test_monitors_of_our_pods_find_them_if_all_parts_are_present(kind: str, endpoints: str) -> None:
+    container = {"ports": [{"name": "metrics", "containerPort": 80}]}
+    parts = [ray_cluster(container, name=part, part=part) for part in ("train", "serve", "lab")]
+    ours, theirs = {"matchLabels": {"ray.io/group": "none"}}, {"matchLabels": {"app": "none"}}
+    nothing = (f"{kind}/m", "spec.selector", "no pod of these objects has these labels")
+    assert found(*parts, monitor(kind, endpoints, ours)) == [nothing]
+    assert found(*parts, monitor(kind, endpoints, expression("strata.dev/part", "In", "none"))) == [nothing]
+    assert found(*parts, monitor(kind, endpoints, theirs)) == []
+    assert found(*parts[:2], monitor(kind, endpoints, ours)) == []
+    every = {"matchLabels": {"ray.io/is-ray-node": "yes"}}
+    assert found(*parts, monitor(kind, endpoints, every)) == []
+    assert found(*parts, monitor(kind, endpoints, every, "other")) == [
+        (f"{kind}/m", f"spec.{endpoints}[0].port", "none of the selected pods has a port named other")
+    ]
