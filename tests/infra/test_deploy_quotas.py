@@ -99,6 +99,16 @@ def test_gpu_workers_get_their_share_of_the_node() -> None:
     assert half == Group(1, 1, 1, gpus=2, cpus=34, memory_gib=170, node_gpus=4, selector=selector)
 
 
+@pytest.mark.parametrize(("each", "fits"), [(17, True), (18, False)])
+def test_the_cpus_of_gpu_workers_fit_their_share_of_the_node(each: int, fits: bool) -> None:
+    chosen = recipe(parallel={"workers": 4, "device": "gpu", "cpus_per_worker": each}, deploy={"gpu": "big"})
+    if fits:
+        assert plan(chosen, CLOUD, ["train"])["train"].cpus == 68
+    else:
+        with pytest.raises(UserError, match=r"parallel\.cpus_per_worker needs 72 CPUs per pod, but a pod has 68"):
+            plan(chosen, CLOUD, ["train"])
+
+
 def test_set_cpus_and_memory_override_the_share_of_the_node() -> None:
     groups = plan(on_gpus(deploy={"cpus": 11, "memory_gib": 13}), CLOUD, ["train", "serve"])
     assert {(group.cpus, group.memory_gib) for group in groups.values()} == {(11, 13)}

@@ -315,3 +315,224 @@ def test_invalid_services(changes: Changes, path: str, expected: str) -> None:
 def test_initializing_timeout(timeout: str, valid: bool) -> None:
     annotations = {"ray.io/initializing-timeout": timeout}
     assert bool(found("RayService", {"rayClusterConfig": CLUSTER}, annotations=annotations)) is not valid
+
+
+# Both sides of each limit
+
+ZERO_OR_MORE = [("workerGroupSpecs.0.idleTimeoutSeconds", {**SCALED}), ("autoscalerOptions.idleTimeoutSeconds", {})]
+
+
+@pytest.mark.parametrize(("path", "beside"), ZERO_OR_MORE)
+def test_idle_timeouts_may_be_zero(path: str, beside: Changes) -> None:
+    assert found("RayCluster", changed(CLUSTER, {**beside, path: 0})) == []
+    assert len(found("RayCluster", changed(CLUSTER, {**beside, path: -1}))) == 1
+
+
+@pytest.mark.parametrize(
+    ("least", "replicas", "most", "path"),
+    [
+        (0, 0, 0, None),
+        (2, 2, 2, None),
+        (1, None, 1, None),
+        (0, 3, 2, "replicas"),
+        (2, 1, 2, "replicas"),
+        (3, 3, 2, "minReplicas"),
+        (-1, 1, 2, "minReplicas"),
+        (0, 0, -1, "maxReplicas"),
+        (None, 1, 2, "minReplicas"),
+        (1, 1, None, "minReplicas"),
+    ],
+)
+def test_bounds_of_replicas(least: int | None, replicas: int | None, most: int | None, path: str | None) -> None:
+    bounds = {"minReplicas": least, "replicas": replicas, "maxReplicas": most}
+    problems = found("RayCluster", changed(CLUSTER, {f"workerGroupSpecs.0.{key}": value for key, value in bounds.items()}))
+    assert [where for where, _ in problems] == ([f"spec.workerGroupSpecs[0].{path}"] if path else [])
+
+
+@pytest.mark.parametrize(
+    ("least", "replicas", "most", "valid"),
+    [(None, 0, None, True), (None, 7, None, True), (None, 3, 2, False), (1, 0, None, False)],
+)
+def test_with_the_autoscaler_unset_bounds_are_zero_and_infinity(
+    least: int | None, replicas: int, most: int | None, valid: bool
+) -> None:
+    bounds = {"minReplicas": least, "replicas": replicas, "maxReplicas": most}
+    changes = {f"workerGroupSpecs.0.{key}": value for key, value in bounds.items()}
+    assert (found("RayCluster", changed(CLUSTER, {**SCALED, **changes})) == []) is valid
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "valid"),
+    [
+        ("zone", "a", True),
+        ("zone", "", True),
+        ("zone", "a" * 63, True),
+        ("zone", "a" * 64, False),
+        ("zone", "a_b.c-D", True),
+        ("zone", "-a", False),
+        ("zone", "a-", False),
+        ("a" * 63, "a", True),
+        ("a" * 64, "a", False),
+        ("p" * 253 + "/zone", "a", True),
+        ("p" * 254 + "/zone", "a", False),
+        ("UPPER/zone", "a", False),
+        ("", "a", False),
+    ],
+)
+def test_labels_of_groups(key: str, value: str, valid: bool) -> None:
+    spec = changed(CLUSTER, {})
+    spec["headGroupSpec"]["labels"] = {key: value}
+    assert (found("RayCluster", spec) == []) is valid
+
+
+@pytest.mark.parametrize(
+    ("changes", "oldest", "too_old"),
+    [
+        ({"authOptions": {"mode": "token"}}, "2.52.0", "2.51.9"),
+        ({"authOptions": {"mode": "token", "enableK8sTokenAuth": True}}, "2.55.0", "2.54.9"),
+        ({"workerGroupSpecs.0.priority": 1, **SCALED}, "2.56.0", "2.55.9"),
+    ],
+)
+def test_the_oldest_version_of_ray(changes: Changes, oldest: str, too_old: str) -> None:
+    assert found("RayCluster", changed(CLUSTER, {**changes, "rayVersion": oldest})) == []
+    assert found("RayCluster", changed(CLUSTER, {**changes, "rayVersion": f"v{oldest}"})) == []
+    assert found("RayCluster", changed(CLUSTER, {**changes, "rayVersion": oldest.removesuffix(".0")})) == []
+    assert len(found("RayCluster", changed(CLUSTER, {**changes, "rayVersion": too_old}))) == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"workerGroupSpecs.0.priority": 0},
+        {"workerGroupSpecs.0.suspend": True},
+        {"workerGroupSpecs.0.resources": {"cpu": "1"}},
+        {"headGroupSpec.rayStartParams": {"num-cpus": "0"}},
+        {HEAD_ENV: [{"name": "RAY_enable_autoscaler_v2", "value": "0"}]},
+        {HEAD_ENV: env("RAY_enable_autoscaler_v2"), "enableInTreeAutoscaling": True},
+        {HEAD_ENV: env("RAY_enable_autoscaler_v2"), "enableInTreeAutoscaling": True, "workerGroupSpecs.0.idleTimeoutSeconds": 6},
+        {"headGroupSpec.template.spec.restartPolicy": "Always"},
+        {"headGroupSpec.template.spec.restartPolicy": "Always", "enableInTreeAutoscaling": True},
+        {"headGroupSpec.template.spec.restartPolicy": "Never", **SCALED},
+        {"autoscalerOptions": {"env": env("OTHER")}},
+        {"authOptions": {"mode": "disabled"}, "rayVersion": "2.0.0"},
+        {"authOptions": {"mode": "token", "secretName": "x"}},
+        {"gcsFaultToleranceOptions": {"backend": "redis"}},
+        {"upgradeStrategy": {"type": "Recreate"}},
+        {"upgradeStrategy": {"type": "None"}},
+    ],
+)
+def test_valid_clusters(changes: Changes) -> None:
+    assert found("RayCluster", changed(CLUSTER, changes)) == []
+
+
+@pytest.mark.parametrize(("annotation", "valid"), [("true", True), ("TRUE", True), ("false", False), (None, False)])
+def test_a_redis_address_in_the_environment_needs_the_annotation(annotation: str | None, valid: bool) -> None:
+    annotations = {"ray.io/ft-enabled": annotation} if annotation else {}
+    spec = changed(CLUSTER, {HEAD_ENV: env("RAY_REDIS_ADDRESS")})
+    assert (found("RayCluster", spec, annotations=annotations) == []) is valid
+
+
+def test_a_redis_user_name_must_be_an_option() -> None:
+    [(where, message)] = found("RayCluster", changed(CLUSTER, {"headGroupSpec.rayStartParams": {"redis-username": "me"}}))
+    assert where == "spec.headGroupSpec.template.spec.containers[0].env"
+    assert "redisUsername" in message
+
+
+def test_only_kuberays_kinds_are_checked() -> None:
+    [(where, message)] = found("RayCronJob", CLUSTER)
+    assert (where, message) == ("kind", "must be one of RayCluster, RayJob, RayService")
+
+
+ALL = "deletionStrategy"
+BOTH = {"onSuccess": {"policy": "DeleteCluster"}, "onFailure": {"policy": "DeleteSelf"}}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"suspend": True, "shutdownAfterJobFinishes": True},
+        {"ttlSecondsAfterFinished": 0},
+        {"ttlSecondsAfterFinished": 1, "shutdownAfterJobFinishes": True},
+        {"activeDeadlineSeconds": 1, "preRunningDeadlineSeconds": 1},
+        {"backoffLimit": 0, "submissionMode": "InteractiveMode"},
+        {"backoffLimit": 0, "clusterSelector": {"ray.io/cluster": "lab"}},
+        {"rayClusterSpec": None, "clusterSelector": {"ray.io/cluster": "lab"}},
+        {"submissionMode": "SidecarMode"},
+        {"submissionMode": "SidecarMode", "rayClusterSpec.headGroupSpec.template.spec.restartPolicy": "Never"},
+        {"submissionMode": "K8sJobMode", "submitterPodTemplate": {"spec": {}}},
+        {"runtimeEnvYAML": "a: 1"},
+        {ALL: BOTH},
+        {ALL: {"onSuccess": {"policy": "DeleteNone"}, "onFailure": {"policy": "DeleteNone"}}},
+        {ALL: BOTH, "shutdownAfterJobFinishes": True},
+        {ALL: {"deletionRules": [rule("DeleteWorkers", 5), rule("DeleteCluster", 5), rule("DeleteSelf", 6)]}},
+        {ALL: {"deletionRules": [rule("DeleteSelf", 5), rule("DeleteCluster", 10, jobStatus="FAILED")]}},
+        {ALL: {"deletionRules": [rule("DeleteSelf", 0)]}},
+    ],
+)
+def test_valid_jobs(changes: Changes) -> None:
+    assert found("RayJob", changed({"rayClusterSpec": CLUSTER}, changes)) == []
+
+
+@pytest.mark.parametrize("policy", ["DeleteCluster", "DeleteWorkers"])
+def test_a_selected_cluster_is_not_deleted(policy: str) -> None:
+    spec = {
+        "clusterSelector": {"ray.io/cluster": "lab"},
+        "deletionStrategy": {"onSuccess": {"policy": policy}, "onFailure": {"policy": "DeleteSelf"}},
+    }
+    [(where, message)] = found("RayJob", spec)
+    assert where == "spec.deletionStrategy.onSuccess.policy"
+    assert message == f"{policy} is not supported with clusterSelector"
+
+
+@pytest.mark.parametrize(("policy", "valid"), [("DeleteWorkers", False), ("DeleteCluster", True)])
+def test_the_autoscaler_would_restart_deleted_workers(policy: str, valid: bool) -> None:
+    spec = {"rayClusterSpec": {**CLUSTER, **SCALED}, "deletionStrategy": {"deletionRules": [rule(policy)]}}
+    assert (found("RayJob", spec) == []) is valid
+
+
+@pytest.mark.parametrize(
+    ("options", "path"),
+    [
+        ({"stepSizePercent": 20}, None),
+        ({"stepSizePercent": 21}, "stepSizePercent"),
+        ({"stepSizePercent": 0}, None),
+        ({"stepSizePercent": -1}, "stepSizePercent"),
+        ({"stepSizePercent": 100, "maxSurgePercent": 100}, None),
+        ({"stepSizePercent": 101, "maxSurgePercent": 100}, "stepSizePercent"),
+        ({"stepSizePercent": 0, "maxSurgePercent": 0}, None),
+        ({"stepSizePercent": 0, "maxSurgePercent": -1}, "maxSurgePercent"),
+        ({"intervalSeconds": 1}, None),
+        ({"intervalSeconds": None}, "intervalSeconds"),
+        ({"intervalSeconds": -1}, "intervalSeconds"),
+    ],
+)
+def test_limits_of_an_incremental_upgrade(options: Changes, path: str | None) -> None:
+    strategy = {**INCREMENTAL, "clusterUpgradeOptions": {**STEPS, **options}}
+    problems = found("RayService", {"rayClusterConfig": {**CLUSTER, **SCALED}, "upgradeStrategy": strategy})
+    assert path is None or problems[0][0] == f"spec.upgradeStrategy.clusterUpgradeOptions.{path}"
+    assert bool(problems) is bool(path)
+
+
+def test_the_default_surge_is_the_whole_cluster() -> None:
+    steps = {key: value for key, value in STEPS.items() if key != "maxSurgePercent"}
+    strategy = {**INCREMENTAL, "clusterUpgradeOptions": {**steps, "stepSizePercent": 100}}
+    assert found("RayService", {"rayClusterConfig": {**CLUSTER, **SCALED}, "upgradeStrategy": strategy}) == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"upgradeStrategy": {"type": "NewCluster"}},
+        {"upgradeStrategy": {"type": "None"}},
+        {"rayClusterDeletionDelaySeconds": 0},
+        {"rayClusterConfig.headGroupSpec.headService": {"metadata": {"labels": {}}}},
+    ],
+)
+def test_valid_services(changes: Changes) -> None:
+    assert found("RayService", changed({"rayClusterConfig": CLUSTER}, changes)) == []
+
+
+@pytest.mark.parametrize(("timeout", "valid"), [("1", True), ("1.5h", True), ("30", True), ("h", False), ("1d", False)])
+def test_units_of_the_initializing_timeout(timeout: str, valid: bool) -> None:
+    annotations = {"ray.io/initializing-timeout": timeout}
+    assert (found("RayService", {"rayClusterConfig": CLUSTER}, annotations=annotations) == []) is valid

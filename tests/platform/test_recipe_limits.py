@@ -1,0 +1,363 @@
+"""Both sides of every bound of a recipe, its rules between keys, and its defaults."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from strata.platform import recipe_file
+from strata.platform.errors import UserError, shown
+from strata.platform.recipe import Recipe
+from strata.platform.recipe_file import RecipeError
+
+BASE: dict[str, Any] = {
+    "model": {"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "ffn": 128, "vocab": 512, "context": 64},
+    "train": {"steps": 100, "batch": 24, "micro_batch": 1, "lr": 0.001},
+}
+HALF = {"serve.decode.gpus": 0.5, "serve.decode.gpu_memory": 0.4}
+SMALL = 1e-9  # just inside or outside an open bound
+
+
+def recipe(changes: dict[str, Any]) -> Recipe:
+    tree: dict[str, Any] = {name: dict(section) for name, section in BASE.items()}
+    for key, value in changes.items():
+        *parents, leaf = key.split(".")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[leaf] = value
+    return Recipe.model_validate(tree)
+
+
+def accepts(changes: dict[str, Any]) -> bool:
+    try:
+        recipe(changes)
+    except ValidationError:
+        return False
+    return True
+
+
+AT_LEAST_ONE = (
+    *("model.layers", "model.ffn", "train.steps", "train.micro_batch", "train.eval_every", "train.eval_sequences"),
+    *("train.checkpoint_every", "train.keep", "parallel.cpus_per_worker", "serve.start_timeout_s", "serve.kv_cache_gib"),
+    *("serve.max_sequences", "serve.gateways", "deploy.gpus_per_node", "deploy.nodes", "deploy.cpus", "deploy.memory_gib"),
+    *("serve.decode.replicas", "serve.decode.max_replicas", "parallel.tensor", "parallel.pipeline", "parallel.sequence"),
+    *("parallel.expert", "parallel.workers", "serve.decode.tensor_parallel"),
+)
+AT_LEAST_ZERO = ("train.warmup", "train.max_failures", "serve.max_queue", "serve.prefill.replicas", "train.seed")
+AT_LEAST_ZERO += ("serve.remote_prefill.min_tokens",)
+
+
+@pytest.mark.parametrize(("least", "key"), [*((1, key) for key in AT_LEAST_ONE), *((0, key) for key in AT_LEAST_ZERO)])
+def test_smallest_counts(least: int, key: str) -> None:
+    assert accepts({key: least})
+    assert not accepts({key: least - 1})
+    assert not accepts({key: least + 0.5})
+
+
+@pytest.mark.parametrize(
+    ("key", "accepted", "rejected"),
+    [
+        ("model.vocab", [512], [511]),
+        ("model.context", [16], [15]),
+        ("model.rope_theta", [SMALL], [0, -1]),
+        ("model.norm_eps", [SMALL, 0.01 - SMALL], [0, 0.01]),
+        ("data.holdout", [SMALL, 0.5 - SMALL], [0, 0.5]),
+        ("train.lr", [SMALL, 1 - SMALL], [0, 1]),
+        ("train.embedding_lr_ratio", [SMALL, 10], [0]),
+        ("train.min_lr_ratio", [0, 1], [-SMALL, 1 + SMALL]),
+        ("train.weight_decay", [0, 1 - SMALL], [-SMALL, 1]),
+        ("train.clip", [SMALL, 5], [0]),
+        ("train.seed", [2**31 - 1], [2**31]),
+        ("parallel.zero", [0, 1, 2, 3], [-1, 4]),
+        ("serve.port", [1, 65535], [0, 65536]),
+        ("serve.decode.gpu_memory", [SMALL, 1 - SMALL], [0, 1]),
+        ("serve.remote_prefill.max_queue_s", [SMALL, 60], [0]),
+        ("serve.remote_prefill.stall_weight", [0, 9], [-SMALL]),
+    ],
+)
+def test_bounds(key: str, accepted: list[float], rejected: list[float]) -> None:
+    assert [value for value in accepted if not accepts({key: value})] == []
+    assert [value for value in rejected if accepts({key: value})] == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "accepted"),
+    [
+        # hidden is heads times an even number, heads a multiple of kv_heads.
+        ({"model.hidden": 64, "model.heads": 32, "model.kv_heads": 8}, True),
+        ({"model.hidden": 64, "model.heads": 64, "model.kv_heads": 8}, False),  # one dimension per head
+        ({"model.hidden": 66, "model.heads": 4}, False),
+        ({"model.hidden": 12, "model.heads": 4}, False),  # three dimensions per head
+        ({"model.hidden": 24, "model.heads": 4}, True),
+        ({"model.heads": 4, "model.kv_heads": 4}, True),
+        ({"model.heads": 4, "model.kv_heads": 3}, False),
+        ({"model.heads": 4, "model.kv_heads": 8}, False),
+        # Mixture of experts.
+        ({"model.moe": {"experts": 2}}, True),
+        ({"model.moe": {"experts": 1, "top_k": 1}}, False),
+        ({"model.moe": {"experts": 4, "top_k": 4}}, True),
+        ({"model.moe": {"experts": 4, "top_k": 5}}, False),
+        ({"model.moe": {"experts": 4, "top_k": 0}}, False),
+        ({"model.moe": {"experts": 4, "shared_ffn": 0, "balance": 0}}, True),
+        ({"model.moe": {"experts": 4, "shared_ffn": -1}}, False),
+        ({"model.moe": {"experts": 4, "balance": -SMALL}}, False),
+        # One source of data.
+        ({"data.path": "/x"}, True),
+        ({"data.hf": "x"}, True),
+        ({"data.path": "/x", "data.hf": "x"}, False),
+        # Warm-up ends before the run.
+        ({"train.warmup": 99}, True),
+        ({"train.warmup": 100}, False),
+        # Workers: tensor x pipeline x sequence divides them, experts the data-parallel rest.
+        ({"parallel.workers": 12, "parallel.tensor": 2, "parallel.pipeline": 3, "parallel.sequence": 2}, True),
+        ({"parallel.workers": 6, "parallel.tensor": 2, "parallel.pipeline": 3, "parallel.sequence": 2}, False),
+        ({"parallel.workers": 24, "parallel.tensor": 2, "parallel.pipeline": 3, "parallel.expert": 4}, True),
+        ({"parallel.workers": 24, "parallel.tensor": 2, "parallel.pipeline": 3, "parallel.expert": 3}, False),
+        ({"parallel.workers": 24, "parallel.tensor": 2, "parallel.pipeline": 3, "parallel.expert": 8}, False),
+        # The batch is a multiple of data-parallel workers x micro_batch.
+        ({"parallel.workers": 12, "parallel.tensor": 2, "train.micro_batch": 4}, True),  # 24 of 6 x 4
+        ({"parallel.workers": 12, "train.micro_batch": 4}, False),  # 48
+        ({"parallel.workers": 6, "parallel.tensor": 2, "train.micro_batch": 5}, False),  # 15
+        ({"parallel.workers": 3, "train.micro_batch": 8}, True),
+        # Pools.
+        ({"serve.decode.replicas": 3, "serve.decode.max_replicas": 3}, True),
+        ({"serve.decode.replicas": 3, "serve.decode.max_replicas": 2}, False),
+        ({"serve.prefill.replicas": 0, "serve.prefill.max_replicas": 2}, False),
+        ({"serve.prefill.replicas": 0}, True),
+        ({"serve.decode.replicas": 0}, False),
+        ({**HALF, "serve.decode.gpu_memory": 0.5}, True),
+        ({**HALF, "serve.decode.gpu_memory": 0.5 + SMALL}, False),
+        ({"serve.decode.gpus": 1, "serve.decode.gpu_memory": 0.99}, True),
+        ({"serve.decode.gpus": 0}, False),
+        ({"serve.decode.gpus": 2, "serve.decode.tensor_parallel": 2}, True),
+        ({"serve.decode.gpus": 2}, False),
+        ({"serve.decode.gpus": 1, "serve.decode.tensor_parallel": 2}, False),
+        ({"serve.decode.gpus": 1.5}, False),
+        ({**HALF, "serve.decode.tensor_parallel": 2}, True),
+        ({**HALF, "serve.decode.sm_share": 1}, True),
+        ({**HALF, "serve.decode.sm_share": 1 + SMALL}, False),
+        ({**HALF, "serve.decode.sm_share": 0}, False),
+        ({"serve.decode.sm_share": 0.5}, False),
+        # A step has a token of each stream.
+        ({"serve.max_sequences": 8, "serve.decode.step_tokens": 8}, True),
+        ({"serve.max_sequences": 8, "serve.decode.step_tokens": 7}, False),
+        ({"serve.max_sequences": 8, "serve.prefill.step_tokens": 7}, False),
+        ({"serve.max_sequences": 8, "serve.prefill.step_tokens": 9}, True),
+        # Kernels and their devices.
+        ({"serve.kernels": "strata"}, False),
+        ({"serve.kernels": "strata", "serve.device": "gpu"}, True),
+        ({"train.kernels": "liger"}, False),
+        ({"train.kernels": "liger", "parallel.device": "gpu"}, True),
+        ({"train.kernels": "torch"}, True),
+        # vLLM arguments that other keys decide.
+        ({"serve.engine": {"max_model_len": 8192}}, True),
+        ({"serve.engine": {"max_num_seqs": 8}}, False),
+        ({"serve.decode.engine": {"block_size": 16}}, False),
+        ({"serve.decode.engine": {"kv_cache_dtype": "fp8"}}, True),
+        # Unknown keys.
+        ({"serve.decode.replica": 1}, False),
+        ({"serving": {}}, False),
+    ],
+)
+def test_rules_between_keys(changes: dict[str, Any], accepted: bool) -> None:
+    assert accepts(changes) is accepted
+
+
+def test_derived_values() -> None:
+    layout = {"parallel.workers": 24, "parallel.tensor": 2, "parallel.pipeline": 3, "parallel.sequence": 2, "train.batch": 2}
+    assert recipe(layout).parallel.data == 2
+    assert recipe({"model.hidden": 96}).model.head_dim == 24
+    assert recipe({"serve.decode.replicas": 2}).serve.decode.most == 2
+    assert recipe({"serve.decode.replicas": 2, "serve.decode.max_replicas": 5}).serve.decode.most == 5
+
+
+def test_defaults() -> None:
+    pool = {
+        "replicas": 1,
+        "max_replicas": None,
+        "gpus": 1.0,
+        "tensor_parallel": 1,
+        "gpu_memory": 0.9,
+        "sm_share": None,
+        "step_tokens": None,
+        "engine": {},
+    }
+    assert recipe({"model.moe": {"experts": 4}}).model_dump() == {
+        "model": {
+            **BASE["model"],
+            "rope_theta": 10_000.0,
+            "norm_eps": 1e-5,
+            "tie_embeddings": True,
+            "moe": {"experts": 4, "top_k": 2, "shared_ffn": 0, "balance": 0.01},
+        },
+        "data": {"path": None, "hf": None, "hf_config": None, "hf_split": "train", "text_field": "text", "holdout": 0.05},
+        "train": {
+            **BASE["train"],
+            "embedding_lr_ratio": 1.0,
+            "min_lr_ratio": 0.1,
+            "warmup": 0,
+            "weight_decay": 0.1,
+            "clip": 1.0,
+            "precision": "fp32",
+            "matmul": "highest",
+            "seed": 0,
+            "eval_every": 100,
+            "eval_sequences": 64,
+            "checkpoint_every": 100,
+            "recompute": "none",
+            "kernels": "strata",
+            "compile": False,
+            "checkpoints": None,
+            "checkpoint_upload": "async",
+            "keep": 3,
+            "keep_best": True,
+            "max_failures": 2,
+        },
+        "parallel": {
+            **dict.fromkeys(("workers", "zero", "tensor", "pipeline", "sequence", "expert", "cpus_per_worker"), 1),
+            "schedule": "1f1b",
+            "offload": "none",
+            "device": "cpu",
+        },
+        "serve": {
+            "host": "127.0.0.1",
+            "port": 8000,
+            "allow_unauthenticated": False,
+            "start_timeout_s": None,
+            "device": "cpu",
+            "dtype": "auto",
+            "eager": False,
+            "kernels": "vllm",
+            "kv_cache_gib": 1,
+            "max_sequences": 64,
+            "max_queue": 256,
+            "prefix_caching": True,
+            "tool_parser": None,
+            "reasoning_parser": None,
+            "engine": {},
+            "gateways": 1,
+            "prefill": pool,
+            "decode": pool,
+            "remote_prefill": {"when": "cheaper", "min_tokens": 256, "max_queue_s": 2.0, "stall_weight": 0.25},
+        },
+        "deploy": {"name": "strata"}
+        | dict.fromkeys(
+            ("image", "storage", "gpu", "prefill_gpu", "decode_gpu", "gpus_per_node", "nodes", "cpus", "memory_gib"), None
+        ),
+    }
+
+
+# Files and overrides
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    base = "model: {layers: 2, hidden: 64, heads: 4, kv_heads: 2, ffn: 128, vocab: 512, context: 64}\n"
+    (tmp_path / "base.yaml").write_text(base + "train: {steps: 100, batch: 8, micro_batch: 1, lr: 0.001}\n")
+    (tmp_path / "sub").mkdir()
+    return tmp_path
+
+
+def test_a_child_overrides_single_keys_of_its_parent(folder: Path) -> None:
+    (folder / "sub" / "child.yaml").write_text("extends: ../base.yaml\ntrain: {steps: 7}\nserve: {port: 9}\n")
+    (folder / "sub" / "grandchild.yml").write_text("extends: ./child.yaml\ntrain: {lr: 0.5}\ndata: {path: /x}\n")
+    loaded = recipe_file.load(str(folder / "sub" / "grandchild.yml"))
+    assert (loaded.train.steps, loaded.train.lr, loaded.train.batch) == (7, 0.5, 8)
+    assert (loaded.serve.port, loaded.data.path) == (9, Path("/x"))
+
+
+def test_a_child_replaces_a_section_by_a_value_and_a_value_by_a_section(folder: Path) -> None:
+    (folder / "child.yaml").write_text("extends: ./base.yaml\nmodel: {moe: {experts: 4}}\n")
+    (folder / "last.yaml").write_text("extends: ./child.yaml\nmodel: {moe: null}\n")
+    assert recipe_file.load(str(folder / "child.yaml")).model.moe is not None
+    assert recipe_file.load(str(folder / "last.yaml")).model.moe is None
+
+
+def test_overrides_are_yaml_and_apply_in_order(folder: Path) -> None:
+    changes = ["train.steps=1", "train.steps=9", "serve.engine={a: [1]}", "data.path=/a=b", "model.tie_embeddings=false"]
+    loaded = recipe_file.load(str(folder / "base.yaml"), changes)
+    assert (loaded.train.steps, loaded.serve.engine, loaded.data.path) == (9, {"a": [1]}, Path("/a=b"))
+    assert loaded.model.tie_embeddings is False
+    changed = recipe_file.change(loaded, ["train.steps=10"])
+    assert (changed.train.steps, loaded.train.steps, changed.data.path) == (10, 9, Path("/a=b"))
+
+
+@pytest.mark.parametrize("override", ["=3", "train.steps", ""])
+def test_an_override_has_a_key_and_a_value(folder: Path, override: str) -> None:
+    with pytest.raises(RecipeError, match="is not an override"):
+        recipe_file.load(str(folder / "base.yaml"), [override])
+
+
+@pytest.mark.parametrize(
+    ("key", "fix"),
+    [
+        ("train.stepz", "The nearest valid key is 'train.steps'."),
+        ("rope_theta", "The nearest valid key is 'model.rope_theta'."),
+        ("moe", "The nearest valid key is 'model.moe'."),
+        ("serve.prefill.replica", "The nearest valid key is 'serve.prefill.replicas'."),
+        ("learning", "The nearest valid key is 'train'."),
+        ("zzzzzzzzzzzz", "Valid sections: model, data, train, parallel, serve, deploy."),
+    ],
+)
+def test_unknown_keys_suggest_a_valid_one(folder: Path, key: str, fix: str) -> None:
+    with pytest.raises(RecipeError) as error:
+        recipe_file.load(str(folder / "base.yaml"), [f"{key}=1"])
+    assert error.value.fix == fix
+
+
+def test_errors_name_the_key_the_value_and_the_source(folder: Path) -> None:
+    path = str(folder / "base.yaml")
+    for change, cause in {
+        "train.steps=0": f"train.steps=0 in recipe {path}: input should be greater than 0.",
+        "train.warmup=200": f"train: warmup=200 must be below steps=100 (recipe {path}).",
+        "parallel.workers=3": "train.batch=8 must be a multiple of data-parallel workers x train.micro_batch = 3 "
+        f"(recipe {path}).",
+        "train.x=1": f"Unknown recipe key 'train.x' in {path}.",
+    }.items():
+        with pytest.raises(RecipeError) as error:
+            recipe_file.load(path, [change])
+        assert error.value.cause == cause
+
+
+def test_names_without_a_slash_or_suffix_are_built_in_recipes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    assert recipe_file.load("base.yaml").train.batch == 8
+    (folder / "sub" / "plain").write_text((folder / "base.yaml").read_text())
+    assert recipe_file.load("sub/plain").train.batch == 8
+    with pytest.raises(RecipeError, match="No recipe 'base'"):
+        recipe_file.load("base")
+    with pytest.raises(RecipeError) as error:
+        recipe_file.load("z" * 5000)
+    assert error.value.cause == f"No recipe '{'z' * 200}'."
+    assert error.value.fix.startswith("Pass the path of a YAML file, or one of: ")
+    assert recipe_file.names() == sorted(recipe_file.names()) and "laptop" in recipe_file.names()
+
+
+def test_empty_files_lack_their_sections(folder: Path) -> None:
+    (folder / "empty.yaml").write_text("")
+    with pytest.raises(RecipeError, match="lacks 'model'"):
+        recipe_file.load(str(folder / "empty.yaml"))
+
+
+def test_a_file_that_extends_itself(folder: Path) -> None:
+    (folder / "self.yaml").write_text("extends: ./self.yaml\n")
+    with pytest.raises(RecipeError, match=r"in a circle: self\.yaml -> self\.yaml"):
+        recipe_file.load(str(folder / "self.yaml"))
+
+
+# Errors
+
+
+def test_an_error_has_a_cause_and_a_fix() -> None:
+    error = UserError("It broke.", "Mend it.")
+    assert (str(error), error.cause, error.fix) == ("It broke.\nMend it.", "It broke.", "Mend it.")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [("a" * 40, "a" * 40), ("a" * 41, "a" * 40 + "..."), (" a\n b ", "a b"), (12, "12")]
+)
+def test_values_in_errors_are_short(value: object, expected: str) -> None:
+    assert shown(value) == expected
+    assert shown("abcd", 3) == "abc..." and shown("abc", 3) == "abc"
