@@ -151,6 +151,12 @@ def test_engines_share_a_pod_only_if_they_share_a_gpu(gpus: float, device: str, 
     assert engines_per_pod(pool, device) == engines
 
 
+def test_pods_are_rounded_up_to_hold_every_engine() -> None:
+    third = {"replicas": 4, "max_replicas": 7, "gpus": 0.33, "gpu_memory": 0.3}  # three engines per GPU
+    decode = plan(on_gpus(8, decode=third), CLOUD, ["serve"])["decode"]
+    assert (decode.least, decode.pods, decode.most, decode.gpus, decode.engines) == (0, 2, 3, 1, 3)
+
+
 @pytest.mark.parametrize(
     ("workers", "nodes", "replicas", "needed"),
     [

@@ -295,7 +295,8 @@ def test_an_override_has_a_key_and_a_value(folder: Path, override: str) -> None:
     [
         ("train.stepz", "The nearest valid key is 'train.steps'."),
         ("rope_theta", "The nearest valid key is 'model.rope_theta'."),
-        ("moe", "The nearest valid key is 'model.moe'."),
+        ("zero", "The nearest valid key is 'parallel.zero'."),
+        ("train.lr.offload", "The nearest valid key is 'parallel.offload'."),
         ("serve.prefill.replica", "The nearest valid key is 'serve.prefill.replicas'."),
         ("learning", "The nearest valid key is 'train'."),
         ("zzzzzzzzzzzz", "Valid sections: model, data, train, parallel, serve, deploy."),
