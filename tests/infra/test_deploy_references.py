@@ -90,6 +90,12 @@ def test_the_cluster_of_a_ray_object(document: Document, expected: Any) -> None:
     assert documents.cluster_spec(document) == expected
 
 
+def test_worker_groups_of_other_objects() -> None:
+    assert documents.worker_groups(named("Deployment", "a", {"workerGroupSpecs": [{}]})) == []
+    assert documents.worker_groups(named("RayCluster", "a", {"workerGroupSpecs": [{"groupName": "g"}]})) == [{"groupName": "g"}]
+    assert documents.worker_groups(named("RayCluster", "a", {"workerGroupSpecs": None})) == []
+
+
 POD_SPEC = {"spec": {"containers": []}}
 
 
