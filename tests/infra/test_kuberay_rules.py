@@ -438,6 +438,18 @@ def test_a_redis_user_name_must_be_an_option() -> None:
     assert "redisUsername" in message
 
 
+@pytest.mark.parametrize("head", [None, {}, {"template": None}])
+def test_a_cluster_needs_a_head(head: Any) -> None:
+    [(where, message)] = found("RayCluster", {**CLUSTER, "headGroupSpec": head})
+    assert where == "spec.headGroupSpec.template.spec.containers"
+    assert message == "must not be empty"
+
+
+def test_a_short_ttl_needs_a_shutdown() -> None:
+    [(where, _)] = found("RayJob", {"rayClusterSpec": CLUSTER, "ttlSecondsAfterFinished": 1})
+    assert where == "spec.ttlSecondsAfterFinished"
+
+
 def test_only_kuberays_kinds_are_checked() -> None:
     [(where, message)] = found("RayCronJob", CLUSTER)
     assert (where, message) == ("kind", "must be one of RayCluster, RayJob, RayService")
