@@ -125,7 +125,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[str, ...], s
     calls = []
 
     def build(overlay: Path, components: tuple[str, ...], image: str) -> list[dict[str, Any]]:
-        calls.append((overlay.name, components, image))
+        calls.append((f"{overlay.parent.name}/{overlay.name}", components, image))
         labels = [{"strata.dev/part": part} for part in ("train", "serve", "lab", "common")]
         return [{"kind": "Secret", "metadata": {"name": each["strata.dev/part"], "labels": each}} for each in labels] + [
             {"kind": "Secret", "metadata": {"name": "unlabelled"}}
@@ -146,7 +146,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[str, ...], s
 def test_a_single_part_includes_the_common_objects(built: list[Any], only: str | None, names: set[str]) -> None:
     documents = render.render(Order("kind", recipe(), "r", ("volcano",), only, IMAGE))
     assert {document["metadata"]["name"] for document in documents} == names
-    assert built == [("kind", ("volcano",), IMAGE)]
+    assert built == [("overlays/kind", ("volcano",), IMAGE)]
 
 
 @pytest.mark.parametrize(("option", "key", "expected"), [("o:1", "k:1", "o:1"), (None, "k:1", "k:1"), (None, None, None)])
@@ -360,6 +360,7 @@ spec:
               narrow: {x-kubernetes-int-or-string: true, anyOf: [{type: integer}]}
               free: {type: object, properties: {a: {type: integer}}, x-kubernetes-preserve-unknown-fields: true}
               map: {type: object, additionalProperties: {type: object, properties: {a: {type: integer}}}}
+              bare: {type: array, x-kubernetes-list-map-keys: [name], items: {x-kubernetes-preserve-unknown-fields: true}}
               list:
                 type: array
                 x-kubernetes-list-map-keys: [port, protocol]
@@ -393,6 +394,9 @@ spec:
         ({"list": [{"port": 1}, {"port": 1, "protocol": "UDP"}]}, None),
         ({"list": [{"port": 1, "x": 1}, {"port": 1, "protocol": "TCP", "x": 2}]}, "spec.list[1]"),
         ({"list": [{"prt": 1}]}, "spec.list[0]"),
+        ({"list": "x"}, "spec.list"),
+        ({"bare": [{"name": "a"}, {"name": "b"}, {}, 1]}, None),
+        ({"bare": [{"name": "a"}, {"name": "a"}]}, "spec.bare[1]"),
     ],
 )
 def test_schemas_forbid_unknown_fields_and_repeated_keys(tmp_path: Path, spec: dict[str, Any], path: str | None) -> None:
