@@ -110,6 +110,17 @@ def test_polls_older_than_ten_seconds_are_dropped(monkeypatch: pytest.MonkeyPatc
     watch.close()
 
 
+@pytest.mark.parametrize(("message", "reason"), [("refused", "refused"), ("", "ConnectError")])
+def test_the_reason_of_an_absent_endpoint(monkeypatch: pytest.MonkeyPatch, message: str, reason: str) -> None:
+    def fail(_: str) -> None:
+        raise httpx.ConnectError(message)
+
+    watch = EndpointWatch("http://127.0.0.1:1")
+    monkeypatch.setattr(watch._client, "get", fail)
+    assert watch.poll() == Absent(reason)
+    watch.close()
+
+
 # Runs
 
 

@@ -219,3 +219,103 @@ def test_a_dead_cluster_may_name_its_run() -> None:
     died = watch.ClusterDied("It died.", "Resume.", "mine")
     assert isinstance(died, UserError) and (died.cause, died.fix, died.run) == ("It died.", "Resume.", "mine")
     assert watch.ClusterDied("It died.", "Resume.").run is None
+
+
+def test_a_missing_background_cluster_is_started(monkeypatch: pytest.MonkeyPatch, own_home: Path) -> None:
+    started = cluster.BackgroundCluster("127.0.0.1:1", 1, 1.0, None)
+    calls: list[Any] = []
+    monkeypatch.setattr(cluster, "_start", lambda *given: calls.append(given) or started)
+    assert cluster.start(3, dashboard=True) is started and calls == [(3, True)]
+    assert (own_home / ".strata" / "cluster.lock").exists()
+
+
+class Owner:
+    """Stand-in for the process that owns a background cluster."""
+
+    def __init__(self, code: int | None) -> None:
+        self.code, self.killed = code, False
+
+    def poll(self) -> int | None:
+        return self.code
+
+    def kill(self) -> None:
+        self.killed = True
+
+
+def test_a_start_waits_for_the_record_of_the_owner(
+    monkeypatch: pytest.MonkeyPatch, own_home: Path, clock: SimpleNamespace
+) -> None:
+    (own_home / ".strata").mkdir()
+    owner, options = Owner(None), {}
+    there = cluster.BackgroundCluster("127.0.0.1:1", 1, 1.0, None)
+    found = iter([None, None, there])
+    monkeypatch.setattr(cluster.subprocess, "Popen", lambda command, **given: options.update(given) or owner)
+    monkeypatch.setattr(cluster.time, "sleep", lambda seconds: setattr(clock, "s", clock.s + seconds))
+    monkeypatch.setattr(cluster, "find", lambda: next(found))
+    assert cluster._start(2, False) is there and not owner.killed
+    assert options["start_new_session"] is True, "Ctrl-C must not reach the cluster"
+
+
+@pytest.mark.parametrize(("code", "waits"), [(1, 0.0), (None, 240.0)])
+def test_a_start_fails_if_the_owner_ends_or_is_silent(
+    monkeypatch: pytest.MonkeyPatch, own_home: Path, clock: SimpleNamespace, code: int | None, waits: float
+) -> None:
+    log, owner, before = own_home / ".strata" / "cluster.log", Owner(code), clock.s
+    log.parent.mkdir()
+
+    def popen(command: list[str], **_: Any) -> Owner:
+        log.write_text(" ".join(f"w{i}" for i in range(50)))
+        return owner
+
+    monkeypatch.setattr(cluster.subprocess, "Popen", popen)
+    monkeypatch.setattr(cluster.time, "sleep", lambda seconds: setattr(clock, "s", clock.s + seconds))
+    with pytest.raises(UserError) as error:
+        cluster._start(2, False)
+    assert error.value.cause == "The local Ray cluster did not start: " + " ".join(f"w{i}" for i in range(10, 50))
+    assert owner.killed and clock.s - before == pytest.approx(waits, abs=0.2)
+
+
+@pytest.mark.parametrize(
+    ("has", "grows", "joins"), [(4, False, True), (5, False, True), (3, False, False), (3, True, True), (5, True, True)]
+)
+def test_a_joined_cluster_has_enough_cpus_or_grows(monkeypatch: pytest.MonkeyPatch, has: int, grows: bool, joins: bool) -> None:
+    import ray
+    from ray._private.authentication import authentication_token_setup
+
+    shut = []
+    monkeypatch.setattr(cluster, "_answers", lambda _: True)
+    monkeypatch.setattr(cluster, "grows", lambda: grows)
+    monkeypatch.setattr(authentication_token_setup, "maybe_enable_token_auth_if_token_available", lambda **_: None)
+    monkeypatch.setattr(ray, "init", lambda **_: None)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": float(has)})
+    monkeypatch.setattr(ray, "shutdown", lambda: shut.append(1))
+    if joins:
+        cluster._join("10.0.0.1:6379", 4)
+        assert not shut
+    else:
+        with pytest.raises(UserError, match=r"at 10\.0\.0\.1:6379 has 3 CPUs; 4 are needed"):
+            cluster._join("10.0.0.1:6379", 4)
+        assert shut == [1]
+
+
+def test_only_an_ended_gcs_is_restarted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    node, code = Node(), SimpleNamespace(value=None)
+    process = SimpleNamespace(poll=lambda: code.value)
+    node.all_processes = {"gcs_server": [SimpleNamespace(process=process)]}  # type: ignore[attr-defined]
+    supervisor = gcs._Supervisor(node)
+    assert supervisor._exit_code() is None
+    code.value = -9
+    assert supervisor._exit_code() == -9
+    looks = iter([False, False, True])
+    monkeypatch.setattr(supervisor._released, "wait", lambda _: next(looks))
+    monkeypatch.setattr(gcs.threading, "Event", lambda: SimpleNamespace(wait=lambda: None))
+    monkeypatch.setattr(supervisor, "_restart", lambda found: node.calls.append(f"restart {found}") or True)
+    supervisor.run()
+    assert node.calls == ["restart -9", "restart -9"]
+    code.value, looks = None, iter([False, True])
+    supervisor.run()
+    assert len(node.calls) == 2, "it runs"
+    code.value, looks = 1, iter([False, True])
+    supervisor._released.set()
+    supervisor.run()
+    assert len(node.calls) == 2, "released"

@@ -168,6 +168,7 @@ def test_leftovers_of_interrupted_writes_are_removed(tmp_path: Path) -> None:
         (RuntimeError("[Errno 30] '/e'"), "/e: Read-only file system."),
         (OSError(errno.ECONNREFUSED, "x", "/a"), None),
         (OSError("without a number"), None),
+        (OSError("[Errno 28] '/f'"), "/f: No space left on device."),
         (ValueError("x"), None),
     ],
 )
