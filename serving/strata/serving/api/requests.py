@@ -66,6 +66,9 @@ TYPES = {
 
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "thinking")
 
+# Up to the next bracket outside of strings. Possessive, and never without a match: linear in the text.
+TO_BRACKET = re.compile(r"""(?:[^][{}"]++|"(?:[^"\\]++|\\.?)*+"?)*+([][{}]?)""", re.DOTALL)
+
 AnyRequest = TypeVar("AnyRequest", bound=BaseModel)
 
 
@@ -214,9 +217,12 @@ def _dicts(value: Any) -> list[dict[str, Any]]:
 
 
 def nesting(text: str) -> int:
-    """Nesting depth of JSON in a string, which vLLM parses recursively. Brackets within its strings count too."""
+    """Nesting depth of JSON in a string, which vLLM parses recursively. Brackets within its strings do not count: with closing
+    ones there, a client could hide the depth. Ends at the first bracket that closes nothing, as a parser does."""
     depth = deepest = 0
-    for bracket in re.findall(r"[\[\]{}]", text):
-        depth += 1 if bracket in "[{" else -1
+    for found in TO_BRACKET.finditer(text):
+        bracket = found[1]
+        if not bracket or (depth := depth + (1 if bracket in "[{" else -1)) < 0:
+            break
         deepest = max(deepest, depth)
     return deepest

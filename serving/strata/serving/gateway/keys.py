@@ -1,14 +1,17 @@
 """API key authentication against a file with one key per line.
 
-The file's modification time is checked for every request, so keys can be added and removed without a restart (Kubernetes
-updates a mounted Secret in place). A missing file rejects every request: the file is configured by name, so its absence is an
-error.
+The file's status is checked for every request, so keys can be added and removed without a restart (Kubernetes updates a mounted
+Secret in place). While the file is missing, unreadable or empty, every request is rejected: the file is configured by name, so
+its absence is an error. The log has one line per outage.
 """
 
 import hashlib
+import logging
 from pathlib import Path
 
 from strata.serving.api.requests import ApiError
+
+logger = logging.getLogger("ray.serve")
 
 FILE = "STRATA_API_KEYS_FILE"
 
@@ -16,8 +19,10 @@ FILE = "STRATA_API_KEYS_FILE"
 class Keys:
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._changed = 0
+        # Modification time, size and inode: a copy that preserves the time differs in another. None: nothing was read.
+        self._version: tuple[int, int, int] | None = None
         self._digests: frozenset[bytes] = frozenset()
+        self._fault = ""  # the reason why there are no keys, as logged
 
     def check(self, headers: list[tuple[bytes, bytes]]) -> None:
         """Raises a 401 for an unknown key. Digests are compared, so the time of a comparison reveals nothing about a key."""
@@ -29,13 +34,21 @@ class Keys:
 
     def _known(self) -> frozenset[bytes]:
         try:
-            changed = self._file.stat().st_mtime_ns
-            if changed != self._changed:
+            status = self._file.stat()
+            version = (status.st_mtime_ns, status.st_size, status.st_ino)
+            if version != self._version:
                 self._digests = frozenset(_digest(key) for key in read(self._file))
-                self._changed = changed
-        except OSError:
-            self._changed, self._digests = 0, frozenset()
+                self._version = version
+                self._log_once("" if self._digests else "has no key")
+        except OSError as error:
+            self._version, self._digests = None, frozenset()
+            self._log_once(f"cannot be read: {error.strerror}")
         return self._digests
+
+    def _log_once(self, fault: str) -> None:
+        if fault and fault != self._fault:
+            logger.error("The API key file %s %s. Every request is rejected until it has a key.", self._file, fault)
+        self._fault = fault
 
 
 def read(file: Path) -> list[bytes]:
