@@ -173,3 +173,116 @@ def test_old_measurements_expire() -> None:
         assert meter.per_second(1e6) is None
         meter.add(1000, 0.01, now=1e6 + at)
     assert meter.per_second(1e6 + 2) == pytest.approx(1e5)
+
+
+# Powers of two, so that costs are exact. 3072 tokens, 1024 of them cached; 2 + 1 other sequences at half weight.
+# Local: 512 / 1024 queued + 2048 * (1 + 3 / 2) / 1024 = 5.5 s.
+# Remote: (256 + 1024) / 2048 + 2048 * (1 / 2048 + 1 / 4096) + handoff = 2.125 s + handoff.
+EXACT = Case(
+    Prompt(3072, 1024),
+    Load(running=2, waiting=1, queued_tokens=512),
+    Pool(1, 256),
+    Rates(1024.0, 2048.0, 2.0**-12, 3.375),
+    Rule("cheaper", 16, 8.0, 0.5),
+)
+
+
+def with_handoff(case: Case, handoff_s: float) -> str:
+    return case.where(rates=replace(case.rates, handoff_s=handoff_s))
+
+
+@pytest.mark.parametrize(
+    ("case", "break_even_s"),
+    [
+        (EXACT, 3.375),
+        (replace(EXACT, here=Load(5, 1, 512)), 6.375),  # three more sequences: + 2048 * 1.5 / 1024
+        (replace(EXACT, here=Load(2, 1, 1536)), 4.375),
+        (replace(EXACT, pool=Pool(1, 2304)), 2.375),
+        (replace(EXACT, pool=Pool(3, 256)), 3.375),  # the queue is that of one engine
+        (replace(EXACT, prompt=Prompt(3072, 0)), 5.625),  # 0.5 + 7.5 - 0.125 - 1.5 - 0.75
+        (replace(EXACT, prompt=Prompt(2048, 1024)), 1.625),  # 0.5 + 2.5 - 0.625 - 0.5 - 0.25
+    ],
+)
+def test_break_even_is_the_sum_of_all_costs(case: Case, break_even_s: float) -> None:
+    assert with_handoff(case, break_even_s) == "local", "a tie stays"
+    assert with_handoff(case, break_even_s - 2**-10) == "remote"
+
+
+def test_a_remote_token_that_costs_as_much_as_a_local_one_stays_whatever_the_queue() -> None:
+    rates = Rates(1024.0, 2048.0, 2.0**-11, 1e-6)  # 1 / 1024 s on either side
+    queued = Load(running=0, waiting=0, queued_tokens=10**6)
+    assert EXACT.where(rates=rates, here=queued) == "local"
+    assert EXACT.where(rates=replace(rates, transfer_s_per_token=2.0**-12), here=queued) == "remote"
+
+
+@pytest.mark.parametrize(("queued", "reason"), [(2048 * 8, "cheaper-there"), (2048 * 8 + 1, "prefill-busy")])
+def test_a_prefill_engine_is_busy_beyond_the_longest_queue(queued: int, reason: str) -> None:
+    here = Load(running=2, waiting=1, queued_tokens=10**6)
+    assert decide(EXACT.prompt, here, Pool(1, queued), EXACT.rates, EXACT.rule).reason == reason
+
+
+@pytest.mark.parametrize(
+    ("tokens", "cached", "reason"),
+    [(15, 0, "short"), (15, 3, "short"), (16, 0, "long"), (16, 1, "cached"), (17, 1, "long"), (17, 2, "cached")],
+)
+def test_prompts_with_few_uncached_tokens_are_local(tokens: int, cached: int, reason: str) -> None:
+    assert decide(Prompt(tokens, cached), IDLE, FREE, UNKNOWN, EXACT.rule).reason == reason
+
+
+@pytest.mark.parametrize("unknown", ["local_tokens_per_s", "remote_tokens_per_s", "transfer_s_per_token", "handoff_s"])
+def test_length_decides_while_any_rate_is_unknown(unknown: str) -> None:
+    rates = replace(EXACT.rates, handoff_s=1e6)
+    assert decide(EXACT.prompt, IDLE, FREE, rates, EXACT.rule) == Decision("local", "cheaper-here")
+    assert decide(EXACT.prompt, IDLE, FREE, replace(rates, **{unknown: None}), EXACT.rule) == Decision("remote", "long")
+
+
+@pytest.mark.parametrize("pool", [None, Pool(0, 0)])
+def test_always_without_an_engine_follows_the_other_rules(pool: Pool | None) -> None:
+    assert decide(Prompt(3, 0), IDLE, pool, UNKNOWN, replace(RULE, when="always")) == Decision("local", "short")
+    assert decide(Prompt(3000, 0), IDLE, pool, UNKNOWN, replace(RULE, when="always")) == Decision("local", "no-prefill-engine")
+
+
+def test_a_sample_loses_half_its_weight_every_thirty_seconds() -> None:
+    meter = RateMeter()
+    for seconds in (8, 8, 8):
+        meter.add(4, seconds, now=100.0)
+    assert meter.seconds_each(100.0) == 2.0
+    meter.add(4, 32, now=130.0)  # median of 2, 2, 8: (2 / 2 + 2) / (1 / 2 + 1)
+    assert meter.seconds_each(130.0) == 2.0
+    meter.add(4, 32, now=130.0)  # median of 2, 8, 8: (3 + 8) / (1.5 + 1)
+    assert meter.seconds_each(130.0) == pytest.approx(4.4)
+    meter.add(4, 16, now=190.0)  # median of 8, 8, 4: (11 / 4 + 8) / (2.5 / 4 + 1)
+    assert meter.seconds_each(190.0) == pytest.approx(10.75 / 1.625)
+    assert meter.per_second(190.0) == pytest.approx(1.625 / 10.75)
+
+
+def test_half_life_can_be_set() -> None:
+    meter = RateMeter(half_life_s=5.0)
+    for seconds, now in ((2, 0.0), (2, 0.0), (2, 0.0), (8, 10.0), (8, 10.0)):
+        meter.add(1, seconds, now)
+    assert meter.seconds_each(10.0) == pytest.approx((2.5 + 8) / (1.25 + 1))  # 2 / 4 + 2, then + 8
+
+
+def test_samples_expire_after_sixty_seconds_without_another() -> None:
+    meter = RateMeter()
+    for now in (0.0, 60.0, 120.0):
+        meter.add(1, 2, now)
+    assert meter.seconds_each(180.0) == 2.0 and meter.seconds_each(180.5) is None
+    meter.add(1, 4, 180.0)  # just in time
+    assert meter.seconds_each(180.0) == 2.0
+    meter.add(1, 4, 240.5)
+    meter.add(1, 4, 240.5)
+    assert meter.seconds_each(240.5) is None, "two samples since the expiry"
+    meter.add(1, 4, 240.5)
+    assert meter.seconds_each(240.5) == 4.0
+
+
+@pytest.mark.parametrize(("amount", "seconds"), [(0, 5.0), (-1, 5.0), (5, 0.0), (5, -1.0), (0, 0.0)])
+def test_a_sample_without_information_does_not_count(amount: float, seconds: float) -> None:
+    meter = RateMeter()
+    for _ in range(2):
+        meter.add(0.5, 0.25, 0.0)
+    meter.add(amount, seconds, 0.0)
+    assert meter.seconds_each(0.0) is None
+    meter.add(0.5, 0.25, 0.0)
+    assert meter.seconds_each(0.0) == 0.5

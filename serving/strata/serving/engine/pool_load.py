@@ -4,18 +4,20 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from strata.serving.routing.policy import Load, Pool, RateMeter, Rates
 from strata.serving.transport.peers import Peer, Peers
-from strata.serving.vllm_patches.engine_stats import EngineStats
+
+if TYPE_CHECKING:  # it imports vLLM
+    from strata.serving.vllm_patches.engine_stats import EngineStats
 
 # The time of a shorter prompt is mostly fixed cost, so it is no sample of a rate.
 MIN_SAMPLE_TOKENS = 64
 
 
 class PoolLoad:
-    def __init__(self, stats: EngineStats, min_tokens: int) -> None:
+    def __init__(self, stats: "EngineStats", min_tokens: int) -> None:
         """`min_tokens`: shortest prompt that may be prefilled remotely."""
         self._stats = stats
         self._min_sample_tokens = max(MIN_SAMPLE_TOKENS, min_tokens)
