@@ -62,6 +62,16 @@ def test_remote_queue_is_the_larger_of_sent_and_reported() -> None:
     assert load.queued_tokens(small) == 40 and stats.remote_prefills == 0
 
 
+def test_a_prompt_that_ends_leaves_the_others_queued() -> None:
+    load, _ = load_of()
+    engine = peer("a")
+    with load.prefilling_at(engine, 50):
+        with load.prefilling_at(engine, 11):
+            pass
+        assert load.queued_tokens(engine) == 50
+    assert load.queued_tokens(engine) == 0
+
+
 @pytest.mark.parametrize("members", [None, peers()])
 def test_without_prefill_engines_there_is_no_pool(members: Any) -> None:
     assert load_of()[0].pool(members) is None

@@ -51,7 +51,25 @@ def test_first_failed_replica_raises(looks: list[Any]) -> None:
         deployment.bring_up(None)
 
 
-def test_deleted_application_raises(looks: list[Any]) -> None:
-    looks += [application("DELETING")]
+@pytest.mark.parametrize("status", ["DELETING", "DEPLOY_FAILED"])
+def test_deleted_and_failed_applications_raise(looks: list[Any], status: str) -> None:
+    looks += [application(status, decode="waits")]
     with pytest.raises(RuntimeError):
         deployment.bring_up(None)
+
+
+@pytest.mark.parametrize("status", ["DEPLOYING", "UNHEALTHY", "NOT_STARTED"])
+def test_other_states_are_waited_for(looks: list[Any], status: str) -> None:
+    looks += [application(status, decode="waits"), application("RUNNING", decode="a replica failed to start before")]
+    deployment.bring_up(None)
+    assert not looks
+
+
+def test_the_start_does_not_wait_within_serve(monkeypatch: pytest.MonkeyPatch, looks: list[Any]) -> None:
+    started: list[Any] = []
+    monkeypatch.setattr(serve, "run_many", lambda targets, **more: started.append((targets, more)))
+    looks += [application("RUNNING")]
+    deployment.bring_up("app")
+    [([target], more)] = started
+    assert (target.target, target.name, target.route_prefix) == ("app", NAME, None)
+    assert more == {"wait_for_ingress_deployment_creation": False, "wait_for_applications_running": False}
