@@ -76,6 +76,24 @@ def test_small_contexts_are_shared_between_prompt_and_answer(context: int) -> No
     assert all(len(body["messages"][0]["content"]) == 1 for body in bodies if "messages" in body)
 
 
+def test_a_seed_has_the_same_requests_in_every_version() -> None:
+    """Otherwise reports of the same seed could not be compared."""
+    found = []
+    for one in requests.make(6, 5, "m", 64):
+        body = one.body
+        beginning = body["prompt"][:3] if isinstance(body["prompt"], list) else body["prompt"][:8]
+        stop, logprobs = body.get("stop"), body.get("logprobs")
+        found.append((body["max_tokens"], body["stream"], stop, logprobs, "stream_options" in body, beginning))
+    assert found == [
+        (22, True, [":", "."], 2, False, "for ):\n "),
+        (25, True, None, 2, False, [118, 414, 186]),
+        (17, False, [")"], None, False, "value ra"),
+        (28, True, None, 2, False, [368, 210, 249]),
+        (19, True, [":"], 2, True, "class cl"),
+        (9, True, [")"], None, False, "return v"),
+    ]
+
+
 def test_salt_and_stream() -> None:
     request = Request("/v1/completions", {"prompt": "x", "stream": True})
     assert request.streams and not Request("/", {"stream": False}).streams

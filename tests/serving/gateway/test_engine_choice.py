@@ -114,15 +114,16 @@ def test_one_healthy_replica_of_a_pool_is_enough() -> None:
 
 
 class Directory:
-    """Entries of the warm-up. It cannot be read between seconds 1 and 2, and between 3 and 4."""
+    """Entries of the warm-up. It cannot be read during the `outages`, in seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, *outages: tuple[float, float]) -> None:
+        self.outages = outages
         self.entries: set[tuple[str, str]] = set()
         self.reads = 0
 
     async def names(self, role: str) -> set[str]:
         self.reads += 1
-        if 1 < elapsed() < 2 or 3 < elapsed() < 4:
+        if any(start <= elapsed() < end for start, end in self.outages):
             raise ConnectionError
         return {name for of, name in self.entries if of == role}
 
@@ -132,7 +133,7 @@ class Directory:
 
 def test_readiness_waits_for_the_warm_up_and_logs_each_outage_once(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
-        directory = Directory()
+        directory = Directory((0, 0.5), (1.1, 2), (3.1, 4))
         directory.entries = {("warm-up", "other"), ("decode", "passed")}
         ready = Readiness(Pool("d"), None, directory)  # type: ignore[arg-type]
         for second in range(6):
@@ -148,4 +149,4 @@ def test_readiness_waits_for_the_warm_up_and_logs_each_outage_once(caplog: pytes
 
     with caplog.at_level(logging.ERROR, "ray.serve"):
         virtual_time.run(test)
-    assert [record.getMessage() for record in caplog.records] == 2 * ["The directory cannot be read for the warm-up; retrying."]
+    assert [record.getMessage() for record in caplog.records] == 3 * ["The directory cannot be read for the warm-up; retrying."]
