@@ -95,6 +95,11 @@ def test_key_in_the_environment_overrides_the_key_file(keys: Path, monkeypatch: 
     assert access.key_for(HERE) == access.key_for("http://192.0.2.7:8000") == "mine"
 
 
+@pytest.mark.parametrize("url", ["", "127.0.0.1:8000", "/v1"])
+def test_an_address_without_a_host_gets_no_key(keys: Path, url: str) -> None:
+    assert access.key_for(url) is None
+
+
 def test_no_header_is_sent_without_keys() -> None:
     assert access.headers_for(HERE) == {}
     assert b"Authorization" not in load.message(load.Target("127.0.0.1", 8000, "m"), Request([1], 2, "all"))
