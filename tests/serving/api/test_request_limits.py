@@ -202,6 +202,7 @@ def test_names_of_parameters_have_at_most_a_hundred_characters() -> None:
     ("status", "kind"),
     [
         (403, "permission_error"),
+        (429, "rate_limit_error"),
         (503, "service_unavailable_error"),
         (504, "server_error"),
         (499, "invalid_request_error"),
@@ -428,6 +429,7 @@ def outcome(asked: dict[str, Any], max_sequences: int = 1000) -> str | None:
         ({"use_beam_search": True, "logprobs": 0}, None),
         ({"echo": True, "logprobs": 0}, None),
         ({"prompt": ["x"] * 128}, None),
+        ({"prompt": ["x"] * 128, "n": None}, None),
         ({"prompt": ["x"] * 129}, "prompt"),
         ({"prompt": [[1]] * 43, "n": 3}, "prompt"),  # 129 sequences
         ({"prompt": [[1]] * 42, "n": 3}, None),
