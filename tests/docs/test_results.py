@@ -194,6 +194,15 @@ def test_recorded_planner_errors_are_those_of_this_planner() -> None:
     assert recorded.keys() == found.keys(), "strata plan validate --json docs/results/data/plan-validate.json"
     for name, check in found.items():
         assert (recorded[name]["mean"], recorded[name]["worst"]) == pytest.approx((check.mean, check.worst)), name
+        rows = {
+            (table, row["name"], number): row["planned"]
+            for table, group in recorded[name]["tables"].items()
+            for number, row in enumerate(group)
+        }
+        planned = {
+            (table, row.name, number): row.planned for table, group in check.tables.items() for number, row in enumerate(group)
+        }
+        assert rows == pytest.approx(planned, rel=1e-6), name
 
 
 def test_a_stale_page_is_found() -> None:

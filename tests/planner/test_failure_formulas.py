@@ -128,7 +128,7 @@ def test_set_spares_replace_the_needed() -> None:
 
 
 def test_published_defaults_of_recovery() -> None:
-    assert USUAL == Recovery(600.0, 60.0, 0.05, 50e9, 0.01, 86_400.0, 8, None, 0.99)
+    assert Recovery(600.0, 60.0, 0.05, 50e9, 0.01, 86_400.0, 8, None, 0.99) == USUAL
     assert Spot(0.1, 0.5) == Spot(0.1, 0.5, notice_s=120.0, wait_s=300.0)
 
 
@@ -138,7 +138,7 @@ def test_failures_of_neighbours_are_never_assumed_impossible() -> None:
 
 
 def test_least_intervals_keep_writes_apart() -> None:
-    """A save of 3,000 s stalls for 300 s, so that at least 2,700 s = 386 steps lie between saves; failures would call for less."""
+    """A save of 3,000 s stalls for 300 s, so at least 2,700 s = 386 steps lie between saves. Failures alone call for less."""
     slow = plan_failures(8000, 6e13, STEP, 2e10, worksheet=Worksheet("test"), rates=RATES, recovery=RECOVERY)
     asynchronous = slow.savings["asynchronous"]
     assert exact(300.0, 11_250.0) < 2700

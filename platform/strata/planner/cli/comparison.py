@@ -10,6 +10,7 @@ from strata.planner.cli import check_regimes
 from strata.planner.cli.tables import grid
 from strata.planner.units import show
 from strata.planner.validation import check_collectives, check_memory, check_training
+from strata.planner.validation.limits import limits_of
 from strata.planner.validation.trust import REGIMES
 
 UNSEEN = "held out, "
@@ -70,14 +71,7 @@ def _regimes() -> list[Check]:
 
 def _training() -> Check:
     found = check_training.rows()
-    return Check(
-        "step time",
-        _by_table(found),
-        check_training.mean_error(found),
-        check_training.worst_error(found),
-        check_training.MEAN_BAR,
-        check_training.WORST_BAR,
-    )
+    return _limited("step time", _by_table(found), check_training.mean_error(found), check_training.worst_error(found))
 
 
 def _other_runs() -> Check:
@@ -120,22 +114,21 @@ def _zero() -> Check:
         )
         for row in found
     ]
-    mean, worst = check_memory.mean_error(found), check_memory.worst_error(found)
-    return Check("memory", {"ZeRO paper: state of a GPU, GB": rows}, mean, worst, worst_bar=check_memory.BAR)
+    tables = {"ZeRO paper: state of a GPU, GB": rows}
+    return _limited("memory", tables, check_memory.mean_error(found), check_memory.worst_error(found))
 
 
 def _collectives() -> Check:
     found = check_collectives.published_allreduce()
     rows = [Row(show(row.bytes, "B"), row.measured, row.predicted, "s", row.error, row.algorithm) for row in found]
-    return Check(
-        "collectives",
-        {"all-reduce on 8 H200, NCCL": rows},
-        check_collectives.mean_error(found),
-        check_collectives.worst_error(found),
-        check_collectives.MEAN_BAR,
-        check_collectives.WORST_BAR,
-        mean_kind="geometric mean",
-    )
+    tables = {"all-reduce on 8 H200, NCCL": rows}
+    mean, worst = check_collectives.mean_error(found), check_collectives.worst_error(found)
+    return _limited("collectives", tables, mean, worst, mean_kind="geometric mean")
+
+
+def _limited(name: str, tables: dict[str, list[Row]], mean: float, worst: float, mean_kind: str = "mean") -> Check:
+    limits = limits_of(name)
+    return Check(name, tables, mean, worst, limits.mean, limits.worst, mean_kind)
 
 
 def tables(found: list[Check]) -> list[RenderableType]:

@@ -10,7 +10,6 @@ from strata.planner.memory.state import write_state
 from strata.planner.worksheet import Worksheet
 
 TABLE = Path(__file__).parent / "published" / "zero_memory_2020.csv"
-BAR = 0.01
 GB = 1e9
 
 

@@ -22,8 +22,6 @@ from strata.platform.errors import UserError
 from strata.platform.hardware import catalogue as hardware
 
 PUBLISHED = Path(__file__).parent / "published"
-MEAN_BAR = 0.06
-WORST_BAR = 0.15
 
 
 @dataclass(frozen=True)
