@@ -84,7 +84,7 @@ def test_rings_and_pairs_by_hand(
 TREE = 0.92 * 0.85
 TREES: list[tuple[Kind, Place, str, str, float, float, float, float, float, int, int, float]] = [
     ("all_reduce", Place(4, 3), "tree", "LL", 6.8 + 6 * 0.6 + 4 * 5, 2, 400 * 0.8 * TREE / 3.8, 2 / 4, 20.4 / 4, 6, 4, 32),
-    ("all_reduce", Place(4, 3), "tree", "LL128", 14 + 6 * 1.25 + 4 * 8.5, 2, 320 * TREE * 7 / 9, 2 / 4, 44.16 * 15 / 16, 6, 4, 64),
+    ("all_reduce", Place(4, 3), "tree", "LL128", 14 + 7.5 + 4 * 8.5, 2, 320 * TREE * 7 / 9, 2 / 4, 44.16 * 15 / 16, 6, 4, 64),
     ("all_reduce", Place(4, 3), "tree", "Simple", 8.4 + 6 * 4 + 4 * 14, 2, 320 * TREE, 2 / 4, 48 * 0.92, 6, 4, 512),
     ("all_reduce", Place(2, 9), "tree", "Simple", 8.4 + 2 * 4 + 8 * 14, 1, 320 * TREE, 3 / 2, 48 * 0.92, 2, 8, 512),
     ("all_reduce", Place(4, 3), "double_tree", "Simple", 8.4 + 6 * 4 + 4 * 14, 2, 320 * TREE, 3 / 8, 48 * 0.92, 6, 4, 512),

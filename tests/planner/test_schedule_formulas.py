@@ -165,6 +165,16 @@ ORDERS: list[tuple[Size, int, str]] = [
     (("zb-h1", 3, 4, 1), 1, "F0 F1 B0 F2 B1 W0 F3 B2 W1 B3 W2 W3"),
     (("zb-h1", 3, 4, 1), 2, "F0 B0 F1 B1 F2 B2 W0 F3 B3 W1 W2 W3"),
     (("zb-h1", 4, 2, 1), 3, "F0 B0 F1 B1 W0 W1"),
+    (("zbv", 2, 2, 2), 0, "F0 F1 F0' B0' W0' F1' B1' W1' B0 W0 B1 W1"),
+    (("zbv", 2, 2, 2), 1, "F0 F0' F1 F1' B0' W0' B0 W0 B1' W1' B1 W1"),
+    (("zbv", 3, 4, 2), 0, "F0 F1 F2 F3 F0' B0' W0' F1' B1' W1' F2' B2' W2' B0 W0 F3' B3' W3' B1 W1 B2 W2 B3 W3"),
+    (("zbv", 3, 4, 2), 1, "F0 F1 F2 F0' F3 F1' B0' W0' F2' B1' W1' B0 W0 F3' B2' W2' B1 W1 B3' W3' B2 B3 W2 W3"),
+    (("zbv", 3, 4, 2), 2, "F0 F0' F1 F1' F2 F2' B0' W0' F3 B0 W0 F3' B1' W1' B1 W1 B2' W2' B2 B3' B3 W2 W3' W3"),
+    (("dualpipe", 4, 8, 1), 0, "F0 F1 F2 F4' B4' W4' F5' [F3] [BW5'] [F6'] [BW0] BW6' [F7'] [BW1] BW7' B2 W2 B3 W3"),
+    (("dualpipe", 4, 8, 1), 1, "F0 F4' F1 F5' F2 BW4' [F6'] [BW0] [F3] [BW5'] [F7'] [BW1] BW6' BW2 B7' B3 W7' W3"),
+    (("dualpipe", 4, 8, 1), 2, "F4' F0 F5' F1 F6' BW0 [F2] [BW4'] [F7'] [BW1] [F3] [BW5'] BW2 BW6' B3 B7' W3 W7'"),
+    (("dualpipe", 4, 8, 1), 3, "F4' F5' F6' F0 B0 W0 F1 [F7'] [BW1] [F2] [BW4'] BW2 [F3] [BW5'] BW3 B6' W6' B7' W7'"),
+    (("dualpipev", 2, 4, 2), 1, "F0 F0' F1 F1' F2 BW0' [F2'] [BW0] [F3] [BW1'] [F3'] [BW1] BW2' BW2 B3' B3 W3' W3"),
 ]
 
 
