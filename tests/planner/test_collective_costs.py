@@ -403,6 +403,7 @@ def test_the_hierarchical_all_reduce_is_three_calls() -> None:
     scatter, gather = (cost.cost(kind, SIZE, near, PLAIN).seconds for kind in ("reduce_scatter", "all_gather"))
     assert found["hierarchical"] == pytest.approx(scatter + cost.cost("all_reduce", SIZE / 4, far, PLAIN).seconds + gather)
     assert found["ring"] == min(seconds("all_reduce", Place(4, 3, 2), "ring", each) for each in nccl.PROTOCOLS)
+    assert "hierarchical" in lab.by_algorithm("all_reduce", SIZE, Place(2, 2), PLAIN)
     for kind, place in (("all_reduce", Place(4)), ("all_reduce", Place(1, 3)), ("all_gather", Place(4, 3))):
         assert "hierarchical" not in lab.by_algorithm(kind, SIZE, place, PLAIN)  # type: ignore[arg-type]
 

@@ -15,6 +15,7 @@ from strata.platform.hardware import catalogue as hardware
 DENSE = Shape("dense", layers=12, hidden=768, heads=24, kv_heads=6, head_dim=32, ffn=3072, vocab=1000, context=4096)
 SPARSE = replace(DENSE, name="sparse", experts=Experts(count=12, top_k=2, ffn=512))
 LEARNED = replace(DENSE, name="learned", positions=True)
+PRIME = replace(DENSE, name="prime", heads=7, kv_heads=7)
 H100 = hardware.gpu("h100")
 
 
@@ -53,6 +54,7 @@ def test_possible_layouts_are_accepted(layout: Layout, shape: Shape, sequence: i
 
 REFUSED: list[tuple[Layout, Shape, int, str, str]] = [
     (Layout(tensor=5), DENSE, 4096, "--tensor 5 does not divide the 24 heads of dense.", "--tensor 4 works."),
+    (Layout(tensor=5), PRIME, 4096, "--tensor 5 does not divide the 7 heads of prime.", "--tensor 1 works."),
     (Layout(tensor=48), DENSE, 4096, "--tensor 48 does not divide the 24 heads of dense.", "--tensor 24 works."),
     (
         Layout(tensor=4),

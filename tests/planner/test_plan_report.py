@@ -352,6 +352,11 @@ def test_options_of_failures_reach_the_plan() -> None:
     assert default["save_s"] == pytest.approx(model("llama-3-8b").parameters() * 14 / 2e12)
 
 
+def test_options_out_of_range_are_named() -> None:
+    assert refused("schedule", "--stages", "0") == "--stages 0 is out of range."
+    assert refused("schedule", "--micro-batches", "10001") == "--micro-batches 10001 is out of range."
+
+
 def test_schedules_share_the_times_of_a_stage() -> None:
     found = answered("schedule", "--forward", "1", "--backward", "2", "--weight", "1.5")
     assert (found["schedule"], found["stages"], found["micro_batches"]) == ("1f1b", 4, 8)
