@@ -118,13 +118,13 @@ def up_and_down(parents: list[int | None], chunk: int) -> list[Step]:
     """A reduction up the tree and a broadcast down. A node sends up once all its children have sent, and down in the step after
     its parent has sent."""
     ranks = len(parents)
-    heights, depths = [0] * ranks, [0] * ranks
+    heights, depths = [0] * ranks, list[int]()
     for rank in range(ranks):
         above, steps = parents[rank], 1
         while above is not None:
             heights[above] = max(heights[above], steps)
             above, steps = parents[above], steps + 1
-        depths[rank] = steps - 1
+        depths.append(steps - 1)
     up = [
         [Transfer(rank, above, (chunk,), "add") for rank, above in enumerate(parents) if above is not None and heights[rank] == h]
         for h in range(max(heights))

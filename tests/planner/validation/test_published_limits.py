@@ -357,6 +357,20 @@ def test_tables_mark_rows_over_the_limit() -> None:
     )
 
 
+def test_notes_of_step_times_have_units_other_than_seconds() -> None:
+    rows = [
+        check_training.Row("a", "m", 1.0, 2.0, note="does not fit"),
+        check_training.Row("b", "m", 1.0, 2.0, "tokens/s", "does not fit"),
+        check_training.Row("b", "n", 1.0, 2.0, "tokens/s"),
+    ]
+    found = comparison._by_table(rows)
+    assert {name: [row.note for row in group] for name, group in found.items()} == {
+        "a": ["does not fit"],
+        "b": ["tokens/s; does not fit", "tokens/s"],
+    }
+    assert found["a"][0] == Row("m", 1.0, 2.0, "s", 1.0, "does not fit")
+
+
 def test_the_table_of_regimes_has_held_out_checks_only() -> None:
     rows = {"a": [Row("r", 1.0, 1.2, "", 0.2), Row("r", 1.0, 0.7, "", -0.3)], "b": [Row("r", 1.0, None, "", None)]}
     held_out = Check("held out, serving", rows, 0.25, 0.3, signed=-0.05)
