@@ -217,7 +217,7 @@ class _Writer:
 
 
 def _zbv(stages: int, micro_batches: int, stage: int) -> Order:
-    """For fewer than 2 x stages - 1 micro-batches: the order for so many, without those that do not exist."""
+    """The order for at least 2 x stages - 1 micro-batches, without the operations of micro-batches that do not exist."""
     enough = max(micro_batches, 2 * stages - 1)
     write = _Writer()
     for _ in range(2 * (stages - stage) - 1):
@@ -229,9 +229,8 @@ def _zbv(stages: int, micro_batches: int, stage: int) -> Order:
         write.forward(1)
         write.backward(1)
         write.weight()
-    for i in range(enough - stages):
-        if i < enough - (2 * stages - stage - 1):
-            write.forward(0)
+    for _ in range(enough - stages):
+        write.forward(0)
         write.backward(0)
         write.weight()
         write.forward(1)
