@@ -150,10 +150,10 @@ def _expert_problem(model: ModelSizes, layout: Division) -> str | None:
         return f"parallel.expert={layout.expert} distributes experts, and the model has none (model.moe)."
     if model.experts % layout.expert:
         return f"parallel.expert={layout.expert} must divide model.moe.experts={model.experts}."
-    if layout.tensor > 1 or layout.sequence > 1:
+    if layout.tensor > 1:  # a mixture of experts has no sequence parallelism either: `_combination_problem`
         return (
             f"Expert parallelism (parallel.expert={layout.expert}) is combined with data parallelism only"
-            f" (parallel.tensor={layout.tensor}, parallel.sequence={layout.sequence})."
+            f" (parallel.tensor={layout.tensor})."
         )
     if layout.offload != "none":
         return f"Expert parallelism does not offload (parallel.offload={layout.offload})."
