@@ -295,6 +295,13 @@ def test_buckets_of_deepspeed(change: dict[str, object], keeping: Keeping, expec
     assert stage.buffers == pytest.approx(expected)
 
 
+def test_buckets_hold_experts_too() -> None:
+    (stage,) = plan(replace(LAYOUT, zero=1, expert=5), OWN, SPARSE)
+    common = 5 * 7808 + 15360 + 4 * (640 + 1920) + 64000 + 64064
+    own = common + 4 * 2 * 3456
+    assert stage.buffers == pytest.approx(1e9 + own * 2 + own / 5 * 2 + 288 * 3 * 1.25 * 64 * 2)
+
+
 def test_buckets_do_not_grow_with_the_model() -> None:
     """5e8 gradients a bucket, 1e9 gathered parameters, 5e7 on their way, of two bytes each."""
     large = replace(SHAPE, vocab=2**24)  # 1.07e9 parameters in each table
@@ -398,6 +405,12 @@ def test_totals_of_a_plan() -> None:
     assert found.fits and no_fit_note(found) == ""
     tight = MemoryPlan((small, large), 12.9)
     assert not tight.fits and no_fit_note(tight) == "does not fit by plan: 13 B of 12.9 B"
+
+
+def test_a_stage_without_layers_holds_nothing_of_the_model() -> None:
+    empty = plan(replace(STAGED, pipeline=4), FLASH, replace(SHAPE, layers=1))[2]
+    assert empty.layers == 0
+    assert (empty.parameters, empty.activations, empty.logits, empty.working) == (0, 0, 0, 0)
 
 
 def test_stages_in_the_middle_are_explained_only_where_they_can_be_fullest() -> None:
