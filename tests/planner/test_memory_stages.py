@@ -5,6 +5,7 @@ its feed-forward block on a GPU; the embedding has 32,000, and the head 32,000 +
 """
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -417,6 +418,17 @@ def test_stages_in_the_middle_are_explained_only_where_they_can_be_fullest() -> 
     worksheet = Worksheet("memory")
     plan_memory(SHAPE, replace(STAGED, pipeline=5, batch=75), 80e9, FLASH, worksheet, 96)
     assert [part.title for part in worksheet.parts] == ["stage 0", "stage 4"]
+
+
+def test_the_last_stage_is_explained_even_where_it_equals_the_first() -> None:
+    worksheet = Worksheet("memory")
+    plan_memory(replace(SHAPE, layers=4), replace(STAGED, schedule="dualpipe"), 80e9, FLASH, worksheet, 96)
+    assert [part.title for part in worksheet.parts] == ["stage 0", "stage 1"]
+
+
+@pytest.mark.parametrize("schedule", ["dualpipe", "zbv", "1f1b"])
+def test_a_single_stage_holds_the_model_once(schedule: Any) -> None:
+    assert plan(replace(LAYOUT, schedule=schedule))[0].parameters == 2 * (5 * 23168 + 64064)
 
 
 def test_sequences_have_the_context_length_by_default() -> None:
