@@ -71,10 +71,12 @@ def test_tensor_parallelism() -> None:
     assert talk.tensor_exchanges(SHAPE, Layout(), TOKENS, WIDTH, GROUND) == []
     (one,) = talk.tensor_exchanges(SHAPE, Layout(tensor=2), TOKENS, WIDTH, GROUND)
     assert facts(one) == ("tensor", "all_reduce", size, 2, Place(2))
-    both = talk.tensor_exchanges(SHAPE, Layout(tensor=4, sequence_parallel=True), TOKENS, 4, GROUND)
+    (wide,) = talk.tensor_exchanges(SHAPE, Layout(tensor=8), TOKENS, WIDTH, GROUND)
+    assert wide.place == Place(8)  # neighbours
+    both = talk.tensor_exchanges(SHAPE, Layout(tensor=8, sequence_parallel=True), TOKENS, 4, GROUND)
     assert [facts(each) for each in both] == [
-        ("tensor", "all_gather", 2 * size, 2, Place(4)),
-        ("tensor", "reduce_scatter", 2 * size, 2, Place(4)),
+        ("tensor", "all_gather", 2 * size, 2, Place(8)),
+        ("tensor", "reduce_scatter", 2 * size, 2, Place(8)),
     ]
 
 
