@@ -145,7 +145,7 @@ def test_an_exact_batch_has_the_largest_data_parallel_size_that_divides_it(
         count, rest = divmod(batch, data * micro_batch)
         if rest or data * context % expert:
             continue
-        if pipeline.schedule == "interleaved" and count % 2 or pipeline.schedule == "dualpipev" and count < 4:
+        if (pipeline.schedule == "interleaved" and count % 2) or (pipeline.schedule == "dualpipev" and count < 4):
             continue
         expected = data, count
     assert divide_batch(Batch(batch), slice, pipeline, gpus) == expected

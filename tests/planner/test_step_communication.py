@@ -119,6 +119,8 @@ def test_sends_between_stages() -> None:
     assert talk.pipeline_exchange(SHAPE, Layout(tensor=2), TOKENS, WIDTH, GROUND) is None
     one = talk.pipeline_exchange(SHAPE, Layout(tensor=2, data=3, pipeline=2), TOKENS, WIDTH, GROUND)
     assert one and facts(one) == ("pipeline", "send", 384 * 64 * 2 / 2, 1, Place(1))  # six GPUs apart
+    near = talk.pipeline_exchange(SHAPE, Layout(data=7, pipeline=2), TOKENS, WIDTH, GROUND)
+    assert near and near.place == Place(1)
     far = talk.pipeline_exchange(SHAPE, Layout(tensor=2, data=4, pipeline=3), TOKENS, WIDTH, GROUND)
     assert far and far.place == Place(1, 2, 8)
 
