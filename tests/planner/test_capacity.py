@@ -175,6 +175,37 @@ def test_objectives_that_no_replicas_meet() -> None:
         capacity._check_slo(LOAD, Slo(0.0421, 0.01 + 0.001), lines())
 
 
+# ---------------------------------------------------------------- whole plans
+
+
+def test_a_plan_by_default_is_of_one_gpu_in_bf16_over_the_fabric() -> None:
+    gpu, fabric = hardware.gpu("h100"), hardware.fabric("ndr-400")
+    found = capacity.plan_serving(SHAPE, gpu, fabric, LOAD, Slo(1.0, 0.1), worksheet=Worksheet("test"))
+    top = found.worksheet
+    assert (top["tensor"], top["bytes_per_weight"], top["bytes_per_value"], top["max_sequences"]) == (1, 2, 2, 1024)
+    assert (top["request_s"], top["handoff_s"], top["variation"], top["output"]) == (12e-3, 1e-3, 0.5, 100)
+    assert top["transfer_rate"] == pytest.approx(0.8 * 50e9)
+    assert top["dollars_per_gpu_hour"] == gpu.dollars_per_hour
+    assert found.batch_that_fits == top["batch_that_fits"] == 1024
+    assert (found.prefill_s, found.transfer_s, found.weights_bytes) == (
+        top["prefill_s"],
+        top["transfer_s"],
+        top["weights_bytes"],
+    )
+    assert found.aggregated.gpus == found.aggregated.decode_replicas
+    with pytest.raises(UserError, match="over itl_s"):
+        capacity.plan_serving(SHAPE, gpu, fabric, LOAD, Slo(1.0, 0.01), worksheet=Worksheet("test"))
+
+
+def test_a_curve_has_the_rates_within_capacity() -> None:
+    gpu, fabric = hardware.gpu("h100"), hardware.fabric("ndr-400")
+    found = capacity.plan_serving(SHAPE, gpu, fabric, LOAD, Slo(1.0, 0.1), worksheet=Worksheet("test"))
+    points = capacity.curve(found, [10.0, 10_000.0])
+    assert [(point.kind, point.requests_per_s) for point in points] == [("aggregated", 10.0), ("disaggregated", 10.0)]
+    for point, pool in zip(points, (found.aggregated, found.disaggregated), strict=True):
+        assert pool and (point.ttft_p50_s, point.ttft_p99_s, point.itl_s) == (pool.ttft_p50_s, pool.ttft_p99_s, pool.itl_s)
+
+
 # ---------------------------------------------------------------- sizes
 
 

@@ -162,6 +162,9 @@ def test_a_deepseek() -> None:
     assert (found.head_dim, found.kv_heads) == (24, 4)
     assert read(DEEPSEEK | {"q_lora_rank": None, "n_shared_experts": None}).latent == Latent(0, 17, 16, 8, 12)
     assert read(DEEPSEEK | {"n_shared_experts": None}).experts == Experts(4, 2, 32, 0, 1)
+    assert read(DEEPSEEK | {"n_shared_experts": 0}).experts == Experts(4, 2, 32, 0, 1)
+    with pytest.raises(UserError, match="n_shared_experts=-1"):
+        read(DEEPSEEK | {"n_shared_experts": -1})
     with pytest.raises(UserError, match="moe_layer_freq=2"):
         read(DEEPSEEK | {"moe_layer_freq": 2})
 

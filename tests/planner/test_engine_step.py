@@ -44,6 +44,13 @@ def engine(shape: Shape = SHAPE, tensor: int = 2, **more: Any) -> Worksheet:
 
 def test_mean_context_of_a_load() -> None:
     assert Load(1, prompt=300, output=50).context == 325
+    assert Load(1, prompt=300, output=50) == Load(1, 300, 50, cached=0.0, variation=1.0)
+
+
+def test_an_engine_is_one_gpu_by_default() -> None:
+    found = Worksheet("test")
+    describe(SHAPE, GPU, found)
+    assert (found["tensor"], found["bytes_per_weight"], found["bytes_per_value"], found["max_sequences"]) == (1, 2, 2, 1024)
 
 
 # ---------------------------------------------------------------- an engine's figures

@@ -103,7 +103,7 @@ def test_sizes_and_division() -> None:
 
 
 def test_values_outside_a_recipe_are_named() -> None:
-    with pytest.raises(UserError, match="strata train cannot run this plan"):
+    with pytest.raises(UserError, match=r"strata train cannot run this plan\. vocab=3: "):
         recipes.as_recipe(replace(SHAPE, vocab=3), LAYOUT, 96)
     with pytest.raises(UserError, match=r"strata train cannot run this plan\. mine has latent attention"):
         recipes.as_recipe(replace(SHAPE, latent=Latent(1, 2, 3, 4, 5)), LAYOUT, 96)

@@ -65,6 +65,9 @@ def test_suggestions() -> None:
     # Similar by half of its letters: 2 x 3 / (3 + 9); one letter more is too far.
     assert nearest("abc", {"abcdefghi": "nine"}) == "Did you mean nine?"
     assert nearest("abc", {"abcdefghij": "ten"}) == "There are ten."
+    crowded = {f"abcd{digit}": "one" for digit in range(6)} | {"abcdefg": "two"}  # six keys are compared
+    assert nearest("abcd", crowded) == "Did you mean one?"
+    assert nearest("abcd", {key: name for key, name in crowded.items() if key != "abcd0"}).endswith(" or two?")
     # Several keys of an entry count once, and do not crowd out the others.
     twins = {"abcd1": "one", "abcd2": "one", "abcd3": "one", "abcd4": "two"}
     assert sorted(nearest("abcd", twins).removeprefix("Did you mean ").rstrip("?").split(" or ")) == ["one", "two"]
