@@ -169,6 +169,15 @@ def test_lower_bound_of_a_group() -> None:
     assert loose._least(group._replace(round_trip=0.0), 4) == group.work / 4
 
 
+def test_work_of_a_group_is_per_sequence_over_all_its_gpus() -> None:
+    search = begin()
+    assert {group.slice.gpus for group in search._groups} == {1, 2, 4, 8}
+    assert {group.slice.micro_batch for group in search._groups} == {1, 2, 4, 8}
+    for group in search._groups:
+        seconds, round_trip = search.time_bounds.least_work(group.slice, group.recompute, group.overlapping)
+        assert (group.work, group.round_trip) == (seconds * group.slice.gpus / group.slice.micro_batch, round_trip)
+
+
 # ---------------------------------------------------------------- nothing fits
 
 
@@ -195,6 +204,13 @@ def test_remedies_are_the_fewest_doublings_and_the_least_offload() -> None:
     assert list(no_fit._offload(begin(memory=offloaded["optimizer"], limits=allowed), 1)) == [
         "with all state in the host's memory (offload all)"
     ]
+
+
+def test_a_batch_that_no_layout_divides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(no_fit, "smallest", lambda *given: None)
+    error = no_fit.nothing_fits(begin(), 3)
+    assert error.cause == "There is no layout of small on 3 GPUs for a batch of 8 sequences."
+    assert error.fix == "Change the batch."
 
 
 def test_clusters_up_to_eleven_doublings_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
