@@ -348,4 +348,4 @@ def test_memory_and_goals() -> None:
     assert run(goal="time").best[0].gpus == by_rate[-1].gpus
     assert run(goal="cost").best[0].gpus == min(loose.by_gpus, key=lambda one: one.cost).gpus
     assert run(goal="gpus").best[0].gpus == 1
-    assert loose.seconds > 0
+    assert 0 < loose.seconds < 600

@@ -132,6 +132,7 @@ def test_a_llama() -> None:
         "mine", 3, 64, 4, 2, 16, 112, 512, 128, tied=True
     )
     assert read(LLAMA | {"head_dim": 24}).head_dim == 24
+    assert type(read(LLAMA).head_dim) is int
     assert read(LLAMA | {"model_type": "qwen2"}).query_biases
 
 

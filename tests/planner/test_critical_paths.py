@@ -1,13 +1,14 @@
 """Critical-path candidates: never longer than the simulated pipeline, mostly as long, and worked by hand for two stages."""
 
 import statistics
+from dataclasses import replace
 from operator import mul
 
 import pytest
 
 from strata.planner.catalogue.shape import Experts, Shape
 from strata.planner.layout import Schedule
-from strata.planner.pipeline.schedules import refusal
+from strata.planner.pipeline.schedules import orders, refusal
 from strata.planner.pipeline.simulate import Times, quick_total
 from strata.planner.search.critical_paths import CriticalPath, critical_paths, partition
 from strata.planner.search.space import Pipeline
@@ -22,6 +23,7 @@ UNITS = {
     "slow weights": ((1.0, 2.5, 0.1), (1.1, 2.7, 0.1), (3.0, 6.0, 0.1), (0.1, 0.3, 0.0)),
     "slow inputs": ((1.0, 2.5, 0.1), (3.1, 7.7, 0.1), (0.5, 1.0, 0.1), (0.1, 0.3, 0.0)),
 }
+UNEVEN = {"slow dense layers": ((0.3, 0.0104, 0.196), (2.61, 0.0203, 0.04), (3.84, 0.0933, 0.354), (0.0, 0.0, 0.0))}
 CHUNKS: dict[Schedule, int] = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zb-h1": 1, "zbv": 2, "dualpipe": 1, "dualpipev": 2}
 
 
@@ -30,13 +32,13 @@ def bound_and_total(shape: Shape, pipeline: Pipeline, micro_batches: int, unit: 
     counts = layers_of(shape, pipeline.stages * pipeline.chunks)
     contents = [(*count, float(part == len(counts) - 1)) for part, count in enumerate(counts)]
     forward, backward, weight, hidden = (
-        tuple(sum(map(mul, seconds, content)) for content in contents) for seconds in UNITS[unit]
+        tuple(sum(map(mul, seconds, content)) for content in contents) for seconds in (UNITS | UNEVEN)[unit]
     )
     overlaps = pipeline.schedule.startswith("dualpipe")
     added = tuple(seconds + 0.05 for seconds in weight)
     times = Times(forward, backward, added, (transfer,) * (len(counts) - 1), hidden=hidden if overlaps else ())
     total = quick_total(pipeline.schedule, pipeline.stages, micro_batches, pipeline.chunks, times)
-    each = [second for seconds in UNITS[unit] for second in seconds] + [0.05, transfer]
+    each = [second for seconds in (UNITS | UNEVEN)[unit] for second in seconds] + [0.05, transfer]
     return max(sum(map(mul, path.passes, each)) for path in critical_paths(shape, pipeline, micro_batches)), total
 
 
@@ -67,6 +69,59 @@ def test_candidates_are_lower_bounds_and_mostly_tight(schedule: Schedule, tight:
                     ratios.append(bound / total)
     assert sum(ratio > 1 - 1e-9 for ratio in ratios) >= tight
     assert statistics.mean(ratios) >= mean
+
+
+@pytest.mark.parametrize(
+    ("schedule", "stages", "micro_batches"),
+    [
+        ("dualpipev", 2, 7),
+        ("dualpipev", 4, 8),
+        ("dualpipev", 4, 13),
+        ("dualpipe", 2, 6),
+        ("dualpipe", 4, 14),
+        ("dualpipe", 8, 16),
+    ],
+)
+def test_overlapped_passes_are_the_joined_operations(schedule: Schedule, stages: int, micro_batches: int) -> None:
+    """Each pair hides the communication of a forward and of a backward pass of one of a stage's two parts."""
+    pipeline = Pipeline(stages, schedule, CHUNKS[schedule])
+    order = orders(schedule, stages, micro_batches, CHUNKS[schedule])
+    for stage in partition(DENSE, pipeline).stages:
+        joined = sum(operation.joined for operation in order[stage.depth])
+        path = next(each for each in critical_paths(DENSE, pipeline, micro_batches) if each.own == stage.own)
+        assert path.passes[9:12] == (-joined / 2 * stage.own[0], 0, -joined / 2 * stage.own[2])
+
+
+@pytest.mark.parametrize(
+    ("schedule", "stages", "micro_batches"),
+    [
+        ("zb-h1", 4, 2),
+        ("zb-h1", 4, 9),
+        ("zb-h1", 2, 3),
+        *(("zbv", 4, m) for m in (1, 3, 4, 5, 6, 7, 8, 12)),
+        ("zbv", 2, 2),
+        ("zbv", 8, 11),
+    ],
+)
+def test_weight_gradients_that_are_left_after_the_last_input_gradient(
+    schedule: Schedule, stages: int, micro_batches: int
+) -> None:
+    pipeline = Pipeline(stages, schedule, CHUNKS[schedule])
+    order = orders(schedule, stages, micro_batches, CHUNKS[schedule])
+    found = critical_paths(SPARSE, pipeline, micro_batches)
+    for stage in partition(SPARSE, pipeline).stages:
+        kinds = [operation.kind for operation in order[stage.depth]]
+        last = max(position for position, kind in enumerate(kinds) if "B" in kind)
+        left = sum("W" in kind for kind in kinds[last:])
+        work, after = (path for path in found if path.own == stage.own)
+        assert after.passes[12] - work.passes[12] == 1 - left
+
+
+def test_a_stage_of_zbv_may_have_several_weight_gradients_left() -> None:
+    """Dense layers that take far longer than the others, and fewer than 2 x stages - 1 micro-batches."""
+    uneven = replace(SPARSE, layers=13, experts=Experts(4, 2, 8, dense_layers=5))
+    bound, total = bound_and_total(uneven, Pipeline(5, "zbv", 2), 6, "slow dense layers", 0.0)
+    assert bound <= total * (1 + 1e-9)
 
 
 def passes(**counts: tuple[float, float, float] | float) -> tuple[float, ...]:

@@ -173,6 +173,7 @@ ONE = Pipeline(1, "1f1b", 1)
         (Batch(96, 0.05), ALONE._replace(tensor=2), Pipeline(3, "1f1b", 1), 20, (3, 31)),
         # fewer sequences than ranks
         (Batch(4, 0.05), ALONE, ONE, 100, (4, 1)),
+        (Batch(8, 0.05), ALONE._replace(expert=4), ONE, 100, (8, 1)),
         (Batch(96, 0.05), ALONE, Pipeline(4, "interleaved", 2), 40, (8, 12)),
     ],
 )

@@ -114,10 +114,10 @@ def _left_by_zbv(stages: int, micro_batches: int, depth: int) -> int:
     """Weight-gradient passes that a ZB-V stage has left after its last input gradient.
 
     Both chunks of the last `depth` micro-batches are left, and one more pass. With few micro-batches the order is that of a
-    larger number, without the missing ones.
+    larger number, without the missing ones. The count is fitted to `schedules.orders`; a test compares the two.
     """
     missing = max(0, 2 * stages - 1 - micro_batches)
-    return max(1, max(0, depth - missing) + max(0, depth + 1 - missing))
+    return max(1, 2 * depth + 1 - min(depth, missing) - max(0, depth + 1 + missing - stages))
 
 
 def _bottom_of_a_v(split: Partition, stages: int, m: int) -> CriticalPath:

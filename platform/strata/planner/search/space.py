@@ -115,7 +115,7 @@ def slices(shape: Shape, sequence: int, domain: int, gpus: int, batch: int, limi
         for parallel in limits.sequence_parallel if tensor > 1 else (False,):
             for ulysses, ring, size in _sequence_splits(shape, sequence, tensor, gpus // tensor, batch, limits):
                 for expert in _divisors(shape.experts.count) if shape.experts else (1,):
-                    if tensor * max(expert, ulysses * ring) <= gpus:
+                    if tensor * expert <= gpus:
                         yield Slice(tensor, parallel, ulysses, ring, size, expert)
 
 
