@@ -30,7 +30,8 @@ from strata.training.model.llama import Llama
 from strata.training.parallel import optimizer_state
 from strata.training.parallel.optimizer_state import Fragment
 from strata.training.parallel.shard_map import Shard
-from strata.training.schedule import learning_rate
+
+from .plain import scheduled_rate
 
 
 class StandIn:
@@ -47,7 +48,7 @@ class StandIn:
 
     def step(self, step: int, failed: bool = False) -> tuple[float, bool, bool]:
         section = self.job.train
-        rate = learning_rate(step, section.steps, section.lr, section.warmup, section.min_lr_ratio)
+        rate = scheduled_rate(step, section.steps, section.lr, section.warmup, section.min_lr_ratio)
         for weight in self.weights.values():
             weight.mul_(1 - rate).add_(math.sin(step) * rate)
         if hook := self.hooks.get(step + 1):

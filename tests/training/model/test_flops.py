@@ -1,9 +1,12 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from strata.platform.recipe import ModelSection, MoESection
+from strata.platform.recipe import ModelSection, MoESection, Precision
+from strata.training.model import flops
 from strata.training.model.flops import flops_per_token, gpu_peak, mfu, peak_flops
 from strata.training.model.llama import Llama
 
@@ -84,3 +87,43 @@ def test_cpu_peak_is_measured_once_and_restores_the_thread_count() -> None:
 
 def test_mfu_is_over_all_workers() -> None:
     assert mfu(tokens_per_s=1000, flops_per_token=2e9, workers=4, peak=1e12) == 0.5
+
+
+def test_cpu_peak_is_the_fastest_product_within_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three products of 4 x 4 matrices, 2 x 4^3 = 128 FLOPs each, in 40, 20 and 30 ms. The limit of 0.1 s is reached after."""
+    clock = iter([0.0, 0.0, 0.0, 0.04, 0.04, 0.04, 0.06, 0.06, 0.06, 0.09, 0.1])
+    monkeypatch.setattr(flops, "time", SimpleNamespace(perf_counter=clock.__next__))
+    assert flops._best_of(4, torch.float32) == pytest.approx(128 / 0.02)
+    assert not list(clock)
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("bf16", torch.bfloat16), ("fp32", torch.float32)])
+def test_cpu_peak_is_the_best_of_three_sizes(monkeypatch: pytest.MonkeyPatch, precision: Precision, dtype: torch.dtype) -> None:
+    measured: list[tuple[int, torch.dtype, int]] = []
+
+    def best_of(size: int, dtype: torch.dtype) -> float:
+        measured.append((size, dtype, torch.get_num_threads()))
+        return {256: 1e9, 512: 3e9, 1024: 2e9}[size]
+
+    monkeypatch.setattr(flops, "_best_of", best_of)
+    before = torch.get_num_threads()
+    assert flops._measured.__wrapped__(precision, before + 1, "highest") == 3e9
+    assert measured == [(size, dtype, before + 1) for size in (256, 512, 1024)]
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize(("matmul", "peak"), [("highest", 66.9e12), ("high", 494.7e12), ("medium", 494.7e12)])
+def test_gpu_peak_follows_torchs_matmul_precision(monkeypatch: pytest.MonkeyPatch, matmul: str, peak: float) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: matmul)
+    assert peak_flops("gpu", "fp32", 1) == peak
+    assert peak_flops("gpu", "bf16", 1) == 989.4e12
+
+
+def test_flops_of_a_small_model() -> None:
+    """Forward pass of a token: 2 FLOPs a weight, and 4 x hidden for each position of attention, masked positions included. The
+    backward pass is twice that."""
+    section = ModelSection(layers=1, hidden=16, heads=4, kv_heads=2, ffn=24, vocab=512, context=32)
+    attention = 16 * 16 + 2 * 16 * 8 + 16 * 16  # queries, keys and values with half of the heads, output
+    weights = attention + 3 * 16 * 24 + 512 * 16
+    assert flops_per_token(section) == 3 * (2 * weights + 4 * 32 * 16)

@@ -1,22 +1,25 @@
-"""Reference training for every layout: one process, plain torch, no DeepSpeed."""
+"""Reference training for every layout: one process, plain torch, no DeepSpeed.
+
+Of Strata it uses the model and the checkpoint format. Schedule, data order, optimizer groups, balance loss and clipping are plain
+code of their own, so an error in any of them makes the layouts differ from the reference.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from strata.platform.recipe import Recipe
 from strata.training.checkpoint import format
 from strata.training.checkpoint.storage import folder
-from strata.training.data.sampler import step_indices
-from strata.training.data.windows import Windows
-from strata.training.model.balance import sequence_balance
-from strata.training.model.llama import Llama, token_losses
+from strata.training.model.llama import Llama
 from strata.training.parallel.optimizer_state import KINDS, Fragment
 from strata.training.parallel.shard_map import Shard
-from strata.training.schedule import learning_rate
+
+from ..plain import all_windows, balance_loss, scheduled_rate, scheduled_windows
 
 
 @dataclass(frozen=True)
@@ -30,11 +33,12 @@ def train_plainly(recipe: Recipe, tokens: Path, steps: int, more: int, save: Pat
     """Trains for `steps` + `more` steps. `after` and the checkpoint in `save` are the state after `steps`."""
     section, train = recipe.model, recipe.train
     torch.set_float32_matmul_precision(train.matmul)
-    windows = Windows(tokens, "train", section.context)
-    model = Llama(section, train.seed)
-    tables = [p for name, p in model.named_parameters() if "embed_tokens" in name or "lm_head" in name]
-    norms = [p for name, p in model.named_parameters() if p.dim() < 2]
-    others = [p for p in model.parameters() if not any(p is q for q in tables + norms)]
+    windows = all_windows(tokens, "train", section.context)
+    model = Llama(section, train.seed, kernels="torch")
+    named = dict(model.named_parameters())
+    tables = [p for name, p in named.items() if "embed_tokens" in name or "lm_head" in name]
+    norms = [p for name, p in named.items() if "norm" in name]
+    others = [p for name, p in named.items() if not any(word in name for word in ("embed_tokens", "lm_head", "norm"))]
     optimizer = torch.optim.AdamW(
         [
             {"params": others, "weight_decay": train.weight_decay, "ratio": 1.0},
@@ -56,15 +60,14 @@ def train_plainly(recipe: Recipe, tokens: Path, steps: int, more: int, save: Pat
             origin = format.Origin(section.model_dump(), tokens.name, train.batch, train.seed)
             format.write(folder(save), 0, 1, steps, origin, None, list(_fragments(model, optimizer)))
         for group in optimizer.param_groups:
-            rate = learning_rate(step, train.steps, train.lr, train.warmup, train.min_lr_ratio)
+            rate = scheduled_rate(step, train.steps, train.lr, train.warmup, train.min_lr_ratio)
             group["lr"] = rate * group["ratio"]
-        indices = step_indices(step, train.batch, 0, 1, len(windows), train.seed)
-        batch_bt = torch.from_numpy(windows.read(indices))
+        batch_bt = torch.tensor([windows[at] for at in scheduled_windows(step, train.batch, len(windows), train.seed)])
         logits_of_routers.clear()
-        loss = token_losses(model(batch_bt[:, :-1]), batch_bt[:, 1:]).mean()
+        loss = F.cross_entropy(model(batch_bt[:, :-1]).flatten(0, 1), batch_bt[:, 1:].flatten())
         losses.append(loss.item())
         if section.moe:
-            balances = [sequence_balance(logits, section.moe.top_k) for logits in logits_of_routers]
+            balances = [balance_loss(logits, section.moe.top_k) for logits in logits_of_routers]
             loss = loss + section.moe.balance * torch.stack(balances).mean()
         optimizer.zero_grad()
         loss.backward()
