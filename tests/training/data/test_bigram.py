@@ -1,4 +1,6 @@
+import json
 import math
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
@@ -51,3 +53,68 @@ def test_loss_is_computed_once(tokens: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert other == bigram_loss(tokens, 16, 5, VOCAB) != first
     monkeypatch.setattr(bigram, "_chunks", lambda _: pytest.fail("the tokens were counted again"))
     assert cached_bigram_loss(tokens, 32, 5, VOCAB) == first
+
+
+def write(folder: Path, train: list[list[int]], validation: list[int]) -> Path:
+    for split, parts in (("train", train), ("validation", [validation])):
+        for number, part in enumerate(parts):
+            shard_path(folder, split, number).write_bytes(np.array(part, "uint16").tobytes())
+    counts = {"train": [len(part) for part in train], "validation": [len(validation)]}
+    meta = {"dtype": "uint16", "documents": {}, "shards": counts, "digest": "", "notes": []}
+    (folder / "meta.json").write_text(json.dumps(meta))
+    return folder
+
+
+def expected_loss(chunks: list[list[int]], pairs: list[tuple[int, int]], vocab: int) -> float:
+    """Lowest mean loss over the strengths 1/4, 1/2, ... 4096. Pairs across two chunks do not count."""
+    tokens = Counter(token for chunk in chunks for token in chunk)
+    counts = Counter(pair for chunk in chunks for pair in pairwise(chunk))
+    total = sum(tokens.values())
+    means = []
+    for exponent in range(-2, 13):
+        k = 2.0**exponent
+        losses = [-math.log((counts[v, w] + k * (tokens[w] + 1) / (total + vocab)) / (tokens[v] + k)) for v, w in pairs]
+        means.append(sum(losses) / len(losses))
+    return min(means)
+
+
+@pytest.mark.parametrize(
+    ("train", "validation"),
+    [
+        ([[0, 1] * 50], [0, 1, 0, 1, 0]),  # predictable: the weakest smoothing is best
+        ([[0, 1] * 500 + [0, 0, 1, 1]], [1, 1, 0, 0, 1]),  # misleading: the strongest is best
+        ([[0, 1, 2, 3, 1, 2], [5, 6, 5, 1], [2, 0]], [0, 1, 2, 5, 6]),  # several shards; tokens beyond the evaluated pairs
+    ],
+)
+def test_loss_of_a_small_corpus(tmp_path: Path, train: list[list[int]], validation: list[int]) -> None:
+    folder = write(tmp_path, train, validation)
+    assert bigram_loss(folder, 4, 1, 7) == pytest.approx(expected_loss(train, list(pairwise(validation)), 7), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("sample", "places"),
+    [(12, [(0, 0), (0, 8), (2, 4)]), (15, [(0, 0), (0, 8), (2, 4)]), (24, None), (400, None)],
+)
+def test_chunks_are_spread_over_all_shards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sample: int, places: list[tuple[int, int]] | None
+) -> None:
+    """Shards of 10, 3 and 5 tokens have six chunks of up to 4 tokens. A sample of 12 tokens has three of them."""
+    train = [[*range(10)], [*range(20, 23)], [*range(30, 35)]]
+    every = [(0, 0), (0, 4), (0, 8), (1, 0), (2, 0), (2, 4)]
+    monkeypatch.setattr(bigram, "CHUNK", 4)
+    monkeypatch.setattr(bigram, "SAMPLE", sample)
+    chunks = [chunk.tolist() for chunk in bigram._chunks(write(tmp_path, train, []))]
+    assert chunks == [train[number][at : at + 4] for number, at in places or every]
+
+
+def test_sample_is_64_mi_tokens_in_16_chunks() -> None:
+    assert bigram.SAMPLE == 64 * 1024 * 1024 == 16 * bigram.CHUNK
+
+
+def test_damaged_record_is_computed_again(tokens: Path) -> None:
+    loss = cached_bigram_loss(tokens, 32, 5, VOCAB)
+    record = tokens / "bigram-32-5.json"
+    for damaged in ('{"los', "[]", '{"other": 1}', '{"loss": null}'):
+        record.write_text(damaged)
+        assert cached_bigram_loss(tokens, 32, 5, VOCAB) == loss
+        assert json.loads(record.read_text()) == {"loss": loss}

@@ -95,7 +95,7 @@ def test_stacked_experts_are_divided_only_with_expert_parallelism() -> None:
     ],
 )
 def test_names_in_a_pipeline_stage(local: str, whole: str) -> None:
-    """Of 3 layers, number 0 is the embedding, 1 to 3 are the layers, 4 is the norm and 5 the output head."""
+    """Modules of 3 layers: number 0 is the embedding, 1 to 3 are the layers, 4 is the norm and 5 the output head."""
     parallel = ParallelSection(workers=2, pipeline=2)
     assert whole_name(local, MODEL, parallel) == whole
     [shard] = local_shards(local, (8, 12), MODEL, parallel, HERE)
