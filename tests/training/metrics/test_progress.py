@@ -1,7 +1,10 @@
 import io
+from types import SimpleNamespace
 
+import pytest
 from rich.console import Console
 
+from strata.training.metrics import progress as module
 from strata.training.metrics.progress import TrainingProgress
 from strata.training.metrics.records import Record
 from strata.training.metrics.startup import Startup
@@ -46,3 +49,48 @@ def test_first_step_prints_the_startup_phases() -> None:
     assert output.getvalue().count("first step") == 1
     assert "first step after 12.0 s (corpus 1.5 · workers 10.5), " in output.getvalue()
     assert "s of processor time" in output.getvalue()
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_log_lines_are_ten_seconds_apart(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
+    """An evaluation has a line of its own and starts the interval again. A terminal has lines for evaluations only."""
+    now, output = 0.0, io.StringIO()
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
+    progress = TrainingProgress(Console(file=output, force_terminal=terminal, width=160, highlight=False), 40)
+    for step, now in enumerate((0.0, 9.0, 10.0, 19.5, 20.0), 1):  # noqa: B007
+        progress.show(record(step))
+    now = 25.0
+    progress.show(record(6, val_loss=3.5))
+    for step, now in ((7, 34.5), (8, 35.0)):  # noqa: B007
+        progress.show(record(step))
+    shown = [line.split("/")[0] for line in output.getvalue().splitlines() if line.startswith("step")]
+    assert shown == (["step 6"] if terminal else ["step 1", "step 3", "step 5", "step 6", "step 8"])
+
+
+def test_startup_is_not_shown_for_a_step_at_its_beginning() -> None:
+    output = io.StringIO()
+    progress = TrainingProgress(Console(file=output, width=160), 40, Startup(began=100.0))
+    progress.show(record(1) | {"time": 100.0})  # type: ignore[arg-type]
+    assert "first step" not in output.getvalue()
+    progress.show(record(2) | {"time": 100.5})  # type: ignore[arg-type]
+    assert "first step after 0.5 s (workers 0.5)" in output.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ({}, "  validation 3.500"),
+        ({"seconds": {}}, "  validation 3.500"),
+        ({"seconds": {"data": 0.0}}, "  validation 3.500"),
+        ({"seconds": {"data": 0.5, "forward": 1.5}}, "  validation 3.500  data 25%, forward 75%"),
+        ({"peak_memory_bytes": 3 * 2**29}, "  validation 3.500  1.5 GiB"),
+    ],
+)
+def test_details_of_an_evaluation(more: dict[str, object], text: str) -> None:
+    assert module._details(record(1, val_loss=3.5, **more)) == text
+
+
+def test_note_omits_unknown_values() -> None:
+    plain = record(1) | {"grad_norm": None}
+    assert module._note(plain) == "loss 3.250  lr 1.0e-01  1,234 tokens/s"  # type: ignore[arg-type]
+    assert module._note(record(1, mfu=0.456)).endswith("1,234 tokens/s  MFU 46%")

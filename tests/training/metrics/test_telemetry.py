@@ -75,6 +75,8 @@ def test_every_training_metric_reaches_prometheus(exported: dict[tuple[str, ...]
     assert exported["strata_train_step_seconds", "mine", "backward"] == 0.4
     assert exported["strata_train_checkpoint_step", "mine"] == 3
     assert exported["strata_train_checkpoint_timestamp_seconds", "mine"] == 1e9
+    assert exported["strata_train_checkpoint_bytes", "mine"] == 4096
+    assert exported["strata_train_not_finite_total", "mine"] == 1
 
 
 def test_unknown_values_are_not_exported(exported: dict[tuple[str, ...], float]) -> None:
@@ -129,3 +131,25 @@ def test_metrics_are_silent_without_a_cluster(capfd: pytest.CaptureFixture[str])
     telemetry.saved(3, 4096, at=1e9)
     checkpoint_failures("mine")()
     assert capfd.readouterr() == ("", "")
+
+
+def test_gauges_are_repeated_every_five_seconds(exported: dict[tuple[str, ...], float]) -> None:
+    """Ray exports every 10 seconds. The thread ends with the worker."""
+    waits, answers = list[float](), iter([False, False, True])
+
+    class Ended:
+        def wait(self, seconds: float) -> bool:
+            waits.append(seconds)
+            exported.clear()
+            return next(answers)
+
+    telemetry = Telemetry("mine", steps=100, tokens_per_step=512)
+    telemetry.record({**PLAIN, "seconds": {"forward": 0.2}})
+    telemetry._ended = Ended()  # type: ignore[assignment]
+    telemetry._repeat()
+    assert waits == [5.0, 5.0, 5.0] and exported == {}
+    answers = iter([False, True])
+    Ended.wait = lambda self, _: next(answers)  # type: ignore[method-assign]
+    telemetry._repeat()
+    assert exported["strata_train_loss", "mine"] == 2.5
+    assert exported["strata_train_step_seconds", "mine", "forward"] == 0.2
