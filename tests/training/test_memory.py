@@ -1,9 +1,12 @@
+from types import SimpleNamespace
+
 import pytest
+import torch
 
 from strata.platform import recipe_file
 from strata.platform.errors import UserError
 from strata.training import memory
-from strata.training.memory import WORKER_BASE, memory_warnings, require_memory, worker_bytes
+from strata.training.memory import WORKER_BASE, memory_warnings, peak_memory, require_memory, worker_bytes
 
 GIB = 2**30
 
@@ -34,3 +37,33 @@ def test_gpus_that_are_too_small_are_named() -> None:
     lines = memory_warnings(recipe.model, recipe.train, recipe.parallel, ["H200", "L40S", "a GPU nobody knows"])
     assert len(lines) == 1
     assert "l40s" in lines[0]
+
+
+def test_worker_needs_700_mib_beside_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "planned_peak", lambda recipe: 5.0 * 2**20)
+    assert worker_bytes(recipe_file.load("laptop")) == 705 * 1024 * 1024
+
+
+@pytest.mark.parametrize(("free", "enough"), [(3 * GIB, True), (3 * GIB - 1, False), (4 * GIB, True)])
+def test_all_workers_must_fit(monkeypatch: pytest.MonkeyPatch, free: int, enough: bool) -> None:
+    """Two workers with 1.5 GiB each."""
+    recipe = recipe_file.load("laptop", ["parallel.workers=2"])
+    monkeypatch.setattr(memory, "worker_bytes", lambda _: 1.5 * GIB)
+    monkeypatch.setattr(memory, "available_memory", lambda: free)
+    if enough:
+        require_memory(recipe.model, recipe.train, recipe.parallel)
+        return
+    with pytest.raises(UserError, match=r"needs about 3\.0 GiB \(2 workers\); 3\.0 GiB are free"):
+        require_memory(recipe.model, recipe.train, recipe.parallel)
+
+
+@pytest.mark.parametrize(("system", "peak"), [("linux", 7 * 1024), ("darwin", 7)])
+def test_peak_of_a_cpu_is_the_resident_set(monkeypatch: pytest.MonkeyPatch, system: str, peak: int) -> None:
+    monkeypatch.setattr(memory.sys, "platform", system)
+    monkeypatch.setattr(memory.resource, "getrusage", lambda _: SimpleNamespace(ru_maxrss=7))
+    assert peak_memory(torch.device("cpu")) == peak
+
+
+def test_peak_of_a_gpu_is_its_allocated_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 4096 + device.index)
+    assert peak_memory(torch.device("cuda:3")) == 4099
