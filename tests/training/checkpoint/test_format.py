@@ -1,13 +1,17 @@
 import errno
+import hashlib
 import os
+import struct
 from pathlib import Path
 
 import pytest
 import torch
 
 from strata.platform.errors import UserError
+from strata.platform.recipe import Recipe
+from strata.platform.runs import Run
 from strata.training.checkpoint import format, resharding
-from strata.training.checkpoint.format import Damaged, Origin, examine, newest, prune, verify
+from strata.training.checkpoint.format import Damaged, Manifest, Origin, Stored, Unfinished, examine, newest, prune, verify
 from strata.training.checkpoint.resharding import Reader
 from strata.training.checkpoint.storage import folder
 from strata.training.parallel.optimizer_state import Fragment
@@ -184,3 +188,157 @@ def test_read_range_reads_only_the_requested_elements(tmp_path: Path, monkeypatc
 def test_identity_depends_on_content(tmp_path: Path) -> None:
     first, again, other = (examine(folder(write(tmp_path / name, step))) for name, step in (("a", 4), ("b", 4), ("c", 8)))
     assert first.identity == again.identity != other.identity
+
+
+def test_manifest_is_the_same_after_a_round_trip() -> None:
+    stored = (Stored("w", "weight", (6, 4), Cut(1, 2, 4), 3, 9, 36), Stored("v", "exp_avg", (2,), None, 0, 2, 72))
+    origin = Origin({"layers": 2}, "abc", 8, 5, "run1")
+    for manifest in (Manifest(7, origin, 2, "part-00001.bin", 80, "ff", stored, 2.5), Manifest(7, origin, 1, "p", 0, "", ())):
+        assert Manifest.parse(manifest.dump()) == manifest
+
+
+def test_files_of_a_rank(tmp_path: Path) -> None:
+    """Values are little-endian floats, one fragment after another."""
+    first = Fragment(Shard("a", (2,), None, 0), "weight", 0, torch.tensor([1.0, 2.0]))
+    second = Fragment(Shard("b", (6, 4), Cut(0, 2, 4), 0), "exp_avg", 3, torch.tensor([3.0, 4.0, 5.0]))
+    format.write(folder(tmp_path), 12, 1, 7, ORIGIN, 2.5, [first, second])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["manifest-00012.json", "part-00012.bin"]
+    assert (tmp_path / "part-00012.bin").read_bytes() == struct.pack("<5f", 1, 2, 3, 4, 5)
+    [manifest] = examine(folder(tmp_path)).manifests
+    assert (manifest.step, manifest.ranks, manifest.size, manifest.val_loss) == (7, 1, 20, 2.5)
+    assert manifest.sha256 == hashlib.sha256(struct.pack("<5f", 1, 2, 3, 4, 5)).hexdigest()
+    assert manifest.stored == (
+        Stored("a", "weight", (2,), None, 0, 2, 0),
+        Stored("b", "exp_avg", (6, 4), Cut(0, 2, 4), 3, 3, 8),
+    )
+
+
+def test_marker_is_removed_by_the_last_rank(tmp_path: Path) -> None:
+    for rank in range(3):
+        format.write(folder(tmp_path), rank, 3, 1, ORIGIN, None, [])
+        assert (tmp_path / format.UNFINISHED).exists() == (rank < 2)
+        assert format.written(folder(tmp_path)) == rank + 1
+
+
+def test_failed_write_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrow's errors have no path; others have one already."""
+    for error, name in ((OSError("[Errno 28] full"), "part-00000.bin"), (OSError(28, "full", "other"), "other")):
+
+        def fail(*_: object, error: OSError = error) -> None:
+            raise error
+
+        monkeypatch.setattr(format, "_write_part", fail)
+        with pytest.raises(OSError, match="full") as raised:
+            format.write(folder(tmp_path), 0, 1, 1, ORIGIN, None, [])
+        assert raised.value.errno == 28 and Path(raised.value.filename).name == name
+
+
+def test_size_and_time_of_a_checkpoint(tmp_path: Path) -> None:
+    found = examine(folder(write(tmp_path, 4)))
+    assert found.size == 96
+    for number, at in ((0, 2000), (1, 1000)):
+        os.utime(tmp_path / "step-00000004" / f"manifest-0000{number}.json", (at, at))
+    os.utime(tmp_path / "step-00000004" / "part-00000.bin", (3000, 3000))
+    assert found.whole_at() == 2000
+
+
+def test_time_is_unknown_without_modification_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = examine(folder(write(tmp_path, 4)))
+    monkeypatch.setattr(type(found.folder), "written_at", lambda *_: None)
+    assert found.whole_at() is None
+
+
+@pytest.mark.parametrize(("target", "expected"), [(None, "{run}/checkpoints"), ("/bucket", "/bucket/mine")])
+def test_location_of_checkpoints(tmp_path: Path, small_recipe: Recipe, target: str | None, expected: str) -> None:
+    train = small_recipe.train.model_copy(update={"checkpoints": target})
+    assert format.location(Run(tmp_path / "mine"), train).path == expected.format(run=tmp_path / "mine")
+
+
+def test_names_of_steps() -> None:
+    assert [format.folder_name(step) for step in (7, 12345678, 123456789)] == ["step-00000007", "step-12345678", "step-123456789"]
+    assert [format.step_of(name) for name in ("step-00000007", "step-123456789")] == [7, 123456789]
+
+
+def test_steps_are_ordered_by_number(tmp_path: Path) -> None:
+    for name in ("step-00000007", "step-99999999", "step-100000000", "step-0000007", "step-00000007.damaged", "other"):
+        (tmp_path / name).mkdir()
+    assert format.step_names(folder(tmp_path)) == ["step-100000000", "step-99999999", "step-00000007"]
+
+
+def test_manifests_of_different_steps_are_incomplete(tmp_path: Path) -> None:
+    for rank, step in ((0, 4), (1, 5)):
+        format.write(folder(tmp_path), rank, 2, step, ORIGIN, None, [])
+    with pytest.raises(Unfinished):
+        examine(folder(tmp_path))
+
+
+@pytest.mark.parametrize("written", [0, 1, 3])
+def test_another_number_of_manifests_is_incomplete(tmp_path: Path, written: int) -> None:
+    for rank in range(written):
+        format.write(folder(tmp_path), rank, 2, 4, ORIGIN, None, [])
+    with pytest.raises(Unfinished):
+        examine(folder(tmp_path))
+
+
+def test_ranks_verify_their_own_files(tmp_path: Path) -> None:
+    target = write(tmp_path, 4)
+    found = examine(folder(target))
+    flip_a_byte(target)
+    verify(found, found.manifests[1:])
+    with pytest.raises(Damaged, match=r"part-00000\.bin has changed"):
+        verify(found, found.manifests[:1])
+
+
+def test_damage_beside_an_unfinished_checkpoint_is_an_error(tmp_path: Path) -> None:
+    truncate(write(tmp_path, 4))
+    lose_a_rank(write(tmp_path, 8))
+    messages: list[str] = []
+    with pytest.raises(UserError, match="are damaged"):
+        newest(folder(tmp_path), messages.append)
+    assert messages == [
+        "Checkpoint step-00000008 is damaged (it is incomplete); trying the previous one.",
+        "Checkpoint step-00000004 is damaged (part-00001.bin has 40 of 48 bytes); trying the previous one.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("losses", "keep", "keep_best", "remaining"),
+    [
+        ([3.0, 2.0, 2.5], 3, True, [1, 2, 3]),
+        ([3.0, 2.0, 2.5], 2, True, [2, 3]),
+        ([2.0, 3.0, 2.5], 1, True, [1, 3]),
+        ([2.0, 3.0, 2.5], 1, False, [3]),
+        ([2.0, 2.0, 2.5], 1, True, [2, 3]),  # of equal losses, the newer
+        ([None, None, None], 1, True, [3]),
+        ([None, 0.0, 2.5], 1, True, [2, 3]),
+    ],
+)
+def test_checkpoints_that_are_retained(
+    tmp_path: Path, losses: list[float | None], keep: int, keep_best: bool, remaining: list[int]
+) -> None:
+    for step, loss in enumerate(losses, 1):
+        write(tmp_path, step, loss)
+    found = prune(folder(tmp_path), keep, keep_best)
+    assert left(tmp_path) == remaining
+    assert found is not None and found.step == 3
+
+
+def test_prune_of_an_empty_folder(tmp_path: Path) -> None:
+    assert prune(folder(tmp_path / "none"), 3, True) is None
+
+
+def test_which_folders_are_unfinished(tmp_path: Path) -> None:
+    whole, damaged, unmarked, killed = (write(tmp_path, step) for step in (1, 2, 3, 4))
+    for target in (whole, damaged, killed):
+        (target / format.UNFINISHED).touch()
+    truncate(damaged), lose_a_rank(unmarked), lose_a_rank(killed)
+    (tmp_path / "step-00000005").mkdir()
+    (tmp_path / "step-00000006").touch()
+    found = [format.is_unfinished(folder(tmp_path / f"step-0000000{step}")) for step in range(1, 7)]
+    assert found == [False, False, False, True, True, False]
+
+
+def test_names_of_renamed_checkpoints_are_free(tmp_path: Path) -> None:
+    for expected in ("x", "x-2", "x-3", "x-4"):
+        assert format._free_name(folder(tmp_path), "x") == expected
+        (tmp_path / expected).mkdir()

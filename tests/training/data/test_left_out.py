@@ -43,6 +43,6 @@ def test_clear_resets_every_count() -> None:
     left_out = LeftOut(read=2, files={Path("a"): "binary"})
     left_out.nonblank("x", "row", 1, "a.jsonl"), left_out.nonblank("", "row", 2, "a.jsonl")
     left_out.clear()
-    assert left_out == LeftOut(0, {}, 0, 0, "")
+    assert left_out == LeftOut() == LeftOut(0, {}, 0, 0, "")
     left_out.nonblank("", "row", 7, "b.jsonl")
     assert left_out.lines() == ["1 of 1 documents left out: null or blank, the first at row 7 of b.jsonl."]
