@@ -59,9 +59,10 @@ def test_every_shard_is_read_from_every_layout(tmp_path: Path, saved: str, wante
         assert torch.equal(reader.read_range(shard, "weight", first, last), expected.flatten()[first:last])
 
 
+@pytest.mark.parametrize("fragments", [1, 3])
 @pytest.mark.parametrize("saved", LAYOUTS)
-def test_whole_weights_are_read_for_an_export(tmp_path: Path, saved: str) -> None:
-    reader = save(tmp_path, LAYOUTS[saved])
+def test_whole_weights_are_read_for_an_export(tmp_path: Path, saved: str, fragments: int) -> None:
+    reader = save(tmp_path, LAYOUTS[saved], fragments=fragments)
     assert reader.names() == ["a", "w"]
     assert torch.equal(reader.whole("w"), WHOLE)
 
@@ -77,8 +78,10 @@ def reads(reader: Reader, monkeypatch: pytest.MonkeyPatch, shard: Shard, first: 
 def test_range_reads_only_its_own_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each rank has 20 elements in fragments 13-20, 6-13 and 0-6, after 2 other elements: at bytes 8, 36 and 64."""
     reader = save(tmp_path, LAYOUTS["rows"])
-    found = reads(reader, monkeypatch, Shard("w", SHAPE, Cut(0, 2, 4), 0), 8, 15)
-    assert found == [("part-00001.bin", 8, 8), ("part-00001.bin", 44, 20)]
+    for first, last, expected in ((8, 15, [(8, 8), (44, 20)]), (13, 20, [(8, 28)]), (0, 6, [(64, 24)])):
+        with monkeypatch.context() as patch:
+            found = reads(reader, patch, Shard("w", SHAPE, Cut(0, 2, 4), 0), first, last)
+        assert found == [("part-00001.bin", *at) for at in expected]
 
 
 def test_only_files_that_overlap_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,5 @@
 """Checks before a run is resumed: lost checkpoints and a changed schedule. Nothing trains."""
 
-from pathlib import Path
-
 import pytest
 
 from strata.platform import recipe_file, runs
@@ -127,7 +125,3 @@ def test_partial_files_of_a_kill_are_removed(run: Run) -> None:
         (run.path / name).touch()
     resuming.tidy(run)
     assert {path.name for path in run.path.iterdir()} == before | {".other.tmp"}
-
-
-def test_home_is_private(run: Run, tmp_path: Path) -> None:
-    assert run.path.is_relative_to(tmp_path)
