@@ -342,3 +342,11 @@ def test_names_of_renamed_checkpoints_are_free(tmp_path: Path) -> None:
     for expected in ("x", "x-2", "x-3", "x-4"):
         assert format._free_name(folder(tmp_path), "x") == expected
         (tmp_path / expected).mkdir()
+
+
+def test_checkpoints_of_a_single_rank(tmp_path: Path) -> None:
+    for step, loss in ((1, 2.0), (2, 3.0), (3, 2.5)):
+        format.write(folder(tmp_path / f"step-0000000{step}"), 0, 1, step, ORIGIN, loss, [])
+    found = prune(folder(tmp_path), keep=1, keep_best=True)
+    assert left(tmp_path) == [1, 3]
+    assert found is not None and found.origin == ORIGIN

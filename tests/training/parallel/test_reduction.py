@@ -203,3 +203,59 @@ def test_fragments_of_a_slot_are_divided_at_shards(monkeypatch: pytest.MonkeyPat
         ("c", "exp_avg", 0),
     ]
     assert [f.values.tolist() for f in found if f.kind == "weight"] == [[3.0], [4.0, 5.0, 6.0], [7.0]]
+
+
+@pytest.mark.parametrize(("device", "reachable", "shared"), [("cpu", True, True), ("cpu", False, False), ("meta", True, False)])
+def test_gradients_are_summed_in_shared_memory_only_on_cpus_of_one_machine(
+    monkeypatch: pytest.MonkeyPatch, device: str, reachable: bool, shared: bool
+) -> None:
+    """Only the parameters of a group with several ranks are summed at all."""
+    engine: Any = Engine()
+    if device != "cpu":
+        engine.parameters[0] = nn.Parameter(torch.zeros(3, device=device))
+    sums: list[tuple[str, list[int], int]] = []
+
+    def shared_sum(group: str, parameters: list[nn.Parameter], bucket: int) -> int:
+        sums.append((group, [parameter.numel() for parameter in parameters], bucket))
+        return len(sums)
+
+    added: list[int] = []
+    monkeypatch.setattr(data.Reduction, "add", lambda self, parameter: added.append(parameter.numel()))
+    monkeypatch.setattr(data.Reduction, "finish", lambda self: "finished")
+    monkeypatch.setattr(data.dist, "get_world_size", {"all": 2, "alone": 1}.__getitem__)
+    monkeypatch.setattr(data.shared_memory, "reachable", lambda _: reachable)
+    monkeypatch.setattr(data.shared_memory, "SharedSum", shared_sum)
+    monkeypatch.setattr(data.shared_memory, "all_reduce", lambda sums: f"summed {sums}")
+    data.attach(engine)
+    assert sums == ([("all", [3, 2, 4], data.BUCKET_BYTES)] if shared else [])
+    assert engine.buffered_allreduce_fallback([], elements_per_buffer=1) == ("summed [1]" if shared else "finished")
+    engine.parameters[1].sum().backward()
+    assert added == ([] if shared else [2])
+
+
+def test_weights_moments_and_step_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = nn.ParameterDict({"a": nn.Parameter(torch.zeros(2, 2)), "c": nn.Parameter(torch.zeros(5))})
+    optimizer = torch.optim.Adam(module.parameters())
+    engine: Any = SimpleNamespace(global_rank=0, module=module, optimizer=optimizer, seq_data_parallel_group=None)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda group: 4)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda group: 3)
+    model: Any = None
+    optimizer_state.load(engine, model, ParallelSection(), Source(), step=7)
+    assert module["a"].tolist() == [[100, 101], [102, 103]] and module["c"].tolist() == [300, 301, 302, 303, 304]
+    for parameter in module.values():
+        state = optimizer.state[parameter]
+        assert torch.equal(state["exp_avg"], -parameter) and torch.equal(state["exp_avg_sq"], -parameter)
+        assert state["step"].item() == 7
+
+
+def test_masters_of_bf16_without_zero() -> None:
+    low, master = nn.Parameter(torch.zeros(2, dtype=torch.bfloat16)), torch.zeros(2)
+    assert optimizer_state._masters(SimpleNamespace(fp16_groups=[[low]], fp32_groups=[[master]])) == {low: master}
+    assert optimizer_state._masters(SimpleNamespace()) == {}
+
+
+@pytest.mark.parametrize(("numel", "whole"), [(10, True), (0, False)])
+def test_small_parameters_stay_gathered_with_zero_3(numel: int, whole: bool) -> None:
+    partitioned: Any = SimpleNamespace(ds_id=1, ds_numel=10, numel=lambda: numel)
+    assert optimizer_state._is_whole(partitioned) == whole
+    assert optimizer_state._is_whole(nn.Parameter(torch.zeros(2)))
