@@ -1,7 +1,9 @@
 """Figures of the training benchmarks from recorded rounds. Nothing trains."""
 
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -161,6 +163,39 @@ def test_bare_model_balances_experts_and_compiles(
     recipe = changed(changed(recipe, "parallel", workers=1), "train", compile=compiles, batch=int(2 / accumulated), micro_batch=2)
     module = models.bare(recipe, torch.device("cpu"))
     assert attached == [accumulated] and compiled == ([module] if compiles else [])
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_liger_replaces_its_kernels_and_compiles_layers(
+    small_recipe: Recipe, monkeypatch: pytest.MonkeyPatch, compiled: bool
+) -> None:
+    """The fused loss replaces the plain one. Layers are compiled one by one."""
+    options: list[dict[str, bool]] = []
+    library = SimpleNamespace(apply_liger_kernel_to_llama=lambda **chosen: options.append(chosen))
+    monkeypatch.setitem(sys.modules, "liger_kernel", SimpleNamespace(transformers=library))
+    monkeypatch.setitem(sys.modules, "liger_kernel.transformers", library)
+    compiles: list[nn.Module] = []
+    monkeypatch.setattr(nn.Module, "compile", lambda self: compiles.append(self))
+    llama = nn.Module()
+    llama.model = nn.Module()
+    llama.model.layers = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+    monkeypatch.setattr(models, "hugging_face", lambda _: llama)
+    module = models.liger(small_recipe, torch.device("cpu"), compiled)
+    assert isinstance(module, models.WithFusedLoss) and module.model is llama
+    fused = {"rope": True, "swiglu": True, "rms_norm": True, "cross_entropy": False, "fused_linear_cross_entropy": True}
+    assert options == [fused]
+    assert compiles == (list(llama.model.layers) if compiled else [])
+
+
+def test_fused_loss_is_computed_from_shifted_labels_without_a_cache() -> None:
+    calls: list[dict[str, Any]] = []
+    model = nn.Module()
+    model.forward = lambda **call: calls.append(call) or SimpleNamespace(loss=torch.tensor(2.5))  # type: ignore[method-assign]
+    tokens = torch.arange(10).view(2, 5)
+    assert models.WithFusedLoss(model)(tokens[:, :-1], tokens[:, 1:]).item() == 2.5
+    [call] = calls
+    assert call["use_cache"] is False and call["labels"].is_contiguous()
+    assert call["shift_labels"].tolist() == tokens[:, 1:].tolist() and call["input_ids"].tolist() == tokens[:, :-1].tolist()
 
 
 def stalled(job: Job, mode_seconds: dict[str, list[float]]) -> list[Record]:
