@@ -253,6 +253,40 @@ def test_requests_wait_for_the_first_replica() -> None:
     run(test)
 
 
+def test_draining_replica_keeps_its_stream_and_receives_no_new_one() -> None:
+    async def test(endpoint: Endpoint) -> None:
+        first = await endpoint.add(Replica("a", pause_s=0.15))
+        running = asyncio.ensure_future(endpoint.words())
+        while not first.asked:
+            await asyncio.sleep(0.01)
+        second = await endpoint.add(Replica("b"))
+        await endpoint.directory.withdraw("decode", "a")
+        await asyncio.sleep(0.7)
+        assert await asyncio.gather(*(endpoint.words() for _ in range(4))) == [ALL] * 4
+        assert len(first.asked) == 1 and len(second.asked) == 4
+        assert not running.done()
+        assert await running == ALL and first.cancelled == 0
+        assert await endpoint.metric("strata_serve_migrations_total") == 0
+
+    run(test)
+
+
+def test_stream_of_a_replica_that_did_not_drain_in_time_continues_on_another() -> None:
+    async def test(endpoint: Endpoint) -> None:
+        first = await endpoint.add(Replica("a", pause_s=0.1))
+        running = asyncio.ensure_future(endpoint.words())
+        while not first.asked:
+            await asyncio.sleep(0.01)
+        second = await endpoint.add(Replica("b"))
+        await endpoint.directory.withdraw("decode", "a")
+        await asyncio.sleep(0.7)
+        first.server.close()  # as if Ray Serve had killed it at its deadline
+        assert await running == ALL
+        assert 0 < len(second.asked[0]["resumed"]) < len(WORDS)
+
+    run(test)
+
+
 def test_requests_are_routed_to_the_replica_with_the_fewest() -> None:
     async def test(endpoint: Endpoint) -> None:
         replicas = [await endpoint.add(Replica(name, pause_s=0.02)) for name in "ab"]

@@ -201,6 +201,53 @@ def test_waiting_stream_begins_with_sse_comments(monkeypatch: pytest.MonkeyPatch
     run(test)
 
 
+def test_comments_repeat_while_a_stream_waits_in_its_middle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "KEEP_ALIVE_S", 0.2)
+
+    async def test(endpoint: Endpoint) -> None:
+        await endpoint.add("decode", Replica("d", dies_after=4))
+        asked = asyncio.ensure_future(endpoint.stream())
+        await asyncio.sleep(0.9)  # the stream has lost its replica
+        await endpoint.add("decode", Replica("e"))
+        response = await asked
+        assert words(response) == ALL and "x-strata-waited" not in response.headers, "it began without a wait"
+        lines = [line for line in response.text.splitlines() if line]
+        comments = [index for index, line in enumerate(lines) if line.startswith(": waiting for a replica since ")]
+        assert len(comments) >= 3 and lines[comments[0] - 1].startswith("data: ")
+        assert comments == list(range(comments[0], comments[0] + len(comments))), "no comment after the new replica's events"
+
+    run(test)
+
+
+def test_response_without_streaming_has_no_comments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "KEEP_ALIVE_S", 0.1)
+
+    async def test(endpoint: Endpoint) -> None:
+        asked = asyncio.ensure_future(endpoint.client.post("/v1/completions", json={"prompt": "x"}))
+        await asyncio.sleep(0.4)
+        await endpoint.add("decode", Replica("d"))
+        response = await asked
+        assert response.json()["text"] == " ".join(WORDS) and "reason=no-engine" in response.headers["x-strata-waited"]
+
+    run(test)
+
+
+def test_wait_for_an_engine_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "KEEP_ALIVE_S", 0.1)
+    monkeypatch.setattr(relay, "REPLICA_WAIT_S", 0.5)
+
+    async def test(endpoint: Endpoint) -> None:
+        stream, plain = await asyncio.gather(
+            endpoint.stream(), endpoint.client.post("/v1/completions", json={"prompt": "x", "stream": False})
+        )
+        assert plain.status_code == 503 and plain.headers["retry-after"] == "10"
+        assert plain.json()["error"]["message"] == "No engine is up."
+        error = json.loads(words(stream))["error"]
+        assert error == plain.json()["error"] and ": waiting for a replica" in stream.text
+
+    run(test)
+
+
 def test_refusal_after_the_response_began_is_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay, "KEEP_ALIVE_S", 0.2)
 
