@@ -44,11 +44,12 @@ class Measured:
         )
 
 
-def as_json(statuses: Counter[int], wrong_answers: int, measured: Measured) -> dict[str, Any]:
+def as_json(statuses: Counter[int], wrong_answers: int, measured: Measured, seed: int) -> dict[str, Any]:
     """JSON record of a load of hostile requests, for docs/results/data."""
+    settings = f"STRATA_FUZZ_SEED={seed} STRATA_HOSTILE={statuses.total()}"
     return {
         **benchmark_record.header("hostile"),
-        "command": f"STRATA_HOSTILE={statuses.total()} pytest -s tests/serving/api/test_hostile_requests.py",
+        "command": f"{settings} pytest -s tests/serving/api/test_hostile_requests.py",
         "requests": statuses.total(),
         "by_status": {str(status): count for status, count in sorted(statuses.items())},
         "wrong_answers": wrong_answers,

@@ -24,6 +24,14 @@ from strata.monitoring.prometheus.server import binary
 from strata.platform.errors import UserError
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Prints the seeds of tests that draw their own, whether they passed or failed."""
+    reports = [each for reports in terminalreporter.stats.values() for each in reports if isinstance(each, pytest.TestReport)]
+    seeds = {(each.nodeid, name, value) for each in reports for name, value in each.user_properties if name.endswith("_SEED")}
+    for test, name, value in sorted(seeds):
+        terminalreporter.write_line(f"{name}={value} repeats {test}")
+
+
 @pytest.fixture(autouse=True)
 def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Isolates each test from the user's runs, cache and cluster."""

@@ -1,8 +1,8 @@
 """Malformed, hostile and random requests, sent concurrently with plain streams.
 
 None may be answered with a 5xx, end a process, delay a stream by more than 2 s, or leak memory, descriptors or blocks.
-STRATA_HOSTILE sets the number of requests (10000 for a full run), STRATA_FUZZ_SEED the seed, and STRATA_HOSTILE_JSON a file for
-the results.
+STRATA_HOSTILE sets the number of requests (10000 for a full run) and STRATA_HOSTILE_JSON a file for the results. Each run draws
+a new seed, which the summary of the run prints. STRATA_FUZZ_SEED sets it, to repeat a run.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from support import Served
 from strata.serving.api import openapi
 from strata.serving.api.requests import error_type
 
-SEED = int(os.environ.get("STRATA_FUZZ_SEED", "1"))
+SEED = int(os.environ.get("STRATA_FUZZ_SEED") or random.SystemRandom().randrange(2**32))
 REQUESTS = int(os.environ.get("STRATA_HOSTILE", "2000"))
 LONGEST_PAUSE_S = 2.0
 MOST_GROWN_MIB = 300
@@ -326,10 +326,11 @@ RANDOM = st.one_of(
 )
 
 
-def drawn(strategy: st.SearchStrategy[Any], count: int) -> list[Any]:
+def drawn(strategy: st.SearchStrategy[Any], count: int, number: int) -> list[Any]:
+    """Examples that depend on the seed `number` alone."""
     found: list[Any] = []
 
-    @seed(SEED)
+    @seed(number)
     @settings(max_examples=count, database=None, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
     @given(strategy)
     def collect(example: Any) -> None:
@@ -367,7 +368,7 @@ def token_ids(folder: Path) -> list[Shot]:
     return found
 
 
-def from_the_schema(count: int) -> list[Shot]:
+def from_the_schema(count: int, number: int) -> list[Shot]:
     """Requests of Schemathesis for each route, half of them valid by the schema."""
     routes = [result.ok() for result in schemathesis.openapi.from_dict(openapi.document(MODEL)).get_all_operations()]
     posts = [route for route in routes if route.method.upper() == "POST"]
@@ -375,7 +376,7 @@ def from_the_schema(count: int) -> list[Shot]:
     for route in routes:
         share = count // (2 * len(posts)) if route in posts else 5
         for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE) if route in posts else (GenerationMode.POSITIVE,):
-            found += [_shot_of(case) for case in drawn(route.as_strategy(generation_mode=mode), share)]
+            found += [_shot_of(case) for case in drawn(route.as_strategy(generation_mode=mode), share, number)]
     return found
 
 
@@ -391,15 +392,15 @@ def _shot_of(case: Any) -> Shot:
     return Shot(request.url.raw_path.decode(), body, asked["method"].upper(), {"content-type": "application/json"})
 
 
-def shots(folder: Path) -> list[Shot | Raw]:
-    found: list[Shot | Raw] = [*HOSTILE, *from_the_schema(REQUESTS // 10), *drawn(worded(), REQUESTS // 20)]
+def shots(folder: Path, number: int = SEED) -> list[Shot | Raw]:
+    found: list[Shot | Raw] = [*HOSTILE, *from_the_schema(REQUESTS // 10, number), *drawn(worded(), REQUESTS // 20, number)]
     boundaries = token_ids(folder)
-    found += random.Random(SEED).sample(boundaries, min(len(boundaries), REQUESTS // 5))
-    found += drawn(nearly_http(), REQUESTS // 10)
+    found += random.Random(number).sample(boundaries, min(len(boundaries), REQUESTS // 5))
+    found += drawn(nearly_http(), REQUESTS // 10, number)
     left = REQUESTS - len(found)
-    found += [*drawn(confused(), left // 2), *drawn(damaged(), left // 4)]
-    found += drawn(RANDOM, REQUESTS - len(found))
-    random.Random(SEED).shuffle(found)
+    found += [*drawn(confused(), left // 2, number), *drawn(damaged(), left // 4, number)]
+    found += drawn(RANDOM, REQUESTS - len(found), number)
+    random.Random(number).shuffle(found)
     return found
 
 
@@ -525,7 +526,18 @@ def nothing_left_behind(endpoint: Served) -> Iterator[Callable[[], None]]:
     assert greedy(endpoint) == answer
 
 
-def test_hostile_and_random_requests(endpoint: Served, nothing_left_behind: Callable[[], None]) -> None:
+@pytest.mark.parametrize(
+    "strategy", [confused(), damaged(), worded(), nearly_http(), RANDOM], ids=["confused", "damaged", "worded", "http", "random"]
+)
+def test_requests_depend_on_the_seed_alone(strategy: st.SearchStrategy[Any]) -> None:
+    assert drawn(strategy, 20, 7) == drawn(strategy, 20, 7) != drawn(strategy, 20, 8)
+
+
+def test_hostile_and_random_requests(
+    endpoint: Served, nothing_left_behind: Callable[[], None], record_property: Callable[[str, object], None]
+) -> None:
+    record_property("STRATA_FUZZ_SEED", SEED)
+    print(f"STRATA_FUZZ_SEED={SEED} repeats these requests.")
     rounds = shots(endpoint.folder)
     assert len(rounds) >= REQUESTS
     with measuring(endpoint) as beside:
@@ -537,8 +549,8 @@ def test_hostile_and_random_requests(endpoint: Served, nothing_left_behind: Call
     tally = Counter(status for _, status, _ in answers)
     print(f"{len(answers)} requests: {dict(sorted(tally.items()))}\n{beside}")
     if path := os.environ.get("STRATA_HOSTILE_JSON"):
-        Path(path).write_text(json.dumps(as_json(tally, len(complaints), beside), indent=2))
-    assert not complaints, "\n".join([f"{len(complaints)} complaints", *complaints[:20]])
+        Path(path).write_text(json.dumps(as_json(tally, len(complaints), beside, SEED), indent=2))
+    assert not complaints, "\n".join([f"{len(complaints)} complaints, STRATA_FUZZ_SEED={SEED}", *complaints[:20]])
     assert not beside.broken and beside.streams, beside.broken[:5]
     assert beside.longest_pause_s < LONGEST_PAUSE_S, beside
     assert max(beside.grown_mib().values()) < MOST_GROWN_MIB, beside
