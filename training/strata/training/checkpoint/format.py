@@ -117,7 +117,7 @@ class Checkpoint:
 
 
 def location(run: Run, train: TrainSection) -> Folder:
-    return folder(f"{train.checkpoints}/{run.name}" if train.checkpoints else run.checkpoints)
+    return folder(train.checkpoints) / run.name if train.checkpoints else folder(run.checkpoints)
 
 
 def folder_name(step: int) -> str:

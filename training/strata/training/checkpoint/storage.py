@@ -63,11 +63,16 @@ class Folder:
             self.filesystem.delete_file(f"{self.path}/{name}")
 
     def rename(self, name: str, to: str) -> None:
-        """Renames a subfolder. Moves its files one by one if the storage cannot move folders."""
+        """Renames a subfolder. Moves its files one by one if the storage cannot move folders: S3 has none, and its error is that
+        no object has the name of the folder."""
+        from pyarrow.fs import LocalFileSystem
+
         before, after = self / name, self / to
         try:
             self.filesystem.move(before.path, after.path)
-        except NotImplementedError:
+        except (NotImplementedError, OSError):
+            if isinstance(self.filesystem, LocalFileSystem):
+                raise
             self.filesystem.create_dir(after.path)
             for file in before.names():
                 self.filesystem.move(f"{before.path}/{file}", f"{after.path}/{file}")
