@@ -14,7 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 from listening import reachable_from_outside
+from typer.testing import CliRunner
 
+from strata.platform.cli import build
 from strata.platform.errors import UserError
 from strata.platform.files import write_atomic
 from strata.platform.ray_cluster import cluster, gcs
@@ -47,6 +49,27 @@ def test_concurrent_commands_start_one_cluster(monkeypatch: pytest.MonkeyPatch, 
     assert len(started) == 1 and len(set(found)) == 1
 
 
+def cluster_command(name: str) -> str:
+    done = CliRunner().invoke(build(), ["cluster", name])
+    assert done.exit_code == 0, done.output or done.exception
+    return done.stdout
+
+
+def test_status_without_a_cluster() -> None:
+    assert cluster_command("status") == cluster_command("stop") == "No background Ray cluster is running.\n"
+
+
+def test_status_does_not_list_a_dead_cluster(own_home: Path) -> None:
+    """The process id of its record may belong to another process by now."""
+    me = psutil.Process()
+    background = cluster.BackgroundCluster("127.0.0.1:6379", me.pid, me.create_time(), None)
+    record = own_home / ".strata" / "cluster.json"
+    write_atomic(record, json.dumps(asdict(background)))
+    assert cluster_command("status") == f"Ray at 127.0.0.1:6379 (process {me.pid})\n"
+    write_atomic(record, json.dumps(asdict(background) | {"pid_created": me.create_time() - 5}))
+    assert cluster_command("status") == "No background Ray cluster is running.\n" and not record.exists()
+
+
 def drive(cpus: int = 1, **environment: str) -> list[object]:
     command = [sys.executable, "-c", SQUARE.format(cpus=cpus)]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, timeout=120)
@@ -64,6 +87,7 @@ def background() -> Iterator[cluster.BackgroundCluster]:
 
 def test_background_cluster_is_joined_found_and_stopped(background: cluster.BackgroundCluster) -> None:
     assert cluster.find() == background == cluster.start()
+    assert cluster_command("status") == f"Ray at {background.address} (process {background.pid})\n"
     assert drive() == [49, False, background.address, 3.0]
     processes = psutil.Process(background.pid).children(recursive=True)
     assert processes
@@ -74,7 +98,11 @@ def test_background_cluster_is_joined_found_and_stopped(background: cluster.Back
     own = drive(cpus=5, **foreign)
     assert own[:2] == [49, True] and own[2] != background.address and own[3] == 5.0
     assert cluster.find() == background
-    assert cluster.stop() and not cluster.stop()
+    assert [cluster_command(name) for name in ("stop", "stop", "status")] == [
+        "Stopped.\n",
+        "No background Ray cluster is running.\n",
+        "No background Ray cluster is running.\n",
+    ]
     _, alive = psutil.wait_procs(processes, timeout=20)
     assert not alive
 
