@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from strata.platform.cli import build
 from strata.platform.errors import UserError
 from strata.serving import commands
 from strata.serving.bench import transfer
@@ -14,14 +16,16 @@ pytest.importorskip("nixl")
 
 
 def test_transfers_are_timed_and_written(tmp_path: Path) -> None:
-    file, console = tmp_path / "transfer.json", Console(record=True, width=120)
-    transfer.bench("cpu", 1 << 20, [1, 7], 2, file, console)
+    file = tmp_path / "transfer.json"
+    words = ["--device", "cpu", "--mib", "1", "--fragments", "1,7", "--repeat", "2", "--json", str(file)]
+    done = CliRunner().invoke(build(), ["bench", "transfer", *words])
+    assert done.exit_code == 0, done.output or done.exception
     result = json.loads(file.read_text())
     (readings,) = result["readings"].values()  # the engines' UCX settings concern GPU memory only
     assert set(readings) == {"1", "7"}
     for reading in readings.values():
         assert 0 < reading["post_s"] <= reading["total_s"] <= reading["first_s"]
-    assert "GB/s" in console.export_text()
+    assert "GB/s" in done.stdout
 
 
 def test_failed_transfer_raises_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,9 @@ import pytest
 import torch
 import typer
 from torch import nn
+from typer.testing import CliRunner
 
+from strata.platform.cli import build
 from strata.platform.errors import UserError
 from strata.platform.recipe import MoESection, Recipe
 from strata.training.bench import launch, models
@@ -16,9 +18,10 @@ from strata.training.bench.compare import Settings, bench, obstacle
 from strata.training.bench.contest import Job, accumulation, measure, shortened
 from strata.training.metrics.records import Record
 
+from ..conftest import SMALL
+
 pytestmark = pytest.mark.slow
 
-SHORT = Settings(steps=3, warmup=1, rounds=1, only="bare")
 
 
 def changed(recipe: Recipe, section: str, **values: object) -> Recipe:
@@ -29,11 +32,14 @@ def record(step: int, time: float) -> Record:
     return Record(step=step, loss=1.0 / step, lr=0.1, grad_norm=None, tokens_per_s=0.0, time=time)
 
 
-def test_one_and_two_workers_learn_alike_and_the_json_is_complete(small_recipe: Recipe, home: Path) -> None:
+def test_one_and_two_workers_learn_alike_and_the_json_is_complete(small_recipe: Recipe, corpus: Path, home: Path) -> None:
     losses = {}
     for workers in (1, 2):
         path = home / f"{workers}.json"
-        bench(changed(small_recipe, "parallel", workers=workers), SHORT, path)
+        short = ["--steps", "3", "--warmup", "1", "--rounds", "1", "--only", "bare", "--json", str(path)]
+        settings = [*SMALL, f"data.path={corpus}", f"parallel.workers={workers}"]
+        done = CliRunner().invoke(build(), ["bench", "train", *short, *settings])
+        assert done.exit_code == 0, done.output or done.exception
         result = json.loads(path.read_text())
         [one] = result["contenders"]["bare"]["rounds"]
         losses[workers] = one["final_loss"]
