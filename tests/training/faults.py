@@ -30,6 +30,7 @@ from strata.training.model.llama import Llama
 from strata.training.parallel import optimizer_state
 from strata.training.parallel.optimizer_state import Fragment
 from strata.training.parallel.shard_map import Shard
+from strata.training.schedule import Plan
 
 from .plain import scheduled_rate
 
@@ -45,10 +46,14 @@ class StandIn:
         named = Llama(job.model, 0, "torch").named_parameters()
         self.weights: dict[str, Tensor] = {name: weight.detach().clone() for name, weight in named}
         self.engine = self
+        self.plan = Plan.of(job.train)
+
+    def continue_plan(self, step: int) -> None:
+        """Without a time budget there is nothing to continue."""
 
     def step(self, step: int, failed: bool = False) -> tuple[float, bool, bool]:
         section = self.job.train
-        rate = scheduled_rate(step, section.steps, section.lr, section.warmup, section.min_lr_ratio)
+        rate = scheduled_rate(step, section)
         for weight in self.weights.values():
             weight.mul_(1 - rate).add_(math.sin(step) * rate)
         if hook := self.hooks.get(step + 1):

@@ -11,16 +11,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from strata.platform.recipe import TrainSection
+
 ALL_BITS = 2**64 - 1
 
 
-def scheduled_rate(step: int, steps: int, peak: float, warmup: int, min_ratio: float) -> float:
-    """Learning rate of `step`, counted from 0: a ramp of `warmup` steps, then half a cosine from the peak to the minimum."""
+def scheduled_rate(step: int, train: TrainSection) -> float:
+    """Learning rate of `step`, counted from 0: a ramp of `warmup` steps to the peak, then a decay to the minimum: half a cosine,
+    or with `wsd` a constant first half and a straight line."""
+    steps, peak, warmup = train.steps, train.lr, train.warmup
     if step < warmup:
         return peak * (step + 1) / (warmup + 1)
-    lowest = peak * min_ratio
+    lowest = peak * train.min_lr_ratio
     if step >= steps:
         return lowest
+    if train.schedule == "wsd":
+        middle = (warmup + steps) / 2
+        return peak if step < middle else lowest + (peak - lowest) * (steps - step) / (steps - middle)
     angle = math.pi * (step - warmup) / (steps - warmup)
     return lowest + (peak - lowest) * (1 + math.cos(angle)) / 2
 

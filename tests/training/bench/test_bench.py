@@ -23,7 +23,6 @@ from ..conftest import SMALL
 pytestmark = pytest.mark.slow
 
 
-
 def changed(recipe: Recipe, section: str, **values: object) -> Recipe:
     return recipe.model_copy(update={section: getattr(recipe, section).model_copy(update=values)})
 

@@ -60,7 +60,7 @@ def train_plainly(recipe: Recipe, tokens: Path, steps: int, more: int, save: Pat
             origin = format.Origin(section.model_dump(), tokens.name, train.batch, train.seed)
             format.write(folder(save), 0, 1, steps, origin, None, list(_fragments(model, optimizer)))
         for group in optimizer.param_groups:
-            rate = scheduled_rate(step, train.steps, train.lr, train.warmup, train.min_lr_ratio)
+            rate = scheduled_rate(step, train)
             group["lr"] = rate * group["ratio"]
         batch_bt = torch.tensor([windows[at] for at in scheduled_windows(step, train.batch, len(windows), train.seed)])
         logits_of_routers.clear()
