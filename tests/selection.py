@@ -16,7 +16,7 @@ SHARED = {"endpoint", "trained", "prometheus"}  # session fixtures that start Ra
 # The files with the longest tests, longest first: two processes end together if the long tests come first.
 FIRST = (
     "training/parallel/test_equivalence.py",
-    "training/test_failures.py",
+    "training/failures/test_failures.py",
     "training/test_training_run.py",
     "kernels/test_stages.py",
     "training/bench/test_bench.py",

@@ -155,6 +155,7 @@ def test_falling_limits_are_red_below() -> None:
     assert [step.value for step in style.BUSY.steps()] == [None, 0.1, 0.5]
 
 
+@pytest.mark.slow
 def test_cluster_config_maps_have_the_same_boards(root: Path, tmp_path: Path) -> None:
     component = shutil.copytree(root / generate.COMPONENT, tmp_path / "component")
     (tmp_path / "kustomization.yaml").write_text(f"components: [{component.name}]\n")

@@ -165,6 +165,7 @@ def test_confirmation_is_respected(push: Push, store: Store, monkeypatch: pytest
     assert bool(store.writes) == writes
 
 
+@pytest.mark.slow
 def test_manual_changes_are_not_overwritten(push: Push, store: Store) -> None:
     push("--yes")
     store.edit_by_hand("strata-training", "a better title")
@@ -212,6 +213,7 @@ def test_without_alerts(push: Push, store: Store) -> None:
     assert store.groups == {} and len(store.boards) == len(boards.every())
 
 
+@pytest.mark.slow
 def test_existing_folder_is_used_and_a_new_title_creates_one(push: Push, store: Store) -> None:
     store.folders["x1"] = {"id": 1, "uid": "x1", "title": "LLM boards", "version": 4}
     assert push("--yes", "--folder", "LLM boards").exit_code == 0

@@ -90,6 +90,7 @@ def test_pages_have_commands() -> None:
     assert BEHIND["bench-serve"].startswith("bench serve ") and BEHIND["deploy"].startswith("deploy apply ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", STRATA, ids=str)
 def test_commands_and_their_options_exist(line: Line, beside_pages: Path) -> None:
     given = parsed(line.words)
@@ -144,6 +145,7 @@ def cheap() -> list[tuple[str, ...]]:
     return list(dict.fromkeys(found))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", cheap(), ids=shlex.join)
 def test_cheap_commands_run(words: tuple[str, ...], beside_pages: Path) -> None:
     filled = [re.sub("|".join(PLACEHOLDERS), lambda each: PLACEHOLDERS[each[0]], word) for word in words[1:]]

@@ -49,6 +49,7 @@ def docstrings(source: str) -> Iterator[tuple[int, str]]:
             yield getattr(node, "lineno", 1), text
 
 
+@pytest.mark.slow
 def test_docstrings_open_with_a_noun_or_a_verb(root: Path) -> None:
     found = [
         f"{name}:{line}: {text.splitlines()[0]}"
@@ -60,6 +61,7 @@ def test_docstrings_open_with_a_noun_or_a_verb(root: Path) -> None:
     assert not found, "\n".join(found)
 
 
+@pytest.mark.slow
 def test_private_words_are_gone(root: Path) -> None:
     found = [
         f"{name}:{number}: {line.strip()}"

@@ -159,6 +159,7 @@ RUNS: dict[str, tuple[Callable[[], record.Run], list[str]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", RUNS)
 def test_every_benchmark_has_a_table(kind: str) -> None:
     make, expected = RUNS[kind]
@@ -174,20 +175,24 @@ def test_every_table_is_tested_with_a_run_of_its_benchmark() -> None:
     assert {kind.split(",")[0] for kind in RUNS} == set(results.TABLES) - {"table"}
 
 
+@pytest.mark.slow
 def test_pages_are_fresh() -> None:
     stale = [str(path.relative_to(results.ROOT)) for path, text in results.pages().items() if path.read_text() != text]
     assert not stale, f"run 'make docs': {stale}"
 
 
+@pytest.mark.slow
 def test_every_data_file_is_in_a_table() -> None:
     assert {path.stem for path in results.DATA.glob("*.json")} == results.names_used() - set(results.COMPUTED)
 
 
+@pytest.mark.slow
 def test_every_block_ends() -> None:
     for path in results.pages():
         assert len(results.BLOCK.findall(path.read_text())) == path.read_text().count("<!-- results: "), path
 
 
+@pytest.mark.slow
 def test_recorded_planner_errors_are_those_of_this_planner() -> None:
     recorded = {check["name"]: check for check in results.load("plan-validate")["checks"]}
     found = {check.name: check for check in comparison.checks()}

@@ -27,6 +27,7 @@ def run(script: str, *words: str, home: Path, limit_s: float = 300) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_layout_is_planned_and_searched(own_home: Path) -> None:
     out = run("plan.py", "--gpus", "256", home=own_home)
     assert "llama-3-70b on 256 h100" in out and "fits: True" in out

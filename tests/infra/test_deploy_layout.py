@@ -178,6 +178,7 @@ def test_machines_are_listed_in_ascending_order_of_gpus() -> None:
             assert sizes == sorted(set(sizes))
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     workers=st.integers(1, 40),

@@ -158,6 +158,7 @@ def test_rays_autoscaler_reads_the_group_sizes_and_resources() -> None:
     assert found["headgroup"]["resources"]["CPU"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["gke", "ack", "kind"])
 def test_every_recipe_renders_for_targets_with_its_devices(root: Path, target: str) -> None:
     """Only the GPU type is overridden; the image's registry and the bucket are placeholders."""
@@ -281,6 +282,7 @@ def test_render_to_a_folder_and_diff_against_it(tmp_path: Path) -> None:
     assert mine.is_file()
 
 
+@pytest.mark.slow
 def test_render_to_a_single_file(tmp_path: Path) -> None:
     file = tmp_path / "all.yaml"
     strata_deploy("render", *GKE, "-o", str(file))

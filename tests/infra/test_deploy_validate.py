@@ -82,6 +82,7 @@ def test_rendered_objects_are_valid() -> None:
 ANYWHERE = ("auth", "gcs-ft", "network-policy", "spot", "grafana")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "recipe", "overrides", "components"),
     [

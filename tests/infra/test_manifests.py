@@ -87,6 +87,7 @@ def pod_templates(document: Document) -> Iterator[Document]:
 # Every build
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overlay", "components"), BUILDS, ids=lambda given: given if isinstance(given, str) else "+".join(given)
 )
@@ -121,6 +122,7 @@ def assert_hardened(document: Document, template: Document) -> None:
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_components_change_only_ray_objects_and_the_namespace(overlay: str) -> None:
     """Service accounts, volume claims and disruption budgets are unchanged."""
@@ -326,6 +328,7 @@ def test_auth_sets_the_key_file_only_where_it_is_mounted() -> None:
     assert all(ray_spec(document)["authOptions"] == {"mode": "token"} for document in ray_objects(documents))
 
 
+@pytest.mark.slow
 def test_network_policies_allow_only_required_traffic() -> None:
     documents = build("gke", ("network-policy",))
     policies = {d["metadata"]["name"]: d["spec"] for d in documents if d["kind"] == "NetworkPolicy"}
@@ -445,6 +448,7 @@ def test_dockerignore_includes_every_file_the_image_needs(dockerfile: list[list[
     assert {"pyproject.toml", project["project"]["readme"]} <= let_in
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accepted", [True, False])
 def test_drain_hook_drains_the_ray_node_and_waits(tmp_path: Path, accepted: bool) -> None:
     """With a fake raylet and a fake `ray` command, which ends the raylet as a drained node does."""

@@ -98,6 +98,7 @@ def test_cpu_equals_the_reference(shape: Shape, dtype: torch.dtype) -> None:
     assert_close(by_op(shape, *inputs), truth(shape, *inputs), dtype)
 
 
+@pytest.mark.slow
 @interpreted
 @pytest.mark.parametrize("shape", CAUSAL + OTHERS, ids=str)
 def test_triton_equals_the_reference(shape: Shape) -> None:
@@ -105,6 +106,7 @@ def test_triton_equals_the_reference(shape: Shape) -> None:
     assert_close(by_triton(shape, *inputs), truth(shape, *inputs), torch.float32)
 
 
+@pytest.mark.slow
 @interpreted
 @pytest.mark.parametrize("shape", [CAUSAL[4], OTHERS[1]], ids=str)
 def test_triton_in_half_precision(shape: Shape) -> None:
@@ -112,6 +114,7 @@ def test_triton_in_half_precision(shape: Shape) -> None:
     assert_close(by_triton(shape, *inputs), truth(shape, *inputs), torch.float16)
 
 
+@pytest.mark.slow
 @interpreted
 @pytest.mark.parametrize("shape", [Shape(33, 70, b=2), Shape(70, 70, window=40, h=1), OTHERS[7]], ids=str)
 def test_triton_with_tma(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,6 +136,7 @@ def test_tensors_that_tma_supports(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not portable.tma_supports(torch.zeros(1, 8, 257, dtype=torch.bfloat16)[..., :-1].view(1, 8, 4, 64))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", [by_op, pytest.param(by_triton, marks=interpreted)])
 def test_input_strides(run: Callable[..., tuple[Tensor, ...]]) -> None:
     shape = Shape(40, 40, b=2, h=2, kv=2)
@@ -142,6 +146,7 @@ def test_input_strides(run: Callable[..., tuple[Tensor, ...]]) -> None:
     assert_close(run(shape, q, k, v, dout), truth(shape, q, k, v, dout), torch.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")  # in weights that a mask removes
 @pytest.mark.parametrize("run", [by_op, pytest.param(by_triton, marks=interpreted)])
 def test_extreme_values(run: Callable[..., tuple[Tensor, ...]]) -> None:
@@ -192,6 +197,7 @@ def test_gradcheck(shape: Shape) -> None:
     assert torch.autograd.gradcheck(attention, (q, k, v))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [Shape(5, 5, h=4, kv=2), Shape(7, 7, documents=(4, 0, 3))])
 def test_opcheck(shape: Shape) -> None:
     q, k, v, dout = shape.inputs(torch.float32)
@@ -202,6 +208,7 @@ def test_opcheck(shape: Shape) -> None:
     torch.library.opcheck(torch.ops.strata.flash_attention_backward.default, (dout, q, k, v, out, lse, *options))
 
 
+@pytest.mark.slow
 def test_compiles_without_a_graph_break() -> None:
     q, k, v, dout = Shape(8, 8).inputs(torch.float32)
     cu_seqlens = torch.tensor([0, 3, 8], dtype=torch.int32)

@@ -97,6 +97,7 @@ def test_triton_skips_slots_beyond_the_cache() -> None:
     assert torch.equal(caches[0, 0, 5], key[0]) and int(caches.any(-1).any(-1).sum()) == 2
 
 
+@pytest.mark.slow
 def test_opcheck_and_compile() -> None:
     key, value = torch.randn(2, 3, 2, 8)
     key_cache, value_cache = torch.zeros(4, 16, 2, 8), torch.zeros(4, 16, 2, 8)

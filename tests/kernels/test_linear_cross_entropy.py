@@ -82,6 +82,7 @@ def test_loss_terms_and_reductions(rows: Rows, reduction: str, terms: Options) -
     assert not found[1][ignored].any() and found[1][~ignored].any(1).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", BOTH)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_result_does_not_depend_on_the_chunk_size(rows: Rows, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,6 +91,7 @@ BATCHES = {
 }
 
 
+@pytest.mark.slow
 @interpreted
 @pytest.mark.parametrize("window", [None, 20])
 @pytest.mark.parametrize("lengths", BATCHES.values(), ids=BATCHES.keys())
@@ -106,6 +107,7 @@ def test_cpu_agrees_with_plain_torch(lengths: tuple[list[int], list[int]], windo
     assert distance(case.attended(window), case.exact(window)) < 1e-5
 
 
+@pytest.mark.slow
 @interpreted
 @pytest.mark.parametrize("queries", [[1] * 6, [0, 0, 24, 0, 0, 0], [1, 1, 17, 3, 0, 0], [8, 9, 1, 2, 1, 3]], ids=str)
 @pytest.mark.parametrize("tokens", [24, 48])
@@ -121,6 +123,7 @@ def test_one_launch_configuration_handles_any_batch_of_that_size(queries: list[i
     assert (out[used:] == 3).all()
 
 
+@pytest.mark.slow
 @interpreted
 @pytest.mark.parametrize(("layout", "block_size"), [("HND", 16), ("NHD", 32), ("HND", 64), ("NHD", 128)])
 def test_cache_layouts_and_block_sizes(layout: str, block_size: int) -> None:

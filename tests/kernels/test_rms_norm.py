@@ -35,6 +35,7 @@ FORWARD_OF_SUM = {"cpu": add_rms_norm_cpu, "triton": add_rms_norm_triton}
 BACKWARD = {"cpu": rms_norm_backward_cpu, "triton": rms_norm_backward_triton}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", BOTH)
 @pytest.mark.parametrize(
     "dtype, rows, width",
@@ -139,6 +140,7 @@ def test_unused_sum_or_norm() -> None:
     assert torch.equal(only_total, torch.ones(3, 8))
 
 
+@pytest.mark.slow
 def test_opcheck() -> None:
     x, residual, weight = torch.randn(3, 8, requires_grad=True), torch.randn(3, 8), torch.randn(8, requires_grad=True)
     torch.library.opcheck(torch.ops.strata.rms_norm.default, (x, weight, EPS))

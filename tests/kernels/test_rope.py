@@ -27,6 +27,7 @@ def rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -
 
 
 # In the interpreter, thousands of tokens are thousands of sequential programs.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "tokens"), [("cpu", 4097), *(pytest.param("triton", n, marks=interpreted) for n in (1, 127, 129))]
 )
@@ -38,6 +39,7 @@ def test_any_number_of_tokens(code: str, tokens: int) -> None:
         assert distance(ours, truth) < TOLERANCE[torch.float32]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", BOTH)
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

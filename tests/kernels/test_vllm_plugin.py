@@ -324,6 +324,7 @@ def test_layers_that_share_a_cache_attend_to_it() -> None:
     assert torch.norm(output.double() - expected) / torch.norm(expected) < 2e-3
 
 
+@pytest.mark.slow
 def test_warm_up_batches_run() -> None:
     from strata.kernels.vllm_plugin import warm_up
 

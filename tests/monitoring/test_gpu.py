@@ -164,6 +164,7 @@ def test_invisible_process_is_unknown() -> None:
     assert actor_of(os.getpid()) != UNKNOWN
 
 
+@pytest.mark.slow
 def test_command_module_imports_nothing_heavy() -> None:
     probe = (
         "import sys, strata.monitoring.gpu_commands;"

@@ -228,6 +228,7 @@ def test_dcgm_is_detected_by_its_series() -> None:
     assert not gpu_exporter.dcgm_answers(server.server_port)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_command_prints_once_and_exits_on_signal(number: signal.Signals) -> None:
     with ports.reserve() as held:

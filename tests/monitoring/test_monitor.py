@@ -209,6 +209,7 @@ class Monitor:
         return answer["data"]
 
 
+@pytest.mark.slow
 def test_real_prometheus_scrapes_stores_and_exits(tmp_path: Path) -> None:
     try:
         prometheus.binary("prometheus")

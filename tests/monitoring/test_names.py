@@ -39,6 +39,7 @@ def test_every_series_that_is_read_has_a_source() -> None:
     assert not {name for name in FOREIGN if "strata" in name}, "a Strata metric that no program exports"
 
 
+@pytest.mark.slow
 def test_ray_defines_the_names_that_are_read(ray_words: set[str]) -> None:
     assert RAYS
     assert not {name for name in RAYS if name.removeprefix(metrics.RAY_PREFIX) not in ray_words}

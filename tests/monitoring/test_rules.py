@@ -70,6 +70,7 @@ def test_promtool_accepts_the_rules(promtool: str) -> None:
     run(promtool, "check", "rules", *sorted(RULES.glob("*.yaml")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", sorted(TESTS.glob("*.yaml")), ids=lambda file: file.stem)
 def test_rules_pass_their_unit_tests(promtool: str, file: Path) -> None:
     run(promtool, "test", "rules", file)

@@ -21,6 +21,7 @@ from .test_top_endpoint import BEFORE, serving
 TOP = [sys.executable, "-c", "import typer; from strata.monitoring.gpu_commands import top; typer.run(top)"]
 
 
+@pytest.mark.slow
 def test_prints_once_without_a_terminal() -> None:
     with serving(BEFORE) as port:
         answer = subprocess.run(
@@ -33,6 +34,7 @@ def test_prints_once_without_a_terminal() -> None:
     assert "\x1b" not in answer.stdout, "no colours in a file"
 
 
+@pytest.mark.slow
 def test_once_without_an_endpoint() -> None:
     with ports.reserve() as unused:
         words = [*TOP, "--once", "--url", unused.url, "--interval", "0.1"]
@@ -75,6 +77,7 @@ class Terminal:
         os.close(self._side)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_live_until_a_signal(number: signal.Signals, own_home: Path) -> None:
     held = ports.reserve()

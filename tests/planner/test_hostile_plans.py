@@ -297,12 +297,14 @@ def try_out(words: list[str]) -> UserError | str:
         return "answered"
 
 
+@pytest.mark.slow
 @drawn
 @given(lines())
 def test_a_random_command_line_is_answered_or_refused(words: list[str]) -> None:
     try_out(words)
 
 
+@pytest.mark.slow
 @drawn
 @given(
     configs(),
@@ -335,6 +337,7 @@ BASES: dict[str, list[str]] = {
 NUMERIC = [(name, one) for name, command in COMMANDS.items() for one in command.params if annotation(one) in (int, float)]
 
 
+@pytest.mark.slow
 def test_every_option_has_a_range() -> None:
     """Options are read from the command tree, so new options are covered."""
     assert set(BASES) == set(COMMANDS)
@@ -381,6 +384,7 @@ def test_impossible_plans_are_refused(words: list[str]) -> None:
     assert isinstance(try_out(words), UserError)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["--recipe", "--model"])
 @pytest.mark.parametrize(("name", "text"), [("deep.yaml", "[" * 5_000), ("bytes.yaml", "\udcff"), ("list.yaml", "[1, 2]")])
 def test_an_invalid_recipe_is_refused(tmp_path: Path, option: str, name: str, text: str) -> None:

@@ -225,6 +225,7 @@ def test_counts_and_sizes_are_parsed_and_shown_with_units() -> None:
     assert shown == ["79.2 GiB", "3.35 TB/s", "1.5 ms", "90 min", "3.47 days", "1,234,567"]
 
 
+@pytest.mark.slow
 def test_plots(tmp_path: Path) -> None:
     result = strata("plan", *LLAMA, "--plot", str(tmp_path / "new"))
     assert result.exit_code == 0, result.output
@@ -233,6 +234,7 @@ def test_plots(tmp_path: Path) -> None:
         assert drawn.read_bytes().startswith(PNG) and f"written: {drawn}" in result.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "picture"),
     [
@@ -286,6 +288,7 @@ def test_replicas_grow_with_the_load() -> None:
 SEARCH = ["plan", "search", "--model", "llama-3-8b", "--gpus", "16,32", "--batch", "256"]
 
 
+@pytest.mark.slow
 def test_search_lists_the_best_layouts_and_the_pareto_front(tmp_path: Path) -> None:
     result = strata(*SEARCH, "--plot", str(tmp_path), "--json", str(tmp_path / "found.json"), "--tokens", "2T")
     assert result.exit_code == 0, result.output
@@ -327,11 +330,13 @@ def test_the_catalogue_is_listed() -> None:
     assert set(answered("plan", "list", "gpus")) == {"gpus"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["--help"], LLAMA])
 def test_startup_is_fast(words: list[str]) -> None:
     assert starts_fast(STRATA, "plan", *words)
 
 
+@pytest.mark.slow
 def test_nothing_heavy_is_imported() -> None:
     code = (
         "import sys; from strata.platform.cli import build; from typer.testing import CliRunner;"

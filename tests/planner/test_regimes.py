@@ -64,6 +64,7 @@ def test_unchecked_properties_are_named() -> None:
     assert "no published run was checked on l40s; no published run was checked with offloading." in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
@@ -77,6 +78,7 @@ def test_other_commands_print_expected_errors(words: list[str]) -> None:
     assert line == trust["line"] and "\n" not in line
 
 
+@pytest.mark.slow
 def test_rows_are_in_the_regime_of_their_plan() -> None:
     """Nanotron is planned as Megatron-Core, since the catalogue has no such program."""
     for line in check_regimes._lines():
@@ -88,6 +90,7 @@ def test_rows_are_in_the_regime_of_their_plan() -> None:
         assert line["regime"] == ("other-program" if "nanotron" in line["source"] else own), line
 
 
+@pytest.mark.slow
 def test_the_documentation_has_the_figures_of_validate() -> None:
     docs = (ROOT / "docs" / "planner.md").read_text()
     for name in check_regimes.regime_names():
@@ -108,6 +111,7 @@ def test_validation_rows_pass_the_checks_of_plans() -> None:
     assert row.error is None and check_training.mean_error([row, fine]) == pytest.approx(0.1)
 
 
+@pytest.mark.slow
 def test_validate_marks_plans_that_do_not_fit() -> None:
     found = CliRunner().invoke(build(), ["plan", "validate"], env={"COLUMNS": "200"})
     assert found.exit_code == 0

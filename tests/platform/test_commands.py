@@ -13,22 +13,26 @@ def strata(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([STRATA, *words], capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.slow
 def test_help_is_fast_and_lists_all_commands() -> None:
     assert starts_fast(STRATA, "--help")
     text = strata("--help").stdout
     assert all(command in text for command in ("train", "export", "serve", "chat", "runs", "doctor", "bench", "cluster"))
 
 
+@pytest.mark.slow
 def test_version() -> None:
     assert strata("--version").stdout == f"strata {importlib.metadata.version('strata')}\n"
 
 
+@pytest.mark.slow
 def test_errors_name_cause_and_fix_and_exit_nonzero() -> None:
     answer = strata("serve", "--run", "nowhere")
     assert answer.returncode == 1
     assert answer.stderr == "error: There is no run 'nowhere'.\n  fix: See 'strata runs', or train one with 'make train'.\n"
 
 
+@pytest.mark.slow
 def test_runs_are_listed() -> None:
     assert "No runs yet" in strata("runs").stdout
     run = runs.create("mine", recipe_file.load(), "laptop")
@@ -37,12 +41,14 @@ def test_runs_are_listed() -> None:
     assert row.split() == ["mine", "finished", "300/300", "3.210", "3.456", "-"]
 
 
+@pytest.mark.slow
 def test_doctor_passes_on_this_machine() -> None:
     answer = strata("doctor")
     assert answer.returncode == 0, answer.stdout
     assert all(part in answer.stdout for part in ("cores", "memory", "gpus", "torch", "ray", "vllm", "nixl", "port"))
 
 
+@pytest.mark.slow
 def test_doctor_reports_missing_memory_and_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "available_memory", lambda: 2**30)
     monkeypatch.setattr(doctor, "PACKAGES", (("no-such-package", "nothing works"),))

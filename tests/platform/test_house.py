@@ -25,6 +25,7 @@ def probe(root: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", PROBE, str(root)], capture_output=True, text=True, env=environment)
 
 
+@pytest.mark.slow
 def test_the_repository_root_shadows_no_package(root: Path) -> None:
     answer = probe(root)
     assert answer.returncode == 0, answer.stderr
@@ -142,6 +143,7 @@ def _folder(name: str, imports: Mapping[str, set[str]]) -> str | None:
     return parts[1] if inside else None
 
 
+@pytest.mark.slow
 def test_packages_import_only_allowed_packages(imports: dict[str, set[str]]) -> None:
     for name, others in imports.items():
         package = name.split(".")[0]
@@ -159,6 +161,7 @@ def test_folders_import_only_allowed_folders(imports: dict[str, set[str]]) -> No
                 assert theirs in FOLDERS[f"{package}.{folder}"], f"{name} imports {other}"
 
 
+@pytest.mark.slow
 def test_imports_have_no_cycles(imports: dict[str, set[str]]) -> None:
     try:
         graphlib.TopologicalSorter(imports).prepare()

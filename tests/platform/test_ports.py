@@ -58,6 +58,7 @@ def _reserve_some(pipe: Connection) -> None:
     pipe.recv()
 
 
+@pytest.mark.slow
 def test_concurrent_processes_reserve_different_ports(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten processes in a nearly full range, so that they collide."""
     monkeypatch.setattr(ports, "FIRST", 31500)

@@ -199,6 +199,8 @@ def test_defaults() -> None:
             "min_lr_ratio": 0.1,
             "warmup": 0,
             "weight_decay": 0.1,
+            "schedule": "cosine",
+            "time_budget_s": None,
             "clip": 1.0,
             "precision": "fp32",
             "matmul": "highest",

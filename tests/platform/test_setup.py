@@ -42,6 +42,7 @@ def clone(root: Path, tmp_path: Path) -> Path:
     return tmp_path / "clone"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("uv_output", "package", "fix"),
     [

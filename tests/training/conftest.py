@@ -22,6 +22,7 @@ SMALL = (
     f"model.vocab={VOCAB}",
     "model.context=32",
     "train.steps=8",
+    "train.time_budget_s=3600",  # a busy machine must not shorten a run
     "train.batch=4",
     "train.micro_batch=1",
     "train.warmup=1",

@@ -312,6 +312,7 @@ def test_entries_of_the_catalogue_are_checked(tmp_path: Path) -> None:
         catalogue_file.parse(catalogue_file.read(file), Gpu, file.name)
 
 
+@pytest.mark.slow
 def test_startup_is_fast_and_without_torch() -> None:
     code = (
         "import sys; from strata.planner.catalogue import library; from strata.platform.hardware import catalogue as hardware; "

@@ -283,6 +283,7 @@ def test_plot_writes_a_png(tmp_path: Path) -> None:
     assert (tmp_path / "cost.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_measure_runs_real_collectives() -> None:
     pytest.importorskip("torch")
     results = lab.measure(2, [4 * KIB, 256 * KIB, 4 * MIB], ["all_reduce", "all_to_all"])

@@ -121,6 +121,7 @@ def test_experts_get_top_k_copies() -> None:
     assert crowded.feed_forward > layer_parts(shape, Layout(), FLASH, sparse=True).feed_forward
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("recompute", RECOMPUTES)
 @pytest.mark.parametrize(

@@ -266,6 +266,7 @@ LARGE: list[Size] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", LARGE)
 def test_the_fast_total_equals_the_simulation(size: Size) -> None:
     rng = random.Random(str(size))
@@ -283,6 +284,7 @@ def test_the_fast_total_of_few_micro_batches_is_exact(size: Size) -> None:
     assert quick_total(*size, times) == pytest.approx(simulate(*size, times).total, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_a_quarter_of_a_million_operations_take_less_than_a_second() -> None:
     with within(1):
         simulation = simulate("interleaved", 64, 512, 4, even(256, 1, 1, 1, 0.1))
@@ -302,6 +304,7 @@ def test_timeline_as_text(small: Simulation) -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [("1f1b", 2, 3, 1), ("dualpipe", 4, 10, 1), ("interleaved", 4, 8, 3)])
 def test_timeline_as_an_image(size: Size, tmp_path: Path) -> None:
     draw(simulate(*size, even(size[1] * size[3], 1e-3, 1e-3, 1e-3)), tmp_path / "timeline.png", "a title")

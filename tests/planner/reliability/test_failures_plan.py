@@ -179,6 +179,7 @@ def test_spot_formula_equals_a_run_with_random_preemptions() -> None:
     assert part["spot_goodput"] == pytest.approx(part["best_goodput"] * running / wall, rel=0.02)
 
 
+@pytest.mark.slow
 def test_goodput_curve_peaks_at_the_planned_interval(tmp_path: Path) -> None:
     found = plan()
     for mode, saving in found.savings.items():

@@ -43,6 +43,7 @@ def find(shape: Shape, gpus: int | tuple[int, ...], batch_tokens: float, fabric:
 # Lower bounds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "gpus", "sequences"), [("llama-3-8b", 64, 96), ("qwen3-30b-a3b", 96, 512), ("mixtral-8x7b", 1000, 300)]
 )
@@ -93,6 +94,7 @@ PAIRS = replace(H100, name="pairs of H100", domain=2)
 DENSE = replace(library.model("llama-3.2-1b"), layers=8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "gigabytes", "gpu", "fabric"),
     [(DENSE, 17.0, H100, NDR), (DENSE, 12.0, PAIRS, SLOW), (MIXTURE, 7.0, H100, NDR)],
@@ -136,6 +138,7 @@ def test_a_batch_in_sequences_is_exact_and_a_batch_in_tokens_allows_odd_gpu_coun
     assert near.layout.gpus >= 96 and near.step.tokens_per_s > exact.step.tokens_per_s
 
 
+@pytest.mark.slow
 def test_more_memory_never_lowers_the_best_throughput() -> None:
     rates = [
         find(library.model("llama-3-8b"), (16,), 1e6, memory=gigabytes * 1e9).best[0].step.tokens_per_s
@@ -144,6 +147,7 @@ def test_more_memory_never_lowers_the_best_throughput() -> None:
     assert rates == sorted(rates) and rates[0] < rates[-1]
 
 
+@pytest.mark.slow
 def test_more_oversubscription_never_shortens_the_best_step() -> None:
     base = hardware.fabric("roce-400")
     seconds = []
@@ -204,6 +208,7 @@ def test_an_infeasible_search_names_the_missing_memory_and_the_remedies() -> Non
     assert offloaded.best[0].layout.offload == "optimizer"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("goal", ["time", "cost", "gpus"])
 @pytest.mark.parametrize(("name", "gpus", "tokens", "seconds"), [("1t-moe", 100_000, 64e6, 5.0), ("llama-3-70b", 512, 4e6, 2.0)])
 def test_search_is_fast(name: str, gpus: int, tokens: float, seconds: float, goal: str) -> None:
@@ -215,6 +220,7 @@ def test_search_is_fast(name: str, gpus: int, tokens: float, seconds: float, goa
 # Plans as recipes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "gpus"),
     [(library.model("llama-3-8b"), 16), (library.model("llama-3-70b"), 256), (library.model("mixtral-8x7b"), 64)],

@@ -288,6 +288,7 @@ def test_infeasible_plans_are_refused() -> None:
         chat(replace(CHAT, prompt=200_000))
 
 
+@pytest.mark.slow
 def test_plan_is_fast_and_can_be_drawn(tmp_path: Path) -> None:
     with within(2):
         plan = chat(replace(CHAT, requests_per_s=5000))

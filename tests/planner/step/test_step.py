@@ -25,6 +25,7 @@ def plan(shape=LLAMA, layout=LAYOUT, gpu="h100", fabric="ndr-400", software="meg
     return plan_step(shape, layout, hardware.gpu(gpu), wires, program(software), Worksheet("test"), sequence)
 
 
+@pytest.mark.slow
 def test_published_step_times() -> None:
     rows = check_training.rows()
     assert len(rows) == 23

@@ -108,6 +108,7 @@ def test_collective_times_follow_from_the_published_bus_bandwidth() -> None:
     assert all(more == 2 * less for less, more in pairwise(sizes))
 
 
+@pytest.mark.slow
 def test_published_figures_reach_the_comparison_unchanged(steps: list[check_training.Row]) -> None:
     """The figures of the first table are those of its file. Korthikanti's table 5 has two columns, Megatron-Core's five rows."""
     by_table: dict[str, list[float]] = {}
@@ -394,6 +395,7 @@ def test_figures_have_four_digits(value: float, unit: str, text: str) -> None:
     assert comparison._figure(value, unit) == text
 
 
+@pytest.mark.slow
 def test_checks_have_their_limits_and_every_regime(steps: list[check_training.Row], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check_training, "rows", lambda: steps)
     found = {check.name: check for check in comparison.checks()}

@@ -106,7 +106,7 @@ def test_latencies_of_a_completion(
     raw = SimpleNamespace(parse=lambda: iter(streamed), headers={"x-strata-prefill": "remote"})
     create = SimpleNamespace(create=lambda **more: asked.append(more) or raw)
     openai: Any = SimpleNamespace(completions=SimpleNamespace(with_raw_response=create))
-    timed = client.complete(openai, "m", "p", 5)
+    timed = client.complete(openai, "m", "p", 5, "\n")
     assert (timed.text, timed.tokens, timed.ttft_s, timed.itl_s) == expected
     assert (timed.prompt, timed.prefill) == ("p", "remote") and list(clock) == []
     [sent] = asked
@@ -115,6 +115,7 @@ def test_latencies_of_a_completion(
         "prompt": "p",
         "max_tokens": 5,
         "temperature": 0,
+        "stop": "\n",
         "stream": True,
         "stream_options": {"include_usage": True},
     }

@@ -88,6 +88,7 @@ def test_unsupported_parameters_are_named(name: str) -> None:
     assert parse(json.dumps({name: None}).encode()) == {name: None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "body",
     [
@@ -308,6 +309,7 @@ PERSON = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"
 TREE = {"$ref": "#/$defs/n", "$defs": {"n": {"type": "array", "items": {"$ref": "#/$defs/n"}}}}
 
 
+@pytest.mark.slow
 def test_grammars_are_compiled_in_advance(tmp_path: Path) -> None:
     asyncio.run(try_grammars(tmp_path))
 

@@ -73,6 +73,7 @@ def started(count: int, code: str = SERVER) -> startup.Starter:
     return start
 
 
+@pytest.mark.slow
 def test_bench_startup_alternates_and_writes_medians(model: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(startup, "_start_ours", started(1))
     monkeypatch.setattr(startup, "_start_bare", started(2))
@@ -98,6 +99,7 @@ def test_bench_startup_runs_on_the_cpu_only(model: Path) -> None:
     assert isinstance(done.exception, UserError) and "serve.device=cpu" in str(done.exception)
 
 
+@pytest.mark.slow
 def test_bench_serve_drives_its_contenders_to_the_end(model: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def launch(subject: object, caching: bool, port: int) -> contenders.Launch:
         return contenders.Launch([sys.executable, "-c", SERVER, str(port)], {})

@@ -118,6 +118,7 @@ def interrupted(tmp_path: Path, number: signal.Signals, requests: int, wait_for:
     return output.read_text(), code
 
 
+@pytest.mark.slow
 def test_partial_results_are_shown_and_written(tmp_path: Path) -> None:
     """Interrupts the second level, which takes three seconds and its clients' start. Its finished requests count."""
     printed, code = interrupted(tmp_path, signal.SIGINT, 120, wait_for="concurrency 2: ", then_s=2.5)
@@ -131,6 +132,7 @@ def test_partial_results_are_shown_and_written(tmp_path: Path) -> None:
         assert 0 < levels[1]["summary"]["requests"] <= 120
 
 
+@pytest.mark.slow
 def test_interrupt_before_any_result(tmp_path: Path) -> None:
     printed, code = interrupted(tmp_path, signal.SIGTERM, 40, wait_for="answers after", then_s=0.0)
     assert code == 130 and "Stopped before anything was measured." in printed and "Traceback" not in printed

@@ -53,6 +53,7 @@ def drive(port: int, level: Level, workload: Workload = WORKLOAD, clients: int =
     return load.run(Target("127.0.0.1", port, "model"), workload, level, clients, seed=0)
 
 
+@pytest.mark.slow
 def test_clients_measure_a_paced_server() -> None:
     pace = 0.06  # a busy machine adds milliseconds of its own
     with serving(lambda: calibration.start(pace)) as port:
@@ -71,6 +72,7 @@ def test_clients_measure_a_paced_server() -> None:
     assert len(outcome.client_cpu) == 2 and all(0 < share < 0.5 for share in outcome.client_cpu)
 
 
+@pytest.mark.slow
 def test_poisson_load_has_its_rate() -> None:
     with serving(lambda: calibration.start(0.002)) as port:
         outcome = drive(port, Level(conversations=60, rate=40))
@@ -188,6 +190,7 @@ def test_events_of_one_read_count_as_tokens_per_read() -> None:
     assert (summary.tokens_per_event, summary.tokens_at_once, summary.itl_p50) == (1, 2, 0)
 
 
+@pytest.mark.slow
 def test_calibration_measures_the_capacity_of_clients() -> None:
     found = calibration.calibrate(clients=3)
     assert found.clients == 3
@@ -203,6 +206,7 @@ def test_default_number_of_requests() -> None:
     assert (load.closed(4, None, 8, WORKLOAD).label, load.poisson(2.5, 9, 1, WORKLOAD).label) == ("concurrency 4", "2.5 req/s")
 
 
+@pytest.mark.slow
 def test_client_processes_share_a_clock() -> None:
     """Throughput is computed across processes."""
     with serving(lambda: calibration.start(0.005)) as port:

@@ -156,6 +156,7 @@ def test_kinds_have_their_own_ratios(tmp_path: Path) -> None:
     assert first["ratios_of_kinds"]["short"]["itl_p99"] == pytest.approx(2) and first["ratios"]["itl_p99"] == pytest.approx(2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kinds", [(), ("long", "short")])
 def test_plot_is_a_png(kinds: tuple[str, ...]) -> None:
     assert plot.draw(SETTINGS, results(*kinds)).startswith(b"\x89PNG")

@@ -15,6 +15,7 @@ from strata.serving.bench import transfer
 pytest.importorskip("nixl")
 
 
+@pytest.mark.slow
 def test_transfers_are_timed_and_written(tmp_path: Path) -> None:
     file = tmp_path / "transfer.json"
     words = ["--device", "cpu", "--mib", "1", "--fragments", "1,7", "--repeat", "2", "--json", str(file)]
@@ -28,6 +29,7 @@ def test_transfers_are_timed_and_written(tmp_path: Path) -> None:
     assert "GB/s" in done.stdout
 
 
+@pytest.mark.slow
 def test_failed_transfer_raises_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UCX_TLS", "no_such_transport")
     with pytest.raises(UserError, match="NIXL could not read 1 fragments: "):

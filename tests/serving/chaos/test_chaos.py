@@ -23,6 +23,8 @@ from strata.serving.chaos.endpoint import wait_until_ready
 from strata.serving.chaos.victims import Kind, Processes
 from strata.serving.metrics import counters
 
+pytestmark = pytest.mark.slow
+
 SET = requests.make(24, 7, "stand-in", 64)
 
 

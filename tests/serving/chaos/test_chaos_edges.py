@@ -56,6 +56,7 @@ def started(
     return [sys.executable, str(script)], tmp_path / "log", port.url
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("on_loss", "what", "holds"),
     [
@@ -75,6 +76,7 @@ def test_kill_at_start(
     assert what in ending.what and ending.holds is holds, ending
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("on_stop", "what", "holds"),
     [

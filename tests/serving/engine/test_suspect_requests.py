@@ -278,6 +278,7 @@ def test_identical_requests_are_one_suspect() -> None:
     run(test)
 
 
+@pytest.mark.slow
 def test_reconnecting_client_is_refused_after_two_deaths() -> None:
     async def test(endpoint: Endpoint) -> None:
         pool = await replicas(endpoint, 1)

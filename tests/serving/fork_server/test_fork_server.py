@@ -69,6 +69,7 @@ def launched(path: str, folder: Path, action: str, **more: str) -> subprocess.Po
     )
 
 
+@pytest.mark.slow
 def test_forked_process_has_the_environment_of_its_launcher(socket_path: str, tmp_path: Path) -> None:
     with launched(socket_path, tmp_path, "print('to stderr', file=sys.stderr)", ONLY_HERE="yes") as process:
         out, err = process.communicate(timeout=20)
@@ -78,6 +79,7 @@ def test_forked_process_has_the_environment_of_its_launcher(socket_path: str, tm
     assert seen["pid"] != process.pid and err == "to stderr\n"
 
 
+@pytest.mark.slow
 def test_launcher_ends_with_its_process(socket_path: str, tmp_path: Path) -> None:
     with launched(socket_path, tmp_path, "import time; time.sleep(60)") as process:
         assert process.stdout
@@ -95,6 +97,7 @@ def test_without_a_server_python_starts_normally(path: str, tmp_path: Path) -> N
     assert seen["pid"] == process.pid and not seen["warm"]
 
 
+@pytest.mark.slow
 def test_exception_in_a_forked_process_does_not_end_the_server(socket_path: str, tmp_path: Path) -> None:
     with launched(socket_path, tmp_path, "raise RuntimeError('wrong')") as process:
         assert "RuntimeError: wrong" in process.communicate(timeout=20)[1]
@@ -102,6 +105,7 @@ def test_exception_in_a_forked_process_does_not_end_the_server(socket_path: str,
         assert json.loads(process.communicate(timeout=20)[0])["warm"]
 
 
+@pytest.mark.slow
 def test_engine_runs_in_the_preforked_process(socket_path: str, tmp_path: Path) -> None:
     action = (
         "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start(); os.environ['LATER'] = 'set';"
@@ -115,6 +119,7 @@ def test_engine_runs_in_the_preforked_process(socket_path: str, tmp_path: Path) 
     assert pid == planted and exitcode == "0" and echoed == f"set {pid}"
 
 
+@pytest.mark.slow
 def test_engine_and_replica_have_different_titles(socket_path: str, tmp_path: Path) -> None:
     action = (
         "from strata.serving.vllm_patches.preforked_engine import Context;"
@@ -135,6 +140,7 @@ def test_engine_and_replica_have_different_titles(socket_path: str, tmp_path: Pa
         engine.kill()
 
 
+@pytest.mark.slow
 def test_preforked_process_ends_with_its_replica(socket_path: str, tmp_path: Path) -> None:
     action = (
         "from strata.serving.vllm_patches import preforked_engine; print(preforked_engine._process.pid, flush=True);"

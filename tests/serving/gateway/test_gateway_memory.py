@@ -16,6 +16,8 @@ import psutil
 import pytest
 from support import ROOT
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = str(ROOT / "tests" / "gateway_alone.py")
 MIB = 2**20
 CLOSED = (ConnectionResetError, BrokenPipeError)

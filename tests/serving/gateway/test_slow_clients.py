@@ -29,6 +29,7 @@ async def trickle(writer: asyncio.StreamWriter, data: bytes, pause_s: float = 0.
         await asyncio.sleep(pause_s)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "head",
     [
@@ -74,6 +75,7 @@ def test_limit_of_an_upload_does_not_end_a_longer_stream(short_limits: None) -> 
     run(test)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "asked", [pytest.param(STREAM, id="stream"), pytest.param({"prompt": "x", "answer": 4 * 2**20}, id="whole")]
 )
@@ -99,6 +101,7 @@ def test_stalled_reader_is_dropped_and_its_capacity_is_free(short_limits: None, 
     run(test, capacity=1)
 
 
+@pytest.mark.slow
 def test_reader_that_pauses_within_the_limit_receives_everything(short_limits: None) -> None:
     async def test(gateway: Gateway) -> None:
         reader, writer = await gateway.connect(post(STREAM | {"events": 1500}), SMALL)

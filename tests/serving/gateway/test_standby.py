@@ -20,6 +20,8 @@ from strata.serving.metrics.telemetry import Gateway as Telemetry
 from strata.serving.transport.link import SECRET_BYTES, Call, Server
 from strata.serving.transport.peers import Peers
 
+pytestmark = pytest.mark.slow
+
 SECRET = os.urandom(SECRET_BYTES)
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "it"]
 ALL = " ".join([*WORDS, "[DONE]"])

@@ -146,7 +146,9 @@ def test_loaded_configurations(loaded: dict[str, Any], is_hybrid: bool, kinds: s
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The only run, with an export. Recipes that are loaded are listed in `loaded`."""
-    run = SimpleNamespace(name="mine", path=tmp_path, export=tmp_path / "export", loaded=[])
+    data = SimpleNamespace(path=None, hf=None)
+    run = SimpleNamespace(name="mine", path=tmp_path, export=tmp_path / "export", loaded=[], data=data)
+    run.recipe = lambda: SimpleNamespace(data=data)
     run.export.mkdir()
     (run.export / "config.json").write_text("{}")
     monkeypatch.setattr(runs, "find", lambda name: run if name == "mine" else pytest.fail(name))
@@ -167,6 +169,15 @@ def test_a_run_is_served_with_its_own_recipe(run: SimpleNamespace) -> None:
     assert run.loaded == 2 * [(str(run.path / "recipe.yaml"), ("a=1",))]
     choice.choose([], "mine", None, "h200")
     assert run.loaded[-1] == ("h200", ())
+
+
+@pytest.mark.parametrize(("path", "hf", "knows"), [(None, None, True), (Path("corpus"), None, False), (None, "dataset", False)])
+def test_only_a_run_on_the_default_corpus_knows_python(
+    run: SimpleNamespace, tmp_path: Path, path: Path | None, hf: str | None, knows: bool
+) -> None:
+    run.data.path, run.data.hf = path, hf
+    assert choice.choose([], "mine", None, None).knows_python == knows
+    assert not choice.choose([], None, tmp_path, None).knows_python
 
 
 def test_a_folder_is_served_with_the_default_recipe(run: SimpleNamespace, tmp_path: Path) -> None:

@@ -89,6 +89,7 @@ def warm_up(gateway: Gateway, *statuses: int, limit_s: float = 20) -> None:
     start.during("waiting for a first answer", lambda: endpoint._warm_up(url, "m", 4, start, 0.0))
 
 
+@pytest.mark.slow
 def test_warm_up_is_retried_if_a_replica_dies(gateway: Gateway) -> None:
     warm_up(gateway, 503, 0, 200, 503, 200)
     assert len(gateway.keys) == 6 and set(gateway.keys) == {None}

@@ -57,6 +57,7 @@ def test_unknown_state_is_omitted(monkeypatch: pytest.MonkeyPatch, describe: Cal
         progress(0.1, [], [], describe).during("waiting", threading.Event().wait)
 
 
+@pytest.mark.slow
 def test_progress_lines_name_the_wait(monkeypatch: pytest.MonkeyPatch, log: Path) -> None:
     monkeypatch.setattr(start_progress, "REPORT_EVERY_S", 0.3)
     printed: list[str] = []

@@ -158,6 +158,7 @@ def test_unauthenticated_connections_are_bounded_and_time_out(monkeypatch: pytes
     connected(test)
 
 
+@pytest.mark.slow
 def test_caller_without_pings_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "SILENCE_S", 0.2)
     monkeypatch.setattr(link, "PING_S", 0.05)

@@ -22,6 +22,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("late", "replica_lives_s"), [(0, 2), (2, 0)])
 def test_engine_ends_with_its_replica(late: int, replica_lives_s: int) -> None:
     command = [sys.executable, "-c", REPLICA, ENGINE.format(late=late)]

@@ -63,12 +63,14 @@ def introduction(port: int) -> NixlHandshakePayload:
     return msgspec.msgpack.Decoder(NixlHandshakePayload).decode(answer[0])
 
 
+@pytest.mark.slow
 def test_engine_listens_on_another_port_if_its_port_is_in_use(started: SimpleNamespace) -> None:
     port = started.scheduler.side_channel_port
     assert port != started.taken
     assert introduction(port) == PAYLOAD
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "message", [b"", b"\xc1garbage", msgspec.msgpack.encode((GET_META_MSG, 0, 7)), msgspec.msgpack.encode((b"what", 0, 0))]
 )

@@ -102,10 +102,10 @@ def test_times_are_between_records_after_the_warmup(small_recipe: Recipe) -> Non
 
 @pytest.mark.parametrize(("before", "warmup"), [(2, 2), (6, 6), (7, 6), (100, 6)])
 def test_shortened_recipe_has_one_evaluation_and_one_checkpoint(small_recipe: Recipe, before: int, warmup: int) -> None:
-    recipe = changed(small_recipe, "train", warmup=before, steps=1000, checkpoints="s3://bucket", max_failures=4)
+    recipe = changed(small_recipe, "train", warmup=before, steps=1000, time_budget_s=9, checkpoints="s3://bucket", max_failures=4)
     short = shortened(recipe, 7)
     own = {"steps": 7, "warmup": warmup, "eval_every": 7, "eval_sequences": 1, "checkpoint_every": 7}
-    assert short == changed(recipe, "train", **own, checkpoints=None, max_failures=0)
+    assert short == changed(recipe, "train", **own, time_budget_s=None, checkpoints=None, max_failures=0)
 
 
 @pytest.mark.parametrize(("contender", "kernels"), [("ours", "strata"), ("ours_torch", "torch"), ("ours_liger", "liger")])

@@ -27,6 +27,7 @@ def train(*words: str, home: Path, corpus: Path, place: str, monkeypatch: pytest
     return strata("train", *words, *SMALL, f"data.path={corpus}", f"train.checkpoints={place}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["", "file://", "local://"])
 def test_second_home_with_the_same_name_and_folder_is_refused(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], scheme: str
@@ -49,6 +50,7 @@ def test_second_home_with_the_same_name_and_folder_is_refused(
     assert losses(Run(two / "runs" / "mine")) == losses(first)
 
 
+@pytest.mark.slow
 def test_copied_run_is_refused_and_moved_run_is_resumed(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -73,6 +75,7 @@ def test_copied_run_is_refused_and_moved_run_is_resumed(
     assert contents(two / "runs" / "b") == before
 
 
+@pytest.mark.slow
 def test_wrong_checkpoint_folder_is_refused_and_the_right_one_resumes(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

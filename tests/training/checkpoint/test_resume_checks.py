@@ -16,7 +16,7 @@ SCHEDULE = ("train.lr=0.01", "train.steps=11", "train.warmup=3", "train.min_lr_r
 
 
 def recipe(*overrides: str) -> Recipe:
-    return recipe_file.load("laptop", [*SCHEDULE, *overrides])
+    return recipe_file.load("laptop", ["train.schedule=cosine", *SCHEDULE, *overrides])
 
 
 def record(step: int, **more: int) -> Record:

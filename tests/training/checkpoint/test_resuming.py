@@ -37,7 +37,7 @@ def changed(recipe: Recipe, **values: object) -> Recipe:
 def test_learning_rate_jump_is_reported(
     home: Path, small_recipe: Recipe, values: dict[str, object], step: int, line: str | None
 ) -> None:
-    before = changed(small_recipe, lr=0.01)
+    before = changed(small_recipe, lr=0.01, schedule="cosine")
     run = runs.create("r", before, "test")
     lines = resuming.schedule_changes(run, changed(before, **values), step)
     assert [text.startswith(line or "") for text in lines] == ([True] if line else [])

@@ -20,6 +20,8 @@ from strata.kernels.bench.harness import Result, Row, Settings, measure, relativ
 from strata.kernels.commands import bench_kernels
 from strata.platform.errors import UserError
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 ONCE = Settings(rounds=2, budget=0.1)
 CEILINGS = Ceilings(copy=4e12, matmul=800e12)

@@ -13,7 +13,7 @@ import pytest
 from strata.platform.runs import Run
 from strata.training.metrics import records
 
-from .conftest import SMALL, strata_process
+from ..conftest import SMALL, strata_process
 
 pytestmark = [pytest.mark.slow, pytest.mark.rotation]
 
