@@ -45,7 +45,8 @@ def test_first_step_prints_the_startup_phases() -> None:
         progress.show(record(10) | {"time": 99.0})  # type: ignore[arg-type]  # from before a resume
         assert "first step" not in output.getvalue()
         progress.show(record(11) | {"time": 112.0})  # type: ignore[arg-type]
-        progress.show(record(12) | {"time": 113.0})  # type: ignore[arg-type]
+        progress.show(record(12, val_loss=3.5) | {"time": 113.0})  # type: ignore[arg-type]
+    assert "validation 3.500  after 13 s\n" in output.getvalue()
     assert output.getvalue().count("first step") == 1
     assert "first step after 12.0 s (corpus 1.5 · workers 10.5), " in output.getvalue()
     assert "s of processor time" in output.getvalue()

@@ -16,6 +16,7 @@ class TrainingProgress:
         self._console = console
         self._steps = steps
         self._startup = startup
+        self._began = startup.began if startup else None
         self._line_due = 0.0
         self._bar = Progress(
             TextColumn("training"),
@@ -46,7 +47,10 @@ class TrainingProgress:
         evaluated = "val_loss" in record
         if evaluated or (not self._console.is_terminal and time.monotonic() >= self._line_due):
             self._line_due = time.monotonic() + LINE_EVERY_S
-            self._console.print(f"step {record['step']}/{self._steps}  {note}{_details(record) if evaluated else ''}")
+            details = _details(record) if evaluated else ""
+            if evaluated and self._began is not None:
+                details += f"  after {record['time'] - self._began:.0f} s"
+            self._console.print(f"step {record['step']}/{self._steps}  {note}{details}")
 
 
 def _note(record: Record) -> str:
