@@ -10,13 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from selection import (  # noqa: F401  (hooks of pytest)
-    pytest_addoption,
-    pytest_collection_modifyitems,
-    pytest_configure,
-    pytest_configure_node,
-    pytest_report_header,
-)
+from selection import pytest_addoption, pytest_collection_modifyitems, pytest_report_header  # noqa: F401  (hooks of pytest)
 from support import ROOT, STRATA, TINY, Served, start_serving
 from watching import Watch, watching
 
