@@ -11,6 +11,7 @@ from strata.platform.recipe import Recipe
 from strata.training.checkpoint.saver import Saver
 from strata.training.loop import Job, Worker, train
 from strata.training.metrics.records import Record
+from strata.training.schedule import Plan
 
 
 @dataclass
@@ -20,6 +21,10 @@ class FakeWorker:
     job: Job
     losses: dict[int, float] = field(default_factory=dict)
     norms: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def plan(self) -> Plan:
+        return Plan.of(self.job.train)
 
     def step(self, step: int, failed: bool = False) -> tuple[float, bool, bool]:
         return self.losses.get(step + 1, 3.0), False, failed

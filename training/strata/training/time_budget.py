@@ -14,7 +14,7 @@ from strata.training.metrics.records import Record
 from strata.training.schedule import Plan
 
 EVERY = 10  # steps between revisions
-RECENT = 50  # steps whose pace counts
+RECENT = 20  # steps whose pace counts
 SLACK = 0.05  # a plan this close to the budget is not revised
 LEAST = 2  # warm-ups: a shorter run would not learn anything
 
