@@ -67,7 +67,8 @@ def test_a_folder_is_served_and_called(own_home: Path, trained: Path) -> None:
     with ports.reserve() as held:
         words = ["serve.prefill.replicas=0", f"serve.port={held.port}", "--model", str(folder), "--max-tokens", "8"]
         out = run("serve_and_call.py", *words, home=own_home)
-        assert f"tiny is ready at {held.url}" in out and out.splitlines()[-1].strip() != "import"
+        last = out.splitlines()[-1]  # the answer of so small a model may be blank
+        assert f"tiny is ready at {held.url}" in out and last.startswith("import") and len(last) > len("import ")
         assert ports.is_free(held.port)
 
 
