@@ -20,12 +20,12 @@ class Prompt:
 
 
 PROMPTS = (
-    Prompt("try:\n    import _thread\nexcept", r" ImportError\b"),
-    Prompt("        if value is not", r" None\b"),
     Prompt("class Stack:\n    def __init__(", r"self\b"),
-    Prompt("            raise Value", r"Error\b"),
-    Prompt("    @class", r"method\b"),
-    Prompt("        while True", r":"),
+    Prompt("    def __repr__(", r"self\b"),
+    Prompt("        if value is", r" (not )?None\b"),
     Prompt("        if not isinst", r"ance\("),
-    Prompt("    def __re", r"(pr__|duce__|duce_ex__|versed__)\(self\b"),
+    Prompt("            raise Value", r"Error\b"),
+    Prompt("        except Key", r"Error\b"),
+    Prompt("        except OS", r"Error\b"),
+    Prompt("        else", r":"),
 )

@@ -96,7 +96,7 @@ def _ask(here: Endpoint, knows_python: bool) -> None:
         score += verdict
         numbers = (str(answer.tokens), f"{1000 * answer.ttft_s:.1f}", f"{1000 * answer.itl_s:.1f}")
         judged = (("yes" if verdict else "no"),) if knows_python else ()
-        table.add_row(repr(prompt.text), repr(answer.text), *judged, *numbers, answer.prefill)
+        table.add_row(repr(prompt.text), repr(answer.text), *judged, *numbers, answer.prefill.split(";")[0])
     console.print(table, markup=False)
     if knows_python:
         console.print(f"{score} of {len(code_completion.PROMPTS)} answers continue the line as Python does.")
