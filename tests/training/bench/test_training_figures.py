@@ -130,7 +130,7 @@ def test_peers_refuse_a_batch_that_workers_cannot_divide(small_recipe: Recipe) -
 
 
 def test_records_of_a_job_are_in_its_folder(small_recipe: Recipe) -> None:
-    job = Job(contender="bare", recipe=small_recipe, tokens=Path("/tokens"), folder=Path("/work/bare"))
+    job = Job(contender="bare", recipe=small_recipe, tokens=Path("/tokens"), folder=Path("/bench/bare"))
     assert job.metrics == Path("/bench/bare/metrics.jsonl")
 
 
