@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from gateway_in_process import Gateway, run, until
+from gateway_in_process import Gateway, post, run, until
 
 from strata.platform import recipe_file
 from strata.serving.gateway import connection
@@ -54,6 +54,36 @@ def test_running_requests_end_and_new_connections_are_refused() -> None:
         assert answer.text.count("data: x") == 20 and answer.text.endswith("data: [DONE]\n\n")
         await asyncio.wait_for(ending, 5)
         assert presence.ended and gateway.replica.cancelled == 0
+
+    run(test)
+
+
+def test_connection_closes_after_its_running_request() -> None:
+    async def test(gateway: Gateway) -> None:
+        reader, writer = await gateway.connect(post({"prompt": "x", "stream": True, "events": 10, "rate": 20}))
+        await until(lambda: gateway.replica.calls == 1)
+        ending, _ = stop(gateway)
+        answer = await asyncio.wait_for(reader.read(), 10)
+        assert answer.count(b"HTTP/1.1") == 1 and answer.endswith(b"0\r\n\r\n")
+        await asyncio.wait_for(ending, 5)
+        writer.close()
+
+    run(test)
+
+
+def test_request_sent_during_a_drain_does_not_cost_the_running_answer() -> None:
+    async def test(gateway: Gateway) -> None:
+        reader, writer = await gateway.connect(post({"prompt": "x", "stream": True, "events": 10, "rate": 20}))
+        await until(lambda: gateway.replica.calls == 1)
+        ending, _ = stop(gateway)
+        answer = b""
+        while part := await asyncio.wait_for(reader.read(4096), 10):
+            answer += part
+            writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert answer.count(b"HTTP/1.1") == 1 and answer.endswith(b"0\r\n\r\n")
+        await asyncio.wait_for(ending, 5)
+        writer.close()
 
     run(test)
 

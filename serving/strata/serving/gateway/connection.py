@@ -36,6 +36,8 @@ CLOSE_S = 30.0  # for the client to read the rest of an answer before the connec
 # Closing a connection while the client still sends resets it, and the client may never see the answer. For this long the rest
 # is received and dropped.
 LINGER_S = 5.0
+# The same for a client that sends its next request while the server shuts down: one round trip.
+DRAIN_LINGER_S = 1.0
 
 
 class ConnectionTable:
@@ -77,6 +79,7 @@ class _Transport:
         self._transport, self._loop = transport, loop
         self._deadline: asyncio.TimerHandle | None = None
         self.linger = False  # the client has not sent all of its request
+        self.draining = False  # the client may send another request, which will not be answered
         self.write, self.get_extra_info = transport.write, transport.get_extra_info
         self.pause_reading, self.resume_reading = transport.pause_reading, transport.resume_reading
 
@@ -86,12 +89,22 @@ class _Transport:
     def close(self) -> None:
         if self.is_closing():
             return
-        self._deadline = self._loop.call_later(LINGER_S if self.linger else CLOSE_S, self._transport.abort)
-        if self.linger:
+        if self.linger or self.draining:
+            self._deadline = self._loop.call_later(LINGER_S if self.linger else DRAIN_LINGER_S, self._end_linger)
             self._transport.write_eof()
             self._transport.resume_reading()
         else:
-            self._transport.close()
+            self._close()
+
+    def _end_linger(self) -> None:
+        if self._transport.get_write_buffer_size():
+            self._close()
+        else:
+            self._transport.abort()
+
+    def _close(self) -> None:
+        self._deadline = self._loop.call_later(CLOSE_S, self._transport.abort)
+        self._transport.close()
 
     def abort(self) -> None:
         self._transport.abort()
@@ -158,6 +171,10 @@ class Connection(HttpToolsProtocol):
 
     def abort(self) -> None:
         self._wire.abort()
+
+    def shutdown(self) -> None:
+        self._wire.draining = self._answering()
+        super().shutdown()
 
     # Bytes from the client
 
