@@ -99,6 +99,11 @@ def test_bench_startup_runs_on_the_cpu_only(model: Path) -> None:
     assert isinstance(done.exception, UserError) and "serve.device=cpu" in str(done.exception)
 
 
+def test_bench_startup_needs_a_prefill_engine(model: Path) -> None:
+    done = CliRunner().invoke(build(), ["bench", "startup", "--model", str(model), "serve.prefill.replicas=0"])
+    assert isinstance(done.exception, UserError) and "serve.prefill.replicas=1" in str(done.exception)
+
+
 @pytest.mark.slow
 def test_bench_serve_drives_its_contenders_to_the_end(model: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def launch(subject: object, caching: bool, port: int) -> contenders.Launch:

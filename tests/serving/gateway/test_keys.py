@@ -53,6 +53,13 @@ def test_only_a_bearer_key_of_the_file_is_admitted(file: Path, value: bytes | No
     assert admits(Keys(file), value) is admitted
 
 
+def test_comments_are_no_keys(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_bytes(b"# of the team\nfirst\n  #second\nthird#\n")
+    admitted = {value: admits(Keys(file), b"Bearer " + value) for value in (b"first", b"# of the team", b"#second", b"third#")}
+    assert admitted == {b"first": True, b"# of the team": False, b"#second": False, b"third#": True}
+
+
 def test_the_first_authorization_header_counts(file: Path) -> None:
     Keys(file).check([(b"authorization", b"Bearer first"), (b"authorization", b"Bearer wrong")])
     with pytest.raises(ApiError):

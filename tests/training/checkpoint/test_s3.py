@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from strata.platform import recipe_file
+from strata.platform.errors import UserError
 from strata.platform.recipe import TrainSection
 from strata.platform.runs import Run
-from strata.training.checkpoint import format
+from strata.training.checkpoint import format, ownership
 from strata.training.checkpoint.format import Origin
 from strata.training.checkpoint.resharding import Reader
 from strata.training.checkpoint.storage import Folder, folder
@@ -173,6 +174,21 @@ def test_wrong_credentials_are_an_error(s3: Store, monkeypatch: pytest.MonkeyPat
     with pytest.raises(OSError, match="ACCESS_DENIED"):
         write(place, 8)
     assert not any("step-00000008" in name for name in objects(s3))
+
+
+@pytest.mark.parametrize(
+    ("bucket", "key", "message"), [("absent", "", "cannot be written"), ("bucket", "wrong", "cannot be read")]
+)
+def test_storage_without_access_is_refused_before_training(
+    s3: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bucket: str, key: str, message: str
+) -> None:
+    if key:
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
+    run = Run(tmp_path / "mine")
+    run.path.mkdir()
+    run.set_id("new")
+    with pytest.raises(UserError, match=f"{bucket}/runs/mine {message}"):
+        ownership.claim_new(run, folder(f"s3://{bucket}/runs/mine"))
 
 
 def test_run_in_s3_is_resumed_after_damage_and_exported(

@@ -41,6 +41,8 @@ def bench(overrides: Sequence[str], run: str | None, model: Path | None, rounds:
     model_dir.check(chosen.folder)
     if chosen.section.device != "cpu":
         raise UserError("This comparison runs on the CPU.", "Use a recipe with serve.device=cpu.")
+    if chosen.section.prefill.replicas == 0:
+        raise UserError("This comparison needs a prefill engine.", "Set serve.prefill.replicas=1.")
     seconds: dict[str, list[float]] = {OURS: [], BARE: []}
     console = Console()
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -1,4 +1,4 @@
-"""API key authentication against a file with one key per line.
+"""API key authentication against a file with one key per line. Lines that begin with `#` are comments.
 
 The file's status is checked for every request, so keys can be added and removed without a restart (Kubernetes updates a mounted
 Secret in place). While the file is missing, unreadable or empty, every request is rejected: the file is configured by name, so
@@ -53,7 +53,8 @@ class Keys:
 
 def read(file: Path) -> list[bytes]:
     """Keys in a file, one per line. Raises OSError."""
-    return [line.strip() for line in file.read_bytes().splitlines() if line.strip()]
+    lines = (line.strip() for line in file.read_bytes().splitlines())
+    return [line for line in lines if line and not line.startswith(b"#")]
 
 
 def _digest(key: bytes) -> bytes:

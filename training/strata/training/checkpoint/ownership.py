@@ -12,6 +12,8 @@ is resumed on them.
 import json
 import re
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,7 +43,8 @@ class Place:
 def look(run: Run, checkpoints: Folder) -> Place:
     """Reads claims and manifests. Changes nothing."""
     claims = {}
-    names = checkpoints.names()
+    with _access(checkpoints, "read"):
+        names = checkpoints.names()
     for name in names:
         if (found := CLAIM.fullmatch(name)) and (claimed_from := _claimed_from(checkpoints, name)) is not None:
             claims[found[1]] = claimed_from
@@ -114,7 +117,18 @@ def _claim_name(identity: str) -> str:
 
 
 def _write_claim(run: Run, checkpoints: Folder, identity: str) -> None:
-    checkpoints.write(_claim_name(identity), json.dumps({"id": identity, "folder": str(run.path)}).encode())
+    with _access(checkpoints, "written"):
+        checkpoints.write(_claim_name(identity), json.dumps({"id": identity, "folder": str(run.path)}).encode())
+
+
+@contextmanager
+def _access(checkpoints: Folder, done: str) -> Iterator[None]:
+    """Reports storage that refuses access: a bucket that does not exist, wrong credentials, a folder without permission."""
+    try:
+        yield
+    except OSError as error:
+        fix = "Set train.checkpoints to a folder, or to an existing bucket, that this process may read and write."
+        raise UserError(f"The checkpoint folder {checkpoints.path} cannot be {done}: {error}", fix) from error
 
 
 def _claimed_from(checkpoints: Folder, name: str) -> str | None:
