@@ -18,6 +18,12 @@ from strata.monitoring.prometheus.server import binary
 from strata.platform.errors import UserError
 
 
+def pytest_sessionstart() -> None:
+    """Restores Ctrl-C where the shell runs the tests in the background and ignores it for them and all of their processes."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Prints the seeds of tests that draw their own, whether they passed or failed."""
     reports = [each for reports in terminalreporter.stats.values() for each in reports if isinstance(each, pytest.TestReport)]
