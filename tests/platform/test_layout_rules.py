@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from strata.platform import recipe_file
 from strata.platform.layout_rules import Division, ModelSizes, layout_problem, recipe_problem
 from strata.platform.recipe import ModelSection, MoESection, ParallelSection, TrainSection
 
@@ -165,3 +166,22 @@ def test_a_recipe_is_checked_by_its_own_keys() -> None:
     bf16 = train.model_copy(update={"precision": "bf16"})
     refused = recipe_problem(model, bf16, ParallelSection(workers=8, tensor=2, zero=0))
     assert refused and refused.startswith("In bf16 without ZeRO")
+
+
+def test_norm_over_all_heads_excludes_tensor_parallelism() -> None:
+    model = recipe_file.load("laptop", ["model.architecture.qk_norm=width"]).model
+    train = recipe_file.load("laptop").train
+    assert recipe_problem(model, train, ParallelSection(workers=2, tensor=1)) is None
+    problem = recipe_problem(model, train, ParallelSection(workers=2, tensor=2))
+    assert problem is not None and "span all heads" in problem
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["model.moe.bias=true", "model.moe.dense_layers=[0]", "model.moe.normalize=false", "model.architecture.activation=gelu_tanh"],
+)
+def test_expert_parallelism_needs_plain_experts(override: str) -> None:
+    recipe = recipe_file.load("laptop-moe", [override])
+    assert recipe_problem(recipe.model, recipe.train, ParallelSection(workers=2, expert=1)) is None
+    problem = recipe_problem(recipe.model, recipe.train, ParallelSection(workers=2, expert=2))
+    assert problem is not None and "parallel.expert=2" in problem

@@ -63,7 +63,7 @@ def test_dump_loads_again() -> None:
         ("train.steps.more=3", "Unknown recipe key", "train.steps"),
         ("train.lr=5", "train.lr=5", "Change"),
         ("train.steps=many", "train.steps='many'", "Change"),
-        ("train.steps=0", "train.steps=0", "Change"),
+        ("train.steps=-1", "train.steps=-1", "Change"),
         ("model.heads=3", "must be heads=3", "Change"),
         ("model.kv_heads=3", "must be a multiple of kv_heads=3", "Change"),
         ("parallel.workers=3", "train.batch", "Change"),

@@ -1,14 +1,14 @@
 """Both sides of every bound of a recipe, its rules between keys, and its defaults."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from pydantic import ValidationError
 
 from strata.platform import recipe_file
 from strata.platform.errors import UserError, shown
-from strata.platform.recipe import Recipe
+from strata.platform.recipe import PreferenceLoss, PreferenceSection, Recipe
 from strata.platform.recipe_file import RecipeError
 
 BASE: dict[str, Any] = {
@@ -17,6 +17,7 @@ BASE: dict[str, Any] = {
 }
 HALF = {"serve.decode.gpus": 0.5, "serve.decode.gpu_memory": 0.4}
 SMALL = 1e-9  # just inside or outside an open bound
+INFINITE = float("inf")
 
 
 def recipe(changes: dict[str, Any]) -> Recipe:
@@ -39,14 +40,14 @@ def accepts(changes: dict[str, Any]) -> bool:
 
 
 AT_LEAST_ONE = (
-    *("model.layers", "model.ffn", "train.steps", "train.micro_batch", "train.eval_every", "train.eval_sequences"),
+    *("model.layers", "model.ffn", "train.early_stop", "train.micro_batch", "train.eval_every", "train.eval_sequences"),
     *("train.checkpoint_every", "train.keep", "parallel.cpus_per_worker", "serve.start_timeout_s", "serve.kv_cache_gib"),
     *("serve.max_sequences", "serve.gateways", "deploy.gpus_per_node", "deploy.nodes", "deploy.cpus", "deploy.memory_gib"),
     *("serve.decode.replicas", "serve.decode.max_replicas", "parallel.tensor", "parallel.pipeline", "parallel.sequence"),
     *("parallel.expert", "parallel.workers", "serve.decode.tensor_parallel"),
 )
 AT_LEAST_ZERO = ("train.warmup", "train.max_failures", "serve.max_queue", "serve.prefill.replicas", "train.seed")
-AT_LEAST_ZERO += ("serve.remote_prefill.min_tokens",)
+AT_LEAST_ZERO += ("serve.remote_prefill.min_tokens", "train.steps")
 
 
 @pytest.mark.parametrize(("least", "key"), [*((1, key) for key in AT_LEAST_ONE), *((0, key) for key in AT_LEAST_ZERO)])
@@ -70,6 +71,9 @@ def test_smallest_counts(least: int, key: str) -> None:
         ("train.weight_decay", [0, 1 - SMALL], [-SMALL, 1]),
         ("train.clip", [SMALL, 5], [0]),
         ("train.seed", [2**31 - 1], [2**31]),
+        ("train.preference.beta", [SMALL, 5], [0, INFINITE]),
+        ("train.preference.label_smoothing", [0, 0.5 - SMALL], [-SMALL, 0.5]),
+        ("train.preference.sft_weight", [0, 5], [-SMALL, INFINITE]),
         ("parallel.zero", [0, 1, 2, 3], [-1, 4]),
         ("serve.port", [1, 65535], [0, 65536]),
         ("serve.decode.gpu_memory", [SMALL, 1 - SMALL], [0, 1]),
@@ -107,9 +111,57 @@ def test_bounds(key: str, accepted: list[float], rejected: list[float]) -> None:
         ({"data.path": "/x"}, True),
         ({"data.hf": "x"}, True),
         ({"data.path": "/x", "data.hf": "x"}, False),
+        ({"data.path": "s3://bucket/x"}, False),
+        ({"data.sets": [{"path": "/x"}]}, True),
+        ({"data.sets": [{"path": "/x"}], "data.path": "/y"}, False),
+        ({"data.sets": [{"path": "/x"}], "data.hf": "y"}, False),
+        ({"data.sets": [{"path": "/x", "hf": "y"}]}, False),
+        ({"data.sets": [{"path": "/x", "uri": "s3://y"}]}, False),
+        ({"data.sets": [{"name": "x"}]}, False),
+        ({"data.sets": [{"uri": "s3://x/y.jsonl"}]}, True),
+        ({"data.sets": [{"uri": "/x/y.jsonl"}]}, False),
+        ({"data.sets": [{"uri": "s3://"}]}, False),
+        ({"data.sets": [{"path": "s3://x"}]}, False),
+        # Sets have different names, taken from their sources.
+        ({"data.sets": [{"path": "/x/a"}, {"path": "/y/a"}]}, False),
+        ({"data.sets": [{"path": "/x/a"}, {"path": "/y/a", "name": "b"}]}, True),
+        ({"data.sets": [{"path": "/x/a/"}, {"hf": "a"}]}, False),
+        # The kind belongs to the source.
+        ({"data.kind": "chat"}, False),
+        ({"data.kind": "chat", "data.path": "/x"}, True),
+        ({"data.kind": "chat", "data.hf": "x"}, True),
+        ({"data.kind": "chat", "data.sets": [{"path": "/x"}]}, False),
+        # Preferences have a loss of their own.
+        ({"data.sets": [{"path": "/x", "kind": "preference"}, {"path": "/y", "kind": "preference"}]}, True),
+        ({"data.sets": [{"path": "/x", "kind": "preference"}, {"path": "/y", "kind": "chat"}]}, False),
+        ({"data.sets": [{"path": "/x", "kind": "text"}, {"path": "/y", "kind": "chat"}]}, True),
+        ({"data.kind": "preference", "data.path": "/x", "data.mask": "all"}, False),
+        ({"data.kind": "chat", "data.path": "/x", "data.mask": "all"}, True),
+        # Weights: positive, and none negligible.
+        ({"data.sets": [{"path": "/x", "weight": 0}]}, False),
+        ({"data.sets": [{"path": "/x", "weight": float("inf")}]}, False),
+        ({"data.sets": [{"path": "/x", "weight": 1}, {"path": "/y", "weight": 9999}]}, True),
+        ({"data.sets": [{"path": "/x", "weight": 1}, {"path": "/y", "weight": 10001}]}, False),
         # Warm-up ends before the run.
         ({"train.warmup": 99}, True),
         ({"train.warmup": 100}, False),
+        # Keys of a preference loss.
+        ({"train.preference": {}}, True),
+        ({"train.preference": {"loss": "ppo"}}, False),
+        ({"train.preference": {"loss": "dpo", "label_smoothing": 0.1, "sft_weight": 1}}, True),
+        ({"train.preference": {"loss": "hinge", "sft_weight": 1}}, True),
+        ({"train.preference": {"loss": "hinge", "label_smoothing": 0.1}}, False),
+        ({"train.preference": {"loss": "ipo", "sft_weight": 1}}, True),
+        ({"train.preference": {"loss": "ipo", "label_smoothing": 0.1}}, False),
+        ({"train.preference": {"loss": "simpo", "gamma": 0, "sft_weight": 1}}, True),
+        ({"train.preference": {"loss": "simpo", "gamma": -SMALL}}, False),
+        ({"train.preference": {"loss": "dpo", "gamma": 0}}, False),
+        ({"train.preference": {"loss": "orpo", "sft_weight": 1}}, False),
+        ({"train.preference": {"loss": "kto", "sft_weight": 1}}, False),
+        ({"train.preference": {"loss": "kto", "desirable_weight": 0, "undesirable_weight": 2}}, True),
+        ({"train.preference": {"loss": "kto", "desirable_weight": -SMALL}}, False),
+        ({"train.preference": {"loss": "dpo", "desirable_weight": 2}}, False),
+        ({"train.preference": {"loss": "dpo", "undesirable_weight": 2}}, False),
         # Workers: tensor x pipeline x sequence divides them, experts the data-parallel rest.
         ({"parallel.workers": 12, "parallel.tensor": 2, "parallel.pipeline": 3, "parallel.sequence": 2}, True),
         ({"parallel.workers": 6, "parallel.tensor": 2, "parallel.pipeline": 3, "parallel.sequence": 2}, False),
@@ -173,6 +225,20 @@ def test_derived_values() -> None:
     assert recipe({"serve.decode.replicas": 2, "serve.decode.max_replicas": 5}).serve.decode.most == 5
 
 
+@pytest.mark.parametrize("loss", get_args(PreferenceLoss))
+def test_defaults_of_preference_losses(loss: PreferenceLoss) -> None:
+    section = PreferenceSection(loss=loss)
+    assert section.scale == (2.0 if loss == "simpo" else 0.1)
+    assert PreferenceSection(loss=loss, beta=0.3).scale == 0.3
+    assert section.needs_reference == (loss not in ("orpo", "simpo"))
+    assert PreferenceSection() == PreferenceSection(loss="dpo", label_smoothing=0, sft_weight=0)
+
+
+def test_keys_of_another_loss_are_named() -> None:
+    with pytest.raises(ValidationError, match=r"gamma=0\.5 has no effect with loss=dpo: remove it, or use simpo"):
+        PreferenceSection(gamma=0.5)
+
+
 def test_defaults() -> None:
     pool = {
         "replicas": 1,
@@ -186,13 +252,43 @@ def test_defaults() -> None:
     }
     assert recipe({"model.moe": {"experts": 4}}).model_dump() == {
         "model": {
+            "from": None,
+            "family": None,
             **BASE["model"],
             "rope_theta": 10_000.0,
             "norm_eps": 1e-5,
             "tie_embeddings": True,
-            "moe": {"experts": 4, "top_k": 2, "shared_ffn": 0, "balance": 0.01},
+            "moe": {
+                "experts": 4,
+                "top_k": 2,
+                "shared_ffn": 0,
+                "balance": 0.01,
+                "normalize": True,
+                "bias": False,
+                "dense_layers": (),
+                "dense_ffn": 0,
+            },
+            "architecture": {
+                **dict.fromkeys(("qkv_bias", "output_bias", "norm_offset", "sinks"), False),
+                **{"qk_norm": "none", "norms": "pre", "activation": "silu", "sliding_layers": (), "unrotated_layers": ()},
+                **dict.fromkeys(("head_dim", "embedding_scale", "attention_scale", "attention_softcap", "logit_softcap"), None),
+                **dict.fromkeys(("window", "sliding_rope_theta", "rope_scaling"), None),
+            },
         },
-        "data": {"path": None, "hf": None, "hf_config": None, "hf_split": "train", "text_field": "text", "holdout": 0.05},
+        "data": {
+            "path": None,
+            "hf": None,
+            "hf_config": None,
+            "hf_split": "train",
+            "text_field": "text",
+            "holdout": 0.05,
+            "kind": "text",
+            "sets": (),
+            "pack": True,
+            "chat_template": None,
+            "mask": "assistant",
+            "on_long": "drop",
+        },
         "train": {
             **BASE["train"],
             "embedding_lr_ratio": 1.0,
@@ -215,7 +311,13 @@ def test_defaults() -> None:
             "checkpoint_upload": "async",
             "keep": 3,
             "keep_best": True,
+            "lora": None,
+            "freeze": (),
+            "epochs": None,
+            "early_stop": None,
+            "trackers": (),
             "max_failures": 2,
+            "preference": None,
         },
         "parallel": {
             **dict.fromkeys(("workers", "zero", "tensor", "pipeline", "sequence", "expert", "cpus_per_worker"), 1),
@@ -313,7 +415,7 @@ def test_unknown_keys_suggest_a_valid_one(folder: Path, key: str, fix: str) -> N
 def test_errors_name_the_key_the_value_and_the_source(folder: Path) -> None:
     path = str(folder / "base.yaml")
     for change, cause in {
-        "train.steps=0": f"train.steps=0 in recipe {path}: input should be greater than 0.",
+        "train.steps=-1": f"train.steps=-1 in recipe {path}: input should be greater than or equal to 0.",
         "train.warmup=200": f"train: warmup=200 must be below steps=100 (recipe {path}).",
         "parallel.workers=3": "train.batch=8 must be a multiple of data-parallel workers x train.micro_batch = 3 "
         f"(recipe {path}).",

@@ -67,7 +67,22 @@ def recipe_problem(model: ModelSection, train: TrainSection, parallel: ParallelS
         expert=parallel.expert,
         offload=parallel.offload,
     )
-    return layout_problem(sizes, division)
+    return _architecture_problem(model, parallel) or layout_problem(sizes, division)
+
+
+def _architecture_problem(model: ModelSection, parallel: ParallelSection) -> str | None:
+    """Layouts that the switches of other families than Llama exclude."""
+    if model.architecture.qk_norm == "width" and parallel.tensor > 1:
+        return f"The norms of queries and keys span all heads, which parallel.tensor={parallel.tensor} would divide."
+    moe = model.moe
+    if moe is None or parallel.expert == 1:
+        return None
+    if moe.bias or moe.dense_layers or not moe.normalize or model.architecture.activation != "silu":
+        return (
+            f"DeepSpeed's expert parallelism (parallel.expert={parallel.expert}) has no biases, dense layers, unscaled weights"
+            " and other activations than SiLU, as this model has."
+        )
+    return None
 
 
 def layout_problem(model: ModelSizes, layout: Division) -> str | None:

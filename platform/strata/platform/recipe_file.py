@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeGuard
 
 import typer
 import yaml
@@ -37,20 +37,21 @@ def names() -> list[str]:
 def load(source: str = DEFAULT, overrides: Sequence[str] = ()) -> Recipe:
     """`source`: the name of a built-in recipe, or a path. An override is `section.key=value`."""
     tree = _read_with_ancestors(_locate(source, beside=None), seen=())
-    for override in overrides:
-        _apply(tree, override)
-    return check(tree, source)
+    return check(_overridden(tree, overrides), source)
 
 
 def change(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
     """A copy of the recipe with the overrides applied."""
-    tree = recipe.model_dump(mode="json")
-    for override in overrides:
-        _apply(tree, override)
-    return check(tree, "in memory")
+    return check(_overridden(recipe.model_dump(mode="json"), overrides), "in memory")
 
 
 def check(tree: dict[str, Any], source: str) -> Recipe:
+    """Validates a recipe. A model to import is looked up, unless that was done before: a run's own recipe needs no such model."""
+    model = tree.get("model")
+    if _imports(model) and model.get("family") is None:
+        from strata.platform.model_families.imported import resolve
+
+        tree = tree | {"model": resolve(model)}
     try:
         return Recipe.model_validate(tree)
     except ValidationError as error:
@@ -94,9 +95,11 @@ def _read_with_ancestors(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
             f"{path.name} holds a {type(tree).__name__}, not sections.", "Start it with a section such as 'train:'."
         )
     parent = tree.pop("extends", None)
-    if parent is None:
-        return tree
-    return _merge(_read_with_ancestors(_locate(str(parent), beside=path.parent), (*seen, path)), tree)
+    base = _read_with_ancestors(_locate(str(parent), beside=path.parent), (*seen, path)) if parent is not None else {}
+    own, inherited = tree.get("model"), base.get("model")
+    if isinstance(own, dict) and own.get("family") is None and (_imports(own) or (_imports(inherited) and "from" not in own)):
+        _require_no_shape(own, path.name)
+    return _merge(base, tree)
 
 
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
@@ -109,6 +112,39 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
+def _overridden(tree: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    changes: dict[str, Any] = {}
+    for override in overrides:
+        _apply(tree, override)
+        _apply(changes, override)
+    model, changed = tree.get("model"), changes.get("model")
+    if _imports(model) and isinstance(changed, dict):
+        _require_no_shape(changed, "the overrides")
+        model["family"] = None  # looked up again: the changed keys depend on the model
+    return tree
+
+
+def _imports(model: object) -> TypeGuard[dict[str, Any]]:
+    return isinstance(model, dict) and model.get("from") is not None
+
+
+def _require_no_shape(model: dict[str, Any], where: str) -> None:
+    """Refuses keys beside `model.from` that the imported model decides. Inherited ones are ignored instead: most recipes extend
+    one that trains a model from scratch."""
+    for key in _leaves(model, "model."):
+        if key not in ("model.from", "model.context", "model.moe.balance"):
+            cause = f"{key} in {where} cannot be set beside model.from: the imported model decides it."
+            raise RecipeError(cause, f"Remove {key}, or model.from.")
+
+
+def _leaves(tree: dict[str, Any], prefix: str) -> Iterator[str]:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
+
+
 def _apply(tree: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key:
@@ -116,10 +152,11 @@ def _apply(tree: dict[str, Any], override: str) -> None:
     *parents, leaf = key.split(".")
     node = tree
     for parent in parents:
-        child = node.setdefault(parent, {})
-        if not isinstance(child, dict):
+        if node.get(parent) is None:  # absent, or a section that is turned off
+            node[parent] = {}
+        if not isinstance(node[parent], dict):
             raise RecipeError(f"Unknown recipe key '{key}'.", _nearest(key))
-        node = child
+        node = node[parent]
     try:
         node[leaf] = yaml.safe_load(text)
     except yaml.YAMLError:
@@ -128,7 +165,7 @@ def _apply(tree: dict[str, Any], override: str) -> None:
 
 def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     for name, field in model.model_fields.items():
-        yield prefix + name
+        yield prefix + (field.alias or name)
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             yield from _keys(field.annotation, f"{prefix}{name}.")
 

@@ -1,0 +1,1 @@
+"""Open models that training can start from: their configurations, tensor names and sources."""
