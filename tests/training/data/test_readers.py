@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strata.platform.errors import UserError
-from strata.training.data import readers
+from strata.training.data import parquet, readers
 from strata.training.data.left_out import LeftOut
 from strata.training.data.readers import chunks, read_documents
 
@@ -197,8 +197,8 @@ def test_line_that_is_not_an_object_is_named(tmp_path: Path, line: str, kind: st
 
 
 def test_long_reasons_are_cut_to_200_characters() -> None:
-    assert readers._one_line(ValueError("one\n  two.")) == "one two"
-    assert readers._one_line(ValueError("x" * 300)) == "x" * 200
+    assert parquet._one_line(ValueError("one\n  two.")) == "one two"
+    assert parquet._one_line(ValueError("x" * 300)) == "x" * 200
 
 
 def test_parquet_rows_are_numbered_across_batches(tmp_path: Path) -> None:

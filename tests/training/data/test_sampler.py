@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from strata.platform.recipe import ParallelSection
-from strata.training.data.sampler import rank_indices, shuffled, step_indices
+from strata.training.data.sampler import shuffled, step_indices
 from strata.training.layout import place
 
 from ..plain import scheduled_windows, window_at
@@ -56,6 +56,11 @@ LAYOUTS = (
 )
 
 
+def rank_windows(step: int, rank: int, batch: int, windows: int, seed: int, parallel: ParallelSection) -> list[int]:
+    indices: list[int] = step_indices(step, batch, place(rank, parallel).data, parallel.data, windows, seed).tolist()
+    return indices
+
+
 def test_no_window_is_repeated_or_dropped_while_layouts_change() -> None:
     """Each step has another layout, as if the run had been resumed before it. Ranks with the same data-parallel rank read the
     same windows, others read different ones, and an epoch has each window once."""
@@ -65,7 +70,7 @@ def test_no_window_is_repeated_or_dropped_while_layouts_change() -> None:
         parallel = LAYOUTS[step % len(LAYOUTS)]
         by_data_rank: dict[int, list[int]] = {}
         for rank in range(parallel.workers):
-            mine = rank_indices(step, rank, batch, windows, seed, parallel).tolist()
+            mine = rank_windows(step, rank, batch, windows, seed, parallel)
             assert by_data_rank.setdefault(place(rank, parallel).data, mine) == mine
         assert len(by_data_rank) == parallel.data
         seen += [window for mine in by_data_rank.values() for window in mine]
@@ -114,4 +119,4 @@ def test_only_the_data_parallel_rank_selects_the_windows() -> None:
     parallel = ParallelSection(workers=24, tensor=2, pipeline=2, sequence=2)
     whole = scheduled_windows(5, 6, 40, 1)
     for rank, (_, data, _, _) in enumerate(product(range(2), range(3), range(2), range(2))):
-        assert rank_indices(5, rank, 6, 40, 1, parallel).tolist() == whole[2 * data : 2 * data + 2]
+        assert rank_windows(5, rank, 6, 40, 1, parallel) == whole[2 * data : 2 * data + 2]

@@ -11,7 +11,7 @@ import pytest
 
 from strata.platform.errors import UserError
 from strata.platform.recipe import DataSection
-from strata.training.data import digests, shards
+from strata.training.data import cached_folder, digests, shards
 from strata.training.data import tokenizer as bpe
 from strata.training.data.corpus import Corpus, open_corpus
 from strata.training.data.windows import Windows
@@ -213,9 +213,9 @@ def test_partial_folder_of_a_killed_build_is_removed(home: Path) -> None:
     killed = subprocess.Popen([sys.executable, "-c", ""])
     killed.wait()
     tokens = home / ".strata" / "tokens"
-    names = {f"{shards._BUILDING}{pid}-x" for pid in (killed.pid, os.getpid())} | {".building-another-machine-1-x"}
+    names = {f"{cached_folder.BUILDING}{pid}-x" for pid in (killed.pid, os.getpid())} | {".building-another-machine-1-x"}
     for name in names:
         (tokens / name).mkdir(parents=True)
     folder = shards.prepare(corpus_of("one", "two", "three"), VOCAB, 0.1)
     left = {path.name for path in tokens.iterdir()}
-    assert left == names - {f"{shards._BUILDING}{killed.pid}-x"} | {folder.name}
+    assert left == names - {f"{cached_folder.BUILDING}{killed.pid}-x"} | {folder.name}

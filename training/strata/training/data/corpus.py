@@ -10,6 +10,7 @@ import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from strata.platform.errors import UserError
 from strata.platform.recipe import DataSection
@@ -38,8 +39,11 @@ class Corpus:
 
 
 def open_corpus(data: DataSection) -> Corpus:
+    if data.sets or data.kind != "text":
+        key = "data.sets" if data.sets else f"data.kind={data.kind}"
+        raise UserError(f"{key} is for training a given model further.", "Set model.from to a model, or data.path to text.")
     if data.path:
-        paths, others = _files_at(data.path)
+        paths, others = files_at(data.path)
         return _of_files("data.path", paths, others, data.text_field)
     if data.hf:
         return _of_hub(data, data.hf)
@@ -56,20 +60,21 @@ def stdlib_files() -> list[Path]:
     return sorted(files)
 
 
-def _files_at(root: Path) -> tuple[list[Path], dict[Path, str]]:
-    """Files in a folder and its subfolders except hidden ones, and other entries with the reason to skip them."""
-    fix = "Set data.path to a text, JSONL or Parquet file, or a folder of them."
+def files_at(root: Path, key: str = "data.path") -> tuple[list[Path], dict[Path, str]]:
+    """Files in a folder and its subfolders except hidden ones, and other entries with the reason to skip them. `key` is the
+    recipe's key with this path."""
+    fix = f"Set {key} to a text, JSONL or Parquet file, or a folder of them."
     try:
         mode = root.stat().st_mode
     except FileNotFoundError:
         to = f" (a symbolic link to {shown(root.readlink())})" if root.is_symlink() else ""
-        raise UserError(f"data.path={shown(root)} does not exist{to}.", fix) from None
+        raise UserError(f"{key}={shown(root)} does not exist{to}.", fix) from None
     except OSError as error:
         raise unreadable(root, error) from None
     if stat.S_ISREG(mode):
         return [root], {}
     if not stat.S_ISDIR(mode):
-        raise UserError(f"data.path={shown(root)} is neither a file nor a folder.", fix)
+        raise UserError(f"{key}={shown(root)} is neither a file nor a folder.", fix)
     files: list[Path] = []
     others: dict[Path, str] = {}
     _walk(root, (), files, others)
@@ -110,15 +115,20 @@ def _of_files(name: str, paths: list[Path], others: dict[Path, str], text_field:
     return Corpus(name, files.digest(text_field), documents, left_out, files.require_unchanged)
 
 
-def _of_hub(data: DataSection, dataset: str) -> Corpus:
+def load_hub(dataset: str, config: str | None, split: str, key: str = "data") -> Any:
+    """Dataset of the Hugging Face hub. `key` is the recipe's section with its id."""
     import datasets
 
     try:
-        rows = datasets.load_dataset(dataset, data.hf_config, split=data.hf_split)
+        return datasets.load_dataset(dataset, config, split=split)
     except Exception as error:  # the hub client raises a dozen unrelated types for "not found" and "no network"
         reason = " ".join(str(error).split())[:200]
-        fix = "Check the id, data.hf_config, data.hf_split and the network."
-        raise UserError(f"data.hf={dataset} cannot be loaded: {reason}", fix) from None
+        fix = f"Check the id, {key}.hf_config, {key}.hf_split and the network."
+        raise UserError(f"{key}.hf={dataset} cannot be loaded: {reason}", fix) from None
+
+
+def _of_hub(data: DataSection, dataset: str) -> Corpus:
+    rows = load_hub(dataset, data.hf_config, data.hf_split)
     if data.text_field not in rows.column_names:
         fields = ", ".join(rows.column_names)
         raise UserError(f"{dataset} has no field '{data.text_field}'.", f"Set data.text_field to one of: {fields}.")

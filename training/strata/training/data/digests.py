@@ -38,6 +38,11 @@ class Files:
         self.paths = paths
         self._stamps = [_stamp(path) for path in paths]
 
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(stamp.size for stamp in self._stamps)
+
     def digest(self, salt: str = "") -> str:
         """Digest of names and contents, from the cache or by reading all files."""
         record = self._record(salt)

@@ -1,4 +1,4 @@
-"""Readers that split a file into documents, by file type: JSONL, Parquet, or UTF-8 text.
+"""Readers that split a file into documents, by file type: JSONL, Parquet, or UTF-8 text; and readers of whole rows.
 
 Text is never altered: undecodable bytes are an error that names their position. Only non-text files in a folder and rows that
 are null or blank are skipped, and both are counted.
@@ -6,11 +6,13 @@ are null or blank are skipped, and both are counted.
 
 import codecs
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from strata.platform.errors import UserError
+from strata.training.data import parquet
 from strata.training.data.digests import unreadable
 from strata.training.data.left_out import LeftOut, shown
 
@@ -29,15 +31,23 @@ OTHER_UNICODE = {  # UTF-32 first: its byte order mark begins with that of UTF-1
 }
 COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "Zstandard", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"PK\x03\x04": "zip"}
 PARQUET = b"PAR1"
+ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 # Control characters that do not occur in text: all below space except bell, backspace, tab, line ends, form feed and escape.
 CONTROL = bytes(set(range(32)) - {7, 8, 9, 10, 11, 12, 13, 27})
 
 Numbered = Iterator[tuple[int, str | None]]
+Row = dict[str, Any]
 
 
 def read_documents(path: Path, text_field: str, alone: bool, left_out: LeftOut) -> Iterator[str]:
     """Documents of a file. A non-text file is an error if `alone`, that is, if the user named the file itself; in a folder it is
     skipped."""
+    for _, text in read_numbered(path, text_field, alone, left_out):
+        yield text
+
+
+def read_numbered(path: Path, text_field: str, alone: bool, left_out: LeftOut) -> Iterator[tuple[int, str]]:
+    """Documents of a file with the number of their line, row or part, from 1."""
     try:
         kind, unit = _kind(path)
         if unit is None:
@@ -51,9 +61,33 @@ def read_documents(path: Path, text_field: str, alone: bool, left_out: LeftOut) 
         documents = {"line": _jsonl, "row": _parquet, "part": _text}[unit](path, text_field)
         for number, document in documents:
             if text := left_out.nonblank(document, unit, number, shown(path)):
-                yield text
+                yield number, text
     except OSError as error:
         raise unreadable(path, error) from None
+
+
+def read_rows(path: Path, alone: bool, left_out: LeftOut) -> Iterator[tuple[int, Row]]:
+    """Rows of a JSONL or Parquet file as objects, with the number of their line or row. Any other file is an error if `alone`;
+    in a folder it is skipped."""
+    try:
+        kind, unit = _kind(path)
+        if unit not in ("line", "row"):
+            if alone:
+                fix = "Name it .jsonl if each of its lines is a JSON object, or use a .jsonl or .parquet file."
+                raise UserError(f"{shown(path)} is not JSONL or Parquet: {kind}.", fix)
+            left_out.files[path] = kind if unit is None else "not JSONL or Parquet"
+            return
+        left_out.read += 1
+        for number, row in _jsonl_rows(path) if unit == "line" else parquet.read_objects(path):
+            left_out.documents += 1
+            yield number, row
+    except OSError as error:
+        raise unreadable(path, error) from None
+
+
+def unit_of(path: Path) -> str:
+    """Unit that `read_numbered` and `read_rows` count in this file: line, row or part."""
+    return _kind(path)[1] or "part"
 
 
 def _kind(path: Path) -> tuple[str, str | None]:
@@ -132,7 +166,17 @@ def _decoded(path: Path) -> Iterator[str]:
 
 
 def _jsonl(path: Path, text_field: str) -> Numbered:
-    """Splits lines at \\n only: other line separators may occur inside a JSON string."""
+    for number, line in _lines(path):
+        yield number, _field(line, text_field, f"Line {number:,} of {shown(path)}")
+
+
+def _jsonl_rows(path: Path) -> Iterator[tuple[int, Row]]:
+    for number, line in _lines(path):
+        yield number, _object(line, f"Line {number:,} of {shown(path)}")
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Lines that are not blank. Splits at \\n only: other line separators may occur inside a JSON string."""
     begin = 0
     with path.open("rb") as file:
         for number, data in enumerate(file, 1):
@@ -142,7 +186,35 @@ def _jsonl(path: Path, text_field: str) -> Numbered:
                 raise _not_utf8(path, begin, number, data, error) from None
             begin += len(data)
             if line.strip():
-                yield number, _field(line, text_field, f"Line {number:,} of {shown(path)}")
+                yield number, line
+
+
+def _object(line: str, place: str) -> Row:
+    """JSON object of a line, in which every key of every object occurs once and every string is text."""
+
+    def once(pairs: list[tuple[str, Any]]) -> Row:
+        row = dict(pairs)
+        if len(row) < len(pairs):
+            keys = [key for key, _ in pairs]
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise UserError(f"{place} has '{twice}' more than once.", "Fix the line: all but one would be lost.")
+        return row
+
+    try:
+        row = json.loads(line, object_pairs_hook=once)
+    except UserError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{place} is not JSON: {error}.", "Fix or remove the line.") from None
+    if not isinstance(row, dict):
+        raise UserError(f"{place} is not an object but {json_kind(row)}.", "Write each line as a JSON object.")
+    if ESCAPED_SURROGATE.search(line):
+        try:
+            json.dumps(row, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            cause = f"{place} has an unpaired surrogate, which is not a character."
+            raise UserError(cause, "Fix or remove the line.") from None
+    return row
 
 
 def _field(line: str, text_field: str, place: str) -> str | None:
@@ -155,14 +227,14 @@ def _field(line: str, text_field: str, place: str) -> str | None:
     except (ValueError, RecursionError) as error:  # numbers with thousands of digits raise ValueError too
         raise UserError(f"{place} is not JSON: {error}.", "Fix or remove the line.") from None
     if not isinstance(row, dict):
-        raise UserError(f"{place} is not an object but {_json_kind(row)}.", f'Write each line as {{"{text_field}": "..."}}.')
+        raise UserError(f"{place} is not an object but {json_kind(row)}.", f'Write each line as {{"{text_field}": "..."}}.')
     if text_field not in row:
         has = ", ".join(row) or "none"
         raise UserError(f"{place} has no text in '{text_field}' (it has: {has}).", "Set data.text_field, or fix the line.")
     text = row[text_field]
     if text is not None and not isinstance(text, str):
         fix = "Set data.text_field to a text field, or fix the line."
-        raise UserError(f"{place} has no text in '{text_field}': it is {_json_kind(text)}.", fix)
+        raise UserError(f"{place} has no text in '{text_field}': it is {json_kind(text)}.", fix)
     if text is not None and any("\ud800" <= character <= "\udfff" for character in text):
         raise UserError(
             f"{place} has an unpaired surrogate in '{text_field}', which is not a character.", "Fix or remove the line."
@@ -176,60 +248,14 @@ def _once(pairs: list[tuple[str, Any]], text_field: str, place: str) -> dict[str
     return dict(pairs)
 
 
-def _json_kind(value: object) -> str:
+def json_kind(value: object) -> str:
     kinds = {bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "a list", dict: "an object"}
     return kinds.get(type(value), "null")
 
 
 def _parquet(path: Path, text_field: str) -> Numbered:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        file = pyarrow.parquet.ParquetFile(path, page_checksum_verification=True)
-    except (pyarrow.ArrowException, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise
-        raise UserError(f"{shown(path)} is not Parquet: {_one_line(error)}.", "Fix or remove the file.") from None
-    with file:
-        _require_text_column(path, file.schema_arrow, text_field)
-        number = 0
-        try:
-            for batch in file.iter_batches(batch_size=1024, columns=[text_field]):
-                for value in batch.column(text_field):
-                    text = value.as_py()
-                    number += 1
-                    yield number, text
-        except UnicodeDecodeError as error:
-            cause = f"Row {number + 1:,} of {shown(path)} is not UTF-8 in '{text_field}': {_one_line(error)}."
-            raise UserError(cause, "Rewrite the column as UTF-8 strings, or remove the file from data.path.") from None
-        except (pyarrow.ArrowException, OSError) as error:
-            cause = f"{shown(path)} is damaged after row {number:,} of {file.metadata.num_rows:,}: {_one_line(error)}."
-            raise UserError(cause, "Restore or rewrite the file, or remove it from data.path.") from None
-        if number != file.metadata.num_rows:
-            cause = f"{shown(path)} has {number:,} rows, but its footer lists {file.metadata.num_rows:,}."
-            raise UserError(cause, "Restore or rewrite the file, or remove it from data.path.")
-
-
-def _require_text_column(path: Path, schema: Any, text_field: str) -> None:
-    texts = [field.name for field in schema if _is_text(field.type)]
-    fix = f"Set data.text_field to one of: {', '.join(texts)}." if texts else "Add a column of strings: it has none."
-    if text_field not in schema.names:
-        raise UserError(f"{shown(path)} has no column '{text_field}' (it has: {', '.join(schema.names)}).", fix)
-    if schema.names.count(text_field) > 1:
-        cause = f"{shown(path)} has {schema.names.count(text_field)} columns named '{text_field}'."
-        raise UserError(cause, "Rewrite the file with one: the others would be lost.")
-    kind = schema.field(text_field).type
-    if not _is_text(kind):
-        raise UserError(f"Column '{text_field}' of {shown(path)} is {kind}, not text.", fix)
-
-
-def _is_text(kind: Any) -> bool:
-    from pyarrow import types
-
-    if types.is_dictionary(kind):
-        return _is_text(kind.value_type)
-    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+    for number, row in parquet.read(path, lambda schema: parquet.text_column(path, schema, text_field)):
+        yield number, row[text_field]
 
 
 def _not_utf8(path: Path, begin: int, line: int, data: bytes, error: UnicodeDecodeError) -> UserError:
@@ -241,7 +267,3 @@ def _not_utf8(path: Path, begin: int, line: int, data: bytes, error: UnicodeDeco
 
 def _converted(encoding: str, path: Path) -> str:
     return f"Convert it, for example with iconv -f {encoding} -t utf-8 {shown(path.name)}, or remove it from data.path."
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200].rstrip(".")

@@ -8,22 +8,14 @@ and Rogaway, "Ciphers with arbitrary finite domains").
 import numpy as np
 from numpy.typing import NDArray
 
-from strata.platform.recipe import ParallelSection
-from strata.training.layout import place
-
 Indices = NDArray[np.int64]
 
 ROUNDS = 6
 
 
-def rank_indices(step: int, rank: int, batch: int, windows: int, seed: int, parallel: ParallelSection) -> Indices:
-    """Windows that a rank trains on. They depend only on the data-parallel rank: tensor, pipeline and sequence ranks of a group
-    read the same windows. Expert-parallel ranks are data-parallel ranks and read different ones."""
-    return step_indices(step, batch, place(rank, parallel).data, parallel.data, windows, seed)
-
-
 def step_indices(step: int, batch: int, rank: int, world: int, windows: int, seed: int) -> Indices:
-    """This rank's windows of step `step` (from 0). The union over all ranks does not depend on `world`."""
+    """Windows of a data-parallel rank at step `step` (from 0). The union over all ranks does not depend on `world`. Tensor,
+    pipeline and sequence ranks of a data-parallel rank read the same ones; expert-parallel ranks are data-parallel ranks."""
     per_rank = batch // world
     assert per_rank * world == batch
     positions = step * batch + rank * per_rank + np.arange(per_rank, dtype=np.int64)

@@ -1,15 +1,7 @@
-"""Token cache: memory-mapped shards in a folder named after a digest of everything that determines their content.
-
-The folder is built next to its final path and renamed, so a cache entry is complete or absent, even if two runs build the same
-one concurrently.
-"""
+"""Token cache: memory-mapped shards in a folder named after a digest of everything that determines their content."""
 
 import hashlib
 import json
-import os
-import shutil
-import socket
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
@@ -17,14 +9,14 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import psutil
 from tokenizers import Tokenizer
 
 from strata.platform.errors import UserError
 from strata.platform.files import cache_dir
 from strata.training.data import tokenizer as bpe
+from strata.training.data.cached_folder import build_once
 from strata.training.data.corpus import Corpus
-from strata.training.data.digests import Files, writable
+from strata.training.data.digests import Files
 from strata.training.data.readers import chunks
 
 Split = Literal["train", "validation"]
@@ -34,7 +26,6 @@ FORMAT = 2  # increased when the same corpus would produce different files
 SHARD_TOKENS = 2**26
 ENCODE_BATCH = 64  # documents; the encoder uses all cores for a list
 TOKENIZER_DOCUMENTS = 200_000  # merges are stable long before this
-_BUILDING = f".building-{socket.gethostname()}-"
 
 
 @dataclass(frozen=True)
@@ -65,47 +56,15 @@ def prepare(corpus: Corpus, vocab: int, holdout: float, say: Callable[[str], Non
     """Folder with the tokenizer and the shards of this corpus. Builds it if it does not exist."""
     key = json.dumps([FORMAT, corpus.digest, vocab, holdout])
     folder = cache_dir() / "tokens" / hashlib.blake2b(key.encode(), digest_size=10).hexdigest()
-    if folder.is_dir():
-        if not (damage := _damage(folder)):
-            return folder
-        say(f"The tokens in {folder} are damaged ({damage}); building them again.")
-        shutil.rmtree(folder)
-    with writable(folder):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(folder.parent)
-        building = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f"{_BUILDING}{os.getpid()}-"))
-        try:
-            _build(corpus, vocab, holdout, building)
-            building.rename(folder)
-        except OSError:
-            if not (folder / "meta.json").is_file():  # otherwise another run finished first, with the same content
-                raise
-        finally:
-            shutil.rmtree(building, ignore_errors=True)
-    meta = read_meta(folder)
-    Files(_files(folder, meta)).remember(meta.digest)
+    build_once(folder, lambda building: _build(corpus, vocab, holdout, building), _files, "tokens", say)
     return folder
 
 
-def _remove_abandoned(tokens: Path) -> None:
-    """Deletes partial folders of builds that were killed on this machine."""
-    for path in tokens.glob(f"{_BUILDING}*"):
-        pid = path.name.removeprefix(_BUILDING).split("-")[0]
-        if pid.isdigit() and not psutil.pid_exists(int(pid)):
-            shutil.rmtree(path, ignore_errors=True)
+def _files(folder: Path) -> list[Path]:
+    return _files_of(folder, read_meta(folder))
 
 
-def _damage(folder: Path) -> str | None:
-    """Damage to a cache entry, None if it is valid. Reads only files that changed since they were last verified."""
-    try:
-        meta = read_meta(folder)
-        found = Files(_files(folder, meta)).digest()
-    except (OSError, ValueError, TypeError, KeyError) as error:  # UserError is a ValueError
-        return " ".join(str(error).split())
-    return None if found == meta.digest else "a file differs from what was written"
-
-
-def _files(folder: Path, meta: Meta) -> list[Path]:
+def _files_of(folder: Path, meta: Meta) -> list[Path]:
     shards = [shard_path(folder, split, number) for split in SPLITS for number in range(len(meta.shards[split]))]
     return [folder / "tokenizer.json", *shards]
 
@@ -128,7 +87,7 @@ def _build(corpus: Corpus, vocab: int, holdout: float, folder: Path) -> None:
         digest="",
         notes=[*corpus.left_out.lines(), *division.notes],
     )
-    meta = replace(meta, digest=Files(_files(folder, meta)).digest())
+    meta = replace(meta, digest=Files(_files_of(folder, meta)).digest())
     (folder / "meta.json").write_text(json.dumps(asdict(meta)))
 
 

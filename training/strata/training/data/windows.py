@@ -6,7 +6,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from strata.training.data.shards import Split, read_meta, shard_path
+from strata.training.data.rows import RowBatch, TrainingData
+from strata.training.data.sampler import Indices, step_indices
+from strata.training.data.shards import SPLITS, Split, read_meta, shard_path
 
 
 class Windows:
@@ -25,7 +27,7 @@ class Windows:
     def __len__(self) -> int:
         return self._starts[-1]
 
-    def read(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+    def read(self, indices: Indices) -> NDArray[np.int64]:
         """[windows, context + 1]"""
         return np.stack([self._one(int(index)) for index in indices])
 
@@ -34,6 +36,35 @@ class Windows:
         begin = (index - self._starts[shard]) * self._context
         return self._shards[shard][begin : begin + self._context + 1].astype(np.int64)
 
-    def evenly(self, count: int) -> NDArray[np.int64]:
+    def evenly(self, count: int) -> Indices:
         """Indices of `count` windows spread evenly over the split, or of all if there are fewer. Always the same ones."""
         return np.unique(np.linspace(0, len(self) - 1, min(count, len(self)), dtype=np.int64))
+
+
+class WindowRows:
+    """Windows as rows of a training run: every token is a target."""
+
+    def __init__(self, windows: Windows, context: int) -> None:
+        self._windows, self._context = windows, context
+
+    def __len__(self) -> int:
+        return len(self._windows)
+
+    def read(self, indices: Indices) -> RowBatch:
+        windows = self._windows.read(indices)
+        return RowBatch(windows[:, :-1], windows[:, 1:], None)
+
+    def loss_tokens(self, indices: Indices) -> Indices:
+        return np.full(len(indices), self._context, dtype=np.int64)
+
+    def evenly(self, count: int) -> Indices:
+        return self._windows.evenly(count)
+
+
+def training_data(folder: Path, context: int) -> TrainingData:
+    train, validation = (WindowRows(Windows(folder, split, context), context) for split in SPLITS)
+
+    def order(step: int, batch: int, rank: int, world: int, seed: int) -> Indices:
+        return step_indices(step, batch, rank, world, len(train), seed)
+
+    return TrainingData(train, validation, order)

@@ -1,0 +1,64 @@
+"""Rows of a training run: their content and their order.
+
+A row is `model.context` tokens: a window of a corpus, or documents packed for fine-tuning. The order is a pure function of seed
+and step, so a resumed run sees the same rows, in any layout.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from strata.training.data.sampler import Indices
+
+
+@dataclass(frozen=True)
+class RowBatch:
+    """Rows of [rows, context] tokens. `targets` has the token after each, or IGNORED if that does not count or is in another
+    document. `positions` restart at 0 with each document, and the padding at a row's end is one more document; None: a row is one
+    sequence.
+
+    For preference data, `documents` has the number of pairs of each row: its first documents are chosen, rejected, chosen, and so
+    on. For answers with a label, it has the number of answers, and `labels` their labels.
+    """
+
+    tokens: Indices
+    targets: Indices
+    positions: Indices | None
+    documents: list[int] | None = None
+    labels: list[list[bool]] | None = None
+
+
+class Rows(Protocol):
+    """Rows of a split."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, indices: Indices) -> RowBatch: ...
+
+    def loss_tokens(self, indices: Indices) -> Indices:
+        """Number of targets that count, of each row."""
+        ...
+
+    def evenly(self, count: int) -> Indices:
+        """`count` rows spread evenly over the split, always the same ones."""
+        ...
+
+
+class Order(Protocol):
+    def __call__(self, step: int, batch: int, rank: int, world: int, seed: int) -> Indices:
+        """Rows of a data-parallel rank at a step. The union over all ranks does not depend on their number."""
+        ...
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    train: Rows
+    validation: Rows
+    order: Order
+
+
+def mean_divisor(rows: Rows, indices: Sequence[int] | Indices, shares: int) -> float:
+    """Denominator of each of `shares` partial losses, such that their mean is the mean over all counted targets of the rows."""
+    return float(rows.loss_tokens(np.asarray(indices, dtype=np.int64)).sum()) / shares
