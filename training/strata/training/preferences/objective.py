@@ -1,0 +1,54 @@
+"""Preference loss of a micro-batch, where the output layer computes it: in a whole model, or in a pipeline's last stage."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from strata.platform.recipe import PreferenceSection
+from strata.training.preferences.logprobs import document_logprobs, summed_over
+from strata.training.preferences.losses import SUMS, Documents, preference_losses
+
+
+class PreferenceObjective:
+    """Loss over pairs of documents, or, while `collecting`, the documents' log-probabilities for the reference model's cache.
+
+    `sums` adds up the metrics of training steps on ranks with an output layer; elsewhere it stays zero. Each rank of a tensor- or
+    sequence-parallel group adds the same, which the metrics' ratios do not see. `group` are the ranks with slices of the same
+    rows.
+    """
+
+    def __init__(self, section: PreferenceSection, group: Any) -> None:
+        self._section, self._group = section, group
+        self.sums = torch.zeros(len(SUMS), dtype=torch.float64)
+        self.collecting = False
+        self.collected: list[Tensor] = []
+
+    def loss(
+        self,
+        x_btd: Tensor,
+        weight_vd: Tensor,
+        targets_bt: Tensor,
+        count: float | Tensor,
+        document_bt: Tensor,
+        reference_n: Tensor,
+        softcap: float | None,
+    ) -> Tensor:
+        """Sum of the pairs' losses over `count`. `document_bt` has the index of each token's document."""
+        x_nd, targets_n, document_n = x_btd.flatten(0, 1), targets_bt.flatten(), document_bt.flatten()
+        logp_n, tokens_n = document_logprobs(x_nd, weight_vd, targets_n, document_n, len(reference_n), softcap)
+        if self._group is not None:
+            logp_n, tokens_n = summed_over(logp_n, self._group), summed_over(tokens_n, self._group)
+        if self.collecting:
+            self.collected.append(logp_n.detach())
+            return logp_n.sum() * 0
+        reference = reference_n if self._section.needs_reference else None
+        losses = preference_losses(self._section, Documents(logp_n, tokens_n, reference))
+        if torch.is_grad_enabled():
+            self.sums += losses.sums.cpu()
+        return losses.values.sum() / count
+
+    def take_sums(self) -> Tensor:
+        """Metrics since the last call."""
+        taken, self.sums = self.sums, torch.zeros_like(self.sums)
+        return taken

@@ -1,0 +1,78 @@
+"""Log-probabilities of all documents under the reference model, which is the model that a run starts from.
+
+They are computed once, in the run's own layout, and cached: a killed pass continues, and a resumed run or another run on the same
+data and model finds them.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from strata.platform.files import cache_dir
+from strata.platform.recipe import ModelSection, ParallelSection, TrainSection
+from strata.training.data.finetuning.rows import Rows
+from strata.training.data.sampler import Indices
+from strata.training.layout import place
+from strata.training.preferences.reference import ReferenceCache, cache_key
+
+ROWS_OF_A_PART = 512  # for each data-parallel worker
+
+
+class Evaluator(Protocol):
+    """Worker that runs forward passes over rows in its layout."""
+
+    engine: Any
+
+    def run_rows(self, rows: Rows, indices: Indices, reference: None) -> tuple[Any, Indices]:
+        """Returns the mean loss, and the rows of this data-parallel worker in the order of its forward passes."""
+        ...
+
+
+class ReferenceValues:
+    """Cached numbers of a split's documents."""
+
+    def __init__(self, rows: Rows, split: str, weights: str, model: ModelSection, train: TrainSection) -> None:
+        self.rows = rows
+        key = cache_key(f"{rows.meta.digest}-{split}", weights, model.context, train.precision)
+        self._cache = ReferenceCache(cache_dir() / "reference", key, rows.document_count())
+
+    def of(self, indices: Indices) -> NDArray[np.float32]:
+        return self._cache.read(self.rows.documents(indices))
+
+    def missing_rows(self) -> Indices:
+        """Rows with a document that has no number. Rank 0 looks, and all ranks return the same."""
+        found: list[Any] = [None]
+        if dist.get_rank() == 0:
+            without = np.zeros(self.rows.document_count(), dtype=bool)
+            without[self._cache.missing()] = True
+            found = [np.array([i for i in range(len(self.rows)) if without[self.rows.documents(np.array([i]))].any()], np.int64)]
+        dist.broadcast_object_list(found, 0)
+        missing: Indices = found[0]
+        return missing
+
+    def complete(self, missing: Indices, worker: Evaluator, parallel: ParallelSection) -> None:
+        """Computes numbers. Called by all ranks, with the reference's weights in the engine."""
+        objective = worker.engine.preference
+        here = place(dist.get_rank(), parallel)
+        size = ROWS_OF_A_PART * parallel.data
+        for begin in range(0, len(missing), size):
+            objective.collecting, objective.collected = True, []
+            try:
+                _, mine = worker.run_rows(self.rows, missing[begin : begin + size], None)
+            finally:
+                objective.collecting = False
+            if objective.collected and here.tensor == 0 and here.sequence == 0:  # a rank with an output layer
+                self._cache.put(self.rows.documents(mine), torch.cat(objective.collected).float().cpu().numpy())
+        dist.barrier()
+
+
+def weights_digest(folder: Path) -> str:
+    """Identity of a model's weights, by the names, sizes and modification times of its files."""
+    files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(folder.glob("*.safetensors"))]
+    return hashlib.blake2b(json.dumps([str(folder), files]).encode(), digest_size=16).hexdigest()
