@@ -26,7 +26,7 @@ def test_the_recipe_reference_has_types_defaults_and_subsections() -> None:
     assert "### `serve.prefill` and `serve.decode`" in text and "### `model.moe`" in text
     assert "| `zero` | integer, ≥ 0, ≤ 3 | `1` |" in text
     assert "| `precision` | `fp32`, `bf16` | `fp32` |" in text
-    assert "| `steps` | integer, > 0 | required |" in text
+    assert "| `steps` | integer, ≥ 0 | required |" in text
     assert "| `step_tokens` | integer, > 0 | unset |" in text
 
 

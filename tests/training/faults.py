@@ -30,7 +30,8 @@ from strata.training.model.llama import Llama
 from strata.training.parallel import optimizer_state
 from strata.training.parallel.optimizer_state import Fragment
 from strata.training.parallel.shard_map import Shard
-from strata.training.schedule import Plan
+from strata.training.schedule.early_stop import EarlyStop
+from strata.training.schedule.learning_rate import Plan
 
 from .plain import scheduled_rate
 
@@ -47,8 +48,12 @@ class StandIn:
         self.weights: dict[str, Tensor] = {name: weight.detach().clone() for name, weight in named}
         self.engine = self
         self.plan = Plan.of(job.train)
+        self.early_stop = EarlyStop(job.train.early_stop)
 
-    def continue_plan(self, step: int) -> None:
+    def prepare_reference(self) -> None:
+        """Without preferences there is no reference model."""
+
+    def continue_history(self, step: int) -> None:
         """Without a time budget there is nothing to continue."""
 
     def step(self, step: int, failed: bool = False) -> tuple[float, bool, bool]:

@@ -23,8 +23,12 @@ def scheduled_rate(step: int, train: TrainSection) -> float:
     if step < warmup:
         return peak * (step + 1) / (warmup + 1)
     lowest = peak * train.min_lr_ratio
-    if step >= steps:
+    if step >= steps and train.schedule != "constant":
         return lowest
+    if train.schedule == "constant":
+        return peak
+    if train.schedule == "linear":
+        return lowest + (peak - lowest) * (steps - step) / (steps - warmup)
     if train.schedule == "wsd":
         middle = (warmup + steps) / 2
         return peak if step < middle else lowest + (peak - lowest) * (steps - step) / (steps - middle)

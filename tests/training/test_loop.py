@@ -11,7 +11,8 @@ from strata.platform.recipe import Recipe
 from strata.training.checkpoint.saver import Saver
 from strata.training.loop import Job, Worker, train
 from strata.training.metrics.records import Record
-from strata.training.schedule import Plan
+from strata.training.schedule.early_stop import EarlyStop
+from strata.training.schedule.learning_rate import Plan
 
 
 @dataclass
@@ -21,6 +22,7 @@ class FakeWorker:
     job: Job
     losses: dict[int, float] = field(default_factory=dict)
     norms: dict[int, float] = field(default_factory=dict)
+    early_stop: EarlyStop = field(default_factory=lambda: EarlyStop(None))
 
     @property
     def plan(self) -> Plan:

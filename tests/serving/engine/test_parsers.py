@@ -35,6 +35,7 @@ TEXT = f"<think>{THOUGHT}</think>{SPOKEN}<tool_call>\n{json.dumps(CALLED)}\n</to
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}}]
 SIZES = ["model.layers=1", "model.hidden=32", "model.heads=2", "model.kv_heads=1", "model.ffn=64", "model.vocab=512"]
+SIZES += ["model.context=1024"]  # tools are part of the prompt
 
 
 class Scripted:

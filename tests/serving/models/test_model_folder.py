@@ -9,7 +9,8 @@ import pytest
 
 from strata.platform import recipe_file, runs
 from strata.platform.errors import UserError
-from strata.platform.recipe import ServeSection
+from strata.platform.recipe import DataSection, ServeSection
+from strata.serving import held_out_chat
 from strata.serving.models import choice, hybrid_check, model_dir
 
 HEADER = {
@@ -146,9 +147,8 @@ def test_loaded_configurations(loaded: dict[str, Any], is_hybrid: bool, kinds: s
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The only run, with an export. Recipes that are loaded are listed in `loaded`."""
-    data = SimpleNamespace(path=None, hf=None)
-    run = SimpleNamespace(name="mine", path=tmp_path, export=tmp_path / "export", loaded=[], data=data)
-    run.recipe = lambda: SimpleNamespace(data=data)
+    run = SimpleNamespace(name="mine", path=tmp_path, export=tmp_path / "export", loaded=[], data=DataSection())
+    run.recipe = lambda: SimpleNamespace(data=run.data)
     run.export.mkdir()
     (run.export / "config.json").write_text("{}")
     monkeypatch.setattr(runs, "find", lambda name: run if name == "mine" else pytest.fail(name))
@@ -175,9 +175,29 @@ def test_a_run_is_served_with_its_own_recipe(run: SimpleNamespace) -> None:
 def test_only_a_run_on_the_default_corpus_knows_python(
     run: SimpleNamespace, tmp_path: Path, path: Path | None, hf: str | None, knows: bool
 ) -> None:
-    run.data.path, run.data.hf = path, hf
+    run.data = DataSection(path=path, hf=hf)
     assert choice.choose([], "mine", None, None).knows_python == knows
     assert not choice.choose([], None, tmp_path, None).knows_python
+
+
+def test_held_out_conversations_beside_the_data_are_asked(run: SimpleNamespace, tmp_path: Path) -> None:
+    run.data = DataSection(path=tmp_path / "chat" / "train", kind="chat")
+    assert choice.choose([], "mine", None, None).questions is None
+    rows = [
+        {"messages": [{"role": "user", "content": "Say a."}, {"role": "assistant", "content": "a"}], "task": "repeat"},
+        {"messages": [{"role": "user", "content": "Say b."}, {"role": "assistant", "content": "b"}], "task": "repeat"},
+        {"messages": [{"role": "user", "content": "t"}, {"role": "assistant", "content": "x"}], "task": "tool", "tools": [{}]},
+        {"messages": [{"role": "user", "content": "Spell ab."}, {"role": "assistant", "content": "a-b"}], "task": "spell"},
+    ]
+    file = tmp_path / "chat" / "held-out.jsonl"
+    file.parent.mkdir()
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert choice.choose([], "mine", None, None).questions == file
+    questions = held_out_chat.read(file)
+    assert [question.text for question in questions] == ["Say a.", "Spell ab."]
+    assert questions[1].is_right(" a-b\n") and not questions[1].is_right("a-b-c")
+    run.data = DataSection(path=tmp_path / "chat" / "train", kind="completion")
+    assert choice.choose([], "mine", None, None).questions is None
 
 
 def test_a_folder_is_served_with_the_default_recipe(run: SimpleNamespace, tmp_path: Path) -> None:

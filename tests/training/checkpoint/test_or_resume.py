@@ -28,7 +28,7 @@ def resumed(monkeypatch: pytest.MonkeyPatch) -> list[Recipe]:
         seen.append(recipe)
         raise Resumed
 
-    monkeypatch.setattr(driver, "_prepare", prepare)
+    monkeypatch.setattr(driver, "prepare", prepare)
     return seen
 
 

@@ -1,4 +1,5 @@
 import io
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -28,7 +29,7 @@ def test_log_has_a_line_at_intervals_and_at_each_evaluation() -> None:
     assert lines[0] == "step 10/40  loss 3.250  gradient 1.00  lr 1.0e-01  1,234 tokens/s"
     assert lines[1] == (
         "step 20/40  loss 3.250  gradient 1.00  lr 1.0e-01  1,234 tokens/s  MFU 12%  "
-        "validation 3.500  data 25%, forward 75%  2.0 GiB"
+        "validation 3.500 (perplexity 33.12)  data 25%, forward 75%  2.0 GiB"
     )
     assert len([line for line in lines if line]) == 2
 
@@ -46,7 +47,7 @@ def test_first_step_prints_the_startup_phases() -> None:
         assert "first step" not in output.getvalue()
         progress.show(record(11) | {"time": 112.0})  # type: ignore[arg-type]
         progress.show(record(12, val_loss=3.5) | {"time": 113.0})  # type: ignore[arg-type]
-    assert "validation 3.500  after 13 s\n" in output.getvalue()
+    assert "validation 3.500 (perplexity 33.12)  after 13 s\n" in output.getvalue()
     assert output.getvalue().count("first step") == 1
     assert "first step after 12.0 s (corpus 1.5 · workers 10.5), " in output.getvalue()
     assert "s of processor time" in output.getvalue()
@@ -80,15 +81,26 @@ def test_startup_is_not_shown_for_a_step_at_its_beginning() -> None:
 @pytest.mark.parametrize(
     ("more", "text"),
     [
-        ({}, "  validation 3.500"),
-        ({"seconds": {}}, "  validation 3.500"),
-        ({"seconds": {"data": 0.0}}, "  validation 3.500"),
-        ({"seconds": {"data": 0.5, "forward": 1.5}}, "  validation 3.500  data 25%, forward 75%"),
-        ({"peak_memory_bytes": 3 * 2**29}, "  validation 3.500  1.5 GiB"),
+        ({}, "  validation 3.500 (perplexity 33.12)"),
+        ({"seconds": {}}, "  validation 3.500 (perplexity 33.12)"),
+        ({"seconds": {"data": 0.0}}, "  validation 3.500 (perplexity 33.12)"),
+        ({"seconds": {"data": 0.5, "forward": 1.5}}, "  validation 3.500 (perplexity 33.12)  data 25%, forward 75%"),
+        ({"peak_memory_bytes": 3 * 2**29}, "  validation 3.500 (perplexity 33.12)  1.5 GiB"),
     ],
 )
 def test_details_of_an_evaluation(more: dict[str, object], text: str) -> None:
     assert module._details(record(1, val_loss=3.5, **more)) == text
+
+
+@pytest.mark.parametrize(
+    ("loss", "text"), [(0.0, "1"), (math.log(12340.0), "1.234e+04"), (1000.0, "inf"), (math.nan, "nan"), (-1000.0, "0")]
+)
+def test_perplexity_of_extreme_losses(loss: float, text: str) -> None:
+    assert f"(perplexity {text})" in module._details(record(1, val_loss=loss))
+
+
+def test_loss_of_preferences_has_no_perplexity() -> None:
+    assert module._details(record(1, val_loss=0.5, preference={"margin": 1.0})) == "  validation 0.500"
 
 
 def test_note_omits_unknown_values() -> None:

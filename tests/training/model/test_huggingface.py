@@ -1,7 +1,8 @@
 import pytest
 
+from strata.platform.errors import UserError
 from strata.platform.recipe import ModelSection
-from strata.training.model.huggingface import biases, config, export_name
+from strata.training.model.huggingface import biases, config, export_name, require_exportable
 
 SIZES = {"layers": 2, "hidden": 48, "heads": 6, "kv_heads": 2, "ffn": 80, "vocab": 512, "context": 32}
 COMMON = {
@@ -83,3 +84,27 @@ def test_only_a_shared_expert_needs_biases() -> None:
     }
     assert {name: tuple(bias.shape) for name, bias in found.items()} == shapes
     assert not any(bias.any() for bias in found.values())
+
+
+@pytest.mark.parametrize(
+    ("key", "changes"),
+    [
+        ("architecture.qk_norm", {"architecture": {"qk_norm": "head"}}),
+        ("architecture.window", {"architecture": {"window": 8, "sliding_layers": [0]}}),
+        ("moe.normalize", {"moe": {"experts": 4, "normalize": False}}),
+        ("moe.dense_layers", {"moe": {"experts": 4, "dense_layers": [1], "dense_ffn": 8}}),
+    ],
+)
+def test_switches_of_other_families_are_refused_from_scratch(key: str, changes: dict[str, object]) -> None:
+    """They would be lost in the export: none of its three architectures has them."""
+    scratch = ModelSection.model_validate(SIZES | changes)
+    for call in (require_exportable, config):
+        with pytest.raises(UserError, match=f"model.{key}=") as error:
+            call(scratch)
+        assert "model.from" in error.value.fix
+    require_exportable(ModelSection.model_validate(SIZES | changes | {"from": "here", "family": "qwen3"}))
+
+
+def test_wide_heads_are_exported() -> None:
+    wide = ModelSection.model_validate(SIZES | {"architecture": {"head_dim": 16}, "moe": {"experts": 4, "shared_ffn": 8}})
+    assert config(wide)["head_dim"] == 16 and biases(wide)["model.layers.0.self_attn.q_proj.bias"].shape == (96,)

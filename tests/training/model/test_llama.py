@@ -10,7 +10,7 @@ from strata.planner.catalogue.library import from_recipe
 from strata.platform.recipe import Kernels, ModelSection
 from strata.training.checkpoint.export import write_folder
 from strata.training.model.llama import Llama, token_losses
-from strata.training.model.ops import IGNORED
+from strata.training.targets import IGNORED
 
 BASE = {"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "ffn": 96, "vocab": 512, "context": 64, "rope_theta": 5000.0}
 SHAPES = {

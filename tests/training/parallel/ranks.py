@@ -26,7 +26,8 @@ LATE = [
     "pyarrow.fs",
     "strata.kernels.ops.linear_cross_entropy.linear_cross_entropy",
 ]
-CONTEXT.set_forkserver_preload(["deepspeed", "strata.training.loop", __name__, *LATE])
+# Each process imports the main module again, which is pytest.
+CONTEXT.set_forkserver_preload(["deepspeed", "strata.training.loop", "pytest", __name__, *LATE])
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from strata.planner.catalogue.library import from_recipe, open_model
 from strata.platform.recipe import ModelSection
 from strata.training.checkpoint.export import write_folder
 from strata.training.model import balance
-from strata.training.model.llama import Llama, MoE, initialize, token_losses
+from strata.training.model.feed_forward import MoE
+from strata.training.model.llama import Llama, initialize, token_losses
 from strata.training.parallel import expert
 
 BASE = {"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "ffn": 48, "vocab": 512, "context": 32}

@@ -83,11 +83,17 @@ def export(
     console.print(f"exported to {export_run(found, to, console.print)}")
 
 
+def _against_bigram(val_loss: float, bigram: float | None) -> str:
+    if bigram is None:
+        return ""
+    verdict = f"{abs(bigram - val_loss):.3f} nats per token {'better' if val_loss < bigram else 'worse'} than the bigram"
+    return f", bigram {bigram:.3f} ({verdict})"
+
+
 def _print_summary(summary: "Summary", console: Console) -> None:
     if summary.val_loss is not None:
-        margin = summary.bigram - summary.val_loss
-        verdict = f"{abs(margin):.3f} nats per token {'better' if margin > 0 else 'worse'} than the bigram"
-        console.print(f"step {summary.step}: validation loss {summary.val_loss:.3f}, bigram {summary.bigram:.3f} ({verdict})")
+        verdict = _against_bigram(summary.val_loss, summary.bigram)
+        console.print(f"step {summary.step}: validation loss {summary.val_loss:.3f}{verdict}")
     if summary.export is None:
         console.print(f"interrupted; continue with: strata train --resume {summary.run.name}")
     else:

@@ -1,7 +1,5 @@
 """Driver of a training run: checks and prepares it, follows Ray Train's workers, and exports the model."""
 
-import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,21 +13,15 @@ from strata.platform.files import write_atomic
 from strata.platform.recipe import Recipe
 from strata.platform.runs import Run, State
 from strata.training.checkpoint import format, ownership, resuming
-from strata.training.checkpoint.export import TOKENIZER, export_run
+from strata.training.checkpoint.export import export_run
 from strata.training.checkpoint.storage import Folder
-from strata.training.data import shards
-from strata.training.data.bigram import cached_bigram_loss
-from strata.training.data.corpus import open_corpus
-from strata.training.data.windows import Windows
 from strata.training.interrupts import Interrupts, caught
-from strata.training.layout import require_workable
 from strata.training.loop import Job
-from strata.training.memory import require_memory
 from strata.training.metrics import records
 from strata.training.metrics.plot import plot_losses
-from strata.training.metrics.startup import Startup
-from strata.training.schedule import Plan
-from strata.training.time_budget import recorded
+from strata.training.preparation import prepare
+from strata.training.schedule.learning_rate import Plan
+from strata.training.schedule.time_budget import recorded
 from strata.training.workers import run_workers
 
 
@@ -40,7 +32,7 @@ class Summary:
     run: Run
     step: int  # the last one
     val_loss: float | None  # nats per token; None before the first evaluation
-    bigram: float  # the validation loss of a bigram model, the bar to beat
+    bigram: float | None  # the validation loss of a bigram model, the bar to beat; None for fine-tuning
     export: Path | None  # folder in Hugging Face's format; None for a run that was interrupted
 
 
@@ -51,7 +43,9 @@ def start(recipe: Recipe, name: str | None, stem: str, console: Console) -> Summ
         checkpoints = format.location(run, recipe.train)
         with _settled(run, console, fresh=checkpoints), run.locked():
             ownership.claim_new(run, checkpoints)
-            job, bigram = _prepare(run, recipe, console)
+            job, bigram = prepare(run, recipe, console)
+            if job.train != recipe.train:  # its steps follow from its epochs
+                write_atomic(run.path / "recipe.yaml", recipe_file.dump(recipe.model_copy(update={"train": job.train})))
             return _train(replace(job, id=run.id() or ""), bigram, interrupts, console)
 
 
@@ -63,7 +57,8 @@ def resume(run: Run, recipe: Recipe, console: Console, take_over: bool = False) 
     with caught() as interrupts, run.locked():
         _require_free(run, take_over, console)
         place = ownership.require_own(run, format.location(run, recipe.train))
-        job, bigram = _prepare(run, recipe, console)
+        job, bigram = prepare(run, recipe, console)
+        recipe = recipe.model_copy(update={"train": job.train})
         history = records.read(run.metrics)
         found = format.newest(job.checkpoints, console.print)
         if found:
@@ -106,7 +101,8 @@ def start_or_resume(recipe: Recipe, name: str, stem: str, console: Console) -> S
 def _changes(then: Recipe, now: Recipe) -> list[str]:
     """Keys of the sections that training reads which differ. A changed serve section does not make it another run."""
     before, after = (recipe.model_dump(include={"model", "data", "train", "parallel"}) for recipe in (then, now))
-    return [f"{section}.{key}" for section in after for key in after[section] if before[section][key] != after[section][key]]
+    changed = [f"{section}.{key}" for section in after for key in after[section] if before[section][key] != after[section][key]]
+    return [key for key in changed if key != "train.steps" or now.train.epochs is None]
 
 
 def _require_free(run: Run, take_over: bool, console: Console) -> None:
@@ -124,41 +120,16 @@ def _require_free(run: Run, take_over: bool, console: Console) -> None:
         console.print(f"Run '{run.name}' was last trained on {state.host}; it continues here.")
 
 
-def _prepare(run: Run, recipe: Recipe, console: Console) -> tuple[Job, float]:
-    """Checks the recipe and prepares the tokens: every error that can be found before workers start is raised here."""
-    startup = Startup()
-    startup.done("this command")
-    require_workable(recipe.model, recipe.train, recipe.parallel)
-    if recipe.parallel.device == "cpu" and "RAY_ADDRESS" not in os.environ:
-        require_memory(recipe.model, recipe.train, recipe.parallel)
-    with console.status("reading the corpus"):
-        tokens = shards.prepare(open_corpus(recipe.data), recipe.model.vocab, recipe.data.holdout, console.print)
-        meta = shards.read_meta(tokens)
-        for note in meta.notes:
-            console.print(note, markup=False)
-        for split in shards.SPLITS:
-            if len(Windows(tokens, split, recipe.model.context)) == 0:
-                cause = f"The corpus is too small: {meta.tokens[split]} tokens for {split}, model.context={recipe.model.context}."
-                raise UserError(cause, "Use more text (data.path), or lower model.context.")
-        bigram = cached_bigram_loss(tokens, recipe.model.context, recipe.train.eval_sequences, recipe.model.vocab)
-    train, held_out = (meta.tokens[split] for split in shards.SPLITS)
-    console.print(f"{train:,} tokens to train on, {held_out:,} held out; bigram loss {bigram:.3f}")
-    startup.done("corpus")
-    phases = tuple(startup.phases.items())
-    return Job(run.path, tokens, recipe.model, recipe.train, recipe.parallel, phases=phases), bigram
-
-
-def _train(job: Job, bigram: float, interrupts: Interrupts, console: Console) -> Summary:
+def _train(job: Job, bigram: float | None, interrupts: Interrupts, console: Console) -> Summary:
     run = Run(job.run)
-    (run.path / TOKENIZER).mkdir(exist_ok=True)
-    shutil.copy(job.tokens / "tokenizer.json", run.path / TOKENIZER)
     stopped, step = False, job.begun
     steps = _planned(run, job).steps
-    if job.begun < steps:
+    if job.begun < steps or (steps == 0 and not format.step_names(job.checkpoints)):
         outcome = run_workers(job, interrupts, console)
         if outcome.problem:
             raise outcome.problem
-        stopped, step, steps = outcome.stopped, outcome.step, _planned(run, job).steps
+        stopped, step = outcome.stopped, outcome.step
+        steps = _planned(run, job).steps if stopped else step
     history = records.read(run.metrics)
     if history:
         plot_losses(history, bigram, run.plot)

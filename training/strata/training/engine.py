@@ -5,18 +5,23 @@ DeepSpeed is imported inside functions: it probes for devices on import, which f
 
 import os
 from collections.abc import Iterable
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
+from strata.platform.errors import UserError
 from strata.platform.recipe import ModelSection, ParallelSection, TrainSection
-from strata.training.layout import accumulation
+from strata.training.layout import accumulation, place
 from strata.training.model import balance
 from strata.training.model.llama import Head, Layer, Llama
+from strata.training.model.lora import is_adapter
 from strata.training.parallel import clipping, data, expert, pipeline, recompute, sequence, tensor
 from strata.training.parallel.shard_map import whole_name
 from strata.training.patches.adamw import EagerAdamW
+from strata.training.preferences.objective import PreferenceObjective
 
 
 def build(model: ModelSection, train: TrainSection, parallel: ParallelSection) -> Any:
@@ -35,20 +40,31 @@ def build(model: ModelSection, train: TrainSection, parallel: ParallelSection) -
     deepspeed.init_distributed()  # uses torch's process group
     groups = None
     module: Any
+    preference = PreferenceObjective(train.preference, None) if train.preference else None
     if parallel.pipeline > 1:
-        module = pipeline.build(model, train, parallel)
+        module = pipeline.build(model, train, parallel, preference)
         if parallel.tensor > 1:
             tensor.split_stage(module, module.mpu().get_slice_parallel_group())
     else:
-        module = Llama(model, train.seed, train.kernels)
+        module = _whole(model, train, parallel)
         if parallel.sequence > 1:
             groups = sequence.initialize(parallel.sequence)
             sequence.apply(module, groups)
-    selection = recompute.apply(module, train.recompute)
+            if train.preference:
+                preference = PreferenceObjective(train.preference, groups.get_sequence_parallel_group())
+        module.lm_head.preference = preference
+    freeze(module, model, train, parallel)
+    selection = recompute.apply(module, train.recompute, random=bool(train.lora and train.lora.dropout))
 
     def optimizer(_: object) -> torch.optim.Optimizer:
         """Called when the module has its final parameters: tensor and expert parallelism replace some of them."""
-        named = ((whole_name(name, model, parallel), parameter) for name, parameter in module.named_parameters())
+        if parallel.tensor > 1:
+            tensor.finish(module, _tensor_group(module, parallel))
+        named = (
+            (whole_name(name, model, parallel), parameter)
+            for name, parameter in module.named_parameters()
+            if parameter.requires_grad
+        )
         adamw = torch.optim.AdamW if train.compile else EagerAdamW
         return adamw(parameter_groups(named, train), lr=train.lr, betas=(0.9, 0.95), fused=True)
 
@@ -58,6 +74,8 @@ def build(model: ModelSection, train: TrainSection, parallel: ParallelSection) -
         config=deepspeed_config(model, train, parallel),
         mpu=groups,
     )
+    if preference:
+        engine.preference = preference
     clipping.correct(engine, parallel)
     if data.replaces_deepspeed(parallel):
         data.attach(engine)
@@ -70,6 +88,52 @@ def build(model: ModelSection, train: TrainSection, parallel: ParallelSection) -
             if isinstance(part, Layer | Head):
                 part.compile()
     return engine
+
+
+def _whole(model: ModelSection, train: TrainSection, parallel: ParallelSection) -> Llama:
+    """The whole model on this rank. The weights of an imported one are loaded later, each rank its own: until then they take no
+    memory that was not written to, and with ZeRO-3 each rank allocates only its partition."""
+    if model.family is None:
+        return Llama(model, train.seed, train.kernels, train.lora)
+    if parallel.zero == 3 and parallel.tensor == 1 and parallel.expert == 1:
+        import deepspeed
+
+        with deepspeed.zero.Init(config_dict_or_path=deepspeed_config(model, train, parallel)):
+            return Llama(model, None, train.kernels, train.lora)
+    with torch.device("meta"):
+        module = Llama(model, None, train.kernels, train.lora)
+    module.to_empty(device="cpu")
+    module.tie(model)  # `to_empty` allocates a tied weight twice
+    return module
+
+
+def freeze(module: Any, model: ModelSection, train: TrainSection, parallel: ParallelSection) -> None:
+    """Excludes parameters from training by the patterns of `train.freeze`. Called by all ranks, as each must train some."""
+    if not (train.freeze or train.lora):
+        return
+    for name, parameter in module.named_parameters():
+        if is_frozen(whole_name(name, model, parallel), train):
+            parameter.requires_grad_(False)
+    idle: list[bool] = [False] * dist.get_world_size()
+    dist.all_gather_object(idle, not any(parameter.requires_grad for parameter in module.parameters()))
+    if any(idle):
+        where = f"stage {place(idle.index(True), parallel).stage} of the pipeline" if parallel.pipeline > 1 else "the model"
+        raise UserError(f"train.freeze={','.join(train.freeze)} leaves nothing of {where} to train.", "Freeze fewer parameters.")
+    if parallel.pipeline > 1:
+        pipeline.leave_out_frozen_ties(module)
+
+
+def is_frozen(name: str, train: TrainSection) -> bool:
+    """Whether a parameter, by its name in the whole model, is not trained."""
+    return (train.lora is not None and not is_adapter(name)) or any(fnmatchcase(name, pattern) for pattern in train.freeze)
+
+
+def _tensor_group(module: Any, parallel: ParallelSection) -> Any:
+    if parallel.pipeline > 1:
+        return module.mpu().get_slice_parallel_group()
+    from deepspeed.utils import groups
+
+    return groups.get_tensor_model_parallel_group()
 
 
 def deepspeed_config(model: ModelSection, train: TrainSection, parallel: ParallelSection) -> dict[str, Any]:
@@ -104,15 +168,15 @@ def deepspeed_config(model: ModelSection, train: TrainSection, parallel: Paralle
 
 
 def parameter_groups(named: Iterable[tuple[str, nn.Parameter]], train: TrainSection) -> list[dict[str, Any]]:
-    """Optimizer groups. Norm weights are scales around one, so they do not decay to zero. An embedding row gets a gradient only
-    when its token occurs, so embeddings may take larger steps (`embedding_lr_ratio`) and do not decay either."""
+    """Optimizer groups. Norm weights, biases and sinks do not decay: zero is no neutral value of them. An embedding row gets
+    a gradient only when its token occurs, so embeddings may take larger steps (`embedding_lr_ratio`) and do not decay either."""
     from deepspeed.moe.utils import is_moe_param, split_params_into_different_moe_groups_for_optimizer
 
     tables, norms, matrices = [], [], []
     for name, parameter in named:
         if name.endswith(("embed_tokens.weight", "lm_head.weight")):
             tables.append(parameter)
-        elif name.endswith("norm.weight"):
+        elif name.endswith(("norm.weight", ".bias", ".sinks")):
             norms.append(parameter)
         else:
             matrices.append(parameter)

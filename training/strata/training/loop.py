@@ -1,7 +1,7 @@
 """Training loop of a worker.
 
-The loop draws no random numbers: the data order is a function of seed and step, and the model has no dropout. So a checkpoint
-is the engine's state and the step, and a resumed run repeats the uninterrupted one exactly.
+The data order and the dropout of adapters are functions of seed and step. So a checkpoint is the engine's state and the step,
+and a resumed run repeats the uninterrupted one exactly.
 """
 
 import math
@@ -20,22 +20,30 @@ from strata.platform.errors import UserError
 from strata.platform.recipe import ModelSection, ParallelSection, TrainSection
 from strata.platform.runs import Run
 from strata.training import engine
-from strata.training.checkpoint import format
+from strata.training.batch import Batch
+from strata.training.checkpoint import format, pretrained, starting_weights
 from strata.training.checkpoint.saver import Saver
 from strata.training.checkpoint.storage import Folder
-from strata.training.data.sampler import Indices, rank_indices
-from strata.training.data.windows import Windows
+from strata.training.data import windows
+from strata.training.data.finetuning import rows as finetuning_rows
+from strata.training.data.rows import Rows, TrainingData, mean_divisor
+from strata.training.data.sampler import Indices
 from strata.training.layout import accumulation, place
 from strata.training.memory import peak_memory
 from strata.training.metrics import records
 from strata.training.metrics.records import Record
 from strata.training.metrics.stopwatch import Stopwatch
 from strata.training.metrics.telemetry import Telemetry, checkpoint_failures
+from strata.training.metrics.trackers import Trackers
 from strata.training.model import flops
-from strata.training.model.ops import IGNORED
-from strata.training.schedule import Plan, learning_rate
+from strata.training.preferences import losses
+from strata.training.preferences.pairs import Reference, pairs_of
+from strata.training.preferences.reference_pass import ReferenceValues, weights_digest
+from strata.training.schedule.early_stop import EarlyStop
+from strata.training.schedule.learning_rate import Plan, learning_rate
+from strata.training.schedule.time_budget import TimeBudget, recorded, to_record
 from strata.training.steps import Batches, Stages, Whole
-from strata.training.time_budget import TimeBudget, recorded, to_record
+from strata.training.targets import IGNORED
 
 
 @dataclass(frozen=True)
@@ -50,6 +58,7 @@ class Job:
     id: str = ""  # the run's id
     begun: int = 0  # step of the checkpoint that the driver found
     verified: str = ""  # identity of that checkpoint, whose digests the driver has verified
+    mix: tuple[float, ...] = ()  # weights of the sets in `tokens`, for fine-tuning; none: `tokens` has windows of a corpus
     phases: tuple[tuple[str, float], ...] = ()  # startup phases of the command so far, in seconds
 
     @property
@@ -68,7 +77,7 @@ class Job:
 
     @property
     def origin(self) -> format.Origin:
-        return format.Origin(self.model.model_dump(), self.tokens.name, self.train.batch, self.train.seed, self.id)
+        return format.Origin(self.model.model_dump(mode="json"), self.tokens.name, self.train.batch, self.train.seed, self.id)
 
 
 @dataclass(frozen=True)
@@ -79,6 +88,12 @@ class Outcome:
     step: int
     stopped: bool = False
     problem: UserError | None = None
+
+
+def training_data(job: Job) -> TrainingData:
+    if job.mix:
+        return finetuning_rows.training_data(job.tokens, job.mix)
+    return windows.training_data(job.tokens, job.model.context)
 
 
 def train_worker(config: dict[str, Job]) -> Outcome:
@@ -92,12 +107,13 @@ def train_worker(config: dict[str, Job]) -> Outcome:
         return train(worker, step, _silent, saver, problem=lambda: _explained(job, saver.problem))
     tokens_per_step = job.train.batch * job.model.context
     telemetry = Telemetry(job.run.name, job.train.steps, tokens_per_step, restarts=_starts(job))
-    with telemetry, records.Writer(Run(job.run).metrics) as history:
+    run = Run(job.run)
+    with telemetry, Trackers(run, job.train.trackers) as trackers, records.Writer(run.metrics) as history:
         try:
             worker, saver, step = _begin(job)
         except UserError as problem:
             return Outcome(0, problem=problem)
-        report = _reporter(job, step, saver, telemetry, history)
+        report = _reporter(job, step, saver, telemetry, history, trackers)
         return train(worker, step, report, saver, telemetry.not_finite, lambda: _explained(job, saver.problem or history.problem))
 
 
@@ -105,8 +121,10 @@ def _begin(job: Job) -> tuple["Worker", Saver, int]:
     worker = Worker(job)
     failed = checkpoint_failures(job.run.name)
     saver = Saver(job.checkpoints, worker.engine, job.model, job.train, job.parallel, job.origin, failed)
+    worker.prepare_reference()
     step = saver.resume(job.verified, lambda: max(job.begun, records.last_saved(Run(job.run).metrics)))
-    worker.continue_plan(step)
+    starting_weights.load(worker.engine, job.model, job.train, job.parallel, step)
+    worker.continue_history(step)
     return worker, saver, step
 
 
@@ -135,6 +153,8 @@ def train(
     checkpoint after the last recorded step would leave a permanent hole in the run's history."""
     section = worker.job.train
     stall: float | None = None
+    if saver and section.steps == 0:
+        saver.save(0, None, "sync")  # an import without training
     while step < worker.plan.steps:
         begin = time.perf_counter()
         loss, stop, failed = worker.step(step, problem() is not None)
@@ -148,9 +168,11 @@ def train(
             return Outcome(step, problem=diverged)
         if failed:
             return Outcome(step, problem=worker.agree(problem()))
-        last = stop or step == worker.plan.steps
+        last, exhausted = stop or step == worker.plan.steps, False
         if last or step % section.eval_every == 0:
             record["val_loss"] = worker.evaluate()
+            exhausted = worker.early_stop.seen(record["val_loss"])
+        last = last or exhausted
         report(record)
         if saver and (last or step % section.checkpoint_every == 0):
             if common := worker.agree(problem()):
@@ -158,15 +180,15 @@ def train(
             stall = saver.save(step, record.get("val_loss"), "sync" if last else section.checkpoint_upload)
             if last and (common := worker.agree(problem())):
                 return Outcome(step, problem=common)
-        if stop:
-            return Outcome(step, stopped=step < worker.plan.steps)
+        if stop or exhausted:
+            return Outcome(step, stopped=step < worker.plan.steps and not exhausted)
     return Outcome(step)
 
 
 class Worker:
     """One rank: its engine and its data."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, data: TrainingData | None = None) -> None:
         self.job = job
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.engine: Any = engine.build(job.model, job.train, job.parallel)
@@ -176,35 +198,42 @@ class Worker:
             if job.parallel.pipeline > 1
             else Whole(self.engine, job.model, job.parallel, self._watch)
         )
-        self._train_windows = Windows(job.tokens, "train", job.model.context)
-        self._validation_windows = Windows(job.tokens, "validation", job.model.context)
+        self.data = data or training_data(job)
         self._peak = self._peak_flops() if self.rank == 0 else None
         self.plan = Plan.of(job.train)
+        self.early_stop = EarlyStop(job.train.early_stop)
         self._budget: TimeBudget | None = None
+        self._reference: dict[str, Reference] = {}  # by split
 
-    def continue_plan(self, step: int) -> None:
-        """Follows the time budget, from the plan recorded at `step`. Called by all ranks; rank 0 decides."""
+    def continue_history(self, step: int) -> None:
+        """Follows the time budget and the early stop from the records up to `step`. Called by all ranks; rank 0 reads."""
         train = self.job.train
-        if train.time_budget_s is None:
+        if train.time_budget_s is None and train.early_stop is None:
             return
-        found: list[tuple[Plan, float]] = [(self.plan, 0.0)]
+        found: list[tuple[Plan, float, EarlyStop]] = [(self.plan, 0.0, self.early_stop)]
         if self.rank == 0:
-            history = records.read(Run(self.job.run).metrics) if step else []
-            found = [recorded(next((record for record in reversed(history) if record["step"] == step), None), train)]
+            history = [record for record in records.read(Run(self.job.run).metrics) if record["step"] <= step] if step else []
+            last = history[-1] if history and history[-1]["step"] == step else None
+            found = [(*recorded(last, train), EarlyStop.after(train.early_stop, history))]
         dist.broadcast_object_list(found, 0)
-        self.plan, spent = found[0]
-        if self.rank == 0:
+        self.plan, spent, self.early_stop = found[0]
+        if self.rank == 0 and train.time_budget_s is not None:
             self._budget = TimeBudget(train, spent)
 
     def step(self, step: int, failed: bool = False) -> tuple[float, bool, bool]:
         """Runs a step. Returns the mean loss over all ranks, whether a stop was requested, and whether any rank `failed` to
         write. One small all-reduce carries these three, and the number of steps that rank 0 plans."""
         section, parallel = self.job.train, self.job.parallel
+        self._seed_dropout(step)
         rate = learning_rate(step, section, self.plan)
         engine.set_learning_rate(self.engine, rate)
-        indices = rank_indices(step, self.rank, section.batch, len(self._train_windows), section.seed, parallel)
+        here = place(self.rank, parallel)
+        indices = self.data.order(step, section.batch, here.data, parallel.data, section.seed)
         micro_batches = np.split(indices, accumulation(section, parallel))
-        loss = self._steps.train(self._batches(self._train_windows, micro_batches), len(micro_batches))
+        everyone = self.data.order(step, section.batch, 0, 1, section.seed)
+        divisor = self._divisor(self.data.train, everyone, len(micro_batches))
+        batches = self._batches(self.data.train, micro_batches, divisor, reference=self._reference.get("train"))
+        loss = self._steps.train(batches, len(micro_batches))
         stop = self.rank == 0 and self.job.stop.exists()
         steps = self._budget.finished(step + 1, self.plan).steps if self._budget else 0
         # float64: an fp32 number of steps would be inexact beyond 16 million
@@ -214,6 +243,12 @@ class Worker:
         if steps and steps != self.plan.steps:
             self.plan = self.plan.revised(step + 1, int(steps))
         return mean / self.world, stop_sum > 0, failed_sum > 0
+
+    def _seed_dropout(self, step: int) -> None:
+        """Adapters' dropout depends on seed and step, so a resumed run repeats it. Tensor-parallel ranks drop the same."""
+        if self.job.train.lora and self.job.train.lora.dropout:
+            here = place(self.rank, self.job.parallel)
+            torch.manual_seed(hash((self.job.train.seed, step, here.stage, here.data, here.sequence)))
 
     def agree(self, problem: UserError | None) -> UserError | None:
         """The problem of the lowest rank that has one. Called by all ranks."""
@@ -234,6 +269,8 @@ class Worker:
             seconds=self._watch.read(),
             peak_memory_bytes=peak_memory(torch.device(self.engine.device)),
         )
+        if self.job.train.preference:
+            record["preference"] = self._preference_metrics()
         if self._budget:
             record["plan"] = to_record(self.plan, self._budget.spent, self.job.train)
         mfu = flops.mfu(rate, flops.flops_per_token(self.job.model), self.world, self._peak)
@@ -241,15 +278,30 @@ class Worker:
             record["mfu"] = mfu
         return record
 
+    def _preference_metrics(self) -> dict[str, float]:
+        """Accuracy, rewards and margin of the last step, over all ranks."""
+        sums = self.engine.preference.take_sums().to(self.engine.device)
+        dist.all_reduce(sums)
+        return losses.means(sums)
+
     def _peak_flops(self) -> float | None:
         """Peak FLOP/s of a device. Measured on rank 0 while the other ranks wait: on a laptop they share its cores."""
         parallel = self.job.parallel
         return flops.peak_flops(parallel.device, self.job.train.precision, parallel.cpus_per_worker)
 
     def evaluate(self) -> float:
-        """Validation loss. All ranks run the same number of forward passes; padding has ignored targets."""
+        """Validation loss."""
+        rows = self.data.validation
+        mean, _ = self.run_rows(rows, rows.evenly(self.job.train.eval_sequences), self._reference.get("validation"))
+        total = mean.clone()
+        dist.all_reduce(total)
+        self._watch.read()  # discards the evaluation's time, which is not part of the next step
+        return float(total.item()) / self.world
+
+    def run_rows(self, rows: Rows, indices: Indices, reference: Reference | None) -> tuple[torch.Tensor, Indices]:
+        """Mean loss of this rank's share of rows without training on them, and which rows these are. All ranks run the same
+        number of forward passes; padding has ignored targets."""
         section, parallel = self.job.train, self.job.parallel
-        indices = self._validation_windows.evenly(section.eval_sequences)
         per_round = parallel.data * section.micro_batch
         rounds = math.ceil(len(indices) / per_round)
         if parallel.schedule == "dualpipev":  # evaluates in whole steps
@@ -257,20 +309,60 @@ class Worker:
         padded = np.resize(indices, rounds * per_round)
         counts = np.arange(len(padded)) < len(indices)
         mine = slice(place(self.rank, parallel).data, None, parallel.data)
-        batches = self._batches(self._validation_windows, np.split(padded[mine], rounds), np.split(counts[mine], rounds))
-        mean = self._steps.evaluate(batches, rounds).clone()
-        dist.all_reduce(mean)
-        self._watch.read()  # discards the evaluation's time, which is not part of the next step
-        return mean.item() / self.world * len(padded) / len(indices)
+        divisor = self._divisor(rows, indices, rounds)
+        batches = self._batches(rows, np.split(padded[mine], rounds), divisor, np.split(counts[mine], rounds), reference)
+        return self._steps.evaluate(batches, rounds), padded[mine][counts[mine]]
 
-    def _batches(self, windows: Windows, batches: list[Indices], counts: list[Any] | None = None) -> Batches:
+    def _divisor(self, rows: Rows, indices: Indices, micro_batches: int) -> float:
+        """Denominator of a micro-batch's loss. Sequence-parallel ranks have a share of the tokens, but all pairs."""
+        parallel = self.job.parallel
+        if self.job.train.preference and isinstance(rows, finetuning_rows.Rows):
+            return float(rows.pairs(indices).sum()) / (micro_batches * parallel.data)
+        return mean_divisor(rows, indices, micro_batches * parallel.data * parallel.sequence)
+
+    def prepare_reference(self) -> None:
+        """Finds or computes the reference model's log-probabilities for preference data. Called before a checkpoint is loaded."""
+        job, preference = self.job, self.job.train.preference
+        if preference is None or not preference.needs_reference:
+            return
+        assert job.model.source
+        weights = weights_digest(pretrained.resolve(job.model.source))
+        loaded = False
+        for split, rows in (("train", self.data.train), ("validation", self.data.validation)):
+            assert isinstance(rows, finetuning_rows.Rows)
+            values = ReferenceValues(rows, split, weights, job.model, job.train)
+            missing = values.missing_rows()
+            if len(missing):
+                if not loaded:
+                    starting_weights.load(self.engine, job.model, job.train, job.parallel, 0)
+                    loaded = True
+                values.complete(missing, self, job.parallel)
+            self._reference[split] = values.of
+
+    def _batches(
+        self,
+        rows: Rows,
+        batches: list[Indices],
+        divisor: float,
+        counts: list[Any] | None = None,
+        reference: Reference | None = None,
+    ) -> Batches:
         for number, indices in enumerate(batches):
             with self._watch.phase("data"):
-                tokens = torch.from_numpy(windows.read(indices)).to(self.engine.device)
-                targets = tokens[:, 1:].clone()
+                read = rows.read(indices)
+                tokens, targets, positions = (
+                    None if values is None else torch.from_numpy(values).to(self.engine.device)
+                    for values in (read.tokens, read.targets, read.positions)
+                )
+                assert tokens is not None and targets is not None
                 if counts is not None:
+                    targets = targets.clone()
                     targets[~torch.from_numpy(counts[number])] = IGNORED
-            yield tokens[:, :-1], targets
+                pairs = None
+                if self.job.train.preference:
+                    now = None if counts is None else counts[number]
+                    pairs = pairs_of(read, indices, reference, torch.device(self.engine.device), now)
+            yield Batch(tokens, targets, positions, divisor, pairs)
 
 
 def _not_finite(record: Record) -> UserError | None:
@@ -285,7 +377,9 @@ def _starts(job: Job) -> int:
     return len(job.starts.read_text().splitlines()) if job.starts.exists() else 0
 
 
-def _reporter(job: Job, step: int, saver: Saver, telemetry: Telemetry, history: records.Writer) -> Callable[[Record], None]:
+def _reporter(
+    job: Job, step: int, saver: Saver, telemetry: Telemetry, history: records.Writer, trackers: Trackers
+) -> Callable[[Record], None]:
     records.cut(Run(job.run).metrics, step)
     with job.starts.open("a") as starts:
         starts.write(f"{step}\n")
@@ -303,6 +397,7 @@ def _reporter(job: Job, step: int, saver: Saver, telemetry: Telemetry, history: 
         if record["step"] % job.train.checkpoint_every == 0 or "val_loss" in record:
             history.flush()
         telemetry.record(record)
+        trackers.record(record)
 
     return report
 

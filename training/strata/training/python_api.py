@@ -1,4 +1,4 @@
-"""Python API of training: `strata.training.train(recipe)`. The `train` command calls it too.
+"""Python API of training: `strata.training.train(recipe)` and `evaluate(run, tasks)`. The `train` command calls it too.
 
 `strata.training.driver` and with it torch's stack are imported on the first call, so that the command line starts fast.
 """
@@ -15,6 +15,7 @@ from strata.platform.runs import Run
 
 if TYPE_CHECKING:
     from strata.training.driver import Summary
+    from strata.training.metrics.evaluations import Evaluation
 
 UNNAMED = "run"  # prefix of the run's name for a recipe that comes from no file
 
@@ -72,6 +73,47 @@ def train_or_resume(
     from strata.training import driver
 
     return driver.start_or_resume(_load(recipe, overrides), run, _stem(recipe), console or _silent())
+
+
+def evaluate(
+    subject: Run | str | Path,
+    tasks: Sequence[str],
+    *,
+    limit: int | None = None,
+    shots: int | None = None,
+    chat: bool = False,
+    truncate: bool = False,
+    include: Sequence[Path] = (),
+    console: Console | None = None,
+) -> "Evaluation":
+    """Scores a model with lm-evaluation-harness, and stores the result in the run's folder.
+
+        evaluation = strata.training.evaluate("laptop-1", ["python_lines"])
+        print(evaluation.scores)
+
+    Args:
+        subject: A run or its name, a model folder, or the address of an endpoint.
+        tasks: Tasks or groups of the harness by name, or paths of YAML files.
+        limit: Samples of each task. Default: all.
+        shots: Examples in each prompt. Default: as many as each task defines.
+        chat: Whether to write prompts with the model's chat template.
+        truncate: Whether to cut the beginning of prompts that are longer than the context. Default: they are refused.
+        include: Folders with YAML files of tasks.
+        console: Where progress is printed. Default: nothing is printed.
+
+    Raises:
+        UserError: The model, a task or the harness is missing, or a request does not fit the model.
+    """
+    from strata.training.evaluation import evaluate as running
+    from strata.training.evaluation.subject import resolve
+    from strata.training.metrics.evaluations import Settings
+
+    name = subject.name if isinstance(subject, Run) else str(subject.absolute()) if isinstance(subject, Path) else subject
+    found = resolve(name)
+    settings = Settings(tuple(tasks), limit, shots, chat, truncate)
+    evaluation = running.evaluate(found, settings, console or _silent(), include=include)
+    running.store(found, evaluation)
+    return evaluation
 
 
 def _load(recipe: Recipe | str | Path, overrides: Sequence[str]) -> Recipe:

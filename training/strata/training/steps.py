@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from strata.platform.recipe import ModelSection, ParallelSection
+from strata.training.batch import Batch
 from strata.training.layout import place
 from strata.training.metrics.stopwatch import Stopwatch
+from strata.training.model.rope import document_bounds
 from strata.training.parallel.data import gradient_scale
 
-Batches = Iterator[tuple[Tensor, Tensor]]  # tokens and targets, both [batch, tokens]
+Batches = Iterator[Batch]
 
 
 class Whole:
@@ -29,9 +31,9 @@ class Whole:
 
     def train(self, batches: Batches, count: int) -> Tensor:
         total = torch.zeros((), device=self._engine.device)
-        for tokens_bt, targets_bt in batches:
+        for batch in batches:
             with self._watch.phase("forward"):
-                loss = self._loss(tokens_bt, targets_bt)
+                loss = self._loss(batch)
             with self._watch.phase("backward"):
                 self._engine.backward(loss * self._scale)
             with self._watch.phase("optimizer"):
@@ -42,12 +44,18 @@ class Whole:
     @torch.no_grad()
     def evaluate(self, batches: Batches, count: int) -> Tensor:
         self._engine.eval()
-        total = torch.stack([self._loss(*batch) for batch in batches]).mean()
+        total = torch.stack([self._loss(batch) for batch in batches]).mean()
         self._engine.train()
         return total
 
-    def _loss(self, tokens_bt: Tensor, targets_bt: Tensor) -> Tensor:
-        loss: Tensor = self._engine(tokens_bt[:, self._slice], self._positions_t, targets_bt[:, self._slice])
+    def _loss(self, batch: Batch) -> Tensor:
+        positions, bounds = self._positions_t, None
+        if batch.positions_bt is not None:
+            positions, bounds = batch.positions_bt[:, self._slice], document_bounds(batch.positions_bt)
+        tokens_bt, targets_bt = batch.tokens_bt[:, self._slice], batch.targets_bt[:, self._slice]
+        # As separate arguments: DeepSpeed compares them between tensor-parallel ranks, and cannot compare tuples.
+        pairs = (batch.pairs.document_bt[:, self._slice], batch.pairs.reference_n) if batch.pairs else (None, None)
+        loss: Tensor = self._engine(tokens_bt, positions, targets_bt, batch.count, bounds, *pairs)
         return loss
 
 
@@ -67,15 +75,25 @@ class Stages:
         }
 
     def train(self, batches: Batches, count: int) -> Tensor:
-        loss: Tensor = self._engine.train_batch(batches)
+        loss: Tensor = self._engine.train_batch(stage_inputs(batches))
         return loss.detach()
 
     def evaluate(self, batches: Batches, count: int) -> Tensor:
         """Mean loss. DualPipeV evaluates as many micro-batches at a time as a training step has: with any other number it mixes
         up its buffers."""
         size = self._engine.micro_batches if self.whole_steps else count
-        losses = [self._engine.eval_batch(batches, num_micro_batches=size) for _ in range(count // size)]
+        inputs = stage_inputs(batches)
+        losses = [self._engine.eval_batch(inputs, num_micro_batches=size) for _ in range(count // size)]
         return torch.stack(losses).mean()
+
+
+def stage_inputs(batches: Batches) -> Iterator[tuple[Any, tuple[Tensor, ...]]]:
+    """Inputs of the first stage and labels of the last, as DeepSpeed's pipeline takes them."""
+    for batch in batches:
+        tokens_bt, positions_bt = batch.tokens_bt, batch.positions_bt
+        inputs = tokens_bt if positions_bt is None else (tokens_bt, positions_bt)
+        pairs = (batch.pairs.document_bt, batch.pairs.reference_n) if batch.pairs else ()
+        yield inputs, (batch.targets_bt, torch.tensor(batch.count, device=tokens_bt.device), *pairs)
 
 
 def _timed(watch: Stopwatch, phase: str, run: Callable[..., None], engine: Any, /, **kwargs: Any) -> None:

@@ -24,7 +24,7 @@ from strata.training.memory import KEEP_FREED_MEMORY, memory_warnings
 from strata.training.metrics.progress import TrainingProgress
 from strata.training.metrics.records import Follower, Record
 from strata.training.metrics.startup import Startup
-from strata.training.time_budget import line as budget_line
+from strata.training.schedule.time_budget import line as budget_line
 
 POLL_S = 0.25
 STATE_EVERY_S = 1.0

@@ -22,7 +22,7 @@ from strata.training.data.sampler import step_indices
 from strata.training.data.windows import Windows
 from strata.training.memory import peak_memory
 from strata.training.metrics.records import Record
-from strata.training.schedule import learning_rate
+from strata.training.schedule.learning_rate import learning_rate
 
 
 def train(module: nn.Module, job: Job, device: torch.device, report: Callable[[Record], None]) -> None:

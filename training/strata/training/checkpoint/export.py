@@ -16,19 +16,22 @@ from torch import Tensor
 
 from strata.platform import file_errors
 from strata.platform.errors import UserError
-from strata.platform.recipe import ModelSection
+from strata.platform.recipe import ModelSection, Recipe
 from strata.platform.runs import Run
-from strata.training.checkpoint import format, ownership, resharding
+from strata.training.checkpoint import adapter, format, model_card, ownership, resharding
+from strata.training.checkpoint.original_form import write_original_form
+from strata.training.checkpoint.pretrained import BASE, Pretrained, resolve
 from strata.training.data import tokenizer
 from strata.training.model import huggingface
 
 TOKENIZER = "tokenizer"  # a run has its own copy, because the cache may be emptied
+ADAPTER = "adapter"  # folder in an export with the adapters in peft's format, beside the merged model
 REPLACED = "replaced"  # the previous export, moved into the new one until that has its final name
 
 
 def export_run(run: Run, to: Path | None, say: Callable[[str], None]) -> Path:
-    """Exports the newest valid checkpoint of a run. Builds the folder next to its target and renames it, so that readers never
-    see a partial export."""
+    """Exports the newest valid checkpoint of a run: an imported model in its original form, others as a Llama or a Mixtral.
+    Builds the folder next to its target and renames it, so that readers never see a partial export."""
     recipe = run.recipe()
     checkpoints = format.location(run, recipe.train)
     ownership.require_own(run, checkpoints)
@@ -38,16 +41,22 @@ def export_run(run: Run, to: Path | None, say: Callable[[str], None]) -> Path:
         raise UserError(cause, f"Continue the run: strata train --resume {run.name}.")
     if to is not None and to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise UserError(f"--to {to} exists and is not an empty folder.", "Choose another folder with --to.")
-    words = _tokenizer_of(run)
+    words = None if recipe.model.family else _tokenizer_of(run)
     target = (to or run.export).resolve()
     target.parent.mkdir(parents=True, exist_ok=True)
     finish_or_remove_leftovers(target)
     building = Path(tempfile.mkdtemp(dir=target.parent, prefix=_prefix(target, os.getpid())))
     try:
-        dtype = torch.float32 if recipe.train.precision == "fp32" else torch.bfloat16
         reader = resharding.Reader(found)
-        write_folder(building, {name: reader.whole(name) for name in reader.names()}, recipe.model, dtype)
-        tokenizer.save(words, building, recipe.model.context)
+        if words is None:
+            write_original_form(building, run.path / BASE, _whole_weights(reader, recipe), recipe.model)
+            if recipe.train.lora:
+                adapter.write(building / ADAPTER, reader.whole, recipe.model, recipe.train.lora)
+        else:
+            dtype = torch.float32 if recipe.train.precision == "fp32" else torch.bfloat16
+            write_folder(building, {name: reader.whole(name) for name in reader.names()}, recipe.model, dtype)
+            tokenizer.save(words, building, recipe.model.context)
+        model_card.write(building, run, model_card.Origin(found.step, found.origin.tokens))
         building.chmod(0o755)
         if target.exists():
             target.rename(building / REPLACED)
@@ -63,6 +72,22 @@ def export_run(run: Run, to: Path | None, say: Callable[[str], None]) -> Path:
     finally:
         shutil.rmtree(building, ignore_errors=True)
     return target
+
+
+def _whole_weights(reader: resharding.Reader, recipe: Recipe) -> Callable[[str], Tensor]:
+    """Weights by name: the checkpoint's, those of the imported model that were not trained, and both merged for adapters."""
+    if not (recipe.train.lora or recipe.train.freeze):
+        return reader.whole
+    assert recipe.model.source
+    base = Pretrained(resolve(recipe.model.source), recipe.model)
+    trained = set(reader.names())
+
+    def whole(name: str) -> Tensor:
+        return reader.whole(name) if name in trained else base.whole(name)
+
+    if recipe.train.lora is None:
+        return whole
+    return adapter.merging(whole, adapter.adapted(recipe.model, recipe.train.lora), recipe.train.lora)
 
 
 def _tokenizer_of(run: Run) -> Tokenizer:

@@ -7,7 +7,7 @@ from strata.platform.runs import Run, State
 from strata.training.checkpoint import export, format, ownership
 from strata.training.checkpoint.ownership import Place
 from strata.training.metrics.records import Record
-from strata.training.schedule import learning_rate
+from strata.training.schedule.learning_rate import learning_rate
 
 SCHEDULE = ("lr", "steps", "warmup", "min_lr_ratio", "schedule")
 

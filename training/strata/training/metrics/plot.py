@@ -5,7 +5,7 @@ from pathlib import Path
 from strata.training.metrics.records import Record
 
 
-def plot_losses(records: list[Record], bigram: float, path: Path) -> None:
+def plot_losses(records: list[Record], bigram: float | None, path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -14,7 +14,8 @@ def plot_losses(records: list[Record], bigram: float, path: Path) -> None:
     axes.plot([r["step"] for r in records], [r["loss"] for r in records], linewidth=0.8, alpha=0.7, label="training")
     evaluated = [r for r in records if "val_loss" in r]
     axes.plot([r["step"] for r in evaluated], [r["val_loss"] for r in evaluated], marker="o", label="validation")
-    axes.axhline(bigram, color="gray", linestyle="--", label=f"bigram {bigram:.2f}")
+    if bigram is not None:
+        axes.axhline(bigram, color="gray", linestyle="--", label=f"bigram {bigram:.2f}")
     axes.set(xlabel="step", ylabel="loss (nats per token)")
     axes.legend()
     FigureCanvasAgg(figure).print_png(str(path))

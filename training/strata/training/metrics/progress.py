@@ -5,7 +5,7 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from strata.training.metrics.records import Record
+from strata.training.metrics.records import Record, perplexity
 from strata.training.metrics.startup import Startup
 
 LINE_EVERY_S = 10.0
@@ -64,8 +64,9 @@ def _note(record: Record) -> str:
 
 
 def _details(record: Record) -> str:
-    """Validation loss, time by phase and peak memory: too long for the progress bar."""
-    parts = [f"  validation {record['val_loss']:.3f}"]
+    """Validation loss and perplexity, time by phase and peak memory: too long for the progress bar."""
+    found = perplexity(record)
+    parts = [f"  validation {record['val_loss']:.3f}" + (f" (perplexity {found:.4g})" if found is not None else "")]
     seconds = record.get("seconds", {})
     if total := sum(seconds.values()):
         parts.append(", ".join(f"{phase} {spent / total:.0%}" for phase, spent in seconds.items()))

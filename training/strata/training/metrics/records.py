@@ -4,8 +4,9 @@
 """
 
 import json
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NotRequired, Self, TypedDict, cast
 
@@ -33,9 +34,21 @@ class Record(TypedDict):
     checkpoint_s: NotRequired[float]
     checkpoint_step: NotRequired[int]
     plan: NotRequired[dict[str, Any]]
+    preference: NotRequired[dict[str, float]]  # accuracy, rewards and margin of preference optimization
 
 
-def append(path: Path, *records: Record) -> None:
+def perplexity(record: Record) -> float | None:
+    """Perplexity of a validation loss in nats per token. Infinite for a loss whose exponential no float can hold; None without a
+    validation loss, and for preferences, whose loss is not that of tokens."""
+    if "val_loss" not in record or "preference" in record:
+        return None
+    try:
+        return math.exp(record["val_loss"])
+    except OverflowError:
+        return math.inf
+
+
+def append(path: Path, *records: Mapping[str, object]) -> None:
     """Appends all records or none: a disk that fills up in the middle leaves no partial line."""
     data = "".join(json.dumps(record) + "\n" for record in records).encode()
     with path.open("ab", buffering=0) as file:

@@ -1,4 +1,4 @@
-"""Hugging Face export format: the architecture, configuration and parameter names under which it is exported.
+"""Hugging Face export format of models from scratch: architecture, configuration and parameter names.
 
 Dense it is a Llama and a mixture of experts is a Mixtral; neither has a shared expert, Qwen2-MoE has.
 """
@@ -8,12 +8,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strata.platform.recipe import ModelSection, MoESection
+from strata.platform.errors import UserError, shown
+from strata.platform.model_families.families import mixtral
+from strata.platform.recipe import ArchitectureSection, ModelSection, MoESection
 
-MIXTRAL_NAMES = {".mlp.": ".block_sparse_moe.", ".gate_proj.": ".w1.", ".up_proj.": ".w3.", ".down_proj.": ".w2."}
+LLAMA = ArchitectureSection()
+
+
+def require_exportable(section: ModelSection) -> None:
+    """Refuses switches of other families in a model from scratch: Llama, Mixtral and Qwen2-MoE do not have them."""
+    if section.family is not None:
+        return
+    plain = MoESection(experts=2)
+    set_here = {f"architecture.{key}": value for key, value in section.architecture if value != getattr(LLAMA, key)}
+    set_here |= {
+        f"moe.{key}": getattr(section.moe, key)
+        for key in ("normalize", "bias", "dense_layers", "dense_ffn")
+        if section.moe and getattr(section.moe, key) != getattr(plain, key)
+    }
+    for key, value in set_here.items():
+        if key != "architecture.head_dim":  # which all three do have
+            cause = (
+                f"model.{key}={shown(value)} is a switch of imported models, with which no model from scratch can be exported."
+            )
+            raise UserError(cause, f"Remove model.{key}, or start from a model that has it: model.from.")
 
 
 def config(section: ModelSection) -> dict[str, Any]:
+    require_exportable(section)
     common = {
         "hidden_size": section.hidden,
         "intermediate_size": section.ffn,
@@ -66,11 +88,7 @@ def qwen2_moe_config(moe: MoESection, ffn: int) -> dict[str, Any]:
 
 def export_name(section: ModelSection, name: str) -> str:
     """Our names are Llama's and Qwen2-MoE's; Mixtral's blocks have names of their own."""
-    if section.moe is None or section.moe.shared_ffn or ".mlp." not in name:
-        return name
-    for ours, theirs in MIXTRAL_NAMES.items():
-        name = name.replace(ours, theirs)
-    return name
+    return name if section.moe is None or section.moe.shared_ffn else mixtral.tensor_name(name)
 
 
 def biases(section: ModelSection) -> dict[str, Tensor]:
@@ -78,7 +96,11 @@ def biases(section: ModelSection) -> dict[str, Tensor]:
     loads a folder without biases and computes with what the memory held before. So they are exported as zeros."""
     if section.moe is None or not section.moe.shared_ffn:
         return {}
-    widths = {"q": section.hidden, "k": section.kv_heads * section.head_dim, "v": section.kv_heads * section.head_dim}
+    widths = {
+        "q": section.heads * section.head_dim,
+        "k": section.kv_heads * section.head_dim,
+        "v": section.kv_heads * section.head_dim,
+    }
     return {
         f"model.layers.{layer}.self_attn.{kind}_proj.bias": torch.zeros(width)
         for layer in range(section.layers)

@@ -12,11 +12,13 @@ from torch import Tensor
 
 from strata.platform.errors import UserError
 from strata.platform.recipe import Kernels
+from strata.training.targets import IGNORED
 
 
 @dataclass(frozen=True)
 class Ops:
-    """One implementation of the operations. `rope` and `attention` have heads after tokens.
+    """One implementation of the operations. `rope` and `attention` have heads after tokens; `attention` also gets the window, the
+    scale of the scores and, for rows of packed documents, the documents' bounds.
 
     `loss_sum` receives the output layer's input and matrix, so that the logits, the largest tensor of a training step, are never
     complete in memory. Targets of `IGNORED` add nothing.
@@ -25,11 +27,8 @@ class Ops:
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     rope: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
     swiglu: Callable[[Tensor, Tensor], Tensor]
-    attention: Callable[[Tensor, Tensor, Tensor], Tensor]
+    attention: Callable[[Tensor, Tensor, Tensor, int | None, float, Tensor | None], Tensor]
     loss_sum: Callable[[Tensor, Tensor, Tensor], Tensor]
-
-
-IGNORED = -100  # the target of a token that does not count, by torch's convention
 
 
 def by(kernels: Kernels) -> Ops:
@@ -60,9 +59,28 @@ def _torch_swiglu(gate: Tensor, up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
-def _torch_attention(q_bthe: Tensor, k_btke: Tensor, v_btke: Tensor) -> Tensor:
+def _torch_attention(
+    q_bthe: Tensor, k_btke: Tensor, v_btke: Tensor, window: int | None, scale: float, bounds: Tensor | None
+) -> Tensor:
     q_bhte, k_bkte, v_bkte = (x.transpose(1, 2) for x in (q_bthe, k_btke, v_btke))
-    return F.scaled_dot_product_attention(q_bhte, k_bkte, v_bkte, is_causal=True, enable_gqa=True).transpose(1, 2)
+    plain = window is None and bounds is None
+    mask = None if plain else sees(q_bthe.shape[1], window, bounds, q_bthe.device)
+    return F.scaled_dot_product_attention(
+        q_bhte, k_bkte, v_bkte, attn_mask=mask, is_causal=plain, scale=scale, enable_gqa=True
+    ).transpose(1, 2)
+
+
+def sees(tokens: int, window: int | None, bounds: Tensor | None, device: torch.device) -> Tensor:
+    """[t, s]: whether token t attends to token s."""
+    at = torch.arange(tokens, device=device)
+    distance_ts = at[:, None] - at[None, :]
+    mask_ts = distance_ts >= 0
+    if window is not None:
+        mask_ts = mask_ts & (distance_ts < window)
+    if bounds is not None:
+        document_t = torch.bucketize(at, bounds[1:], right=True)
+        mask_ts = mask_ts & (document_t[:, None] == document_t[None, :])
+    return mask_ts
 
 
 def _torch_loss_sum(x_nd: Tensor, weight_vd: Tensor, targets_n: Tensor) -> Tensor:
@@ -80,7 +98,12 @@ def _strata() -> Ops:
     def loss_sum(x_nd: Tensor, weight_vd: Tensor, targets_n: Tensor) -> Tensor:
         return linear_cross_entropy(x_nd, weight_vd, targets_n, ignore_index=IGNORED, reduction="sum")
 
-    return Ops(rms_norm, rope, swiglu, flash_attention, loss_sum)
+    def attention(
+        q_bthe: Tensor, k_btke: Tensor, v_btke: Tensor, window: int | None, scale: float, bounds: Tensor | None
+    ) -> Tensor:
+        return flash_attention(q_bthe, k_btke, v_btke, window=window, scale=scale, cu_seqlens=bounds)
+
+    return Ops(rms_norm, rope, swiglu, attention, loss_sum)
 
 
 def _liger() -> Ops:

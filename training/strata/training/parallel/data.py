@@ -32,7 +32,7 @@ def replaces_deepspeed(parallel: ParallelSection) -> bool:
 def attach(engine: Any) -> None:
     """Replaces the method of this engine that reduces gradients."""
     groups: dict[Any, list[nn.Parameter]] = {}
-    for parameter in engine.module.parameters():
+    for parameter in _trained(engine):
         groups.setdefault(_group(engine, parameter), []).append(parameter)
     shared = {group: parameters for group, parameters in groups.items() if dist.get_world_size(group) > 1}
     if all(parameter.device.type == "cpu" for parameter in engine.module.parameters()) and shared_memory.reachable(None):
@@ -40,9 +40,13 @@ def attach(engine: Any) -> None:
         engine.buffered_allreduce_fallback = lambda grads, elements_per_buffer: shared_memory.all_reduce(sums)
     else:
         reduction = Reduction(engine)
-        for parameter in engine.module.parameters():
-            parameter.register_post_accumulate_grad_hook(reduction.add)
+        for parameter in _trained(engine):
+            parameter.register_post_accumulate_grad_hook(reduction.add)  # type: ignore[no-untyped-call]
         engine.buffered_allreduce_fallback = lambda grads, elements_per_buffer: reduction.finish()
+
+
+def _trained(engine: Any) -> list[nn.Parameter]:
+    return [parameter for parameter in engine.module.parameters() if parameter.requires_grad]
 
 
 def _group(engine: Any, parameter: nn.Parameter) -> Any:
@@ -59,7 +63,7 @@ class Reduction:
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
-        self._remaining = self._parameters = len(list(engine.module.parameters()))
+        self._remaining = self._parameters = len(_trained(engine))
         self._filling: dict[Any, list[nn.Parameter]] = {}  # by process group
         self._sent: list[tuple[Any, list[nn.Parameter], Tensor]] = []
         self._buffers: list[Tensor] = []

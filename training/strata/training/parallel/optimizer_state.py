@@ -4,16 +4,17 @@ ZeRO stores them as slices of flat vectors, other optimizers as whole tensors. `
 rank is responsible for, per parameter: a save reads the views, a load writes them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from strata.platform.recipe import ModelSection, ParallelSection
 from strata.training.layout import place
-from strata.training.parallel.shard_map import Shard, local_shards
+from strata.training.parallel.shard_map import Shard, local_shards, whole_name
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 KINDS = ("weight", *MOMENTS)
@@ -53,7 +54,7 @@ class Source(Protocol):
 
 
 def owned(engine: Any, parallel: ParallelSection) -> Iterator[Slot]:
-    """Slots in which each element of the whole model occurs on exactly one rank."""
+    """Slots in which each trained element of the whole model occurs on exactly one rank."""
     tensor = place(engine.global_rank, parallel).tensor
     for slot in slots(engine):
         if getattr(slot.parameter, "ds_pipe_replicated", False):
@@ -79,12 +80,25 @@ def fragments(engine: Any, model: ModelSection, parallel: ParallelSection) -> It
 
 
 @torch.no_grad()
-def load(engine: Any, model: ModelSection, parallel: ParallelSection, source: Source, step: int) -> None:
-    """Loads this rank's weights and moments, and reads nothing else."""
+def load(
+    engine: Any,
+    model: ModelSection,
+    parallel: ParallelSection,
+    source: Source,
+    step: int,
+    include: Callable[[str, nn.Parameter], bool] = lambda name, parameter: parameter.requires_grad,
+) -> None:
+    """Loads this rank's weights and moments, and reads nothing else. `include` selects the parameters, by default the trained
+    ones: a checkpoint has no others."""
     here = place(engine.global_rank, parallel)
     optimizer = _torch_optimizer(engine)
     by_name = {slot.name: slot for slot in slots(engine, partition=False)}
     for name, parameter in engine.module.named_parameters():
+        if not include(whole_name(name, model, parallel), parameter):
+            continue
+        if not parameter.requires_grad:
+            _load_frozen(parameter, source, local_shards(name, _shape(parameter), model, parallel, here))
+            continue
         slot = by_name.get(name)
         local = local_shards(name, _shape(parameter), model, parallel, here)
         if slot is None or _is_whole(parameter):
@@ -105,6 +119,17 @@ def load(engine: Any, model: ModelSection, parallel: ParallelSection, source: So
         state["step"].fill_(float(step))
 
 
+def _load_frozen(parameter: Any, source: Source, local: list[Shard]) -> None:
+    if _is_whole(parameter):
+        values = _values(source, local, "weight", 0, sum(shard.numel for shard in local))
+        parameter.data.copy_(values.view_as(parameter))
+    if hasattr(parameter, "ds_id"):
+        size = parameter.ds_tensor.ds_numel
+        start = size * dist.get_rank(parameter.ds_process_group)
+        count = max(0, min(size, parameter.ds_numel - start))
+        parameter.ds_tensor.data.view(-1).narrow(0, 0, count).copy_(_values(source, local, "weight", start, start + count))
+
+
 def _values(source: Source, local: list[Shard], kind: str, first: int, last: int) -> Tensor:
     """Elements `first` to `last` of a local parameter, flattened: the concatenation of the shards `local`."""
     parts = []
@@ -120,6 +145,8 @@ def slots(engine: Any, partition: bool = True) -> Iterator[Slot]:
     of it."""
     optimizer = engine.optimizer
     for name, parameter in engine.module.named_parameters():
+        if not parameter.requires_grad:
+            continue
         if hasattr(parameter, "ds_id"):
             yield _zero3_slot(name, optimizer, parameter)
         elif hasattr(parameter, "_hp_mapping"):
@@ -149,7 +176,7 @@ def _whole_slot(name: str, engine: Any, parameter: nn.Parameter, partition: bool
     group = engine.seq_data_parallel_group
     if hasattr(parameter, "group_name"):
         group = engine.expert_data_parallel_group[parameter.group_name]
-    size, rank = torch.distributed.get_world_size(group), torch.distributed.get_rank(group)
+    size, rank = dist.get_world_size(group), dist.get_rank(group)
     if not partition:
         size, rank = 1, 0
     start, stop = (parameter.numel() * r // size for r in (rank, rank + 1))

@@ -10,22 +10,43 @@ import torch
 from torch import Tensor, nn
 
 from strata.platform.recipe import ModelSection, ParallelSection, TrainSection
+from strata.training.model import lora
 from strata.training.model import ops as makers
-from strata.training.model.llama import Layer, RMSNorm, initialize, mean_loss, rotary_table
+from strata.training.model.llama import Embedding, Layer, PairLoss, initialize, mean_loss
+from strata.training.model.norms import RMSNorm
 from strata.training.model.ops import Ops
+from strata.training.model.rope import positions
+
+# Stages pass the residual stream or, for packed documents, the stream and the tokens' positions.
+Passed = Tensor | tuple[Tensor, Tensor]
+
+
+class StageEmbedding(Embedding):
+    def forward(self, tokens_bt: Passed) -> Passed:  # type: ignore[override]
+        if isinstance(tokens_bt, Tensor):
+            return super().forward(tokens_bt)
+        return super().forward(tokens_bt[0]), tokens_bt[1]
 
 
 class StageLayer(Layer):
-    """Layer of a pipeline stage. Stages pass a single tensor, so each layer computes the rotary table itself."""
+    """Layer of a pipeline stage. Stages pass no rotary tables, so each layer computes them itself."""
 
-    def __init__(self, section: ModelSection, ops: Ops) -> None:
-        super().__init__(section, ops)
-        self.rope_theta = section.rope_theta
-        self.head_dim = section.head_dim
+    def __init__(self, section: ModelSection, ops: Ops, layer: int) -> None:
+        super().__init__(section, ops, layer)
+        self.section = section
 
-    def forward(self, x_btd: Tensor) -> Tensor:  # type: ignore[override]
-        positions_t = torch.arange(x_btd.shape[1], device=x_btd.device)
-        return super().forward(x_btd, *rotary_table(positions_t, self.head_dim, self.rope_theta))
+    def forward(self, x_btd: Passed) -> Passed:  # type: ignore[override]
+        if isinstance(x_btd, Tensor):
+            return super().forward(x_btd, positions(self.section, torch.arange(x_btd.shape[1], device=x_btd.device)))
+        x_btd, positions_bt = x_btd
+        return super().forward(x_btd, positions(self.section, positions_bt)), positions_bt
+
+
+class StageNorm(RMSNorm):
+    """Last norm. It passes no positions: the head needs none."""
+
+    def forward(self, x_btd: Passed) -> Tensor:
+        return super().forward(x_btd if isinstance(x_btd, Tensor) else x_btd[0])
 
 
 class StageHead(nn.Linear):
@@ -35,7 +56,7 @@ class StageHead(nn.Linear):
         return x_btd, self.weight
 
 
-def build(section: ModelSection, train: TrainSection, parallel: ParallelSection) -> Any:
+def build(section: ModelSection, train: TrainSection, parallel: ParallelSection, preference: PairLoss | None) -> Any:
     from deepspeed.runtime.pipe.dualpipev import DualPipeVModule
     from deepspeed.runtime.pipe.module import PipelineModule
     from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
@@ -46,30 +67,48 @@ def build(section: ModelSection, train: TrainSection, parallel: ParallelSection)
         stage = kind(
             layers=layers(section, ops),
             topology=PipeModelDataParallelTopology(parallel.pipeline, parallel.tensor, parallel.data),
-            loss_fn=partial(_loss, ops),
+            loss_fn=partial(_loss, ops, section.architecture.logit_softcap, preference),
             partition_method=f"type:{StageLayer.__name__}",  # balances the number of transformer layers per stage
         )
-    for name, weight in stage.named_parameters():
-        values = torch.ones(weight.shape)  # on the host, as for a whole model, whatever the stage's device
-        initialize(whole_name(name, section), values, section, train.seed)
+    if train.lora:
+        lora.apply(stage, train.lora)
+    for name, weight in stage.named_parameters() if section.family is None else ():
+        values = torch.empty(weight.shape)  # on the host, as for a whole model, whatever the stage's device
+        initialize(lora.without_base(whole_name(name, section)), values, section, train.seed)
         weight.data.copy_(values)
     return stage
 
 
-def _loss(ops: Ops, head: tuple[Tensor, Tensor], targets_bt: Tensor) -> Tensor:
-    return mean_loss(ops, *head, targets_bt)
+def leave_out_frozen_ties(stage: Any) -> None:
+    """DeepSpeed sums the gradients of a tied embedding's copies, and a frozen one has none."""
+    tied = stage.tied_comms
+    stage.tied_comms = {key: each for key, each in tied.items() if any(p.requires_grad for p in each["module"].parameters())}
+
+
+def _loss(
+    ops: Ops,
+    softcap: float | None,
+    preference: PairLoss | None,
+    head: tuple[Tensor, Tensor],
+    labels: tuple[Tensor, ...],
+) -> Tensor:
+    if preference is None:
+        targets_bt, count = labels
+        return mean_loss(ops, *head, targets_bt, count, softcap)
+    targets_bt, count, document_bt, reference_n = labels
+    return preference.loss(*head, targets_bt, count, document_bt, reference_n, softcap)
 
 
 def layers(section: ModelSection, ops: Ops) -> list[Any]:
     from deepspeed.runtime.pipe.module import LayerSpec, TiedLayerSpec
 
-    table = (nn.Embedding, section.vocab, section.hidden)
-    middle = [LayerSpec(StageLayer, section, ops) for _ in range(section.layers)]
-    norm = LayerSpec(RMSNorm, section.hidden, section.norm_eps, ops)
+    middle = [LayerSpec(StageLayer, section, ops, layer) for layer in range(section.layers)]
+    norm = LayerSpec(StageNorm, section.hidden, section.norm_eps, ops, section.architecture.norm_offset)
     if section.tie_embeddings:
-        head = TiedLayerSpec("embed", *table, forward_fn=lambda embed, x_btd: (x_btd, embed.weight))
-        return [TiedLayerSpec("embed", *table), *middle, norm, head]
-    return [LayerSpec(*table), *middle, norm, LayerSpec(StageHead, section.hidden, section.vocab, bias=False)]
+        head = TiedLayerSpec("embed", StageEmbedding, section, forward_fn=lambda embed, x_btd: (x_btd, embed.weight))
+        return [TiedLayerSpec("embed", StageEmbedding, section), *middle, norm, head]
+    head = LayerSpec(StageHead, section.hidden, section.vocab, bias=False)
+    return [LayerSpec(StageEmbedding, section), *middle, norm, head]
 
 
 def whole_name(name: str, section: ModelSection) -> str:

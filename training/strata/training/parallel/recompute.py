@@ -23,13 +23,15 @@ SAVED_OPS = {
 }
 
 
-def apply(model: nn.Module, mode: Literal["none", "selective", "full"]) -> "Selection | None":
+def apply(model: nn.Module, mode: Literal["none", "selective", "full"], random: bool = False) -> "Selection | None":
     """Applies activation checkpointing to each layer. `full` stores only a layer's input; `selective` also stores the results of
-    matrix products and attention."""
+    matrix products and attention. A model with dropout (`random`) repeats it in the recomputation."""
     if mode == "none":
         return None
     selection = Selection() if mode == "selective" else None
-    context = {"context_fn": partial(create_selective_checkpoint_contexts, selection.policy)} if selection else {}
+    context: dict[str, Any] = {"preserve_rng_state": random}
+    if selection:
+        context["context_fn"] = partial(create_selective_checkpoint_contexts, selection.policy)
     for layer in model.modules():
         if isinstance(layer, Layer):
             layer.forward = partial(_recomputed, layer.forward, context)  # type: ignore[method-assign]
@@ -39,7 +41,7 @@ def apply(model: nn.Module, mode: Literal["none", "selective", "full"]) -> "Sele
 def _recomputed(forward: Any, context: dict[str, Any], *inputs: Any) -> Any:
     if not torch.is_grad_enabled():
         return forward(*inputs)
-    return checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=False, **context)
+    return checkpoint(forward, *inputs, use_reentrant=False, **context)
 
 
 class Selection:

@@ -3,9 +3,11 @@ exchanges slices of the sequence for slices of the heads, so that each head sees
 
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from strata.training.model.llama import Attention, Llama
+from strata.training.model.attention import Attention
+from strata.training.model.llama import Llama
 
 
 def initialize(size: int) -> Any:
@@ -28,7 +30,13 @@ class Ulysses(nn.Module):
         from deepspeed.sequence.layer import DistributedAttention
 
         self.distributed = DistributedAttention(core, group, scatter_idx=2, gather_idx=1)
+        self._rank, self._size = dist.get_rank(group), dist.get_world_size(group)
 
-    def forward(self, q_bthe: Tensor, k_btke: Tensor, v_btke: Tensor) -> Tensor:
-        y_bthe: Tensor = self.distributed(q_bthe.contiguous(), k_btke.contiguous(), v_btke.contiguous(), 0)
+    def forward(
+        self, q_bthe: Tensor, k_btke: Tensor, v_btke: Tensor, bounds: Tensor | None = None, sinks_h: Tensor | None = None
+    ) -> Tensor:
+        """`bounds` are those of whole rows, which this rank's heads see."""
+        sinks = None if sinks_h is None else sinks_h.chunk(self._size)[self._rank]
+        qkv = (x.contiguous() for x in (q_bthe, k_btke, v_btke))
+        y_bthe: Tensor = self.distributed(*qkv, 0, None, bounds, sinks)
         return y_bthe

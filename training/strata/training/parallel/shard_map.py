@@ -7,6 +7,7 @@ from math import prod
 
 from strata.platform.recipe import ModelSection, ParallelSection
 from strata.training.layout import Place
+from strata.training.model import lora
 from strata.training.parallel import pipeline, tensor
 
 EXPERT_PARTS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}  # AutoEP's names for a layer's stacked experts
@@ -44,6 +45,7 @@ class Shard:
 
 def whole_name(name: str, model: ModelSection, parallel: ParallelSection) -> str:
     """Name in the whole model of a rank's parameter, except for AutoEP's stacked experts, which are several parameters."""
+    name = lora.without_base(name)
     if parallel.pipeline > 1:
         return pipeline.whole_name(name, model)
     if parallel.expert > 1:

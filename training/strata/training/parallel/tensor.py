@@ -1,21 +1,49 @@
 """Megatron's tensor parallelism with DeepSpeed's AutoTP. Matrices that read the residual stream are split by columns, matrices
 that write to it by rows, so a block communicates only at its beginning and end. Embeddings, norms, routers and the output head
-are replicated."""
+are replicated. An adapter (LoRA) is split as its projection is: B by columns or A by rows."""
 
 import re
 from typing import Any
 
-from torch import nn
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
 
-COLUMN = r".*\.(q_proj|k_proj|v_proj|gate_proj|up_proj)\.weight$"
-ROW = r".*\.(o_proj|down_proj)\.weight$"
+from strata.training.model.attention import Attention
+
+COLUMN = r".*\.(q_proj|k_proj|v_proj|gate_proj|up_proj)\.((base|lora_B)\.)?weight$"
+ROW = r".*\.(o_proj|down_proj)\.((base|lora_A)\.)?weight$"
+BY_HEADS = r".*\.((q_proj|k_proj|v_proj|gate_proj|up_proj)\.(base\.)?bias|sinks)$"  # vectors with one part per column
 
 
 def split_dimension(name: str) -> int | None:
     """Dimension along which a parameter is split, None for a replicated parameter."""
-    if re.match(COLUMN, name):
+    if re.match(COLUMN, name) or re.match(BY_HEADS, name):
         return 0
     return 1 if re.match(ROW, name) else None
+
+
+def finish(module: nn.Module, group: Any) -> None:
+    """Splits what AutoTP leaves whole: sinks, and the gradients of norms of queries and keys, which each rank computes from its
+    own heads."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+
+    def summed(gradient: Tensor) -> Tensor:
+        total = gradient.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    for attention in module.modules():
+        if not isinstance(attention, Attention):
+            continue
+        if attention.sinks is not None:
+            trains = attention.sinks.requires_grad
+            local = torch.chunk(attention.sinks.detach(), size)[rank].clone()
+            attention.sinks = nn.Parameter(local, requires_grad=trains)
+            attention.sinks.tensor_model_parallel = True  # type: ignore[attr-defined]
+        for norm in (attention.q_norm, attention.k_norm):
+            if norm is not None and norm.weight.requires_grad:
+                norm.weight.register_hook(summed)  # type: ignore[no-untyped-call]
 
 
 def config(size: int) -> dict[str, Any]:

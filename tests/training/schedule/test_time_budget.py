@@ -6,10 +6,10 @@ from typing import Any, cast
 import pytest
 
 from strata.platform.recipe import TrainSection
-from strata.training import time_budget
 from strata.training.metrics.records import Record
-from strata.training.schedule import Plan
-from strata.training.time_budget import TimeBudget, fitting, line, recorded, to_record
+from strata.training.schedule import time_budget
+from strata.training.schedule.learning_rate import Plan
+from strata.training.schedule.time_budget import TimeBudget, fitting, line, recorded, to_record
 
 
 def section(**changes: Any) -> TrainSection:

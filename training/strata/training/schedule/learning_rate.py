@@ -1,4 +1,4 @@
-"""Learning rate schedule: linear warm-up, then cosine decay, or a constant rate followed by linear decay (WSD).
+"""Learning rate schedule: linear warm-up, then cosine or linear decay, a constant rate, or one before the other (WSD).
 
 A `Plan` says how many steps a run has. A run with a time budget revises it, and decays to the minimum at the new last step.
 """
@@ -39,6 +39,18 @@ def learning_rate(step: int, train: TrainSection, plan: Plan | None = None) -> f
     """Learning rate of `step`, counted from 0. A pure function, so checkpoints need no scheduler state."""
     if step < train.warmup:
         return train.lr * (step + 1) / (train.warmup + 1)
-    done = (plan or Plan.of(train)).at(step)
-    left = 0.5 * (1 + math.cos(math.pi * done)) if train.schedule == "cosine" else min(1.0, (1 - done) / (1 - STABLE))
+    left = _left((plan or Plan.of(train)).at(step), train.schedule)
     return train.lr * (train.min_lr_ratio + (1 - train.min_lr_ratio) * left)
+
+
+def _left(done: float, schedule: str) -> float:
+    """Share of the way from the minimum to the peak rate, at a progress of the decay."""
+    match schedule:
+        case "cosine":
+            return 0.5 * (1 + math.cos(math.pi * done))
+        case "linear":
+            return 1 - done
+        case "wsd":
+            return min(1.0, (1 - done) / (1 - STABLE))
+        case _:
+            return 1.0

@@ -11,10 +11,11 @@ from typing import Any
 
 from strata.platform.recipe import TrainSection
 from strata.training.metrics.records import Record
-from strata.training.schedule import Plan
+from strata.training.schedule.learning_rate import Plan
 
 EVERY = 10  # steps between revisions
-RECENT = 20  # steps whose pace counts
+RECENT = 20  # steps whose pace counts at least
+RECENT_SHARE = 0.2  # of the budget, whose steps count: a machine that stops for a second is not slow
 SLACK = 0.05  # a plan this close to the budget is not revised
 LEAST = 2  # warm-ups: a shorter run would not learn anything
 
@@ -24,7 +25,7 @@ class TimeBudget:
         assert train.time_budget_s is not None
         self._train, self._seconds = train, train.time_budget_s
         self._began = time.monotonic() - spent
-        self._ends: deque[float] = deque(maxlen=RECENT + 1)
+        self._ends: deque[float] = deque()
 
     @property
     def spent(self) -> float:
@@ -32,7 +33,10 @@ class TimeBudget:
 
     def finished(self, step: int, plan: Plan) -> Plan:
         """The plan after `step` steps. Called once per step."""
-        self._ends.append(time.monotonic())
+        now = time.monotonic()
+        self._ends.append(now)
+        while len(self._ends) > RECENT + 1 and self._ends[0] < now - RECENT_SHARE * self._seconds:
+            self._ends.popleft()
         if step % EVERY or len(self._ends) <= EVERY // 2 or step >= plan.steps:
             return plan
         pace = (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1)

@@ -3,9 +3,9 @@ import math
 import pytest
 
 from strata.platform.recipe import TrainSection
-from strata.training.schedule import Plan, learning_rate
+from strata.training.schedule.learning_rate import Plan, learning_rate
 
-from .plain import scheduled_rate
+from ..plain import scheduled_rate
 
 QUARTER = math.sqrt(0.5)  # cos(pi/4)
 
@@ -65,13 +65,13 @@ def test_decay_of_a_single_step(step: int, rate: float) -> None:
 
 
 @pytest.mark.parametrize(("min_ratio", "last"), [(0.0, 0.0), (1.0, 0.8)])
-@pytest.mark.parametrize("schedule", ["cosine", "wsd"])
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "wsd"])
 def test_minimum_is_a_share_of_the_peak(min_ratio: float, last: float, schedule: str) -> None:
     assert learning_rate(20, section(20, 4, 0.8, min_ratio, schedule)) == pytest.approx(last, abs=1e-12)
 
 
 @pytest.mark.parametrize(("steps", "warmup"), [(20, 0), (20, 1), (37, 5), (8, 7)])
-@pytest.mark.parametrize("schedule", ["cosine", "wsd"])
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "wsd", "constant"])
 def test_every_step_equals_the_plain_schedule(steps: int, warmup: int, schedule: str) -> None:
     train = section(steps, warmup, 0.02, 0.15, schedule)
     for step in range(steps + 3):

@@ -1,0 +1,195 @@
+"""Preference optimization equals a plain loop over transformers' own model in every layout, full and LoRA.
+
+The loop here computes each document alone: its log-probability under the policy and under a frozen copy of the start, and the
+loss by the formula of the paper.
+"""
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tiny_models import LAYERS, ROWS
+from torch import Tensor, nn
+
+from strata.platform import recipe_file
+from strata.platform.recipe import Recipe
+from strata.training.checkpoint import starting_weights
+from strata.training.data.finetuning import prepare
+from strata.training.data.finetuning.rows import Rows
+from strata.training.loop import Job, Worker
+from strata.training.targets import IGNORED
+
+from ..data.finetuning.tiny import CHATML, save_tokenizer, write_jsonl
+from ..model.families.folders import save
+from ..plain import scheduled_rate, scheduled_windows
+from .ranks import on_ranks
+from .test_finetuning import ALWAYS, EVERYWHERE, LAYOUTS, RATES, SMALL_TRAINING, Peft
+
+pytestmark = pytest.mark.slow
+
+STEPS = 20
+CONTEXT = 64
+VOCAB = 430
+LOSSES = {
+    "dpo": "train.preference={loss: dpo, beta: 0.5, label_smoothing: 0.1, sft_weight: 0.2}",
+    "ipo": "train.preference={loss: ipo, beta: 0.3}",
+    "simpo": "train.preference={loss: simpo}",
+    "orpo": "train.preference={loss: orpo, beta: 0.7}",
+}
+ADAPTERS = f"train.lora={{rank: 4, alpha: 12, targets: [{EVERYWHERE}]}}"
+
+
+def train_on_this_rank(job: Job) -> tuple[list[float], float, dict[str, float]]:
+    worker = Worker(job)
+    worker.prepare_reference()
+    starting_weights.load(worker.engine, job.model, job.train, job.parallel, 0)
+    losses = [worker.step(step)[0] for step in range(STEPS)]
+    return losses, worker.evaluate(), worker.record(STEPS, losses[-1], 1.0)["preference"]
+
+
+class Jobs:
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self.model, self.data = home / "model", home / "pairs.jsonl"
+        row = ROWS["qwen3"]
+        save(replace(row, values=row.values | LAYERS | {"vocab_size": VOCAB, "tie_word_embeddings": True}), self.model)
+        save_tokenizer(self.model, CHATML, eos_token="<|im_end|>")
+        pairs = [
+            {"prompt": f"What is {n} + 1?", "chosen": f"It is {n + 1}.", "rejected": f"It is {'the cat ' * (n % 4)}{n}"}
+            for n in range(60)
+        ]
+        write_jsonl(self.data, pairs)
+        self._plain: dict[tuple[str, ...], tuple[list[float], float]] = {}
+
+    def recipe(self, layout: str, *more: str) -> Recipe:
+        overrides = [key if "." in key else f"parallel.{key}" for key in layout.split()]
+        data = [f"data.path={self.data}", "data.kind=preference", "data.holdout=0.2", f"model.context={CONTEXT}"]
+        steps = ["train.batch=8", "train.micro_batch=2", "train.steps=40", *RATES]
+        return recipe_file.load("laptop", [*SMALL_TRAINING, f"model.from={self.model}", *data, *steps, *overrides, *more])
+
+    def job(self, layout: str, *more: str) -> Job:
+        recipe = self.recipe(layout, *more)
+        rows = prepare.prepare(recipe.data, self.model, CONTEXT, print)
+        return Job(self._home / "run", rows, recipe.model, recipe.train, recipe.parallel, mix=(1.0,))
+
+    def plain(self, *more: str) -> tuple[list[float], float]:
+        if more not in self._plain:
+            job = self.job("workers=1", *more)
+            self._plain[more] = train_plainly(job)
+        return self._plain[more]
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
+    return Jobs(tmp_path_factory.mktemp("preferences"))
+
+
+def cases() -> list[Any]:
+    found = [("dpo", name, lora) for name in LAYOUTS for lora in (False, True)]
+    found += [(loss, name, False) for loss in LOSSES if loss != "dpo" for name in ("data", "tensor x pipeline", "sequence")]
+    always = {("dpo", name, False) for name in ALWAYS} | {("dpo", "ZeRO-3", True), ("simpo", "data", False)}
+    return [
+        pytest.param(
+            *case, id=f"{case[0]}, {case[1]}{', LoRA' if case[2] else ''}", marks=() if case in always else pytest.mark.rotation
+        )
+        for case in found
+    ]
+
+
+@pytest.mark.parametrize(("loss", "name", "lora"), cases())
+def test_losses_equal_a_plain_loop(
+    loss: str, name: str, lora: bool, jobs: Jobs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    more = (LOSSES[loss], *((ADAPTERS,) if lora else ()))
+    losses, val_loss = jobs.plain(*more)
+    job = jobs.job(LAYOUTS[name], *more)
+    results = on_ranks(job.parallel.workers, train_on_this_rank, job)
+    assert len(set(map(str, results))) == 1, "all ranks report the same"
+    assert results[0][0] == pytest.approx(losses, rel=1e-4)
+    assert results[0][1] == pytest.approx(val_loss, rel=1e-4)
+    assert 0 <= results[0][2]["accurate"] <= 1 and losses[-1] < losses[0]
+
+
+def documents(rows: Rows, index: int) -> list[tuple[Tensor, Tensor]]:
+    """(tokens, targets) of each document of a row, chosen and rejected in turn, without the padding."""
+    read = rows.read(torch.tensor([index]).numpy())
+    assert read.positions is not None and read.documents is not None
+    starts = [at for at, position in enumerate(read.positions[0].tolist()) if position == 0] + [CONTEXT]
+    return [
+        (torch.tensor(read.tokens[0, first:last]), torch.tensor(read.targets[0, first:last]))
+        for first, last in list(pairwise(starts))[: 2 * read.documents[0]]
+    ]
+
+
+def logp(model: nn.Module, tokens: Tensor, targets: Tensor) -> tuple[Tensor, int]:
+    counted = targets != IGNORED
+    logits = model(input_ids=tokens[None], use_cache=False).logits[0]
+    each = F.log_softmax(logits, dim=-1).gather(1, targets.clamp(min=0)[:, None])[:, 0]
+    return (each * counted).sum(), int(counted.sum())
+
+
+def pair_loss(section: Any, policy: list[Tensor], reference: list[Tensor], counts: list[int]) -> Tensor:
+    (chosen, rejected), beta = policy, section.scale
+    mean_chosen, mean_rejected = chosen / counts[0], rejected / counts[1]
+    margin = (chosen - reference[0]) - (rejected - reference[1])
+    if section.loss == "dpo":
+        smooth = section.label_smoothing
+        loss = -(1 - smooth) * F.logsigmoid(beta * margin) - smooth * F.logsigmoid(-beta * margin)
+    elif section.loss == "ipo":
+        loss = ((chosen - reference[0]) / counts[0] - (rejected - reference[1]) / counts[1] - 1 / (2 * beta)) ** 2
+    elif section.loss == "simpo":
+        loss = -F.logsigmoid(beta * (mean_chosen - mean_rejected) - section.gamma)
+    else:
+        odds = [torch.log(mean.exp() / (1 - mean.exp())) for mean in (mean_chosen, mean_rejected)]
+        return -mean_chosen - beta * F.logsigmoid(odds[0] - odds[1])
+    return loss - section.sft_weight * mean_chosen
+
+
+def train_plainly(job: Job) -> tuple[list[float], float]:
+    from transformers import AutoModelForCausalLM
+
+    section, train = job.model, job.train
+    options = {"attn_implementation": "eager", "dtype": torch.float32}
+    model = AutoModelForCausalLM.from_pretrained(section.source, **options)
+    start = AutoModelForCausalLM.from_pretrained(section.source, **options).requires_grad_(False)
+    if train.lora:
+        model.requires_grad_(False)
+        for path, module in list(model.named_modules()):
+            parent, _, last = path.rpartition(".")
+            if isinstance(module, nn.Linear) and last in train.lora.targets:
+                scale, rank = train.lora.alpha / train.lora.rank, train.lora.rank
+                setattr(model.get_submodule(parent), last, Peft(module, scale, rank, path, section, train.seed))
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    undecayed = [p for name, p in named if "embed_tokens" in name or name.endswith("norm.weight")]
+    others = [p for _, p in named if not any(p is other for other in undecayed)]
+    groups = [{"params": others, "weight_decay": train.weight_decay}, {"params": undecayed, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95))
+
+    def mean_loss(rows: Rows, indices: list[int]) -> Tensor:
+        losses = []
+        for index in indices:
+            found = documents(rows, index)
+            for pair in zip(found[0::2], found[1::2], strict=True):
+                policy = [logp(model, *document) for document in pair]
+                with torch.no_grad():
+                    reference = [logp(start, *document)[0] for document in pair]
+                losses.append(pair_loss(train.preference, [p for p, _ in policy], reference, [n for _, n in policy]))
+        return torch.stack(losses).mean()
+
+    rows, validation = Rows(job.tokens, "train"), Rows(job.tokens, "validation")
+    losses = []
+    for step in range(STEPS):
+        for group in optimizer.param_groups:
+            group["lr"] = scheduled_rate(step, train)
+        loss = mean_loss(rows, scheduled_windows(step, train.batch, len(rows), train.seed))
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_([p for _, p in named], train.clip)
+        optimizer.step()
+    with torch.no_grad():
+        return losses, mean_loss(validation, validation.evenly(train.eval_sequences).tolist()).item()

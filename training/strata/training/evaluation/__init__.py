@@ -1,0 +1,1 @@
+"""Evaluation of a model with lm-evaluation-harness, comparison of runs, and sample generations."""

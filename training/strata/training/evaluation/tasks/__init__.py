@@ -1,0 +1,1 @@
+"""Tasks that come with Strata, for lm-evaluation-harness. They need no network."""

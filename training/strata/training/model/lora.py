@@ -1,0 +1,58 @@
+"""LoRA: a trained low-rank product beside frozen projections, in peft's form.
+
+An adapted projection is `base` (the frozen one), `lora_A` and `lora_B`, plain linear layers: tensor parallelism splits them as
+it splits any other, and its own reductions make the product whole.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from strata.platform.recipe import LoraSection
+
+
+class LoraLinear(nn.Module):
+    def __init__(self, base: nn.Linear, lora: LoraSection) -> None:
+        super().__init__()
+        self.base = base
+        device, dtype = base.weight.device, base.weight.dtype
+        self.lora_A = nn.Linear(base.in_features, lora.rank, bias=False, device=device, dtype=dtype)
+        self.lora_B = nn.Linear(lora.rank, base.out_features, bias=False, device=device, dtype=dtype)
+        self.dropout = nn.Dropout(lora.dropout) if lora.dropout else nn.Identity()
+        self.scale = lora.alpha / lora.rank
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.base(x) + self.lora_B(self.lora_A(self.dropout(x))) * self.scale
+        return y
+
+
+def apply(model: nn.Module, lora: LoraSection) -> None:
+    """Freezes the model and puts adapters beside its target projections, also those of experts."""
+    model.requires_grad_(False)
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if name in lora.targets and isinstance(child, nn.Linear):
+                setattr(module, name, LoraLinear(child, lora))
+
+
+def without_base(name: str) -> str:
+    """Name of a parameter in the model without adapters."""
+    return name.replace(".base.", ".")
+
+
+def is_adapter(name: str) -> bool:
+    return name.endswith((".lora_A.weight", ".lora_B.weight"))
+
+
+def merged(weight: Tensor, lora_a: Tensor, lora_b: Tensor, lora: LoraSection) -> Tensor:
+    """Weight of a projection that computes the same without its adapter, in fp32."""
+    return weight.float() + (lora_b.float() @ lora_a.float()) * (lora.alpha / lora.rank)
+
+
+@torch.no_grad()
+def initialize(name: str, weight: Tensor, generator: torch.Generator) -> None:
+    """peft's start: B is zero, so that the adapted model is its base, and A is uniform, by its fan-in."""
+    if name.endswith(".lora_B.weight"):
+        weight.zero_()
+    else:
+        bound = weight.shape[1] ** -0.5
+        weight.uniform_(-bound, bound, generator=generator)

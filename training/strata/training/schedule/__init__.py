@@ -1,0 +1,1 @@
+"""Schedules of a run: learning rate, time budget and early stop."""
