@@ -21,7 +21,7 @@ SLOW_TESTS = { $(VENV)/bin/pytest -m slow $(ARGS) || [ $$? -eq 5 ]; }
 TOOK = echo "make $@ took $$((SECONDS / 60)) min $$((SECONDS % 60)) s"
 export PYTHONUNBUFFERED := 1
 
-.PHONY: help setup train serve chat doctor runs demo bench-startup bench-serve bench-transfer chaos bench-train bench-checkpoint bench-memory bench-kernels monitor top dashboards docs results pictures deploy crds check test test-gpu lint clean lock
+.PHONY: help setup train serve chat doctor runs demo finetune bench-startup bench-serve bench-transfer chaos bench-train bench-checkpoint bench-memory bench-kernels monitor top dashboards docs results pictures deploy crds check test test-gpu lint clean lock
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,12 @@ runs: setup ## list the runs
 demo: setup ## train a small model, serve it disaggregated, send it prompts, print the latencies
 	@$(STRATA) train --recipe "$(RECIPE)" $(if $(RUN),--run "$(RUN)") $(ARGS)
 	@$(STRATA) serve $(if $(RUN),--run "$(RUN)") --ask
+
+finetune: setup ## train a small model, fine-tune it on conversations, serve it, ask it held-out questions
+	@$(STRATA) train --run base --or-resume
+	@test -d .strata/data/chat || $(STRATA) data make chat --count 8000 --to .strata/data/chat
+	@$(STRATA) train --recipe sft --run chat --or-resume model.from=base $(ARGS)
+	@$(STRATA) serve --run chat --ask
 
 bench-startup: setup ## time from the command to the first answer, beside two bare vLLM servers
 	@$(STRATA) bench startup $(if $(RUN),--run "$(RUN)") $(ARGS)

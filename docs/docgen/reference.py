@@ -83,7 +83,10 @@ def _type(field: Schema) -> str:
         return "section"
     if "enum" in field:
         return _codes(field["enum"])
-    names = {"integer": "integer", "number": "number", "boolean": "`true`, `false`", "string": "string", "object": "mapping"}
+    names = {
+        **{"integer": "integer", "number": "number", "boolean": "`true`, `false`"},
+        **{"string": "string", "object": "mapping", "array": "list"},
+    }
     limits = [f"{sign} {field[name]:g}" for name, sign in LIMITS.items() if name in field]
     name = "path" if field.get("format") == "path" else names[field["type"]]
     return ", ".join([name, *limits])

@@ -84,11 +84,19 @@ def _training_files(recipe: Recipe) -> None:
             f"train.checkpoints={checkpoints} is not shared storage: the folder is local to each pod and is deleted with it.",
             f"Remove it (the default is the run's folder under {STORE}), or set a path under {STORE} or a bucket (gs://, s3://).",
         )
-    data = recipe.data.path
-    if data is not None and not _is_shared(str(data)):
+    for number, one in enumerate(recipe.data.all_sets):
+        key, place = ("path", one.path) if one.path else ("uri", one.uri)
+        if place is not None and not _is_shared(str(place)):
+            name = f"data.sets.{number}.{key}" if recipe.data.sets else f"data.{key}"
+            raise UserError(
+                f"{name}={place} is on this machine and not visible to pods.",
+                f"Copy it to the shared storage and set {name}={STORE}/...",
+            )
+    template = recipe.data.chat_template
+    if template is not None and not _is_shared(str(template)):
         raise UserError(
-            f"data.path={data} is on this machine and not visible to pods.",
-            f"Copy it to the shared storage and set data.path={STORE}/...",
+            f"data.chat_template={template} is on this machine and not visible to pods.",
+            f"Copy it to the shared storage and set data.chat_template={STORE}/...",
         )
 
 

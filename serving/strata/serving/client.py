@@ -2,8 +2,9 @@
 
 import subprocess
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import httpx
 
@@ -88,6 +89,29 @@ def only_model(client: "openai.OpenAI", url: str) -> str:
         raise UserError(
             f"Nothing answers at {url}.", "Start the endpoint with 'make serve', or name its address (--url)."
         ) from None
+
+
+def answer(client: "openai.OpenAI", model: str, messages: Sequence[dict[str, Any]], max_tokens: int) -> Timed:
+    """A greedy, streamed answer in a conversation."""
+    start = time.perf_counter()
+    raw = client.chat.completions.with_raw_response.create(
+        model=model,
+        messages=cast(Any, list(messages)),
+        max_tokens=max_tokens,
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    text, tokens, first, last = "", 0, start, start
+    for event in raw.parse():
+        if event.usage:
+            tokens = event.usage.completion_tokens
+        if event.choices and event.choices[0].delta.content:
+            last = time.perf_counter()
+            first = last if not text else first
+            text += event.choices[0].delta.content
+    prompt = str(messages[-1]["content"])
+    return Timed(prompt, text, tokens, first - start, (last - first) / max(tokens - 1, 1), raw.headers[PREFILL])
 
 
 def complete(client: "openai.OpenAI", model: str, prompt: str, max_tokens: int, stop: str | None = None) -> Timed:

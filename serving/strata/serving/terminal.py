@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from strata.platform.errors import UserError
-from strata.serving import access, client, code_completion, python_api
+from strata.serving import access, client, code_completion, held_out_chat, python_api
 from strata.serving.models import choice
 from strata.serving.python_api import Endpoint
 
@@ -45,7 +45,7 @@ def serve(overrides: Sequence[str], run: str | None, model: Path | None, recipe:
                 signal.signal(number, _interrupt)
             _print_start(here)
             if ask:
-                _ask(here, chosen.knows_python)
+                _ask(here, chosen)
             else:
                 _print_usage(here)
                 here.wait(lambda line: console.print(f"{time.strftime('%H:%M:%S')} {line}"))
@@ -83,23 +83,47 @@ def _print_usage(here: Endpoint) -> None:
     console.print("Chat with it: [bold]make chat[/]. Ctrl-C stops it.")
 
 
-def _ask(here: Endpoint, knows_python: bool) -> None:
-    """Prints the answers to a few prompts with their latencies and, for a model of Python code, whether they are right."""
-    table = Table(box=None, header_style="bold")
-    right = ("right",) if knows_python else ()
-    for column in ("prompt", "answer", *right, "tokens", "TTFT ms", "ITL ms", "prefill"):
-        table.add_column(column, justify="right" if column in ("tokens", "TTFT ms", "ITL ms") else "left", overflow="fold")
+def _ask(here: Endpoint, chosen: choice.Choice) -> None:
+    """Prints the answers to a few prompts with their latencies and, where a program knows, whether they are right."""
+    if chosen.questions:
+        _ask_conversations(here, held_out_chat.read(chosen.questions))
+        return
+    table = _answers_table(judged=chosen.knows_python)
     connected, score = here.client(), 0
     for prompt in code_completion.PROMPTS:
         answer = client.complete(connected, here.model, prompt.text, code_completion.MAX_TOKENS, code_completion.STOP)
         verdict = prompt.is_right(answer.text)
         score += verdict
-        numbers = (str(answer.tokens), f"{1000 * answer.ttft_s:.1f}", f"{1000 * answer.itl_s:.1f}")
-        judged = (("yes" if verdict else "no"),) if knows_python else ()
-        table.add_row(repr(prompt.text), repr(answer.text), *judged, *numbers, answer.prefill.split(";")[0])
+        _add_answer(table, answer, verdict if chosen.knows_python else None)
     console.print(table, markup=False)
-    if knows_python:
+    if chosen.knows_python:
         console.print(f"{score} of {len(code_completion.PROMPTS)} answers continue the line as Python does.")
+
+
+def _ask_conversations(here: Endpoint, questions: list[held_out_chat.Question]) -> None:
+    table, score = _answers_table(judged=True), 0
+    connected = here.client()
+    for question in questions:
+        answer = client.answer(connected, here.model, question.messages, held_out_chat.MAX_TOKENS)
+        verdict = question.is_right(answer.text)
+        score += verdict
+        _add_answer(table, answer, verdict)
+    console.print(table, markup=False)
+    console.print(f"{score} of {len(questions)} answers to held-out questions are right.")
+
+
+def _answers_table(judged: bool) -> Table:
+    table = Table(box=None, header_style="bold")
+    right = ("right",) if judged else ()
+    for column in ("prompt", "answer", *right, "tokens", "TTFT ms", "ITL ms", "prefill"):
+        table.add_column(column, justify="right" if column in ("tokens", "TTFT ms", "ITL ms") else "left", overflow="fold")
+    return table
+
+
+def _add_answer(table: Table, answer: client.Timed, verdict: bool | None) -> None:
+    numbers = (str(answer.tokens), f"{1000 * answer.ttft_s:.1f}", f"{1000 * answer.itl_s:.1f}")
+    judged = () if verdict is None else ("yes" if verdict else "no",)
+    table.add_row(repr(answer.prompt), repr(answer.text), *judged, *numbers, answer.prefill.split(";")[0])
 
 
 def chat(url: str, max_tokens: int, temperature: float) -> None:

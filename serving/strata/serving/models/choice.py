@@ -6,7 +6,8 @@ from pathlib import Path
 
 from strata.platform import recipe_file, runs
 from strata.platform.errors import UserError
-from strata.platform.recipe import ServeSection
+from strata.platform.recipe import DataSection, ServeSection
+from strata.serving import held_out_chat
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,7 @@ class Choice:
     model_id: str
     words: tuple[str, ...]  # arguments of `strata serve` that select the same model
     knows_python: bool = False  # a run on the default corpus, Python's standard library
+    questions: Path | None = None  # held-out conversations beside the data of a run
 
 
 def choose(overrides: Sequence[str], run: str | None, model: Path | None, recipe: str | None) -> Choice:
@@ -29,12 +31,13 @@ def choose(overrides: Sequence[str], run: str | None, model: Path | None, recipe
         raise UserError(f"Run '{chosen.name}' has no export to serve.", f"Write one: strata export {chosen.name}")
     source = recipe or str(chosen.path / "recipe.yaml")
     words = ("--run", chosen.name, *overrides)
-    return Choice(recipe_file.load(source, overrides).serve, chosen.export, chosen.name, words, _knows_python(chosen))
+    data = _data_of(chosen)
+    knows_python, questions = (not data.all_sets, held_out_chat.find(data)) if data else (False, None)
+    return Choice(recipe_file.load(source, overrides).serve, chosen.export, chosen.name, words, knows_python, questions)
 
 
-def _knows_python(run: runs.Run) -> bool:
+def _data_of(run: runs.Run) -> DataSection | None:
     try:
-        data = run.recipe().data
+        return run.recipe().data
     except UserError:  # a damaged recipe does not matter here
-        return False
-    return data.path is None and data.hf is None
+        return None
