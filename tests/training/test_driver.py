@@ -106,6 +106,15 @@ def test_incompatible_checkpoint_is_refused_and_the_run_unchanged(
     assert run.state() == State("finished", 4, 4) and saved.exists()
 
 
+def test_checkpoint_from_before_a_key_of_the_model_existed_is_the_same(small_recipe: Recipe) -> None:
+    model = small_recipe.model.model_dump(mode="json")
+    now = Origin(model, "t", 4, 0)
+    old = {key: value for key, value in model.items() if key not in ("architecture", "from", "family")}
+    driver._require_same(replace(now, model=old), now)
+    with pytest.raises(UserError, match=r"model\.layers was 99"):
+        driver._require_same(replace(now, model=old | {"layers": 99}), now)
+
+
 def test_command_line_makes_the_data_path_absolute(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Recipe] = []
     monkeypatch.chdir(home)

@@ -4,13 +4,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from pydantic import ValidationError
 from rich.console import Console
 
 from strata.platform import recipe_file, runs
 from strata.platform.errors import UserError
 from strata.platform.files import write_atomic
-from strata.platform.recipe import Recipe
+from strata.platform.recipe import ModelSection, Recipe
 from strata.platform.runs import Run, State
 from strata.training.checkpoint import format, ownership, resuming
 from strata.training.checkpoint.export import export_run
@@ -171,10 +173,19 @@ def _settled(run: Run, console: Console, fresh: Folder | None = None) -> Iterato
         raise
 
 
+def _completed(model: dict[str, Any]) -> dict[str, Any]:
+    """Model section of a checkpoint, with the defaults of keys that did not exist when it was written."""
+    try:
+        return ModelSection(**model).model_dump(mode="json")
+    except ValidationError:
+        return model
+
+
 def _require_same(then: format.Origin, now: format.Origin) -> None:
-    if then.model != now.model:
-        changed = next(key for key in now.model if now.model[key] != then.model.get(key))
-        cause = f"model.{changed} was {then.model.get(changed)} when the run began and is {now.model[changed]} now."
+    model = _completed(then.model)
+    if model != now.model:
+        changed = next(key for key in now.model if now.model[key] != model.get(key))
+        cause = f"model.{changed} was {model.get(changed)} when the run began and is {now.model[changed]} now."
         raise UserError(cause, "Restore the model section, or start a new run.")
     if then.tokens != now.tokens:
         raise UserError("The corpus is not the one the run began with.", "Restore it (or data.*), or start a new run.")
