@@ -125,6 +125,18 @@ def test_command_line_makes_the_data_path_absolute(home: Path, monkeypatch: pyte
     assert recipe_file.load("laptop").data.path is None
 
 
+def test_paths_of_fine_tuning_are_absolute_too(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Recipe] = []
+    monkeypatch.chdir(home)
+    monkeypatch.setattr(driver, "start", lambda recipe, *_: seen.append(recipe) or (_ for _ in ()).throw(UserError("stop", "")))
+    words = ["data.sets=[{path: a, kind: chat}, {uri: 's3://b/c', kind: chat}]", "data.chat_template=t.jinja"]
+    with pytest.raises(UserError, match="stop"):
+        train([*words, "train.lora={from: adapter}"])
+    data, lora = seen[0].data, seen[0].train.lora
+    assert [one.path for one in data.sets] == [home / "a", None] and data.chat_template == home / "t.jinja"
+    assert lora is not None and lora.source == str(home / "adapter")
+
+
 def test_run_of_a_dead_driver_is_shown_as_killed(home: Path, small_recipe: Recipe) -> None:
     run = runs.create("dead", small_recipe, "test")
     run.write_state(replace(run.state(), pid_created=psutil.boot_time() - 1000))

@@ -117,11 +117,15 @@ def evaluate(
 
 
 def _load(recipe: Recipe | str | Path, overrides: Sequence[str]) -> Recipe:
-    """The recipe with data.path and train.checkpoints absolute, so that the run can be resumed from another folder."""
+    """The recipe with absolute paths of its data, adapter and checkpoints, so that the run can be resumed from another folder."""
     loaded = recipe_file.change(recipe, overrides) if isinstance(recipe, Recipe) else recipe_file.load(_source(recipe), overrides)
     data, section = loaded.data, loaded.train
-    if data.path is not None:
-        data = data.model_copy(update={"path": data.path.absolute()})
+    paths = {key: value.absolute() for key in ("path", "chat_template") if (value := getattr(data, key)) is not None}
+    sets = tuple(one.model_copy(update={"path": one.path.absolute()}) if one.path else one for one in data.sets)
+    data = data.model_copy(update={**paths, "sets": sets})
+    if section.lora and section.lora.source:
+        adapters = section.lora.model_copy(update={"source": str(Path(section.lora.source).absolute())})
+        section = section.model_copy(update={"lora": adapters})
     if section.checkpoints is not None and "://" not in section.checkpoints:
         section = section.model_copy(update={"checkpoints": str(Path(section.checkpoints).absolute())})
     return loaded.model_copy(update={"data": data, "train": section})

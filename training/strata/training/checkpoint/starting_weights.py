@@ -12,8 +12,11 @@ from strata.training.parallel.initial import Initial
 
 
 def load(engine: Any, model: ModelSection, train: TrainSection, parallel: ParallelSection, step: int) -> None:
-    """Loads what no checkpoint has: at step 0 all weights, later those that are not trained. A rank reads only its own."""
+    """Loads what no checkpoint has: at step 0 all weights, later those that are not trained. A rank reads only its own. A run
+    that trains all weights does not need the imported model after its first checkpoint."""
     if model.family is None or model.source is None:
+        return
+    if step > 0 and all(parameter.requires_grad for parameter in engine.module.parameters()):
         return
     base = pretrained.Pretrained(pretrained.resolve(model.source), model)
 
