@@ -27,7 +27,7 @@ from ..data.finetuning.tiny import CHATML, save_tokenizer, write_jsonl
 from ..model.families.folders import save
 from ..plain import scheduled_rate, scheduled_windows
 from .ranks import on_ranks
-from .test_finetuning import ALWAYS, EVERYWHERE, LAYOUTS, RATES, SMALL_TRAINING, Peft
+from .test_finetuning import EVERYWHERE, LAYOUTS, RATES, SMALL_TRAINING, Peft
 
 pytestmark = pytest.mark.slow
 
@@ -89,15 +89,16 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
 
 
 def cases() -> list[Any]:
-    found = [("dpo", name, lora) for name in LAYOUTS for lora in (False, True)]
-    found += [(loss, name, False) for loss in LOSSES if loss != "dpo" for name in ("data", "tensor x pipeline", "sequence")]
-    always = {("dpo", name, False) for name in ALWAYS} | {("dpo", "ZeRO-3", True), ("simpo", "data", False)}
-    return [
-        pytest.param(
-            *case, id=f"{case[0]}, {case[1]}{', LoRA' if case[2] else ''}", marks=() if case in always else pytest.mark.rotation
+    found = [("dpo", name, False) for name in LAYOUTS] + [("dpo", name, True) for name in ("ZeRO-3", "tensor", "pipeline")]
+    found += [("ipo", "data", False), ("simpo", "sequence", False), ("orpo", "tensor x pipeline", False)]
+    always = (("dpo", "tensor x pipeline", False), ("dpo", "sequence", False))
+    params = []
+    for loss, name, lora in found:
+        label = f"{loss}, {name}{', LoRA' if lora else ''}"
+        params.append(
+            pytest.param(loss, name, lora, id=label, marks=() if (loss, name, lora) in always else pytest.mark.rotation)
         )
-        for case in found
-    ]
+    return params
 
 
 @pytest.mark.parametrize(("loss", "name", "lora"), cases())
