@@ -89,7 +89,8 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
 
 
 def cases() -> list[Any]:
-    found = [("dpo", name, False) for name in LAYOUTS] + [("dpo", name, True) for name in ("ZeRO-3", "tensor", "pipeline")]
+    found = [("dpo", name, False) for name in ("data", "tensor", "pipeline", "DualPipeV", "tensor x pipeline", "sequence")]
+    found += [("dpo", "ZeRO-3", True)]
     found += [("ipo", "data", False), ("simpo", "sequence", False), ("orpo", "tensor x pipeline", False)]
     always = (("dpo", "tensor x pipeline", False), ("dpo", "sequence", False))
     params = []
