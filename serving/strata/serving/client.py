@@ -2,7 +2,7 @@
 
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -102,20 +102,11 @@ def answer(client: "openai.OpenAI", model: str, messages: Sequence[dict[str, Any
         stream=True,
         stream_options={"include_usage": True},
     )
-    text, tokens, first, last = "", 0, start, start
-    for event in raw.parse():
-        if event.usage:
-            tokens = event.usage.completion_tokens
-        if event.choices and event.choices[0].delta.content:
-            last = time.perf_counter()
-            first = last if not text else first
-            text += event.choices[0].delta.content
-    prompt = str(messages[-1]["content"])
-    return Timed(prompt, text, tokens, first - start, (last - first) / max(tokens - 1, 1), raw.headers[PREFILL])
+    return _timed(raw, str(messages[-1]["content"]), start, lambda choice: choice.delta.content)
 
 
 def complete(client: "openai.OpenAI", model: str, prompt: str, max_tokens: int, stop: str | None = None) -> Timed:
-    """A greedy, streamed completion that ends before `stop`. An event may hold several tokens: the usage report counts them."""
+    """A greedy, streamed completion that ends before `stop`."""
     start = time.perf_counter()
     raw = client.completions.with_raw_response.create(
         model=model,
@@ -126,12 +117,17 @@ def complete(client: "openai.OpenAI", model: str, prompt: str, max_tokens: int, 
         stream=True,
         stream_options={"include_usage": True},
     )
+    return _timed(raw, prompt, start, lambda choice: choice.text)
+
+
+def _timed(raw: Any, prompt: str, start: float, text_of: Callable[[Any], str | None]) -> Timed:
+    """Reads a stream to its end. An event may hold several tokens: the usage report counts them."""
     text, tokens, first, last = "", 0, start, start
     for event in raw.parse():
         if event.usage:
             tokens = event.usage.completion_tokens
-        if event.choices and event.choices[0].text:
+        if event.choices and (part := text_of(event.choices[0])):
             last = time.perf_counter()
             first = last if not text else first
-            text += event.choices[0].text
+            text += part
     return Timed(prompt, text, tokens, first - start, (last - first) / max(tokens - 1, 1), raw.headers[PREFILL])
