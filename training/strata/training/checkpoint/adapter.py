@@ -105,8 +105,7 @@ class Adapter:
             return torch.zeros(last - first)
         whole: Tensor = self._file.get_tensor(self._names[shard.name]).float()
         assert tuple(whole.shape) == shard.shape, f"{shard.name} is {tuple(whole.shape)} in the adapter and {shard.shape} here"
-        local = whole if shard.cut is None else whole.narrow(shard.cut.dim, shard.cut.start, shard.cut.stop - shard.cut.start)
-        return local.reshape(-1)[first:last]
+        return shard.of(whole).reshape(-1)[first:last]
 
     def _require_names(self, path: Path, there: set[str]) -> None:
         expected = set(self._names.values())

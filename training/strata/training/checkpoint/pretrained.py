@@ -42,8 +42,7 @@ class Pretrained:
             return torch.zeros(last - first)
         view = part(self._files.view(self._locations[shard.name].tensor), self._locations[shard.name])
         assert tuple(view.shape) == shard.shape, f"{shard.name} is {tuple(view.shape)} in the folder and {shard.shape} here"
-        if shard.cut is not None:
-            view = view.narrow(shard.cut.dim, shard.cut.start, shard.cut.stop - shard.cut.start)
+        view = shard.of(view)
         if first == last:
             return torch.empty(0)
         width = prod(view.shape[1:])

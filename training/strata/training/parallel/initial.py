@@ -19,5 +19,4 @@ class Initial:
             return torch.zeros(last - first)
         whole = torch.empty(shard.shape)
         initialize(shard.name, whole, self._section, self._seed)
-        local = whole if shard.cut is None else whole.narrow(shard.cut.dim, shard.cut.start, shard.cut.stop - shard.cut.start)
-        return local.reshape(-1)[first:last]
+        return shard.of(whole).reshape(-1)[first:last]

@@ -4,11 +4,15 @@ under their Hugging Face names, so a checkpoint of one layout loads in any other
 import re
 from dataclasses import dataclass
 from math import prod
+from typing import TYPE_CHECKING
 
 from strata.platform.recipe import ModelSection, ParallelSection
 from strata.training.layout import Place
 from strata.training.model import lora
 from strata.training.parallel import pipeline, tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 EXPERT_PARTS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}  # AutoEP's names for a layer's stacked experts
 
@@ -41,6 +45,10 @@ class Shard:
     @property
     def numel(self) -> int:
         return prod(self.local_shape)
+
+    def of(self, whole: "Tensor") -> "Tensor":
+        """This shard of the whole parameter."""
+        return whole if self.cut is None else whole.narrow(self.cut.dim, self.cut.start, self.cut.stop - self.cut.start)
 
 
 def whole_name(name: str, model: ModelSection, parallel: ParallelSection) -> str:
