@@ -103,9 +103,7 @@ def cases() -> list[Any]:
 
 
 @pytest.mark.parametrize(("loss", "name", "lora"), cases())
-def test_losses_equal_a_plain_loop(
-    loss: str, name: str, lora: bool, jobs: Jobs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_losses_equal_a_plain_loop(loss: str, name: str, lora: bool, jobs: Jobs) -> None:
     more = (LOSSES[loss], *((ADAPTERS,) if lora else ()))
     losses, val_loss = jobs.plain(*more)
     job = jobs.job(LAYOUTS[name], *more)
