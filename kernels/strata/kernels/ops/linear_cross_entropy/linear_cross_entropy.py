@@ -5,6 +5,8 @@ gradient, and two more products compute the gradients of input and weight. Both 
 forward pass, after three products. The backward pass only scales them by the incoming gradient: in place, and not at all if it
 is 1. With reduction "none" each token has its own incoming gradient, and the backward pass computes the logits again.
 
+Ignored tokens are left out before the first product: in fine-tuning, which learns answers alone, they are most of the tokens.
+
 On a CPU, a target that is neither in the vocabulary nor `ignore_index` is an error. On a GPU, an error would need a
 synchronization: the token's loss and gradient are NaN, and nothing is read out of bounds. The mean over no tokens is 0, with
 gradients of 0.
@@ -137,7 +139,16 @@ def forward(
     x_gradient: bool,
     weight_gradient: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Returns the loss, the unscaled gradients of input and weight, the factor still to apply to them, and each token's lse."""
+    """Returns the loss, the unscaled gradients of input and weight, the factor still to apply to them, and each token's lse,
+    which is 0 for ignored tokens."""
+    places = counted_places(targets, ignore_index)
+    if len(places) < len(targets):
+        loss, dx, dweight, pending_scale, lse = forward(
+            rows, x[places], weight, targets[places], ignore_index, label_smoothing, z_loss, reduction, x_gradient, weight_gradient
+        )
+        loss = loss if reduction != "none" else spread(loss, places, len(targets))
+        dx = spread(dx, places, len(targets)) if x_gradient and reduction != "none" else dx
+        return loss, dx, dweight, pending_scale, spread(lse, places, len(targets))
     losses, lse = (x.new_empty(len(x), dtype=torch.promote_types(x.dtype, torch.float32)) for _ in range(2))
     share = lse.new_ones(1)
     if reduction == "mean":
@@ -167,8 +178,24 @@ def backward_per_token(
     weight_gradient: bool,
 ) -> tuple[Tensor, Tensor]:
     terms = Terms(ignore_index, label_smoothing, z_loss)
-    dx, dweight = process_in_chunks(rows, x, weight, targets, dlosses, None, lse, terms, x_gradient, weight_gradient)
+    places = counted_places(targets, ignore_index)
+    tokens = x, targets, dlosses, lse
+    x_n, targets_n, dlosses_n, lse_n = tokens if len(places) == len(targets) else (tensor[places] for tensor in tokens)
+    dx, dweight = process_in_chunks(rows, x_n, weight, targets_n, dlosses_n, None, lse_n, terms, x_gradient, weight_gradient)
+    if x_gradient and len(places) < len(targets):
+        dx = spread(dx, places, len(targets))
     return dx.to(x.dtype), dweight.to(x.dtype)
+
+
+def counted_places(targets: Tensor, ignore_index: int) -> Tensor:
+    """Indices of the tokens that count. On a GPU this waits for the targets: the products that follow take far longer than their
+    launches, so the wait costs nothing."""
+    return (targets != ignore_index).nonzero().flatten()
+
+
+def spread(values: Tensor, places: Tensor, tokens: int) -> Tensor:
+    """Values of the tokens that count among those of all tokens, whose values are 0."""
+    return values.new_zeros(tokens, *values.shape[1:]).index_copy_(0, places, values)
 
 
 library = torch.library.Library("strata", "FRAGMENT")
