@@ -15,9 +15,8 @@ from torch import nn
 from strata.platform.errors import UserError
 from strata.platform.recipe import ModelSection, ParallelSection, TrainSection
 from strata.training.layout import accumulation, place
-from strata.training.model import balance
+from strata.training.model import balance, lora
 from strata.training.model.llama import Head, Layer, Llama
-from strata.training.model.lora import is_adapter
 from strata.training.parallel import clipping, data, expert, pipeline, recompute, sequence, tensor
 from strata.training.parallel.shard_map import whole_name
 from strata.training.patches.adamw import EagerAdamW
@@ -54,6 +53,8 @@ def build(model: ModelSection, train: TrainSection, parallel: ParallelSection) -
                 preference = PreferenceObjective(train.preference, groups.get_sequence_parallel_group())
         module.lm_head.preference = preference
     freeze(module, model, train, parallel)
+    if parallel.zero < 3 and parallel.tensor == 1:
+        lora.fuse(module)
     selection = recompute.apply(module, train.recompute, random=bool(train.lora and train.lora.dropout))
 
     def optimizer(_: object) -> torch.optim.Optimizer:
@@ -125,7 +126,7 @@ def freeze(module: Any, model: ModelSection, train: TrainSection, parallel: Para
 
 def is_frozen(name: str, train: TrainSection) -> bool:
     """Whether a parameter, by its name in the whole model, is not trained."""
-    return (train.lora is not None and not is_adapter(name)) or any(fnmatchcase(name, pattern) for pattern in train.freeze)
+    return (train.lora is not None and not lora.is_adapter(name)) or any(fnmatchcase(name, pattern) for pattern in train.freeze)
 
 
 def _tensor_group(module: Any, parallel: ParallelSection) -> Any:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from strata.platform.recipe import ModelSection
+from strata.training.model.lora import projected
 from strata.training.model.norms import norm
 from strata.training.model.ops import Ops, sees
 from strata.training.model.rope import Positions
@@ -26,10 +27,11 @@ class CausalAttention(nn.Module):
         self, q_bthe: Tensor, k_btke: Tensor, v_btke: Tensor, bounds: Tensor | None = None, sinks_h: Tensor | None = None
     ) -> Tensor:
         shape = q_bthe.shape
+        longest = shape[1]  # no document is longer than a row
         if bounds is not None:  # documents of all rows in one, which is how kernels take them
             q_bthe, k_btke, v_btke = (x.reshape(1, -1, *x.shape[2:]) for x in (q_bthe, k_btke, v_btke))
         if self.softcap is None and sinks_h is None:
-            return self.ops.attention(q_bthe, k_btke, v_btke, self.window, self.scale, bounds).reshape(shape)
+            return self.ops.attention(q_bthe, k_btke, v_btke, self.window, self.scale, bounds, longest).reshape(shape)
         mask_ts = sees(q_bthe.shape[1], self.window, bounds, q_bthe.device)
         return plain(q_bthe, k_btke, v_btke, mask_ts, self.scale, self.softcap, sinks_h).reshape(shape)
 
@@ -57,7 +59,7 @@ class Attention(nn.Module):
         self.core: nn.Module = CausalAttention(ops, window, scale, architecture.attention_softcap)
 
     def forward(self, x_btd: Tensor, positions: Positions) -> Tensor:
-        q_btd, k_btd, v_btd = self.q_proj(x_btd), self.k_proj(x_btd), self.v_proj(x_btd)
+        q_btd, k_btd, v_btd = projected(x_btd, self.q_proj, self.k_proj, self.v_proj)
         if self.q_norm is not None and self.k_norm is not None and not self.by_head:
             q_btd, k_btd = self.q_norm(q_btd), self.k_norm(k_btd)
         q_bthe, k_btke, v_btke = self._heads(q_btd), self._heads(k_btd), self._heads(v_btd)

@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from strata.platform.recipe import ModelSection, MoESection
+from strata.training.model.lora import projected
 from strata.training.model.ops import Ops
 
 CLAMP_LIMIT, CLAMP_SLOPE = 7.0, 1.702  # gpt-oss's, which its configuration does not change
@@ -22,7 +23,7 @@ class GatedBlock(nn.Module):
         self.ops = ops
 
     def forward(self, x_btd: Tensor) -> Tensor:
-        gate, up = self.gate_proj(x_btd), self.up_proj(x_btd)
+        gate, up = projected(x_btd, self.gate_proj, self.up_proj)
         y_btd: Tensor = self.down_proj(self._gated(gate, up))
         return y_btd
 

@@ -1,13 +1,15 @@
 """LoRA: a trained low-rank product beside frozen projections, in peft's form.
 
 An adapted projection is `base` (the frozen one), `lora_A` and `lora_B`, plain linear layers: tensor parallelism splits them as
-it splits any other, and its own reductions make the product whole.
+it splits any other, and its own reductions make the product whole. Where no engine does anything when a layer is called, their
+products are fused (`fuse`).
 """
 
 import torch
 from torch import Tensor, nn
 
 from strata.platform.recipe import LoraSection
+from strata.training.model.fused_lora import lora_projections
 
 
 class LoraLinear(nn.Module):
@@ -19,8 +21,11 @@ class LoraLinear(nn.Module):
         self.lora_B = nn.Linear(lora.rank, base.out_features, bias=False, device=device, dtype=dtype)
         self.dropout = nn.Dropout(lora.dropout) if lora.dropout else nn.Identity()
         self.scale = lora.alpha / lora.rank
+        self.fused = False
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.fused:
+            return _fused(x, [self])[0]
         y: Tensor = self.base(x) + self.lora_B(self.lora_A(self.dropout(x))) * self.scale
         return y
 
@@ -32,6 +37,26 @@ def apply(model: nn.Module, lora: LoraSection) -> None:
         for name, child in list(module.named_children()):
             if name in lora.targets and isinstance(child, nn.Linear):
                 setattr(module, name, LoraLinear(child, lora))
+
+
+def fuse(model: nn.Module) -> None:
+    """Fuses the products of adapters without dropout. Their layers are then never called, so nothing may depend on such a call:
+    ZeRO-3 gathers a layer's weights in it, and tensor parallelism sums over ranks."""
+    for module in model.modules():
+        if isinstance(module, LoraLinear) and isinstance(module.dropout, nn.Identity):
+            module.fused = True
+
+
+def projected(x: Tensor, *projections: nn.Module) -> list[Tensor]:
+    """Projections of one input, fused if all of them can be."""
+    adapted = [projection for projection in projections if isinstance(projection, LoraLinear) and projection.fused]
+    return _fused(x, adapted) if len(adapted) == len(projections) else [projection(x) for projection in projections]
+
+
+def _fused(x: Tensor, projections: list[LoraLinear]) -> list[Tensor]:
+    weights, biases = [one.base.weight for one in projections], [one.base.bias for one in projections]
+    downs, ups = [one.lora_A.weight for one in projections], [one.lora_B.weight for one in projections]
+    return lora_projections(x, weights, biases, downs, ups, projections[0].scale)
 
 
 def without_base(name: str) -> str:

@@ -18,7 +18,7 @@ from strata.training.targets import IGNORED
 @dataclass(frozen=True)
 class Ops:
     """One implementation of the operations. `rope` and `attention` have heads after tokens; `attention` also gets the window, the
-    scale of the scores and, for rows of packed documents, the documents' bounds.
+    scale of the scores and, for rows of packed documents, the documents' bounds and a length that none of them exceeds.
 
     `loss_sum` receives the output layer's input and matrix, so that the logits, the largest tensor of a training step, are never
     complete in memory. Targets of `IGNORED` add nothing.
@@ -27,7 +27,7 @@ class Ops:
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     rope: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
     swiglu: Callable[[Tensor, Tensor], Tensor]
-    attention: Callable[[Tensor, Tensor, Tensor, int | None, float, Tensor | None], Tensor]
+    attention: Callable[[Tensor, Tensor, Tensor, int | None, float, Tensor | None, int], Tensor]
     loss_sum: Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -60,7 +60,7 @@ def _torch_swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def _torch_attention(
-    q_bthe: Tensor, k_btke: Tensor, v_btke: Tensor, window: int | None, scale: float, bounds: Tensor | None
+    q_bthe: Tensor, k_btke: Tensor, v_btke: Tensor, window: int | None, scale: float, bounds: Tensor | None, longest: int
 ) -> Tensor:
     q_bhte, k_bkte, v_bkte = (x.transpose(1, 2) for x in (q_bthe, k_btke, v_btke))
     plain = window is None and bounds is None
@@ -89,6 +89,8 @@ def _torch_loss_sum(x_nd: Tensor, weight_vd: Tensor, targets_n: Tensor) -> Tenso
 
 
 def _strata() -> Ops:
+    """Strata's kernels. On a CPU their counterparts are written in torch, and torch's own operators take less time to call: they
+    are used except where Strata's do less work, in attention between packed documents and in the loss."""
     from strata.kernels.ops.flash_attention.flash_attention import flash_attention
     from strata.kernels.ops.linear_cross_entropy.linear_cross_entropy import linear_cross_entropy
     from strata.kernels.ops.rms_norm.rms_norm import rms_norm
@@ -99,11 +101,19 @@ def _strata() -> Ops:
         return linear_cross_entropy(x_nd, weight_vd, targets_n, ignore_index=IGNORED, reduction="sum")
 
     def attention(
-        q_bthe: Tensor, k_btke: Tensor, v_btke: Tensor, window: int | None, scale: float, bounds: Tensor | None
+        q_bthe: Tensor, k_btke: Tensor, v_btke: Tensor, window: int | None, scale: float, bounds: Tensor | None, longest: int
     ) -> Tensor:
-        return flash_attention(q_bthe, k_btke, v_btke, window=window, scale=scale, cu_seqlens=bounds)
+        if not q_bthe.is_cuda and bounds is None:
+            return _torch_attention(q_bthe, k_btke, v_btke, window, scale, bounds, longest)
+        return flash_attention(q_bthe, k_btke, v_btke, window=window, scale=scale, cu_seqlens=bounds, max_seqlen=longest)
 
-    return Ops(rms_norm, rope, swiglu, attention, loss_sum)
+    return Ops(
+        lambda x, weight, eps: (rms_norm if x.is_cuda else _torch_rms_norm)(x, weight, eps),
+        lambda q_bthe, k_btke, cos_te, sin_te: (rope if q_bthe.is_cuda else _torch_rope)(q_bthe, k_btke, cos_te, sin_te),
+        lambda gate, up: (swiglu if gate.is_cuda else _torch_swiglu)(gate, up),
+        attention,
+        loss_sum,
+    )
 
 
 def _liger() -> Ops:

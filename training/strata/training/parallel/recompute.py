@@ -20,6 +20,7 @@ SAVED_OPS = {
     "aten::_scaled_dot_product_cudnn_attention",
     "aten::_scaled_dot_product_flash_attention_for_cpu",
     "strata::flash_attention",
+    "strata::lora_projections",
 }
 
 
