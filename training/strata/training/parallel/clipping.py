@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from strata.platform.recipe import ParallelSection
 from strata.training.parallel import optimizer_state
@@ -43,12 +44,15 @@ def _norm_in_one_reduction(optimizer: Any) -> Any:
 def clip_gradients(engine: Any, parallel: ParallelSection) -> float:
     """Clips the gradients and returns their norm before. Each element of the whole model is counted on the one rank that saves
     it. The fused optimizer divides by `grad_scale` as it reads the gradients, so clipping needs no pass over them."""
-    squares = torch.zeros((), device=engine.device)
-    for slot in optimizer_state.owned(engine, parallel):
-        gradient = slot.parameter.grad
-        assert gradient is not None
-        squares += torch.linalg.vector_norm(gradient.view(-1).narrow(0, slot.start, slot.count)).float() ** 2
-    dist.all_reduce(squares)
-    norm = squares.sqrt()
+    if parallel.data == parallel.workers and parallel.expert == 1:  # every rank has all gradients
+        norm = nn.utils.get_total_norm([p.grad for p in engine.module.parameters() if p.grad is not None])
+    else:
+        squares = torch.zeros((), device=engine.device)
+        for slot in optimizer_state.owned(engine, parallel):
+            gradient = slot.parameter.grad
+            assert gradient is not None
+            squares += torch.linalg.vector_norm(gradient.view(-1).narrow(0, slot.start, slot.count)).float() ** 2
+        dist.all_reduce(squares)
+        norm = squares.sqrt()
     engine.optimizer.grad_scale = ((norm + 1e-6) / engine.gradient_clipping()).clamp(min=1)
     return norm.item()

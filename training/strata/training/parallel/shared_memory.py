@@ -25,10 +25,13 @@ def reachable(group: Any) -> bool:
 
 
 class SharedSum:
-    """Sum over one shared buffer per worker, into another one. A worker copies its gradients to its buffer, sums its slice of all
-    buffers, and copies the whole sum back. The memory is an unnamed file, so a worker that dies leaves nothing behind.
+    """Sum over one shared buffer per worker. A worker copies its gradients to its buffer, waits for the others, and sums all
+    buffers into its gradients, in the order of the ranks, so that all workers get the same. The memory is an unnamed file, so a
+    worker that dies leaves nothing behind.
 
-    Gradients are reduced in buckets of `bucket_bytes`, so the buffers do not grow with the model.
+    Gradients are reduced in buckets of `bucket_bytes`, so the buffers do not grow with the model. Buckets alternate between two
+    sets of buffers: a worker that waits for the others at one bucket has read the one before, whose buffers may then be
+    overwritten. So a bucket needs a single barrier.
     """
 
     def __init__(self, group: Any, parameters: list[nn.Parameter], bucket_bytes: int) -> None:
@@ -36,23 +39,23 @@ class SharedSum:
         self._rank, self._world = dist.get_rank(group), dist.get_world_size(group)
         self._buckets = list(_buckets(parameters, bucket_bytes))
         size = max(sum(p.numel() for p in bucket) for bucket in self._buckets)
-        self._buffers = _shared_tensor(group, (self._world + 1) * size, parameters[0].dtype).view(self._world + 1, size)
+        self._buffers = _shared_tensor(group, 2 * self._world * size, parameters[0].dtype).view(2, self._world, size)
+        self._set = 0
 
     def all_reduce(self) -> None:
-        """Replaces the gradients by their sums. A worker reaches the first barrier after it has copied the previous sum, and the
-        second after it has read all buffers, so no buffer is read before it is written or overwritten before it is read."""
+        """Replaces the gradients by their sums."""
         for bucket in self._buckets:
             gradients = [p.grad.view(-1) for p in bucket if p.grad is not None]
             assert len(gradients) == len(bucket), "the backward pass reaches every parameter"
-            buffers = self._buffers[:, : sum(g.numel() for g in gradients)]
+            sizes = [gradient.numel() for gradient in gradients]
+            buffers = self._buffers[self._set, :, : sum(sizes)]
+            self._set = 1 - self._set
             torch.cat(gradients, out=buffers[self._rank])
             dist.barrier(self._group)
-            *parts, total = buffers.tensor_split(self._world, dim=1)[self._rank]
-            torch.add(parts[0], parts[1], out=total)
-            for part in parts[2:]:
-                total += part
-            dist.barrier(self._group)
-            torch._foreach_copy_(gradients, torch.split(buffers[-1], [g.numel() for g in gradients]))
+            first, *others = ([*buffer.split(sizes)] for buffer in buffers)
+            torch._foreach_copy_(gradients, first)
+            for other in others:
+                torch._foreach_add_(gradients, other)
 
 
 def all_reduce(sums: Iterable[SharedSum]) -> None:
