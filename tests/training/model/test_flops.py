@@ -28,6 +28,10 @@ def test_formula_equals_torchs_flop_counter(section: ModelSection) -> None:
     assert backward.get_total_flops() == 2 * forward.get_total_flops()
 
 
+def test_adapters_need_no_gradients_of_the_weights() -> None:
+    assert flops_per_token(DENSE, adapters=True) * 3 == flops_per_token(DENSE) * 2
+
+
 def test_only_active_experts_count() -> None:
     few, many = (DENSE.model_copy(update={"moe": MoESection(experts=n, top_k=2)}) for n in (2, 64))
     router = DENSE.layers * DENSE.hidden * 62  # the only part that grows with the number of experts

@@ -135,6 +135,7 @@ def _explained(job: Job, error: OSError | None) -> UserError | None:
 def run_local(job: Job, report: Callable[[Record], None]) -> Outcome:
     """Trains without Ray and without checkpoints, in the caller's process group. For benchmarks and tests."""
     worker = Worker(job)
+    starting_weights.load(worker.engine, job.model, job.train, job.parallel, 0)
     return train(worker, 0, report if worker.rank == 0 else _silent, None)
 
 
@@ -272,7 +273,7 @@ class Worker:
             record["preference"] = self._preference_metrics()
         if self._budget:
             record["plan"] = to_record(self.plan, self._budget.spent, self.job.train)
-        mfu = flops.mfu(rate, flops.flops_per_token(self.job.model), self.world, self._peak)
+        mfu = flops.mfu(rate, flops.flops_per_token(self.job.model, self.job.train.lora is not None), self.world, self._peak)
         if mfu is not None:
             record["mfu"] = mfu
         return record

@@ -55,7 +55,10 @@ class Whole:
         tokens_bt, targets_bt = batch.tokens_bt[:, self._slice], batch.targets_bt[:, self._slice]
         # As separate arguments: DeepSpeed compares them between tensor-parallel ranks, and cannot compare tuples.
         pairs = (batch.pairs.document_bt[:, self._slice], batch.pairs.reference_n) if batch.pairs else (None, None)
-        loss: Tensor = self._engine(tokens_bt, positions, targets_bt, batch.count, bounds, *pairs)
+        # A tensor: torch.compile would make a number that changes from step to step a constant of the graph, or compute with it on
+        # the CPU.
+        count = torch.full((), batch.count, device=self._engine.device)
+        loss: Tensor = self._engine(tokens_bt, positions, targets_bt, count, bounds, *pairs)
         return loss
 
 

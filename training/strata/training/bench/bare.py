@@ -17,24 +17,23 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from strata.platform.recipe import Recipe, TrainSection
+from strata.training.batch import Batch
 from strata.training.bench.contest import Job, accumulation
-from strata.training.data.sampler import step_indices
-from strata.training.data.windows import Windows
+from strata.training.data.rows import TrainingData, mean_divisor
 from strata.training.memory import peak_memory
 from strata.training.metrics.records import Record
 from strata.training.schedule.learning_rate import learning_rate
 
 
-def train(module: nn.Module, job: Job, device: torch.device, report: Callable[[Record], None]) -> None:
-    """Trains `module`, whose forward pass returns the mean loss of tokens and targets."""
+def train(module: nn.Module, job: Job, data: TrainingData, device: torch.device, report: Callable[[Record], None]) -> None:
+    """Trains `module`, whose forward pass returns the loss of a batch's tokens, targets, positions and count."""
     recipe, section = job.recipe, job.recipe.train
     model = module if dist.get_world_size() == 1 else DistributedDataParallel(module, gradient_as_bucket_view=True)
     optimizer = MasterAdamW(module, section)
-    windows = Windows(job.tokens, "train", recipe.model.context)
     for step in range(section.steps):
         begin = time.perf_counter()
         rate = learning_rate(step, section)
-        loss = _backward(model, list(_micro_batches(windows, recipe, step, device)))
+        loss = _backward(model, list(_micro_batches(data, recipe, step, device)))
         norm = optimizer.step(rate)
         dist.all_reduce(loss)
         record = Record(
@@ -49,21 +48,23 @@ def train(module: nn.Module, job: Job, device: torch.device, report: Callable[[R
         report(record)
 
 
-def _micro_batches(windows: Windows, recipe: Recipe, step: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-    rank, world = dist.get_rank(), dist.get_world_size()
-    indices = step_indices(step, recipe.train.batch, rank, world, len(windows), recipe.train.seed)
-    for part in np.split(indices, accumulation(recipe)):
-        tokens = torch.from_numpy(windows.read(part)).to(device)
-        yield tokens[:, :-1], tokens[:, 1:]
+def _micro_batches(data: TrainingData, recipe: Recipe, step: int, device: torch.device) -> Iterator[Batch]:
+    rank, world, section = dist.get_rank(), dist.get_world_size(), recipe.train
+    count = mean_divisor(data.train, data.order(step, section.batch, 0, 1, section.seed), accumulation(recipe) * world)
+    for part in np.split(data.order(step, section.batch, rank, world, section.seed), accumulation(recipe)):
+        rows = data.train.read(part)
+        tokens, targets = torch.from_numpy(rows.tokens).to(device), torch.from_numpy(rows.targets).to(device)
+        positions = None if rows.positions is None else torch.from_numpy(rows.positions).to(device)
+        yield Batch(tokens, targets, positions, count)
 
 
-def _backward(model: nn.Module, micro_batches: list[tuple[Tensor, Tensor]]) -> Tensor:
+def _backward(model: nn.Module, micro_batches: list[Batch]) -> Tensor:
     """Mean loss of the step. Gradients accumulate locally; only the last micro-batch's backward pass runs the all-reduce."""
     losses = []
-    for number, (tokens_bt, targets_bt) in enumerate(micro_batches):
+    for number, batch in enumerate(micro_batches):
         last = number == len(micro_batches) - 1
         with model.no_sync() if isinstance(model, DistributedDataParallel) and not last else nullcontext():
-            loss = model(tokens_bt, targets_bt) / len(micro_batches)
+            loss = model(batch.tokens_bt, batch.targets_bt, batch.positions_bt, batch.count) / len(micro_batches)
             loss.backward()
         losses.append(loss.detach())
     return torch.stack(losses).sum()
@@ -74,7 +75,7 @@ class MasterAdamW:
 
     def __init__(self, module: nn.Module, train: TrainSection) -> None:
         self._clip = train.clip
-        self._parameters = list(module.parameters())
+        self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self._masters = [p if p.dtype == torch.float32 else nn.Parameter(p.detach().float()) for p in self._parameters]
         groups = parameter_groups(module, dict(zip(self._parameters, self._masters, strict=True)), train)
         self._adamw = torch.optim.AdamW(groups, lr=train.lr, betas=(0.9, 0.95), fused=True)
@@ -100,7 +101,7 @@ class MasterAdamW:
 def parameter_groups(module: nn.Module, masters: dict[nn.Parameter, nn.Parameter], train: TrainSection) -> list[dict[str, Any]]:
     """Same parameter groups as `strata.training.engine`: only the layers' matrices decay, and embeddings have their own
     learning rate. Parameters are recognized by names that Strata's and Hugging Face's models share."""
-    named = [(name, masters[parameter]) for name, parameter in module.named_parameters()]
+    named = [(name, masters[parameter]) for name, parameter in module.named_parameters() if parameter.requires_grad]
     tables = [p for name, p in named if name.endswith(("embed_tokens.weight", "lm_head.weight"))]
     norms = [p for _, p in named if p.dim() < 2]
     matrices = [p for name, p in named if ".layers." in name and p.dim() >= 2]

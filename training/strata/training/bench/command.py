@@ -1,4 +1,4 @@
-"""`strata bench train`, `checkpoint` and `memory`. Imports nothing heavy: every `strata` command loads this module."""
+"""`strata bench train`, `finetune`, `checkpoint` and `memory`. Imports nothing heavy: every `strata` command loads this module."""
 
 from pathlib import Path
 from typing import Annotated
@@ -26,6 +26,30 @@ def bench_train(
     from strata.training.bench import compare
 
     compare.bench(chosen, compare.Settings(steps, warmup, rounds, only, ray, kernels), json)
+
+
+def bench_finetune(
+    overrides: Overrides = None,
+    recipe: Annotated[str, typer.Option(help="Recipe name, or path to a recipe file.")] = "h200-sft",
+    model: Annotated[
+        str, typer.Option(help="A dense Llama's name in 'strata plan list', made with random weights, or a model's folder.")
+    ] = "llama-3.2-1b",
+    length: Annotated[int, typer.Option(help="Median length of a conversation, in tokens.", min=8)] = 500,
+    share: Annotated[float, typer.Option(help="Share of a conversation that the model learns.", min=0.01, max=1.0)] = 0.5,
+    steps: Annotated[int, typer.Option(help="Training steps per contender and round.", min=2)] = 12,
+    warmup: Annotated[int, typer.Option(help="Initial steps to exclude from the measurement.", min=1)] = 6,
+    rounds: Annotated[int | None, typer.Option(help="Rounds per contender. Default: 5 on CPUs, 1 on GPUs.", min=1)] = None,
+    only: Annotated[Contender | None, typer.Option(help="Run only this contender.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Output file. Default: bench/finetune.json in the cache folder.")] = None,
+) -> None:
+    """Compare fine-tuning throughput on packed rows with transformers, peft and, on GPUs, Liger's kernels.
+
+    Rows have random tokens and conversations of log-normal lengths. Strata runs without Ray."""
+    from strata.training.bench import compare
+    from strata.training.bench.finetuning import contest
+
+    settings = compare.Settings(steps, warmup, rounds, only, ray=False)
+    contest.bench(recipe, list(overrides or ()), model, contest.Conversations(length, share), settings, json)
 
 
 def bench_checkpoint(

@@ -39,22 +39,32 @@ class Settings:
 
 
 def bench(recipe: Recipe, settings: Settings, path: Path | None) -> report.Outcome:
-    """Runs the benchmark, prints a table and writes JSON to `path`, by default in the cache folder."""
+    """Runs the benchmark on a corpus, prints a table and writes JSON to `path`, by default in the cache folder."""
+    require_measured_steps(settings)
+    console = Console(highlight=False, soft_wrap=True)
+    with console.status("reading the corpus"):
+        tokens = shards.prepare(open_corpus(recipe.data), recipe.model.vocab, recipe.data.holdout)
+    return contest_on(tokens, (), recipe, settings, path or cache_dir() / "bench" / "train.json", console)
+
+
+def require_measured_steps(settings: Settings) -> None:
     if settings.warmup >= settings.steps:
         raise UserError(
             f"--warmup {settings.warmup} leaves no step of --steps {settings.steps} to measure.",
             "Raise --steps or lower --warmup.",
         )
-    console = Console(highlight=False, soft_wrap=True)
+
+
+def contest_on(
+    tokens: Path, mix: tuple[float, ...], recipe: Recipe, settings: Settings, target: Path, console: Console
+) -> report.Outcome:
+    """Runs the benchmark on prepared tokens; `mix` has the weights of the sets in them, for fine-tuning."""
     recipe = shortened(recipe, settings.steps)
     accumulation(recipe)  # raises for a batch that the peers cannot shard
     peak = _peak(recipe)
-    with console.status("reading the corpus"):
-        tokens = shards.prepare(open_corpus(recipe.data), recipe.model.vocab, recipe.data.holdout)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    outcome = _compete(recipe, settings, tokens, peak, console)
+    outcome = _compete(recipe, settings, tokens, mix, peak, console)
     console.print(report.table(outcome))
-    target = path or cache_dir() / "bench" / "train.json"
     write_atomic(target, json.dumps(report.as_json(outcome), indent=2))
     console.print(f"written to {target}" + (": the part that was measured, marked partial" if outcome.partial else ""))
     if outcome.partial:
@@ -66,6 +76,8 @@ def bench(recipe: Recipe, settings: Settings, path: Path | None) -> report.Outco
 
 def obstacle(contender: Contender, recipe: Recipe) -> str | None:
     """Reason why a contender cannot run here, None if it can."""
+    if contender in ("bare", *LIGER) and recipe.train.lora and not find_spec("peft"):
+        return "peft is not installed"
     if contender not in (*LIGER, "ours_liger"):
         return None
     if recipe.parallel.device != "gpu":
@@ -75,7 +87,9 @@ def obstacle(contender: Contender, recipe: Recipe) -> str | None:
     return None if find_spec("liger_kernel") else "liger-kernel is not installed"
 
 
-def _compete(recipe: Recipe, settings: Settings, tokens: Path, peak: float | None, console: Console) -> report.Outcome:
+def _compete(
+    recipe: Recipe, settings: Settings, tokens: Path, mix: tuple[float, ...], peak: float | None, console: Console
+) -> report.Outcome:
     """Runs all rounds. A contender that fails is excluded from later rounds and reported with the reason. Ctrl-C returns the
     rounds finished so far."""
     contenders = (*CONTENDERS, *OURS[1:]) if settings.kernels else CONTENDERS
@@ -89,10 +103,11 @@ def _compete(recipe: Recipe, settings: Settings, tokens: Path, peak: float | Non
     for number, contender in itertools.product(range(count), list(rounds)):
         if contender in left_out:
             continue
-        name = f"round {number + 1} of {count}: {report.name_of(contender, with_ray)}"
+        name = f"round {number + 1} of {count}: {report.name_of(contender, with_ray, recipe)}"
         try:
             with tempfile.TemporaryDirectory(dir=work, prefix=f".{contender}-") as folder:
-                job = Job(contender=contender, recipe=on_kernels_of(contender, recipe), tokens=tokens, folder=Path(folder))
+                own = on_kernels_of(contender, recipe)
+                job = Job(contender=contender, recipe=own, tokens=tokens, folder=Path(folder), mix=mix)
                 history = _run_round(job, with_ray, work, name, console)
         except launch.Failed as failure:
             del rounds[contender]

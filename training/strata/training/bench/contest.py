@@ -22,6 +22,7 @@ class Job(Section):
     recipe: Recipe
     tokens: Path
     folder: Path
+    mix: tuple[float, ...] = ()  # weights of the sets in `tokens`, for fine-tuning
 
     @property
     def metrics(self) -> Path:
@@ -50,6 +51,8 @@ def shortened(recipe: Recipe, steps: int) -> Recipe:
         "checkpoint_every": steps,
         "checkpoints": None,
         "max_failures": 0,
+        "epochs": None,
+        "early_stop": None,
     }
     return recipe.model_copy(update={"train": recipe.train.model_copy(update=changes)})
 

@@ -12,18 +12,20 @@ from strata.training.model.llama import Llama, token_losses
 
 
 class WithLoss(nn.Module):
+    """Mean loss of rows without padding, which are one document each."""
+
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, tokens_bt: Tensor, targets_bt: Tensor) -> Tensor:
+    def forward(self, tokens_bt: Tensor, targets_bt: Tensor, positions_bt: None = None, count: float = 0.0) -> Tensor:
         return token_losses(self.model(tokens_bt), targets_bt).mean()
 
 
 class WithFusedLoss(WithLoss):
     """Liger fuses the loss with the output layer and never materializes the full logits."""
 
-    def forward(self, tokens_bt: Tensor, targets_bt: Tensor) -> Tensor:
+    def forward(self, tokens_bt: Tensor, targets_bt: Tensor, positions_bt: None = None, count: float = 0.0) -> Tensor:
         targets_bt = targets_bt.contiguous()  # Liger flattens them with view
         loss: Tensor = self.model(input_ids=tokens_bt, labels=targets_bt, shift_labels=targets_bt, use_cache=False).loss
         return loss

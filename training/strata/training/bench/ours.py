@@ -4,11 +4,15 @@ import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from strata.platform import recipe_file
 from strata.platform.files import cache_dir
 from strata.training.bench.contest import Job
 from strata.training.metrics.records import Record
+
+if TYPE_CHECKING:
+    from strata.training.loop import Job as LoopJob
 
 RUN = "bench"
 
@@ -35,7 +39,13 @@ def run_ours_without_ray(job: Job, report: Callable[[Record], None]) -> None:
     """Runs the training loop on every rank of an initialized process group."""
     from strata.training import loop
 
-    recipe = job.recipe
-    outcome = loop.run_local(loop.Job(job.folder, job.tokens, recipe.model, recipe.train, recipe.parallel), report)
+    outcome = loop.run_local(loop_job(job), report)
     if outcome.problem:
         raise outcome.problem
+
+
+def loop_job(job: Job) -> "LoopJob":
+    from strata.training.loop import Job as LoopJob
+
+    recipe = job.recipe
+    return LoopJob(job.folder, job.tokens, recipe.model, recipe.train, recipe.parallel, mix=job.mix)

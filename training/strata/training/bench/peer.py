@@ -6,10 +6,13 @@ import sys
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from strata.training.bench import bare, models
 from strata.training.bench.contest import Job
-from strata.training.bench.ours import run_ours_without_ray
+from strata.training.bench.finetuning import models as finetuning_models
+from strata.training.bench.ours import loop_job, run_ours_without_ray
+from strata.training.loop import training_data
 from strata.training.metrics import records
 from strata.training.metrics.records import Record
 
@@ -33,13 +36,17 @@ def main() -> None:
         match job.contender:
             case "ours" | "ours_torch" | "ours_liger":
                 run_ours_without_ray(job, report)
-            case "bare":
-                bare.train(models.bare(recipe, device), job, device, report)
-            case "liger" | "liger_compiled":
-                module = models.liger(recipe, device, compiled=job.contender == "liger_compiled")
-                bare.train(module, job, device, report)
+            case "bare" | "liger" | "liger_compiled":
+                bare.train(_model(job, device), job, training_data(loop_job(job)), device, report)
     finally:
         dist.destroy_process_group()
+
+
+def _model(job: Job, device: torch.device) -> nn.Module:
+    recipe, compiled = job.recipe, job.contender == "liger_compiled"
+    if recipe.model.family:
+        return finetuning_models.hugging_face(recipe, device, job.contender != "bare", compiled)
+    return models.bare(recipe, device) if job.contender == "bare" else models.liger(recipe, device, compiled)
 
 
 if __name__ == "__main__":

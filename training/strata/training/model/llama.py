@@ -116,7 +116,7 @@ class Head(nn.Linear):
         self,
         x_btd: Tensor,
         targets_bt: Tensor | None = None,
-        count: float | None = None,
+        count: float | Tensor | None = None,
         document_bt: Tensor | None = None,
         reference_n: Tensor | None = None,
     ) -> Tensor:
@@ -159,7 +159,7 @@ class Llama(nn.Module):
         tokens_bt: Tensor,
         positions_t: Tensor | None = None,
         targets_bt: Tensor | None = None,
-        count: float | None = None,
+        count: float | Tensor | None = None,
         bounds: Tensor | None = None,
         document_bt: Tensor | None = None,
         reference_n: Tensor | None = None,
