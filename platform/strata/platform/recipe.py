@@ -202,7 +202,7 @@ class DataSection(Section):
     text_field: str = Field("text", description="field with the text in JSONL, Parquet and Hugging Face datasets")
     holdout: Annotated[float, Field(gt=0, lt=0.5)] = Field(0.05, description="share of the documents held out for validation")
     kind: DataKind = Field(
-        "text", description="contents of path or hf: text, chat messages, prompt and completion, or preferred answers"
+        "text", description="contents of path or hf: text, chat messages, prompt and completion, or compared or labelled answers"
     )
     sets: tuple[DataSetSection, ...] = Field((), description="several sets, mixed by weight; excludes path and hf")
     pack: bool = Field(True, description="several documents in a row of model.context tokens; attention never crosses them")
@@ -267,9 +267,11 @@ class LoraSection(Section):
 
 
 class PreferenceSection(Section):
-    """Preference optimization: pairs of a chosen and a rejected answer to the same prompt, instead of text."""
+    """Preference optimization: pairs of a chosen and a rejected answer to the same prompt or, for kto, labelled answers."""
 
-    loss: PreferenceLoss = Field("dpo", description="loss; orpo and simpo need no reference model")
+    loss: PreferenceLoss = Field(
+        "dpo", description="loss; kto is for answers with a label, or pairs; orpo and simpo need no reference model"
+    )
     beta: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None, description="scale of the rewards; ipo: its tau, orpo: weight of the odds ratio; unset: 0.1, or 2 with simpo"
     )
@@ -280,8 +282,8 @@ class PreferenceSection(Section):
     sft_weight: Weight = Field(
         0.0, description="dpo, hinge, ipo, simpo: weight of the chosen answers' mean loss; orpo always has it, with weight 1"
     )
-    desirable_weight: Weight = Field(1.0, description="kto: weight of chosen answers")
-    undesirable_weight: Weight = Field(1.0, description="kto: weight of rejected answers")
+    desirable_weight: Weight = Field(1.0, description="kto: weight of good answers (label true, chosen)")
+    undesirable_weight: Weight = Field(1.0, description="kto: weight of bad answers (label false, rejected)")
 
     @model_validator(mode="after")
     def keys_belong_to_the_loss(self) -> Self:
@@ -362,7 +364,7 @@ class TrainSection(Section):
         (), description="experiment trackers that receive the metrics, in addition to the run's files"
     )
     preference: PreferenceSection | None = Field(
-        None, description="preference optimization of a model on pairs of answers; unset: next-token loss"
+        None, description="preference optimization of a model on pairs of answers or labelled answers; unset: next-token loss"
     )
 
     @model_validator(mode="after")

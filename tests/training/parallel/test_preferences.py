@@ -4,6 +4,7 @@ The loop here computes each document alone: its log-probability under the policy
 loss by the formula of the paper.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -21,9 +22,10 @@ from strata.training.checkpoint import starting_weights
 from strata.training.data.finetuning import prepare
 from strata.training.data.finetuning.rows import Rows
 from strata.training.loop import Job, Worker
+from strata.training.preferences.mismatched import MismatchedRows
 from strata.training.targets import IGNORED
 
-from ..data.finetuning.tiny import CHATML, save_tokenizer, write_jsonl
+from ..data.finetuning.tiny import CHATML, assistant, save_tokenizer, user, write_jsonl
 from ..model.families.folders import save
 from ..plain import scheduled_rate, scheduled_windows
 from .ranks import on_ranks
@@ -39,6 +41,8 @@ LOSSES = {
     "ipo": "train.preference={loss: ipo, beta: 0.3}",
     "simpo": "train.preference={loss: simpo}",
     "orpo": "train.preference={loss: orpo, beta: 0.7}",
+    "kto": "train.preference={loss: kto, beta: 0.5, desirable_weight: 1.5, undesirable_weight: 0.8}",
+    "kto on pairs": "train.preference={loss: kto}",
 }
 ADAPTERS = f"train.lora={{rank: 4, alpha: 12, targets: [{EVERYWHERE}]}}"
 
@@ -54,7 +58,7 @@ def train_on_this_rank(job: Job) -> tuple[list[float], float, dict[str, float]]:
 class Jobs:
     def __init__(self, home: Path) -> None:
         self._home = home
-        self.model, self.data = home / "model", home / "pairs.jsonl"
+        self.model, self.pairs, self.labelled = home / "model", home / "pairs.jsonl", home / "labelled.jsonl"
         row = ROWS["qwen3"]
         save(replace(row, values=row.values | LAYERS | {"vocab_size": VOCAB, "tie_word_embeddings": True}), self.model)
         save_tokenizer(self.model, CHATML, eos_token="<|im_end|>")
@@ -62,12 +66,17 @@ class Jobs:
             {"prompt": f"What is {n} + 1?", "chosen": f"It is {n + 1}.", "rejected": f"It is {'the cat ' * (n % 4)}{n}"}
             for n in range(60)
         ]
-        write_jsonl(self.data, pairs)
+        write_jsonl(self.pairs, pairs)
+        answers = [(f"How are you? What is {n} + 1?", f"It is {n + 1}{', the cat' * (n % 6)}.", n % 3 > 0) for n in range(60)]
+        strings = [{"prompt": prompt, "completion": answer, "label": label} for prompt, answer, label in answers[:40]]
+        chats = [{"messages": [user(prompt), assistant(answer)], "label": label} for prompt, answer, label in answers[40:]]
+        write_jsonl(self.labelled, [*strings, *chats])
         self._plain: dict[tuple[str, ...], tuple[list[float], float]] = {}
 
     def recipe(self, layout: str, *more: str) -> Recipe:
         overrides = [key if "." in key else f"parallel.{key}" for key in layout.split()]
-        data = [f"data.path={self.data}", "data.kind=preference", "data.holdout=0.2", f"model.context={CONTEXT}"]
+        path = self.labelled if LOSSES["kto"] in more else self.pairs
+        data = [f"data.path={path}", "data.kind=preference", "data.holdout=0.2", f"model.context={CONTEXT}"]
         steps = ["train.batch=8", "train.micro_batch=2", "train.steps=40", *RATES]
         return recipe_file.load("laptop", [*SMALL_TRAINING, f"model.from={self.model}", *data, *steps, *overrides, *more])
 
@@ -83,6 +92,15 @@ class Jobs:
         return self._plain[more]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """The plain loop's products are so small that a second thread doubles its time."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
     return Jobs(tmp_path_factory.mktemp("preferences"))
@@ -92,7 +110,9 @@ def cases() -> list[Any]:
     found = [("dpo", name, False) for name in ("data", "tensor", "pipeline", "DualPipeV", "tensor x pipeline", "sequence")]
     found += [("dpo", "ZeRO-3", True)]
     found += [("ipo", "data", False), ("simpo", "sequence", False), ("orpo", "tensor x pipeline", False)]
-    always = (("dpo", "tensor x pipeline", False), ("dpo", "sequence", False))
+    found += [("kto", name, False) for name in ("data", "ZeRO-1", "tensor", "pipeline", "DualPipeV", "tensor x pipeline")]
+    found += [("kto", "ZeRO-3", True), ("kto on pairs", "sequence", False)]
+    always = (("dpo", "tensor x pipeline", False), ("dpo", "sequence", False), ("kto", "pipeline", False))
     params = []
     for loss, name, lora in found:
         label = f"{loss}, {name}{', LoRA' if lora else ''}"
@@ -112,16 +132,17 @@ def test_losses_equal_a_plain_loop(loss: str, name: str, lora: bool, jobs: Jobs)
     assert results[0][0] == pytest.approx(losses, rel=1e-4)
     assert results[0][1] == pytest.approx(val_loss, rel=1e-4)
     assert 0 <= results[0][2]["accurate"] <= 1 and losses[-1] < losses[0]
+    assert loss not in ("kto", "kto on pairs") or results[0][2]["kl"] > 0, "a reference point of 0 could hide errors"
 
 
 def documents(rows: Rows, index: int) -> list[tuple[Tensor, Tensor]]:
-    """(tokens, targets) of each document of a row, chosen and rejected in turn, without the padding."""
+    """(tokens, targets) of each document of a row, of pairs chosen and rejected in turn, without the padding."""
     read = rows.read(torch.tensor([index]).numpy())
     assert read.positions is not None and read.documents is not None
     starts = [at for at, position in enumerate(read.positions[0].tolist()) if position == 0] + [CONTEXT]
     return [
         (torch.tensor(read.tokens[0, first:last]), torch.tensor(read.targets[0, first:last]))
-        for first, last in list(pairwise(starts))[: 2 * read.documents[0]]
+        for first, last in list(pairwise(starts))[: read.documents[0]]
     ]
 
 
@@ -149,6 +170,13 @@ def pair_loss(section: Any, policy: list[Tensor], reference: list[Tensor], count
     return loss - section.sft_weight * mean_chosen
 
 
+def answer_loss(section: Any, ratio: Tensor, z: Tensor, desirable: bool) -> Tensor:
+    above = section.scale * (ratio - z)
+    if desirable:
+        return section.desirable_weight * (1 - torch.sigmoid(above))
+    return section.undesirable_weight * (1 - torch.sigmoid(-above))
+
+
 def train_plainly(job: Job) -> tuple[list[float], float]:
     from transformers import AutoModelForCausalLM
 
@@ -169,15 +197,40 @@ def train_plainly(job: Job) -> tuple[list[float], float]:
     groups = [{"params": others, "weight_decay": train.weight_decay}, {"params": undecayed, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95))
 
-    def mean_loss(rows: Rows, indices: list[int]) -> Tensor:
+    known: dict[bytes, Tensor] = {}
+
+    @torch.no_grad()
+    def reference(tokens: Tensor, targets: Tensor) -> Tensor:
+        key = tokens.numpy().tobytes()
+        if key not in known:
+            known[key] = logp(start, tokens, targets)[0]
+        return known[key]
+
+    def mean_answer_loss(rows: Rows, mismatched: Rows, indices: list[int]) -> Tensor:
+        def ratios(rows: Rows) -> list[Tensor]:
+            found = [document for index in indices for document in documents(rows, index)]
+            return [logp(model, *document)[0] - reference(*document) for document in found]
+
+        with torch.no_grad():
+            z = torch.stack(ratios(mismatched)).mean().clamp(min=0)
+        labels = rows.read(torch.tensor(indices).numpy()).labels
+        assert labels is not None
+        flat = [label for row in labels for label in row]
+        losses = [answer_loss(train.preference, ratio, z, label) for ratio, label in zip(ratios(rows), flat, strict=True)]
+        return torch.stack(losses).mean()
+
+    def mean_loss(split: Any, indices: list[int]) -> Tensor:
+        rows = Rows(job.tokens, split)
+        assert train.preference
+        if train.preference.loss == "kto":
+            return mean_answer_loss(rows, MismatchedRows(job.tokens, split), indices)
         losses = []
         for index in indices:
             found = documents(rows, index)
             for pair in zip(found[0::2], found[1::2], strict=True):
                 policy = [logp(model, *document) for document in pair]
-                with torch.no_grad():
-                    reference = [logp(start, *document)[0] for document in pair]
-                losses.append(pair_loss(train.preference, [p for p, _ in policy], reference, [n for _, n in policy]))
+                before = [reference(*document) for document in pair]
+                losses.append(pair_loss(train.preference, [p for p, _ in policy], before, [n for _, n in policy]))
         return torch.stack(losses).mean()
 
     rows, validation = Rows(job.tokens, "train"), Rows(job.tokens, "validation")
@@ -185,11 +238,11 @@ def train_plainly(job: Job) -> tuple[list[float], float]:
     for step in range(STEPS):
         for group in optimizer.param_groups:
             group["lr"] = scheduled_rate(step, train)
-        loss = mean_loss(rows, scheduled_windows(step, train.batch, len(rows), train.seed))
+        loss = mean_loss("train", scheduled_windows(step, train.batch, len(rows), train.seed))
         losses.append(loss.item())
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_([p for _, p in named], train.clip)
         optimizer.step()
     with torch.no_grad():
-        return losses, mean_loss(validation, validation.evenly(train.eval_sequences).tolist()).item()
+        return losses, mean_loss("validation", validation.evenly(train.eval_sequences).tolist()).item()

@@ -1,22 +1,9 @@
-"""Reference point of KTO: mismatched pairs, and an estimate that does not depend on the division of the batch."""
+"""Reference point of KTO: an estimate that does not depend on the division of the batch."""
 
 import pytest
 import torch
 
-from strata.training.preferences.kl import kl_estimate, kl_sums, mismatched
-
-
-@pytest.mark.parametrize("documents", [4, 6, 32])
-def test_answers_come_from_another_pair(documents: int) -> None:
-    paired = mismatched(documents)
-    assert sorted(paired) == list(range(documents))  # each answer once
-    assert all(answer // 2 != document // 2 for document, answer in enumerate(paired))
-
-
-@pytest.mark.parametrize("documents", [0, 2, 3, 5])
-def test_one_pair_has_no_other_answers(documents: int) -> None:
-    with pytest.raises(ValueError, match=f"at least two pairs in a global batch, got {documents} documents"):
-        mismatched(documents)
+from strata.training.preferences.kl import kl_estimate, kl_sums
 
 
 def test_estimate_is_the_mean_of_the_whole_batch() -> None:

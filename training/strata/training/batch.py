@@ -6,12 +6,18 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Pairs:
-    """Pairs of documents in the rows of a micro-batch. `document_bt` has the index of each token's document: 2i is a chosen
-    answer, 2i + 1 the rejected one. `reference_n` has each document's log-probability under the reference model."""
+class Answers:
+    """Answers to compare in the rows of a micro-batch, one document each. `document_bt` has the index of each token's document;
+    of pairs, 2i is a chosen answer and 2i + 1 the rejected one. `reference_n` has each document's log-probability under the
+    reference model, and `desirable_n` its label."""
 
     document_bt: Tensor
     reference_n: Tensor
+    desirable_n: Tensor
+
+    def tensors(self, tokens: slice = slice(None)) -> tuple[Tensor, Tensor, Tensor]:
+        """Fields as arguments of a loss over some tokens of each row."""
+        return self.document_bt[:, tokens], self.reference_n, self.desirable_n
 
 
 @dataclass(frozen=True)
@@ -19,12 +25,12 @@ class Batch:
     """Rows of one forward pass on a data-parallel worker, whole, also where sequence-parallel workers take slices of them.
 
     `positions_bt` restart at 0 with each packed document; None: a row is one document. `count` is the denominator of the loss,
-    such that the mean over workers and micro-batches is the mean over the counted targets, or pairs, of the whole global batch,
-    whatever the layout and however they are spread over micro-batches.
+    such that the mean over workers and micro-batches is the mean over the counted targets, pairs or answers of the whole global
+    batch, whatever the layout and however they are spread over micro-batches.
     """
 
     tokens_bt: Tensor
     targets_bt: Tensor
     positions_bt: Tensor | None
     count: float
-    pairs: Pairs | None = None
+    answers: Answers | None = None

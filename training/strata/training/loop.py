@@ -28,6 +28,7 @@ from strata.training.data import windows
 from strata.training.data.finetuning import rows as finetuning_rows
 from strata.training.data.rows import Rows, TrainingData, mean_divisor
 from strata.training.data.sampler import Indices
+from strata.training.data.shards import Split
 from strata.training.layout import accumulation, place
 from strata.training.memory import peak_memory
 from strata.training.metrics import records
@@ -37,8 +38,8 @@ from strata.training.metrics.telemetry import Telemetry, checkpoint_failures
 from strata.training.metrics.trackers import Trackers
 from strata.training.model import flops
 from strata.training.preferences import losses
-from strata.training.preferences.pairs import Reference, pairs_of
-from strata.training.preferences.reference_pass import ReferenceValues, weights_digest
+from strata.training.preferences.answers import Reference, answers_of
+from strata.training.preferences.reference_pass import ReferenceModel, weights_digest
 from strata.training.schedule.early_stop import EarlyStop
 from strata.training.schedule.learning_rate import Plan, learning_rate
 from strata.training.schedule.time_budget import TimeBudget, recorded, to_record
@@ -204,7 +205,7 @@ class Worker:
         self.plan = Plan.of(job.train)
         self.early_stop = EarlyStop(job.train.early_stop)
         self._budget: TimeBudget | None = None
-        self._reference: dict[str, Reference] = {}  # by split
+        self._reference: ReferenceModel | None = None
 
     def continue_history(self, step: int) -> None:
         """Follows the time budget and the early stop from the records up to `step`. Called by all ranks; rank 0 reads."""
@@ -232,7 +233,8 @@ class Worker:
         everyone = self.data.order(step, section.batch, 0, 1, section.seed)
         micro_batches = np.split(np.split(everyone, parallel.data)[here.data], accumulation(section, parallel))
         divisor = self._divisor(self.data.train, everyone, len(micro_batches))
-        batches = self._batches(self.data.train, micro_batches, divisor, reference=self._reference.get("train"))
+        reference = self._reference_of("train", everyone)
+        batches = self._batches(self.data.train, micro_batches, divisor, reference=reference)
         loss = self._steps.train(batches, len(micro_batches))
         stop = self.rank == 0 and self.job.stop.exists()
         steps = self._budget.finished(step + 1, self.plan).steps if self._budget else 0
@@ -279,10 +281,11 @@ class Worker:
         return record
 
     def _preference_metrics(self) -> dict[str, float]:
-        """Accuracy, rewards and margin of the last step, over all ranks."""
-        sums = self.engine.preference.take_sums().to(self.engine.device)
+        """Accuracy, rewards and margin of the last step, over all ranks, and KTO's reference point."""
+        objective = self.engine.preference
+        sums = objective.take_sums().to(self.engine.device)
         dist.all_reduce(sums)
-        return losses.means(sums)
+        return losses.means(sums) | ({} if objective.kl is None else {"kl": float(objective.kl)})
 
     def _peak_flops(self) -> float | None:
         """Peak FLOP/s of a device. Measured on rank 0 while the other ranks wait: on a laptop they share its cores."""
@@ -292,7 +295,8 @@ class Worker:
     def evaluate(self) -> float:
         """Validation loss."""
         rows = self.data.validation
-        mean, _ = self.run_rows(rows, rows.evenly(self.job.train.eval_sequences), self._reference.get("validation"))
+        indices = rows.evenly(self.job.train.eval_sequences)
+        mean, _ = self.run_rows(rows, indices, self._reference_of("validation", indices))
         total = mean.clone()
         dist.all_reduce(total)
         self._watch.read()  # discards the evaluation's time, which is not part of the next step
@@ -313,11 +317,30 @@ class Worker:
         batches = self._batches(rows, np.split(padded[mine], rounds), divisor, np.split(counts[mine], rounds), reference)
         return self._steps.evaluate(batches, rounds), padded[mine][counts[mine]]
 
+    def logprobs(self, rows: Rows, indices: Indices) -> tuple[list[torch.Tensor], Indices]:
+        """Log-probabilities of the documents in this rank's share of rows, and which rows these are. A rank without an output
+        layer has no log-probabilities."""
+        objective = self.engine.preference
+        objective.collecting, objective.collected = True, []
+        try:
+            _, mine = self.run_rows(rows, indices, None)
+        finally:
+            objective.collecting = False
+        return objective.collected, mine
+
+    def _reference_of(self, split: Split, indices: Indices) -> Reference | None:
+        """Log-probabilities under the reference model. Sets KTO's reference point for a pass over the rows `indices`, which are
+        those of all ranks."""
+        if self._reference is None:
+            return None
+        self.engine.preference.kl = self._reference.kl(split, indices, self)
+        return self._reference.values[split].of
+
     def _divisor(self, rows: Rows, indices: Indices, micro_batches: int) -> float:
-        """Denominator of a micro-batch's loss. Sequence-parallel ranks have a share of the tokens, but all pairs."""
-        parallel = self.job.parallel
-        if self.job.train.preference and isinstance(rows, finetuning_rows.Rows):
-            return float(rows.pairs(indices).sum()) / (micro_batches * parallel.data)
+        """Denominator of a micro-batch's loss. Sequence-parallel ranks have a share of the tokens, but all answers."""
+        parallel, preference = self.job.parallel, self.job.train.preference
+        if preference and isinstance(rows, finetuning_rows.Rows):
+            return losses.loss_count(preference, len(rows.documents(indices))) / (micro_batches * parallel.data)
         return mean_divisor(rows, indices, micro_batches * parallel.data * parallel.sequence)
 
     def prepare_reference(self) -> None:
@@ -327,17 +350,11 @@ class Worker:
             return
         assert job.model.source
         weights = weights_digest(pretrained.resolve(job.model.source))
-        loaded = False
-        for split, rows in (("train", self.data.train), ("validation", self.data.validation)):
-            assert isinstance(rows, finetuning_rows.Rows)
-            values = ReferenceValues(rows, split, weights, job.model, job.train)
-            missing = values.missing_rows()
-            if len(missing):
-                if not loaded:
-                    starting_weights.load(self.engine, job.model, job.train, job.parallel, 0)
-                    loaded = True
-                values.complete(missing, self, job.parallel)
-            self._reference[split] = values.of
+        self._reference = ReferenceModel(job.tokens, weights, job.model, job.train)
+        if missing := self._reference.missing_rows():
+            starting_weights.load(self.engine, job.model, job.train, job.parallel, 0)
+            for values, rows in missing:
+                values.complete(rows, self, job.parallel)
 
     def _batches(
         self,
@@ -358,11 +375,11 @@ class Worker:
                 if counts is not None:
                     targets = targets.clone()
                     targets[~torch.from_numpy(counts[number])] = IGNORED
-                pairs = None
+                answers = None
                 if self.job.train.preference:
                     now = None if counts is None else counts[number]
-                    pairs = pairs_of(read, indices, reference, torch.device(self.engine.device), now)
-            yield Batch(tokens, targets, positions, divisor, pairs)
+                    answers = answers_of(read, indices, reference, torch.device(self.engine.device), now)
+            yield Batch(tokens, targets, positions, divisor, answers)
 
 
 def _not_finite(record: Record) -> UserError | None:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from strata.platform.errors import UserError
 from strata.platform.files import write_atomic
-from strata.platform.recipe import ModelSection, Recipe, TrainSection
+from strata.platform.recipe import ModelSection, PreferenceSection, Recipe, TrainSection
 from strata.platform.runs import Run
 from strata.training.checkpoint import adapter, pretrained
 from strata.training.checkpoint.export import TOKENIZER
@@ -30,6 +30,7 @@ from strata.training.metrics.startup import Startup
 from strata.training.metrics.trackers import require_installed
 from strata.training.model.huggingface import require_exportable
 from strata.training.parallel.shard_map import Shard
+from strata.training.preferences.mismatched import MismatchedRows
 
 CHAT_TEMPLATE = "chat_template.jinja"
 
@@ -69,9 +70,6 @@ def _require_consistent(recipe: Recipe) -> None:
             raise UserError("train.lora adapts a trained model, and this run starts from random weights.", fix)
         if recipe.train.steps == 0:
             raise UserError("train.steps=0 exports an imported model as it is, and this run has none.", fix)
-    if recipe.train.preference and recipe.train.preference.loss == "kto":
-        fix = "Use train.preference.loss=dpo, ipo, orpo or simpo on pairs."
-        raise UserError("train.preference.loss=kto is not supported in training yet.", fix)
     if recipe.train.lora:
         adapter.adapted(recipe.model, recipe.train.lora)
         if recipe.train.lora.source:
@@ -103,11 +101,12 @@ def _finetuning_rows(run: Run, recipe: Recipe, console: Console) -> Path:
     meta = store.read_meta(tokens)
     for note in meta.notes:
         console.print(note, markup=False)
-    if meta.objective != "tokens" and recipe.train.preference is None:
-        fix = "Set train.preference.loss, such as dpo."
-        raise UserError("The data are preferences, and the recipe has no loss for them (train.preference).", fix)
-    if meta.objective == "tokens" and recipe.train.preference is not None:
-        raise UserError("train.preference needs preferences, and the data have none.", "Set data.kind=preference.")
+    require_fitting_loss(meta.objective, recipe.train.preference)
+    if recipe.train.preference and recipe.train.preference.loss == "kto":
+        for split in shards.SPLITS:
+            MismatchedRows(tokens, split).require_two_prompts(split)
+        desirable, undesirable = Rows(tokens, "train").desirable()
+        console.print(f"{desirable:,} desirable and {undesirable:,} undesirable answers to train on")
     largest = max(Rows(tokens, split).largest_token() for split in shards.SPLITS)
     if largest >= model.vocab:
         cause = f"The tokenizer has the token {largest}, and the model has embeddings for {model.vocab} tokens only."
@@ -120,6 +119,18 @@ def _finetuning_rows(run: Run, recipe: Recipe, console: Console) -> Path:
     fill = used / (rows * model.context)
     console.print(f"{rows:,} rows to train on, {fill:.0%} full; {counted:,} of {used:,} tokens count; {held_out:,} rows held out")
     return tokens
+
+
+def require_fitting_loss(objective: store.Objective, preference: PreferenceSection | None) -> None:
+    """Refuses data whose form the recipe's loss is not for."""
+    if objective != "tokens" and preference is None:
+        fix = f"Set train.preference.loss, such as {'dpo' if objective == 'pairs' else 'kto'}."
+        raise UserError("The data are preferences, and the recipe has no loss for them (train.preference).", fix)
+    if objective == "tokens" and preference is not None:
+        raise UserError("train.preference needs preferences, and the data have none.", "Set data.kind=preference.")
+    if objective == "labels" and preference is not None and preference.loss != "kto":
+        cause = f"train.preference.loss={preference.loss} needs pairs, and the data are answers with a label."
+        raise UserError(cause, "Set train.preference.loss=kto, or use rows with 'chosen' and 'rejected'.")
 
 
 def _require_trained_tokens(meta: store.Meta, model: ModelSection, train: TrainSection) -> None:

@@ -44,9 +44,12 @@ class Whole:
     @torch.no_grad()
     def evaluate(self, batches: Batches, count: int) -> Tensor:
         self._engine.eval()
-        total = torch.stack([self._loss(batch) for batch in batches]).mean()
+        losses = []
+        for batch in batches:
+            with self._watch.phase("forward"):
+                losses.append(self._loss(batch))
         self._engine.train()
-        return total
+        return torch.stack(losses).mean()
 
     def _loss(self, batch: Batch) -> Tensor:
         positions, bounds = self._positions_t, None
@@ -54,11 +57,11 @@ class Whole:
             positions, bounds = batch.positions_bt[:, self._slice], document_bounds(batch.positions_bt)
         tokens_bt, targets_bt = batch.tokens_bt[:, self._slice], batch.targets_bt[:, self._slice]
         # As separate arguments: DeepSpeed compares them between tensor-parallel ranks, and cannot compare tuples.
-        pairs = (batch.pairs.document_bt[:, self._slice], batch.pairs.reference_n) if batch.pairs else (None, None)
+        answers = batch.answers.tensors(self._slice) if batch.answers else ()
         # A tensor: torch.compile would make a number that changes from step to step a constant of the graph, or compute with it on
         # the CPU.
         count = torch.full((), batch.count, device=self._engine.device)
-        loss: Tensor = self._engine(tokens_bt, positions, targets_bt, count, bounds, *pairs)
+        loss: Tensor = self._engine(tokens_bt, positions, targets_bt, count, bounds, *answers)
         return loss
 
 
@@ -95,8 +98,8 @@ def stage_inputs(batches: Batches) -> Iterator[tuple[Any, tuple[Tensor, ...]]]:
     for batch in batches:
         tokens_bt, positions_bt = batch.tokens_bt, batch.positions_bt
         inputs = tokens_bt if positions_bt is None else (tokens_bt, positions_bt)
-        pairs = (batch.pairs.document_bt, batch.pairs.reference_n) if batch.pairs else ()
-        yield inputs, (batch.targets_bt, torch.tensor(batch.count, device=tokens_bt.device), *pairs)
+        answers = batch.answers.tensors() if batch.answers else ()
+        yield inputs, (batch.targets_bt, torch.tensor(batch.count, device=tokens_bt.device), *answers)
 
 
 def _timed(watch: Stopwatch, phase: str, run: Callable[..., None], engine: Any, /, **kwargs: Any) -> None:

@@ -116,6 +116,7 @@ def test_example_in_an_error_is_short() -> None:
     [
         ({"chosen": [], "rejected": []}, "chat", "preference"),
         ({"prompt": "a", "completion": "b", "label": True}, "chat", "preference"),
+        ({"messages": [], "label": True}, "completion", "preference"),
         ({"prompt": "a", "completion": "b"}, "chat", "completion"),
         ({"messages": []}, "completion", "chat"),
         ({"text": "a"}, "preference", "text"),
@@ -180,6 +181,9 @@ def test_answer_with_a_label(label: bool) -> None:
     assert found.sequences == (Completion("a", "b"),) and found.label is label
     found = parse({"prompt": [user("a")], "completion": [assistant("b")], "label": label}, "preference", PLACE)
     assert found.sequences == (Chat((user("a"), assistant("b")), (1,)),) and found.label is label
+    messages = [user("a"), assistant("b"), user("c"), assistant("d")]
+    found = parse({"messages": messages, "label": label}, "preference", PLACE)
+    assert found.sequences == (Chat(tuple(messages), (3,)),) and found.label is label
 
 
 @pytest.mark.parametrize(
@@ -187,6 +191,8 @@ def test_answer_with_a_label(label: bool) -> None:
     [
         ({"prompt": "a", "completion": "b", "label": 1}, "has a label that is a number"),
         ({"prompt": "a", "completion": "b", "label": None}, "has a label that is null"),
+        ({"messages": [user("a"), assistant("b")], "label": "good"}, "has a label that is a string"),
+        ({"messages": [user("a")], "label": True}, "has no turn of the assistant (roles: user)"),
         ({"prompt": "a", "completion": "b"}, "has no 'chosen'"),
         ({"prompt": "a", "chosen": "b"}, "has no 'rejected'"),
         ({"prompt": "a", "chosen": "b", "rejected": "b"}, "has the same chosen and rejected answer"),

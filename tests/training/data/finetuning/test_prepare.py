@@ -247,8 +247,8 @@ def test_pairs_stay_together(tokenizer: Path, tmp_path: Path, pack: bool) -> Non
             prompt = chosen.split("<|im_start|>assistant")[0]
             assert rejected == f"{prompt}<|im_start|>assistant\nHow?<|im_end|>" and "It is" in chosen
         batch = rows.read(np.arange(len(rows)))
-        assert batch.documents == [len(rows.lengths(index)) // 2 for index in range(len(rows))]
-        assert split == "validation" or (set(batch.documents) == {1}) is (not pack)
+        assert batch.documents == [len(rows.lengths(index)) for index in range(len(rows))]
+        assert split == "validation" or (set(batch.documents) == {2}) is (not pack)
 
 
 def test_answers_with_labels(tokenizer: Path, tmp_path: Path) -> None:

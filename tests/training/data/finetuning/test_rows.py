@@ -113,7 +113,8 @@ def test_pairs_are_counted(tmp_path: Path) -> None:
     one: Tokens = [(1, False), (2, True)]
     write(tmp_path, [[[one, one, one, one], [one, one]]], 10, "pairs")
     batch = Rows(tmp_path, "train").read(np.array([1, 0]))
-    assert batch.documents == [1, 2] and batch.labels is None
+    assert batch.documents == [2, 4] and batch.labels == [[True, False], [True, False, True, False]]
+    assert Rows(tmp_path, "train").desirable() == (3, 3)
     assert np.flatnonzero(batch.positions[1] == 0).tolist() == [0, 2, 4, 6, 8]  # the padding is one more document
 
 
@@ -122,6 +123,7 @@ def test_labels_are_those_of_the_documents(tmp_path: Path) -> None:
     write(tmp_path, [[[one, one], [one]]], 10, "labels", [1, 0, 1])
     batch = Rows(tmp_path, "train").read(np.array([0, 1, 1]))
     assert batch.documents == [2, 1, 1] and batch.labels == [[True, False], [True], [True]]
+    assert Rows(tmp_path, "train").desirable() == (2, 1)
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ class RowBatch:
     document. `positions` restart at 0 with each document, and the padding at a row's end is one more document; None: a row is one
     sequence.
 
-    For preference data, `documents` has the number of pairs of each row: its first documents are chosen, rejected, chosen, and so
-    on. For answers with a label, it has the number of answers, and `labels` their labels.
+    For preference data, `documents` has the number of answers of each row, one document each, and `labels` whether each is
+    desirable. Of pairs, these are chosen, rejected, chosen, and so on.
     """
 
     tokens: Indices

@@ -34,7 +34,7 @@ class Record(TypedDict):
     checkpoint_s: NotRequired[float]
     checkpoint_step: NotRequired[int]
     plan: NotRequired[dict[str, Any]]
-    preference: NotRequired[dict[str, float]]  # accuracy, rewards and margin of preference optimization
+    preference: NotRequired[dict[str, float]]  # accuracy, rewards, margin and, for KTO, kl
 
 
 def perplexity(record: Record) -> float | None:

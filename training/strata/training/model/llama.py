@@ -85,8 +85,8 @@ class Decoder(nn.Module):
         return y_btd
 
 
-class PairLoss(Protocol):
-    """Loss of pairs of documents, from the output layer's input and matrix."""
+class AnswerLoss(Protocol):
+    """Loss of whole documents, from the output layer's input and matrix."""
 
     def loss(
         self,
@@ -94,14 +94,15 @@ class PairLoss(Protocol):
         weight_vd: Tensor,
         targets_bt: Tensor,
         count: float | Tensor,
+        softcap: float | None,
         document_bt: Tensor,
         reference_n: Tensor,
-        softcap: float | None,
+        desirable_n: Tensor,
     ) -> Tensor: ...
 
 
 class Head(nn.Linear):
-    """Output layer: logits or, with targets, the sum of their losses over `count`, or that of pairs of documents.
+    """Output layer: logits or, with targets, the sum of their losses over `count`, or that of answers.
 
     The loss is computed in a module because an engine that shards parameters gathers them when a module is called.
     """
@@ -110,20 +111,19 @@ class Head(nn.Linear):
         super().__init__(section.hidden, section.vocab, bias=False)
         self.softcap = section.architecture.logit_softcap
         self.ops = ops
-        self.preference: PairLoss | None = None
+        self.preference: AnswerLoss | None = None
 
     def forward(
         self,
         x_btd: Tensor,
         targets_bt: Tensor | None = None,
         count: float | Tensor | None = None,
-        document_bt: Tensor | None = None,
-        reference_n: Tensor | None = None,
+        *answers: Tensor,
     ) -> Tensor:
         if targets_bt is None:
             return bounded(super().forward(x_btd), self.softcap)
-        if self.preference is not None and document_bt is not None and reference_n is not None and count is not None:
-            return self.preference.loss(x_btd, self.weight, targets_bt, count, document_bt, reference_n, self.softcap)
+        if self.preference is not None and answers and count is not None:
+            return self.preference.loss(x_btd, self.weight, targets_bt, count, self.softcap, *answers)
         return mean_loss(self.ops, x_btd, self.weight, targets_bt, count, self.softcap)
 
 
@@ -132,7 +132,7 @@ class Llama(nn.Module):
 
     `positions_t` are the positions of the tokens in their sequence, for a worker that has only a part of it, or [b, t] with a
     restart at each packed document. `count` replaces the number of targets in the mean's denominator. `bounds` are those of the
-    documents, which a worker with parts of rows cannot derive. `document_bt` and `reference_n` are those of `batch.Pairs`.
+    documents, which a worker with parts of rows cannot derive. `answers` are the tensors of `batch.Answers`, in its order.
     Without a seed, weights are left as allocated, for a load.
     """
 
@@ -161,11 +161,10 @@ class Llama(nn.Module):
         targets_bt: Tensor | None = None,
         count: float | Tensor | None = None,
         bounds: Tensor | None = None,
-        document_bt: Tensor | None = None,
-        reference_n: Tensor | None = None,
+        *answers: Tensor,
     ) -> Tensor:
         x_btd = self.model(tokens_bt, positions_t, bounds)
-        result: Tensor = self.lm_head(x_btd, targets_bt, count, document_bt, reference_n)
+        result: Tensor = self.lm_head(x_btd, targets_bt, count, *answers)
         return result
 
 

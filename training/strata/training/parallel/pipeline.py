@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from strata.platform.recipe import ModelSection, ParallelSection, TrainSection
 from strata.training.model import lora
 from strata.training.model import ops as makers
-from strata.training.model.llama import Embedding, Layer, PairLoss, initialize, mean_loss
+from strata.training.model.llama import AnswerLoss, Embedding, Layer, initialize, mean_loss
 from strata.training.model.norms import RMSNorm
 from strata.training.model.ops import Ops
 from strata.training.model.rope import positions
@@ -56,7 +56,7 @@ class StageHead(nn.Linear):
         return x_btd, self.weight
 
 
-def build(section: ModelSection, train: TrainSection, parallel: ParallelSection, preference: PairLoss | None) -> Any:
+def build(section: ModelSection, train: TrainSection, parallel: ParallelSection, preference: AnswerLoss | None) -> Any:
     from deepspeed.runtime.pipe.dualpipev import DualPipeVModule
     from deepspeed.runtime.pipe.module import PipelineModule
     from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
@@ -88,15 +88,15 @@ def leave_out_frozen_ties(stage: Any) -> None:
 def _loss(
     ops: Ops,
     softcap: float | None,
-    preference: PairLoss | None,
+    preference: AnswerLoss | None,
     head: tuple[Tensor, Tensor],
     labels: tuple[Tensor, ...],
 ) -> Tensor:
     if preference is None:
         targets_bt, count = labels
         return mean_loss(ops, *head, targets_bt, count, softcap)
-    targets_bt, count, document_bt, reference_n = labels
-    return preference.loss(*head, targets_bt, count, document_bt, reference_n, softcap)
+    targets_bt, count, *answers = labels
+    return preference.loss(*head, targets_bt, count, softcap, *answers)
 
 
 def layers(section: ModelSection, ops: Ops) -> list[Any]:

@@ -1,1 +1,1 @@
-"""Preference optimization: losses of pairs of answers, document log-probabilities, and a cache of the reference model's."""
+"""Preference optimization: losses of pairs and of labelled answers, and a cache of the reference model's log-probabilities."""

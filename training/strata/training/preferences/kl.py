@@ -1,11 +1,12 @@
-"""Reference point z of KTO: the KL divergence of the policy from the reference model, estimated from mismatched pairs.
+"""Reference point z of KTO: the KL divergence of the policy from the reference model, estimated from mismatched answers.
 
-A mismatched pair is a prompt with an answer to another prompt. The KTO paper and TRL pair the examples of one micro-batch and
-estimate z there, so the loss depends on the size of micro-batches and on the number of ranks. Here the pairs are those of the
-whole global batch, in its order (`mismatched`), and every rank uses the estimate from all of them:
+A mismatched answer is an answer to another prompt (`mismatched.py`). z is the mean log-ratio of those that belong to the whole
+global batch, at least 0, and a constant in the loss. It is computed by a forward pass before the step's first micro-batch, so it
+is the same number whatever the micro-batches and the layout, for as many forward passes as TRL has. TRL computes one z for each
+micro-batch over all ranks, so there the loss depends on the size of micro-batches and on the number of ranks.
 
-    sums = kl_sums(logp_n, reference_n)   # of the mismatched pairs in a micro-batch, computed without gradient
-    ...                                   # added over micro-batches and ranks
+    sums = kl_sums(logp_n, reference_n)   # of this rank's mismatched answers
+    ...                                   # added over ranks
     kl = kl_estimate(sums)                # one number, the argument of the loss
 """
 
@@ -13,19 +14,9 @@ import torch
 from torch import Tensor
 
 
-def mismatched(documents: int) -> list[int]:
-    """For each document of a global batch, the index of the document whose answer is paired with its prompt.
-
-    Documents 2i and 2i + 1 have the same prompt, so the answer is that of the pair before.
-    """
-    if documents % 2 or documents < 4:
-        raise ValueError(f"KTO's reference point needs at least two pairs in a global batch, got {documents} documents")
-    return [(document - 2) % documents for document in range(documents)]
-
-
 @torch.no_grad()
 def kl_sums(logp_n: Tensor, reference_n: Tensor) -> Tensor:
-    """Sum and number of the log-ratios of mismatched pairs, in fp64."""
+    """Sum and number of the log-ratios of mismatched answers, in fp64."""
     if logp_n.shape != reference_n.shape:
         raise ValueError(
             f"logp_n and reference_n must have the same documents, got {list(logp_n.shape)}, {list(reference_n.shape)}"

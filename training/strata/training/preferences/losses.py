@@ -19,7 +19,7 @@ Differences between the papers and TRL 1.16:
   loss is another estimator.
 - ipo: the paper's formula has sums. TRL has means over tokens, which the authors confirmed to it, and so does this module.
 - kto: the paper and TRL estimate z in a micro-batch, so it depends on the layout. Here it is an argument, estimated from the
-  whole global batch (`kl.py`).
+  whole global batch (`kl.py`). The loss is the mean over the answers of the global batch, TRL's a mean of micro-batch means.
 - orpo: TRL's first term covers the prompt too and is a mean over the tokens of a micro-batch. Here, as in the paper, it is the
   mean over the counted tokens of each document.
 - sft_weight: TRL's `sft` loss is a mean over the tokens of a micro-batch. Here, as in the paper, it is a mean for each document.

@@ -11,11 +11,11 @@ from strata.training.preferences.losses import SUMS, Documents, preference_losse
 
 
 class PreferenceObjective:
-    """Loss over pairs of documents, or, while `collecting`, the documents' log-probabilities for the reference model's cache.
+    """Loss over answers or, while `collecting`, their log-probabilities alone.
 
     `sums` adds up the metrics of training steps on ranks with an output layer; elsewhere it stays zero. Each rank of a tensor- or
     sequence-parallel group adds the same, which the metrics' ratios do not see. `group` are the ranks with slices of the same
-    rows.
+    rows. `kl` is KTO's reference point in the current step or evaluation.
     """
 
     def __init__(self, section: PreferenceSection, group: Any) -> None:
@@ -23,6 +23,7 @@ class PreferenceObjective:
         self.sums = torch.zeros(len(SUMS), dtype=torch.float64)
         self.collecting = False
         self.collected: list[Tensor] = []
+        self.kl: Tensor | None = None
 
     def loss(
         self,
@@ -30,11 +31,12 @@ class PreferenceObjective:
         weight_vd: Tensor,
         targets_bt: Tensor,
         count: float | Tensor,
+        softcap: float | None,
         document_bt: Tensor,
         reference_n: Tensor,
-        softcap: float | None,
+        desirable_n: Tensor,
     ) -> Tensor:
-        """Sum of the pairs' losses over `count`. `document_bt` has the index of each token's document."""
+        """Sum of the losses of pairs, for KTO of answers, over `count`. The last three are the tensors of `batch.Answers`."""
         x_nd, targets_n, document_n = x_btd.flatten(0, 1), targets_bt.flatten(), document_bt.flatten()
         logp_n, tokens_n = document_logprobs(x_nd, weight_vd, targets_n, document_n, len(reference_n), softcap)
         if self._group is not None:
@@ -43,7 +45,8 @@ class PreferenceObjective:
             self.collected.append(logp_n.detach())
             return logp_n.sum() * 0
         reference = reference_n if self._section.needs_reference else None
-        losses = preference_losses(self._section, Documents(logp_n, tokens_n, reference))
+        labels = desirable_n if self._section.loss == "kto" else None
+        losses = preference_losses(self._section, Documents(logp_n, tokens_n, reference, labels, self.kl))
         if torch.is_grad_enabled():
             self.sums += losses.sums.cpu()
         return losses.values.sum() / count

@@ -13,12 +13,16 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
+from torch import Tensor
 
 from strata.platform.files import cache_dir
 from strata.platform.recipe import ModelSection, ParallelSection, TrainSection
 from strata.training.data.finetuning.rows import Rows
 from strata.training.data.sampler import Indices
+from strata.training.data.shards import SPLITS, Split
 from strata.training.layout import place
+from strata.training.preferences.kl import kl_estimate, kl_sums
+from strata.training.preferences.mismatched import MismatchedRows
 from strata.training.preferences.reference import ReferenceCache, cache_key
 
 ROWS_OF_A_PART = 512  # for each data-parallel worker
@@ -29,8 +33,8 @@ class Evaluator(Protocol):
 
     engine: Any
 
-    def run_rows(self, rows: Rows, indices: Indices, reference: None) -> tuple[Any, Indices]:
-        """Returns the mean loss, and the rows of this data-parallel worker in the order of its forward passes."""
+    def logprobs(self, rows: Rows, indices: Indices) -> tuple[list[Tensor], Indices]:
+        """Returns log-probabilities of documents, and the rows of this data-parallel worker that have these documents."""
         ...
 
 
@@ -58,18 +62,43 @@ class ReferenceValues:
 
     def complete(self, missing: Indices, worker: Evaluator, parallel: ParallelSection) -> None:
         """Computes numbers. Called by all ranks, with the reference's weights in the engine."""
-        objective = worker.engine.preference
         here = place(dist.get_rank(), parallel)
         size = ROWS_OF_A_PART * parallel.data
         for begin in range(0, len(missing), size):
-            objective.collecting, objective.collected = True, []
-            try:
-                _, mine = worker.run_rows(self.rows, missing[begin : begin + size], None)
-            finally:
-                objective.collecting = False
-            if objective.collected and here.tensor == 0 and here.sequence == 0:  # a rank with an output layer
-                self._cache.put(self.rows.documents(mine), torch.cat(objective.collected).float().cpu().numpy())
+            found, mine = worker.logprobs(self.rows, missing[begin : begin + size])
+            if found and here.tensor == 0 and here.sequence == 0:  # a rank with an output layer
+                self._cache.put(self.rows.documents(mine), torch.cat(found).float().cpu().numpy())
         dist.barrier()
+
+
+class ReferenceModel:
+    """Log-probabilities of a run's answers and, for KTO, of its mismatched answers, by split."""
+
+    def __init__(self, tokens: Path, weights: str, model: ModelSection, train: TrainSection) -> None:
+        assert train.preference
+        self.values = {split: ReferenceValues(Rows(tokens, split), split, weights, model, train) for split in SPLITS}
+        self._mismatched = {
+            split: ReferenceValues(MismatchedRows(tokens, split), f"{split}-mismatched", weights, model, train)
+            for split in SPLITS
+            if train.preference.loss == "kto"
+        }
+
+    def missing_rows(self) -> list[tuple[ReferenceValues, Indices]]:
+        """Rows to compute, on all ranks the same."""
+        found = [(values, values.missing_rows()) for values in (*self.values.values(), *self._mismatched.values())]
+        return [(values, rows) for values, rows in found if len(rows)]
+
+    def kl(self, split: Split, indices: Indices, worker: Evaluator) -> Tensor | None:
+        """KTO's reference point for some rows of a split; None for other losses. Called by all ranks, with the same rows."""
+        if split not in self._mismatched:
+            return None
+        values, device = self._mismatched[split], worker.engine.device
+        found, mine = worker.logprobs(values.rows, indices)
+        sums = torch.zeros(2, dtype=torch.float64, device=device)
+        if found:  # on each rank of a tensor- or sequence-parallel group the same, which a ratio of sums does not see
+            sums += kl_sums(torch.cat(found), torch.from_numpy(values.of(mine)).to(device))
+        dist.all_reduce(sums)
+        return kl_estimate(sums)
 
 
 def weights_digest(folder: Path) -> str:

@@ -98,7 +98,8 @@ def parse(row: Row, kind: DataKind, place: Place) -> Example:
     elif "label" in row and not ("chosen" in row or "rejected" in row):
         if not isinstance(row["label"], bool):
             fail(f"has a label that is {json_kind(row['label'])}", "Write true for a good answer, false for a bad one.")
-        sequences, label = (_completion(row, fail),), row["label"]
+        answer = _last_answer(row, fail) if "messages" in row else _completion(row, fail)
+        sequences, label = (answer,), row["label"]
     else:
         sequences = _pair(row, fail)
     return Example(place, excerpt, sequences, label)
@@ -107,6 +108,13 @@ def parse(row: Row, kind: DataKind, place: Place) -> Example:
 def _chat(row: Row, fail: Fail) -> Chat:
     messages = _messages(_required(row, "messages", fail), "messages", fail)
     return _conversation((), messages, row, fail)
+
+
+def _last_answer(row: Row, fail: Fail) -> Chat:
+    """Conversation in which only the assistant's last turn counts."""
+    messages = _messages(_required(row, "messages", fail), "messages", fail)
+    last = max((index for index, message in enumerate(messages) if message["role"] == "assistant"), default=len(messages))
+    return _conversation(messages[:last], messages[last:], row, fail)
 
 
 def _completion(row: Row, fail: Fail) -> Completion | Chat:
@@ -163,8 +171,8 @@ def _required(row: Row, key: str, fail: Fail) -> Any:
 def _kind_of(row: Row) -> DataKind | None:
     """Kind of data that a row looks like."""
     forms: dict[DataKind, tuple[set[str], ...]] = {
+        "preference": ({"chosen", "rejected"}, {"prompt", "completion", "label"}, {"messages", "label"}),
         "chat": ({"messages"},),
-        "preference": ({"chosen", "rejected"}, {"prompt", "completion", "label"}),
         "completion": ({"prompt", "completion"},),
         "text": ({"text"},),
     }

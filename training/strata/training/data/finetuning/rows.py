@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from strata.training.data.finetuning import mixing
-from strata.training.data.finetuning.rendered import UNLABELED
 from strata.training.data.finetuning.store import read_meta, split_file
 from strata.training.data.rows import RowBatch, TrainingData
 from strata.training.data.sampler import Indices
@@ -42,9 +42,11 @@ class Rows:
     def document_count(self) -> int:
         return int(self._rows[-1])
 
-    def pairs(self, indices: Indices) -> Indices:
-        """Pairs of a chosen and a rejected document, of each row."""
-        return np.asarray((self._rows[indices + 1] - self._rows[indices]) // 2, np.int64)
+    def desirable(self) -> tuple[int, int]:
+        """Number of desirable and of undesirable answers in the split."""
+        if self.meta.objective == "pairs":
+            return self.document_count() // 2, self.document_count() // 2
+        return int((self._labels == 1).sum()), int((self._labels == 0).sum())
 
     def largest_token(self) -> int:
         return int(self._ids.max(initial=0))
@@ -74,27 +76,30 @@ class Rows:
         documents: list[int] = []
         labels: list[list[bool]] = []
         for row, index in enumerate(indices.tolist()):
-            first, last = int(self._rows[index]), int(self._rows[index + 1])
-            offsets = np.asarray(self._documents[first : last + 1])
-            begin, size = int(offsets[0]), int(offsets[-1] - offsets[0])
-            tokens[row, :size] = self._ids[begin : begin + size]
-            counted = np.asarray(self._mask[begin : begin + size]).astype(bool)
-            starts = offsets - begin  # of the documents, and of the padding
+            ids, counted, starts = self.content(index)
+            tokens[row, : len(ids)] = ids
             counted[starts[:-1]] = False  # nothing precedes a document's first token
             at = np.flatnonzero(counted)
             targets[row, at - 1] = tokens[row, at]
             bounds = np.append(starts, self.meta.context)
             positions[row] = np.arange(self.meta.context) - np.repeat(bounds[:-1], np.diff(bounds))
-            found = np.asarray(self._labels[first:last])
-            documents.append((last - first) // 2 if self.meta.objective == "pairs" else last - first)
-            labels.append([bool(label) for label in found if label != UNLABELED])
-        return RowBatch(
-            tokens,
-            targets,
-            positions,
-            documents if self.meta.objective != "tokens" else None,
-            labels if self.meta.objective == "labels" else None,
-        )
+            documents.append(len(starts) - 1)
+            labels.append(self._desirable(index))
+        if self.meta.objective == "tokens":
+            return RowBatch(tokens, targets, positions)
+        return RowBatch(tokens, targets, positions, documents, labels)
+
+    def content(self, index: int) -> tuple[Indices, NDArray[np.bool_], Indices]:
+        """Tokens of a row without its padding, whether each counts, and where the documents and the padding begin."""
+        offsets = np.asarray(self._documents[self._rows[index] : self._rows[index + 1] + 1], np.int64)
+        mine = slice(int(offsets[0]), int(offsets[-1]))
+        return self._ids[mine].astype(np.int64), self._mask[mine].astype(bool), offsets - offsets[0]
+
+    def _desirable(self, index: int) -> list[bool]:
+        first, last = int(self._rows[index]), int(self._rows[index + 1])
+        if self.meta.objective == "pairs":
+            return [True, False] * ((last - first) // 2)
+        return [label == 1 for label in self._labels[first:last].tolist()]
 
 
 def training_data(folder: Path, weights: Sequence[float]) -> TrainingData:
