@@ -327,6 +327,8 @@ class Worker:
             return
         assert job.model.source
         weights = weights_digest(pretrained.resolve(job.model.source))
+        if job.train.lora and job.train.lora.base != "full":  # the reference model is as the run holds it
+            weights += f"-{job.train.lora.base}"
         loaded = False
         for split, rows in (("train", self.data.train), ("validation", self.data.validation)):
             assert isinstance(rows, finetuning_rows.Rows)
