@@ -125,6 +125,21 @@ def test_merged_weights_compute_what_both_did(section: ModelSection) -> None:
     assert whole("model.norm.weight") is base["model.norm.weight"]
 
 
+@pytest.mark.parametrize("lora", [LORA, DORA], ids=["LoRA", "DoRA"])
+def test_peft_loads_the_folder_and_merges_the_same(section: ModelSection, tmp_path: Path, lora: LoraSection) -> None:
+    peft = pytest.importorskip("peft")
+    from transformers import AutoModelForCausalLM
+
+    own = weights(section, lora)
+    adapter.write(tmp_path, own.__getitem__, section, lora)
+    model = AutoModelForCausalLM.from_pretrained(section.source, dtype=torch.float32)
+    base = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    whole = adapter.merging((own | base).__getitem__, adapter.adapted(section, lora), lora)
+    theirs = dict(peft.PeftModel.from_pretrained(model, tmp_path).merge_and_unload().named_parameters())
+    for name in base:
+        torch.testing.assert_close(whole(name), theirs[name], rtol=1e-5, atol=1e-5)
+
+
 def test_merged_rows_have_their_magnitudes(section: ModelSection) -> None:
     own, name = weights(section, DORA), "model.layers.0.self_attn.q_proj.weight"
     base = {name: torch.randn(48, 32)}

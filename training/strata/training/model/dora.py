@@ -53,7 +53,7 @@ class DoraLinear(LoraLinear):
         a, b = self.lora_A.weight.detach(), self.lora_B.weight.detach()
         crossed = 2 * self.scale * self._product(a).float().t()
         added = self.scale**2 * (b.float() @ self.lora_A(a).float())
-        squares = self.weight_squares + ((crossed + added) * b.float()).sum(1)
+        squares: Tensor = self.weight_squares + ((crossed + added) * b.float()).sum(1)
         return squares.clamp_min(SMALLEST**2).sqrt().to(b.dtype)
 
 
