@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from strata.platform import recipe_file
 from strata.platform.recipe import PROJECTIONS, ModelSection, Recipe
-from strata.training.checkpoint import format, resharding, starting_weights
+from strata.training.checkpoint import adapter, format, resharding, starting_weights
 from strata.training.checkpoint.storage import folder
 from strata.training.data.rows import RowBatch, TrainingData
 from strata.training.data.sampler import Indices, step_indices
@@ -342,6 +342,38 @@ def quantize_and_dequantize(module: nn.Linear) -> None:
 
     packed, state = functional.quantize_4bit(module.weight, quant_type="nf4", compress_statistics=True, blocksize=64)
     module.weight.copy_(functional.dequantize_4bit(packed, state))
+
+
+@pytest.mark.rotation
+def test_training_starts_from_a_given_dora_adapter(jobs: Jobs, tmp_path: Path) -> None:
+    """On tensor-parallel ranks, the given adapter computes what the merged model of transformers does."""
+    from transformers import AutoModelForCausalLM
+
+    targets = "q_proj, o_proj, down_proj"
+    words = f"train.lora={{rank: 4, alpha: 12, targets: [{targets}], dora: true, from: {tmp_path}}}"
+    job = jobs.job("qwen3", LAYOUTS["tensor"], words)
+    lora, section = job.train.lora, job.model
+    assert lora
+    model = AutoModelForCausalLM.from_pretrained(section.source, attn_implementation="eager", dtype=torch.float32)
+    base = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    names, own = adapter.adapted(section, lora), {}
+    torch.manual_seed(2)
+    for name in names:
+        path, (outputs, inputs) = name.removesuffix(".weight"), base[name].shape
+        own[f"{path}.lora_A.weight"] = 0.1 * torch.randn(4, inputs)
+        own[f"{path}.lora_B.weight"] = 0.1 * torch.randn(outputs, 4)
+        own[f"{path}.lora_magnitude_vector"] = base[name].norm(dim=1) * (0.5 + torch.rand(outputs))
+    adapter.write(tmp_path, own.__getitem__, section, lora)
+    whole = adapter.merging((own | base).__getitem__, names, lora)
+    model.load_state_dict({name: whole(name) for name in base}, strict=False)
+    found = on_ranks(2, loss_at_the_start, job)
+    assert found == pytest.approx([evaluate(model, True, job.train.eval_sequences)] * 2, rel=1e-5)
+
+
+def loss_at_the_start(job: Job) -> float:
+    worker = Worker(job, data(True))
+    starting_weights.load(worker.engine, job.model, job.train, job.parallel, 0)
+    return worker.evaluate()
 
 
 def test_adapters_start_as_pefts(jobs: Jobs) -> None:
