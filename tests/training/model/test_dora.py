@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from strata.planner.memory.tuning import Adapters
 from strata.platform.recipe import LoraSection
 from strata.training.model import dora, lora
 from strata.training.model.dora import DoraLinear
@@ -57,6 +58,25 @@ def test_dropout_reaches_what_the_adapter_adds_to_the_base() -> None:
     for one, other in zip(own, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(module.eval()(x), plain(module, x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_a_forward_pass_saves_what_a_memory_plan_counts(dropout: float) -> None:
+    """The plan leaves out vectors and the mask of dropout."""
+    tokens, module = 1000, projection(False, LORA.model_copy(update={"dropout": dropout}))
+    saved: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        saved[tensor.data_ptr()] = tensor.numel()
+        return tensor
+
+    x = torch.randn(tokens, INPUTS, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        y = module(x)
+    mask = tokens * INPUTS if dropout else 0
+    held = sum(size for at, size in saved.items() if size >= tokens and at != x.data_ptr()) - mask
+    planned = Adapters(3, ("q_proj",), dora=True, dropout=dropout > 0).saved({"q_proj": (INPUTS, OUTPUTS)}, 1, products=False)
+    assert y.requires_grad and held == tokens * planned
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

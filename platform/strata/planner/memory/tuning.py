@@ -39,9 +39,9 @@ class Adapters:
 
     def saved(self, projections: Projections, tensor: int, products: bool) -> float:
         """Numbers that adapters save for each token: what A makes and, with dropout, its own copy of the input. DoRA saves the
-        projection's result, and so does a layer that stores its matrix `products`."""
+        projection's result, with dropout that of each of its two terms, and a layer that stores its matrix `products` too."""
         return sum(
-            self.rank + outputs * (self.dora or products) + inputs * self.dropout
+            self.rank + outputs * max(self.dora * (1 + self.dropout), products) + inputs * self.dropout
             for inputs, outputs in self._split(projections, tensor)
         )
 
