@@ -8,6 +8,7 @@ from strata.platform.recipe import ParallelSection, Recipe
 from strata.training.layout import Place, accumulation, distance, place, require_workable, workable_layouts
 
 MOE = ("model.moe.experts=4",)
+NF4 = "train.lora.base=nf4"
 
 
 def recipe(*overrides: str) -> Recipe:
@@ -29,6 +30,10 @@ def require(chosen: Recipe) -> None:
         ("parallel.sequence=4", "parallel.zero=3"),
         (*MOE, "parallel.expert=4", "parallel.zero=2"),
         ("parallel.zero=3", "parallel.offload=all"),
+        (NF4, "parallel.zero=2", "parallel.sequence=2"),
+        (NF4, "parallel.pipeline=2", "parallel.zero=1"),
+        ("train.lora.dora=true", "parallel.zero=3"),
+        ("train.lora.dora=true", "parallel.tensor=2", "parallel.pipeline=2"),
     ],
 )
 def test_supported_layouts_are_accepted(overrides: tuple[str, ...]) -> None:
@@ -63,6 +68,10 @@ def test_bundled_recipes_are_accepted(name: str) -> None:
         (("parallel.offload=optimizer", "parallel.zero=0"), "parallel.zero is 0", "parallel.zero=1"),
         (("parallel.offload=all", "parallel.zero=1"), "only parallel.zero=3", "parallel.offload=optimizer"),
         (("parallel.offload=optimizer", "parallel.pipeline=2"), "does not offload", "parallel.offload=none"),
+        ((NF4, "parallel.tensor=2"), "parallel.tensor=2 and parallel.expert=1 cannot divide", "parallel.tensor=1"),
+        ((NF4, "parallel.zero=3"), "which parallel.zero=3 would have to partition", "parallel.zero=2"),
+        ((*MOE, NF4, "parallel.expert=2"), "parallel.expert=2 cannot divide", "parallel.expert=1"),
+        ((*MOE, "train.lora.dora=true", "parallel.expert=2"), "has no magnitudes", "parallel.expert=1"),
         # tensor=4 alone would leave 2 data-parallel workers for a batch of one micro-batch
         (("parallel.tensor=8", "train.batch=2", "train.micro_batch=2"), "kv_heads=4", "parallel.tensor=4 parallel.pipeline=2"),
     ],

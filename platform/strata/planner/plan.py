@@ -1,6 +1,6 @@
 """The plan of one training layout: memory, step, failures and a token budget's cost, on one worksheet."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from strata.planner.catalogue.shape import Shape
 from strata.planner.catalogue.software import Software
@@ -8,6 +8,7 @@ from strata.planner.checks import check
 from strata.planner.layout import Layout
 from strata.planner.memory.activations import keeping_of
 from strata.planner.memory.plan import MemoryPlan, plan_memory
+from strata.planner.memory.tuning import Tuning
 from strata.planner.reliability.budget import Budget, plan_budget
 from strata.planner.reliability.failures import FailurePlan, plan_failures
 from strata.planner.step.step import Step, plan_step
@@ -42,11 +43,14 @@ def plan_training(
     software: Software,
     tokens: float | None = None,
     storage: float | None = None,
+    tuning: Tuning | None = None,
 ) -> TrainingPlan:
-    """`tokens`: a budget to work out days and money for. `storage`: bytes a second of the checkpoints' store."""
+    """`tokens`: a budget to work out days and money for. `storage`: bytes a second of the checkpoints' store. `tuning`: the part
+    of the model that is trained, if not all of it."""
     check(shape, layout, sequence, gpu)
     worksheet = Worksheet(f"{shape.name} on {layout.gpus} {gpu.name}")
-    memory = plan_memory(shape, layout, gpu.memory, keeping_of(software), worksheet.part("memory of a GPU"), sequence)
+    keeping = replace(keeping_of(software), tuning=tuning)
+    memory = plan_memory(shape, layout, gpu.memory, keeping, worksheet.part("memory of a GPU"), sequence)
     step = plan_step(shape, layout, gpu, fabric, software, worksheet, sequence)
     found = plan_failures(
         layout.gpus,

@@ -13,6 +13,7 @@ from strata.planner.catalogue.software import program
 from strata.planner.layout import Layout
 from strata.planner.memory.activations import keeping_of
 from strata.planner.memory.plan import peak_bytes
+from strata.planner.memory.tuning import tuning_of
 from strata.planner.pipeline.schedules import CHUNKS
 from strata.planner.units import show
 from strata.platform import layout_rules
@@ -191,7 +192,8 @@ def planned_peak(recipe: Recipe) -> float:
     """Bytes of the fullest worker at its fullest moment, on the recipe's device. On a CPU, without the process before it has a
     model."""
     shape, layout, sequence = from_recipe(recipe)
-    keeping = replace(keeping_of(program(program_of(recipe.train))), cpu=recipe.parallel.device == "cpu")
+    tuning = tuning_of(recipe.model, recipe.train)
+    keeping = replace(keeping_of(program(program_of(recipe.train))), cpu=recipe.parallel.device == "cpu", tuning=tuning)
     return peak_bytes(shape, layout, keeping, sequence)
 
 

@@ -67,7 +67,23 @@ def recipe_problem(model: ModelSection, train: TrainSection, parallel: ParallelS
         expert=parallel.expert,
         offload=parallel.offload,
     )
-    return _architecture_problem(model, parallel) or layout_problem(sizes, division)
+    return _architecture_problem(model, parallel) or _adapter_problem(train, parallel) or layout_problem(sizes, division)
+
+
+def _adapter_problem(train: TrainSection, parallel: ParallelSection) -> str | None:
+    """Layouts that need the frozen projections as plain parameters."""
+    if train.lora is None:
+        return None
+    if train.lora.dora and parallel.expert > 1:
+        return f"DeepSpeed's expert parallelism (parallel.expert={parallel.expert}) has no magnitudes (train.lora.dora)."
+    if train.lora.base == "full":
+        return None
+    held = f"train.lora.base={train.lora.base} holds whole projections in four bits on every worker"
+    if parallel.tensor > 1 or parallel.expert > 1:
+        return f"{held}: parallel.tensor={parallel.tensor} and parallel.expert={parallel.expert} cannot divide them."
+    if parallel.zero == 3:
+        return f"{held}, which parallel.zero=3 would have to partition."
+    return None
 
 
 def _architecture_problem(model: ModelSection, parallel: ParallelSection) -> str | None:

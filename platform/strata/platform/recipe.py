@@ -252,6 +252,7 @@ class DataSection(Section):
 
 Projection = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 PROJECTIONS: tuple[Projection, ...] = get_args(Projection)
+FrozenBase = Literal["full", "nf4"]
 
 
 class LoraSection(Section):
@@ -262,6 +263,8 @@ class LoraSection(Section):
     targets: tuple[Projection, ...] = Field(PROJECTIONS, min_length=1, description="projections that get one")
     dropout: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="share of an adapter's inputs set to zero in training")
     source: str | None = Field(None, alias="from", description="folder with an adapter in peft's format to start from")
+    dora: bool = Field(False, description="train the lengths of the adapted rows too (DoRA)")
+    base: FrozenBase = Field("full", description="frozen projections: full, or in four bits by bitsandbytes (nf4: QLoRA)")
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_by_name=True, validate_by_alias=True, serialize_by_alias=True)
 

@@ -1,4 +1,4 @@
-"""Fine-tuning equals a plain loop over transformers' own model in every layout: packed and unpacked, full and LoRA.
+"""Fine-tuning equals a plain loop over transformers' own model in every layout: packed and unpacked, full and with adapters.
 
 The loop here is one process of transformers (and peft's formula for the adapters): a mask of its own between tokens of the same
 document, and the loss summed over the counted targets of the whole batch and divided by their number.
@@ -20,8 +20,8 @@ from tiny_models import LAYERS, ROWS
 from torch import Tensor, nn
 
 from strata.platform import recipe_file
-from strata.platform.recipe import ModelSection, Recipe
-from strata.training.checkpoint import format, resharding, starting_weights
+from strata.platform.recipe import PROJECTIONS, ModelSection, Recipe
+from strata.training.checkpoint import adapter, format, resharding, starting_weights
 from strata.training.checkpoint.storage import folder
 from strata.training.data.rows import RowBatch, TrainingData
 from strata.training.data.sampler import Indices, step_indices
@@ -58,6 +58,7 @@ LAYOUTS = {
     "one worker": "workers=1",
     "data": "workers=2 zero=0",
     "ZeRO-1": "workers=2 zero=1",
+    "ZeRO-2": "workers=2 zero=2",
     "ZeRO-3": "workers=2 zero=3",
     "ZeRO-3, recompute all": "workers=2 zero=3 train.recompute=full",
     "tensor": "workers=2 tensor=2 zero=0",
@@ -68,11 +69,12 @@ LAYOUTS = {
     "data x sequence, ZeRO-3": "workers=4 sequence=2 zero=3",
 }
 ALWAYS = (
-    ("qwen3", "tensor x pipeline", True, False),
-    ("qwen3", "ZeRO-3", True, True),
-    ("qwen3", "data", False, False),
-    ("qwen3", "sequence", True, False),
+    ("qwen3", "tensor x pipeline", True, ""),
+    ("qwen3", "ZeRO-3", True, "LoRA"),
+    ("qwen3", "data", False, ""),
+    ("qwen3", "sequence", True, ""),
 )
+ADAPTERS = {"LoRA": "", "DoRA": ", dora: true", "QLoRA": ", base: nf4", "QDoRA": ", base: nf4, dora: true"}
 EVERYWHERE = "q_proj, v_proj, o_proj, up_proj, down_proj"
 TARGETS = {"gpt_oss": "q_proj, o_proj", "qwen3_moe": "q_proj, o_proj"}  # transformers holds experts as one tensor
 SMALL_TRAINING = [key for key in SMALL if key.startswith("train.")]
@@ -204,25 +206,32 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
 def cases() -> list[Any]:
     """Every layout with one model, and every model in one layout. A few of them in each run of the tests, the rest in
     rotation."""
-    found = [("qwen3", name, True, False) for name in LAYOUTS]
-    found += [("qwen3", name, True, True) for name in ("ZeRO-3", "tensor", "pipeline", "sequence")]
-    found += [("qwen3", "data", False, False), ("llama", "sequence", True, False), ("gemma3", "tensor x pipeline", True, False)]
+    found = [("qwen3", name, True, "") for name in LAYOUTS]
+    found += [("qwen3", name, True, "LoRA") for name in ("ZeRO-3", "tensor", "pipeline", "sequence")]
+    found += [("qwen3", name, True, "DoRA") for name in ("data", "ZeRO-1", "ZeRO-2", "ZeRO-3", "tensor", "sequence")]
+    found += [("qwen3", name, True, "QLoRA") for name in ("data", "ZeRO-1", "ZeRO-2", "pipeline", "sequence")]
+    found += [("qwen3", "data", False, ""), ("llama", "sequence", True, ""), ("gemma3", "tensor x pipeline", True, "")]
     found += [
-        ("olmo2", "pipeline", True, False),
-        ("qwen3_moe", "ZeRO-3", True, True),
-        ("gpt_oss", "tensor x pipeline", True, False),
+        ("olmo2", "pipeline", True, ""),
+        ("qwen3_moe", "ZeRO-3", True, "LoRA"),
+        ("gpt_oss", "tensor x pipeline", True, ""),
+        ("llama", "tensor x pipeline", True, "DoRA"),
+        ("llama", "pipeline", True, "QDoRA"),
     ]
     params = []
-    for model, name, packed, lora in sorted(found):
-        label = f"{model}, {name}, {'packed' if packed else 'unpacked'}{', LoRA' if lora else ''}"
-        marks = () if (model, name, packed, lora) in ALWAYS else pytest.mark.rotation
-        params.append(pytest.param(model, name, packed, lora, id=label, marks=marks))
+    for model, name, packed, adapters in sorted(found):
+        label = f"{model}, {name}, {'packed' if packed else 'unpacked'}{f', {adapters}' if adapters else ''}"
+        marks = () if (model, name, packed, adapters) in ALWAYS else pytest.mark.rotation
+        params.append(pytest.param(model, name, packed, adapters, id=label, marks=marks))
     return params
 
 
-@pytest.mark.parametrize(("model", "name", "packed", "lora"), cases())
-def test_losses_equal_a_plain_loop(model: str, name: str, packed: bool, lora: bool, jobs: Jobs) -> None:
-    more = (f"train.lora={{rank: 4, alpha: 12, targets: [{TARGETS.get(model, EVERYWHERE)}]}}",) if lora else ()
+@pytest.mark.parametrize(("model", "name", "packed", "adapters"), cases())
+def test_losses_equal_a_plain_loop(model: str, name: str, packed: bool, adapters: str, jobs: Jobs) -> None:
+    if adapters.startswith("Q"):
+        pytest.importorskip("bitsandbytes")
+    targets = TARGETS.get(model, EVERYWHERE)
+    more = (f"train.lora={{rank: 4, alpha: 12, targets: [{targets}]{ADAPTERS[adapters]}}}",) if adapters else ()
     losses, val_loss = jobs.plain(model, packed, *more)
     tuned = jobs.tuned(model, name, packed, *more)
     assert tuned.losses == pytest.approx(losses, rel=1e-4)
@@ -242,11 +251,14 @@ def train_plainly(recipe: Recipe, packed: bool) -> tuple[list[float], float]:
         scale, rank = train.lora.alpha / train.lora.rank, train.lora.rank
         for path, module in list(model.named_modules()):
             parent, _, last = path.rpartition(".")
+            if isinstance(module, nn.Linear) and last in PROJECTIONS and train.lora.base == "nf4":
+                quantize_and_dequantize(module)
             if isinstance(module, nn.Linear) and last in train.lora.targets:
-                setattr(model.get_submodule(parent), last, Peft(module, scale, rank, path, section, train.seed))
+                kind = Dora if train.lora.dora else Peft
+                setattr(model.get_submodule(parent), last, kind(module, scale, rank, path, section, train.seed))
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     tables = [p for name, p in named if "embed_tokens" in name or "lm_head" in name]
-    vectors = [p for name, p in named if name.endswith(("norm.weight", "bias", "sinks"))]
+    vectors = [p for name, p in named if name.endswith(("norm.weight", "bias", "sinks", "magnitude"))]
     others = [p for _, p in named if not any(p is other for other in (*tables, *vectors))]
     optimizer = torch.optim.AdamW(
         [
@@ -307,6 +319,61 @@ class Peft(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.base(x) + self.scale * (x @ self.a.T) @ self.b.T
         return y
+
+
+class Dora(Peft):
+    """peft's DoRA layer without dropout, written again."""
+
+    def __init__(self, base: nn.Linear, *rest: Any) -> None:
+        super().__init__(base, *rest)
+        self.magnitude = nn.Parameter(base.weight.norm(dim=1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.base.weight + self.scale * self.b @ self.a
+        factor = self.magnitude / weight.norm(dim=1).detach()
+        y: Tensor = F.linear(x, factor[:, None] * weight, self.base.bias)
+        return y
+
+
+@torch.no_grad()
+def quantize_and_dequantize(module: nn.Linear) -> None:
+    """The weight as bitsandbytes' NF4 with double quantization represents it."""
+    from bitsandbytes import functional
+
+    packed, state = functional.quantize_4bit(module.weight, quant_type="nf4", compress_statistics=True, blocksize=64)
+    module.weight.copy_(functional.dequantize_4bit(packed, state))
+
+
+@pytest.mark.rotation
+def test_training_starts_from_a_given_dora_adapter(jobs: Jobs, tmp_path: Path) -> None:
+    """On tensor-parallel ranks, the given adapter computes what the merged model of transformers does."""
+    from transformers import AutoModelForCausalLM
+
+    targets = "q_proj, o_proj, down_proj"
+    words = f"train.lora={{rank: 4, alpha: 12, targets: [{targets}], dora: true, from: {tmp_path}}}"
+    job = jobs.job("qwen3", LAYOUTS["tensor"], words)
+    lora, section = job.train.lora, job.model
+    assert lora
+    model = AutoModelForCausalLM.from_pretrained(section.source, attn_implementation="eager", dtype=torch.float32)
+    base = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    names, own = adapter.adapted(section, lora), {}
+    torch.manual_seed(2)
+    for name in names:
+        path, (outputs, inputs) = name.removesuffix(".weight"), base[name].shape
+        own[f"{path}.lora_A.weight"] = 0.1 * torch.randn(4, inputs)
+        own[f"{path}.lora_B.weight"] = 0.1 * torch.randn(outputs, 4)
+        own[f"{path}.lora_magnitude_vector"] = base[name].norm(dim=1) * (0.5 + torch.rand(outputs))
+    adapter.write(tmp_path, own.__getitem__, section, lora)
+    whole = adapter.merging((own | base).__getitem__, names, lora)
+    model.load_state_dict({name: whole(name) for name in base}, strict=False)
+    found = on_ranks(2, loss_at_the_start, job)
+    assert found == pytest.approx([evaluate(model, True, job.train.eval_sequences)] * 2, rel=1e-5)
+
+
+def loss_at_the_start(job: Job) -> float:
+    worker = Worker(job, data(True))
+    starting_weights.load(worker.engine, job.model, job.train, job.parallel, 0)
+    return worker.evaluate()
 
 
 def test_adapters_start_as_pefts(jobs: Jobs) -> None:

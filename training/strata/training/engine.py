@@ -17,7 +17,7 @@ from strata.platform.recipe import ModelSection, ParallelSection, TrainSection
 from strata.training.layout import accumulation, place
 from strata.training.model import balance, lora
 from strata.training.model.llama import Head, Layer, Llama
-from strata.training.parallel import clipping, data, expert, pipeline, recompute, sequence, tensor
+from strata.training.parallel import clipping, data, expert, magnitudes, pipeline, recompute, sequence, tensor
 from strata.training.parallel.shard_map import whole_name
 from strata.training.patches.adamw import EagerAdamW
 from strata.training.preferences.objective import PreferenceObjective
@@ -79,6 +79,8 @@ def build(model: ModelSection, train: TrainSection, parallel: ParallelSection) -
     )
     if preference:
         engine.preference = preference
+    if parallel.zero == 3 and train.lora and train.lora.dora:
+        magnitudes.gather_with_projections(module)
     clipping.correct(engine, parallel)
     if data.replaces_deepspeed(parallel):
         data.attach(engine)
@@ -171,15 +173,16 @@ def deepspeed_config(model: ModelSection, train: TrainSection, parallel: Paralle
 
 
 def parameter_groups(named: Iterable[tuple[str, nn.Parameter]], train: TrainSection) -> list[dict[str, Any]]:
-    """Optimizer groups. Norm weights, biases and sinks do not decay: zero is no neutral value of them. An embedding row gets
-    a gradient only when its token occurs, so embeddings may take larger steps (`embedding_lr_ratio`) and do not decay either."""
+    """Optimizer groups. Norm weights, biases, sinks and magnitudes do not decay: zero is no neutral value of them. An embedding
+    row gets a gradient only when its token occurs, so embeddings may take larger steps (`embedding_lr_ratio`) and do not decay
+    either."""
     from deepspeed.moe.utils import is_moe_param, split_params_into_different_moe_groups_for_optimizer
 
     tables, norms, matrices = [], [], []
     for name, parameter in named:
         if name.endswith(("embed_tokens.weight", "lm_head.weight")):
             tables.append(parameter)
-        elif name.endswith(("norm.weight", ".bias", ".sinks")):
+        elif name.endswith(("norm.weight", ".bias", ".sinks")) or lora.is_magnitude(name):
             norms.append(parameter)
         else:
             matrices.append(parameter)

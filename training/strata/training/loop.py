@@ -350,6 +350,8 @@ class Worker:
             return
         assert job.model.source
         weights = weights_digest(pretrained.resolve(job.model.source))
+        if job.train.lora and job.train.lora.base != "full":  # the reference model is as the run holds it
+            weights += f"-{job.train.lora.base}"
         self._reference = ReferenceModel(job.tokens, weights, job.model, job.train)
         if missing := self._reference.missing_rows():
             starting_weights.load(self.engine, job.model, job.train, job.parallel, 0)

@@ -28,6 +28,7 @@ from strata.training.loop import Job
 from strata.training.memory import require_memory
 from strata.training.metrics.startup import Startup
 from strata.training.metrics.trackers import require_installed
+from strata.training.model import quantized
 from strata.training.model.huggingface import require_exportable
 from strata.training.parallel.shard_map import Shard
 from strata.training.preferences.mismatched import MismatchedRows
@@ -71,6 +72,8 @@ def _require_consistent(recipe: Recipe) -> None:
         if recipe.train.steps == 0:
             raise UserError("train.steps=0 exports an imported model as it is, and this run has none.", fix)
     if recipe.train.lora:
+        if recipe.train.lora.base == "nf4":
+            quantized.require_installed()
         adapter.adapted(recipe.model, recipe.train.lora)
         if recipe.train.lora.source:
             adapter.Adapter(Path(recipe.train.lora.source), recipe.model, recipe.train.lora)

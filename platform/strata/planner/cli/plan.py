@@ -39,6 +39,7 @@ from strata.platform.hardware import catalogue as hardware
 
 if TYPE_CHECKING:
     from strata.planner.catalogue.shape import Shape
+    from strata.planner.memory.tuning import Tuning
     from strata.planner.plan import TrainingPlan
 
 Precision = Literal["fp32", "fp16", "bf16", "fp8"]
@@ -149,7 +150,7 @@ def planned(
     storage: str | None,
 ) -> "TrainingPlan":
     """Plan for a command line. `given` has the layout options; an absent option is None."""
-    shape, layout, length, usual = _start(recipe, model, words)
+    shape, layout, length, usual, tuning = _start(recipe, model, words)
     card = open_gpu(gpu, price)
     if given["precision"] is None and layout is None and "bf16" not in card.flops:
         given = given | {"precision": "fp16"}
@@ -168,11 +169,13 @@ def planned(
         open_program(usual if program is None else program),
         tokens=None if tokens is None else count(tokens, "--tokens"),
         storage=None if storage is None else size(storage, "--storage"),
+        tuning=tuning,
     )
 
 
-def _start(recipe: str | None, model: str | None, words: list[str]) -> tuple["Shape", Layout | None, int, str]:
-    """Model, layout of the recipe (None without one), tokens per sequence and default training program."""
+def _start(recipe: str | None, model: str | None, words: list[str]) -> tuple["Shape", Layout | None, int, str, "Tuning | None"]:
+    """Model, layout of the recipe (None without one), tokens per sequence, default training program, and what the recipe trains
+    if it is not all."""
     if recipe is not None and model is not None:
         raise UserError("--recipe and --model both name a model.", "Use one of them.")
     if recipe is None:
@@ -183,13 +186,15 @@ def _start(recipe: str | None, model: str | None, words: list[str]) -> tuple["Sh
                 f"The commands are {known}.",
             )
         shape = open_model(model)
-        return shape, None, usual_sequence(shape), "megatron-core"
+        return shape, None, usual_sequence(shape), "megatron-core", None
+    from strata.planner.memory.tuning import tuning_of
     from strata.planner.recipes import from_recipe, program_of
     from strata.platform import recipe_file
 
     read = recipe_file.load(recipe, words)
     shape, layout, length = from_recipe(read)
-    return replace(shape, name=Path(recipe).stem), layout, length, program_of(read.train)
+    tuning = tuning_of(read.model, read.train)
+    return replace(shape, name=Path(recipe).stem), layout, length, program_of(read.train), tuning
 
 
 def _lay_out(layout: Layout | None, given: dict[str, Any], gpus: int | None) -> Layout:

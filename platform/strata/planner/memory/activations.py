@@ -12,6 +12,7 @@ from typing import Literal
 from strata.planner.catalogue.shape import Shape
 from strata.planner.catalogue.software import Software
 from strata.planner.layout import Layout, Recompute
+from strata.planner.memory.tuning import Tuning
 from strata.planner.worksheet import Worksheet
 
 PARTS = ("norms", "projections", "core", "feed_forward", "residual")
@@ -23,13 +24,15 @@ CROWDING = 1.25
 @dataclass(frozen=True)
 class Keeping:
     """A training program, by what it holds beside what the arithmetic needs. `selective` is what it computes again then:
-    attention's core, all but the matrix products, or every other one of those too. `cpu`: its workers run on CPUs."""
+    attention's core, all but the matrix products, or every other one of those too. `cpu`: its workers run on CPUs. `tuning`: it
+    trains a part of the model."""
 
     style: Literal["unfused", "flash", "eager", "own"]
     engine: Literal["megatron", "fsdp", "deepspeed"]
     selective: Literal["core", "streams", "half"] = "core"
     fp32_gradients: bool = False  # Megatron's --accumulate-allreduce-grads-in-fp32
     cpu: bool = False
+    tuning: Tuning | None = None
 
 
 UNFUSED = Keeping("unfused", "megatron")

@@ -63,13 +63,14 @@ def _deepspeed(worksheet: Worksheet, shape: Shape, layout: Layout, keeping: Keep
     """DeepSpeed's buckets. On CPUs only touched memory counts, and a bucket larger than the model is not touched."""
     worksheet.given("number", 4 if layout.precision == "fp32" else 2, "B", "of a gradient as it is made")
     worksheet.work_out("all_own", "own + own_experts")
+    worksheet.work_out("all_trained", "trained + trained_experts" if keeping.tuning else "all_own", "", "that have gradients")
     if layout.zero == 0:
         return _unshared(worksheet, shape, layout, keeping)
     worksheet.given("bucket_size", BUCKET, "", "gradients that DeepSpeed reduces at a time")
-    bucket = "min(bucket_size, all_own) * number" if keeping.cpu else "bucket_size * number"
+    bucket = "min(bucket_size, all_trained) * number" if keeping.cpu else "bucket_size * number"
     lines = [
         ("bucket", bucket, "gradients to be reduced"),
-        ("flat_bucket", "min(bucket_size, all_own) * number", "a copy of them, on the way"),
+        ("flat_bucket", "min(bucket_size, all_trained) * number", "a copy of them, on the way"),
     ]
     if layout.zero == 3:
         worksheet.given("live_size", LIVE, "", "parameters that DeepSpeed leaves gathered")
@@ -79,9 +80,9 @@ def _deepspeed(worksheet: Worksheet, shape: Shape, layout: Layout, keeping: Keep
         if keeping.cpu:
             lines.append(("summed", "flat_bucket", "gradients that gloo sums"))
         return lines
-    lines.append(("reduced", "all_own / sharers * number", "this worker's share of a micro-batch's gradients"))
+    lines.append(("reduced", "all_trained / sharers * number", "this worker's share of a micro-batch's gradients"))
     if keeping.cpu:
-        lines.append(("gathered", "all_own * number", "parameters after the step, which gloo gathers in memory of its own"))
+        lines.append(("gathered", "all_trained * number", "parameters after the step, which gloo gathers in memory of its own"))
     return lines
 
 
@@ -93,16 +94,22 @@ def _unshared(worksheet: Worksheet, shape: Shape, layout: Layout, keeping: Keepi
     """
     lines: Lines = []
     if layout.data * layout.sequence > 1 and layout.pipeline == 1 and keeping.cpu:
-        worksheet.given("largest_gradient", max(shape.vocab, shape.ffn) * shape.hidden, "", "numbers; gradients are not cut")
+        worksheet.given("largest_gradient", _largest_gradient(shape, keeping), "", "numbers; gradients are not cut")
         worksheet.given("shared_chunk", SHARED_CHUNK, "B", "gradients that a worker places in shared memory at a time")
-        formula = "max(min(shared_chunk, all_own * number), largest_gradient * number) * (2 + (sharers - 1) / sharers)"
+        formula = "max(min(shared_chunk, all_trained * number), largest_gradient * number) * (2 + (sharers - 1) / sharers)"
         lines.append(("shared_chunks", formula, "gradients are summed in shared memory: own, sum, and a part of the others'"))
     elif layout.data * layout.sequence > 1 and layout.pipeline == 1:
-        lines.append(("buckets", "all_own * number", "a copy of all gradients, in which they are summed"))
+        lines.append(("buckets", "all_trained * number", "a copy of all gradients, in which they are summed"))
     if layout.precision != "fp32" and not keeping.cpu:
         why = "the step's fp32 gradients, beyond what the backward pass has let go of"
-        lines.append(("copied_gradients", "max(0, 4 * all_own - activations - logits - working)", why))
+        lines.append(("copied_gradients", "max(0, 4 * all_trained - activations - logits - working)", why))
     return lines
+
+
+def _largest_gradient(shape: Shape, keeping: Keeping) -> int:
+    if keeping.tuning and keeping.tuning.adapters:
+        return keeping.tuning.adapters.rank * max(shape.hidden, shape.ffn, shape.heads * shape.head_dim)
+    return max(shape.vocab, shape.ffn) * shape.hidden
 
 
 def write_allowances(worksheet: Worksheet, layout: Layout, keeping: Keeping) -> None:

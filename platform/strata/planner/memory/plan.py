@@ -225,25 +225,28 @@ def _write_model(worksheet: Worksheet, shape: Shape, layout: Layout, keeping: Ke
         write_layer(worksheet, shape, layout, keeping, sparse=False)
     if shape.experts:
         write_layer(worksheet, shape, layout, keeping, sparse=True)
-    _write_busy(worksheet, shape, layout)
     write_parameters(worksheet, shape, layout, keeping)
+    _write_busy(worksheet, shape, layout, keeping)
     worksheet.given("vocab", shape.vocab)
 
 
-def _write_busy(worksheet: Worksheet, shape: Shape, layout: Layout) -> None:
+def _write_busy(worksheet: Worksheet, shape: Shape, layout: Layout, keeping: Keeping) -> None:
     """Memory of a layer's backward pass beside the saved activations: gradients of the residual stream and, in a
     feed-forward block, of the product, the activated gate and the up projection together (of a GeLU's output and input)."""
+    adapters = keeping.tuning.adapters if keeping.tuning else None
     wide = 3 if shape.gated else 2
     kinds = {"dense": f"tokens * (hidden + {wide} * ffn / tensor) * width"} if shape.dense_layers else {}
     if shape.experts:
         kinds["sparse"] = f"dispatched * (hidden + {wide} * expert_ffn / tensor) * width"
     for kind, formula in kinds.items():
         again = f" + max(0, {kind}_whole - {kind}_layer)" if layout.recompute != "none" else ""
+        again += f" + {kind}_adapter_saved" if adapters and layout.recompute == "full" else ""
+        again += " + dequantized" if adapters and adapters.nf4 else ""
         worksheet.work_out(f"{kind}_busy", formula + again, "B", "beside saved activations, in a layer's backward pass")
 
 
 def _write_stage(worksheet: Worksheet, stage: Stage, shape: Shape, layout: Layout, keeping: Keeping) -> None:
-    write_own(worksheet, shape, stage.dense, stage.sparse, stage.embedding, stage.head)
+    write_own(worksheet, shape, stage.dense, stage.sparse, stage.embedding, stage.head, keeping)
     write_state(worksheet, layout, keeping)
     _write_in_flight(worksheet, stage, layout)
     _write_activations(worksheet, stage, layout, keeping)
@@ -268,6 +271,8 @@ def _write_in_flight(worksheet: Worksheet, stage: Stage, layout: Layout) -> None
 def _write_activations(worksheet: Worksheet, stage: Stage, layout: Layout, keeping: Keeping) -> None:
     """Activations and logits. All layers' activations are in memory during the loss and the last layer's backward pass."""
     held = [f"{kind}_layers * {kind}_layer" for kind in stage.kinds]
+    if keeping.tuning and keeping.tuning.adapters and layout.recompute != "full":
+        held += [f"{kind}_layers * {kind}_adapter_saved" for kind in stage.kinds]
     if stage.embedding and keeping.style == "unfused":
         held.append("between * hidden")  # a mask of the embedding's dropout
     if stage.head:
@@ -288,6 +293,7 @@ def _write_logits(worksheet: Worksheet, stage: Stage, layout: Layout, keeping: K
     if not stage.head:
         worksheet.given("logits", 0.0, "B")
         return
+    trains = keeping.tuning is None or keeping.tuning.head > 0
     columns = "vocab" if keeping.engine == "deepspeed" else "vocab / tensor"
     gpipe = f"(in_flight - 1) * 4 * tokens * {columns} + " if layout.schedule == "gpipe" else ""
     if keeping.engine == "megatron":
@@ -298,14 +304,16 @@ def _write_logits(worksheet: Worksheet, stage: Stage, layout: Layout, keeping: K
         # Too many chunks' gradients are added up in fp32.
         chunks = worksheet["tokens"] * worksheet["vocab"] * worksheet["width"] / worksheet["chunk"]
         summed = " + 4 * head_parameters" if chunks > CHUNKS_ADDED_UP and worksheet["width"] < 4 else ""
-        why = "some tokens' logits, and the head's own gradient"
-        worksheet.work_out("logits", f"min(chunk, tokens * vocab * width) + head_parameters * width{summed}", "B", why)
+        gradient = f" + head_parameters * width{summed}" if trains else ""
+        why = "some tokens' logits, and the head's own gradient" if trains else "some tokens' logits"
+        worksheet.work_out("logits", f"min(chunk, tokens * vocab * width){gradient}", "B", why)
         return
     # Of torch's cross entropy in its backward pass: log-probabilities, their gradient and the logits' gradient, all in fp32. And
     # the gradient of the head's matrix, before it is added to what is there. DeepSpeed's pipeline keeps the logits, too.
     extra = " + tokens * vocab * width" if keeping.engine == "deepspeed" and layout.pipeline > 1 else ""
-    why = "log-probabilities and two gradients in fp32, and the head's own gradient"
-    worksheet.work_out("logits", f"{gpipe}3 * 4 * tokens * {columns} + head_parameters * width{extra}", "B", why)
+    why = "log-probabilities and two gradients in fp32" + ", and the head's own gradient" * trains
+    gradient = " + head_parameters * width" if trains else ""
+    worksheet.work_out("logits", f"{gpipe}3 * 4 * tokens * {columns}{gradient}{extra}", "B", why)
 
 
 def _read(worksheet: Worksheet, stage: Stage) -> StageMemory:

@@ -3,6 +3,7 @@
 from strata.planner.catalogue.shape import Shape
 from strata.planner.layout import Layout
 from strata.planner.memory.activations import Keeping
+from strata.planner.memory.tuning import NF4_BYTES, write_adapters, write_trained
 from strata.planner.worksheet import Worksheet
 
 
@@ -30,19 +31,24 @@ def write_parameters(worksheet: Worksheet, shape: Shape, layout: Layout, keeping
     worksheet.work_out("embedding_parameters", f"{table} + other_embeddings", "", "on one GPU")
     worksheet.given("last_norm", shape.last_norm_parameters())
     worksheet.work_out("head_parameters", f"{table} + last_norm", "", "on one GPU")
+    if keeping.tuning and keeping.tuning.adapters:
+        write_adapters(worksheet, shape, layout, keeping.tuning.adapters)
 
 
-def write_own(worksheet: Worksheet, shape: Shape, dense: int, sparse: int, embedding: bool, head: bool) -> None:
+def write_own(worksheet: Worksheet, shape: Shape, dense: int, sparse: int, embedding: bool, head: bool, keeping: Keeping) -> None:
     """`own` parameters of a stage, and `own_experts`. A tied head that is not where the embedding is has a copy of it."""
     worksheet.given("dense_layers", dense)
     worksheet.given("sparse_layers", sparse)
     own = [f"{kind}_layers * {kind}_parameters" for kind, count in (("dense", dense), ("sparse", sparse)) if count]
     if embedding:
         own.append("embedding_parameters")
-    if head:
-        own.append("last_norm" if shape.tied and embedding else "head_parameters")
+    last = ("last_norm" if shape.tied and embedding else "head_parameters") if head else None
+    if last:
+        own.append(last)
     worksheet.work_out("own", " + ".join(own) or "0", "", "the stage's parameters on one GPU, experts apart")
     worksheet.work_out("own_experts", "sparse_layers * experts_here" if sparse else "0")
+    if keeping.tuning:
+        write_trained(worksheet, keeping.tuning, dense, sparse, dense + sparse == shape.layers, embedding, last)
 
 
 def write_state(worksheet: Worksheet, layout: Layout, keeping: Keeping) -> None:
@@ -62,8 +68,12 @@ def write_state(worksheet: Worksheet, layout: Layout, keeping: Keeping) -> None:
     ):
         worksheet.given(f"{name}_bytes", size, "B", why)
         shared = layout.zero >= stage
-        share = "own / sharers + own_experts / expert_sharers" if shared else "own + own_experts"
+        part = "trained" if keeping.tuning and name != "parameters" else "own"
+        share = f"{part} / sharers + {part}_experts / expert_sharers" if shared else f"{part} + {part}_experts"
         worksheet.work_out(name, f"({share}) * {name}_bytes", "B", f"partitioned by ZeRO-{stage}" if shared else "")
+    if keeping.tuning and keeping.tuning.adapters and keeping.tuning.adapters.nf4:
+        worksheet.given("nf4_bytes", NF4_BYTES, "B", "of a parameter in NF4, with its scales")
+        worksheet.work_out("parameters", "parameters - packed * (parameters_bytes - nf4_bytes)", "B", "with projections in NF4")
     _write_offload(worksheet, layout, keeping)
 
 

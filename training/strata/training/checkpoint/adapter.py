@@ -1,4 +1,4 @@
-"""Adapters (LoRA) in peft's format: `adapter_config.json` and `adapter_model.safetensors`."""
+"""Adapters (LoRA and DoRA) in peft's format: `adapter_config.json` and `adapter_model.safetensors`."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -13,7 +13,7 @@ from torch import Tensor
 from strata.platform.errors import UserError, shown
 from strata.platform.model_families import registry
 from strata.platform.recipe import LoraSection, ModelSection
-from strata.training.model import lora
+from strata.training.model import dora, lora
 from strata.training.parallel.shard_map import Shard
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -21,7 +21,6 @@ PREFIX = "base_model.model."
 # Keys of peft's configuration that change what an adapter computes, with the values that Strata computes too.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "bias": ("none",),
-    "use_dora": (False, None),
     "use_rslora": (False, None),
     "rank_pattern": ({}, None),
     "alpha_pattern": ({}, None),
@@ -58,7 +57,8 @@ def _peft_names(section: ModelSection, adapters: LoraSection) -> dict[str, str]:
     names: dict[str, str] = {}
     for name in adapted(section, adapters):
         ours, theirs = name.removesuffix(".weight"), locations[name].tensor.removesuffix(".weight")
-        names |= {f"{ours}.lora_{part}.weight": f"{PREFIX}{theirs}.lora_{part}.weight" for part in "AB"}
+        parts = ["lora_A.weight", "lora_B.weight", *(["lora_magnitude_vector"] if adapters.dora else [])]
+        names |= {f"{ours}.{part}": f"{PREFIX}{theirs}.{part}" for part in parts}
     return names
 
 
@@ -67,7 +67,7 @@ def write(folder: Path, weight: Callable[[str], Tensor], section: ModelSection, 
     folder.mkdir(parents=True, exist_ok=True)
     names = _peft_names(section, adapters)
     save_file({theirs: weight(ours).contiguous() for ours, theirs in names.items()}, folder / WEIGHTS, {"format": "pt"})
-    targets = sorted({theirs.split(".")[-3] for theirs in names.values()})
+    targets = sorted({theirs.rpartition(".lora_")[0].rpartition(".")[2] for theirs in names.values()})
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -77,7 +77,7 @@ def write(folder: Path, weight: Callable[[str], Tensor], section: ModelSection, 
         "lora_dropout": adapters.dropout,
         "target_modules": targets,
         "bias": "none",
-        "use_dora": False,
+        "use_dora": adapters.dora,
         "use_rslora": False,
         "fan_in_fan_out": False,
         "init_lora_weights": True,
@@ -129,6 +129,10 @@ def require_same(folder: Path, adapters: LoraSection) -> None:
         if key in config and config[key] not in values:
             fix = "Merge that adapter into its base with peft (merge_and_unload), and fine-tune the result."
             raise UserError(f"{path} has {key}={shown(repr(config[key]))}, which Strata does not compute.", fix)
+    if bool(config.get("use_dora")) != adapters.dora:
+        theirs, ours = str(not adapters.dora).lower(), str(adapters.dora).lower()
+        cause = f"{path} has use_dora={theirs}, and train.lora.dora is {ours}."
+        raise UserError(cause, f"Set train.lora.dora={theirs}.")
     for key, name in (("r", "rank"), ("lora_alpha", "alpha")):
         if config.get(key) != getattr(adapters, name):
             cause = f"{path} has {key}={config.get(key)}, and train.lora.{name} is {getattr(adapters, name):g}."
@@ -143,6 +147,7 @@ def merging(whole: Callable[[str], Tensor], names: Iterable[str], adapters: Lora
         if name not in with_adapter:
             return whole(name)
         path = name.removesuffix(".weight")
-        return lora.merged(whole(name), whole(f"{path}.lora_A.weight"), whole(f"{path}.lora_B.weight"), adapters)
+        weight = lora.merged(whole(name), whole(f"{path}.lora_A.weight"), whole(f"{path}.lora_B.weight"), adapters)
+        return dora.merged(weight, whole(f"{path}.lora_magnitude_vector")) if adapters.dora else weight
 
     return merged

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from strata.platform.files import cache_dir, write_atomic
-from strata.platform.recipe import DataSetSection, Recipe
+from strata.platform.recipe import DataSetSection, LoraSection, Recipe
 from strata.platform.runs import Run
 from strata.training.data import shards
 from strata.training.data.finetuning import store
@@ -86,9 +86,13 @@ def _header(folder: Path, recipe: Recipe, origin: Origin) -> dict[str, Any]:
 
 def _introduction(recipe: Recipe) -> str:
     lora, preference = recipe.train.lora, recipe.train.preference
-    how = f" with adapters of rank {lora.rank} (LoRA), merged into the weights," if lora else ""
+    how = f" with adapters of rank {lora.rank} ({_kind(lora)}), merged into the weights," if lora else ""
     how += f" by preference optimization ({preference.loss})" if preference else ""
     return f"A language model trained from {_start(recipe.model.source)}{how} with Strata."
+
+
+def _kind(lora: LoraSection) -> str:
+    return ("Q" if lora.base == "nf4" else "") + ("DoRA" if lora.dora else "LoRA")
 
 
 def _start(source: str | None) -> str:

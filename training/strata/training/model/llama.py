@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from strata.platform.recipe import Kernels, LoraSection, ModelSection
 from strata.training.model import lora
 from strata.training.model import ops as makers
+from strata.training.model.adapters import adapt
 from strata.training.model.attention import Attention
 from strata.training.model.feed_forward import feed_forward
 from strata.training.model.norms import norm
@@ -145,7 +146,7 @@ class Llama(nn.Module):
         self.lm_head = Head(section, ops)
         self.tie(section)
         if adapters:
-            lora.apply(self, adapters)
+            adapt(self, adapters)
         if seed is not None:
             for name, weight in self.named_parameters():
                 initialize(lora.without_base(name), weight, section, seed)

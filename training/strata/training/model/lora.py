@@ -30,20 +30,11 @@ class LoraLinear(nn.Module):
         return y
 
 
-def apply(model: nn.Module, lora: LoraSection) -> None:
-    """Freezes the model and puts adapters beside its target projections, also those of experts."""
-    model.requires_grad_(False)
-    for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            if name in lora.targets and isinstance(child, nn.Linear):
-                setattr(module, name, LoraLinear(child, lora))
-
-
 def fuse(model: nn.Module) -> None:
-    """Fuses the products of adapters without dropout. Their layers are then never called, so nothing may depend on such a call:
+    """Fuses the products of plain adapters without dropout, beside weights that are not quantized. Their layers are then never called, so nothing may depend on such a call:
     ZeRO-3 gathers a layer's weights in it, and tensor parallelism sums over ranks."""
     for module in model.modules():
-        if isinstance(module, LoraLinear) and isinstance(module.dropout, nn.Identity):
+        if type(module) is LoraLinear and type(module.base) is nn.Linear and isinstance(module.dropout, nn.Identity):
             module.fused = True
 
 
@@ -65,7 +56,16 @@ def without_base(name: str) -> str:
 
 
 def is_adapter(name: str) -> bool:
+    return is_product(name) or is_magnitude(name)
+
+
+def is_product(name: str) -> bool:
     return name.endswith((".lora_A.weight", ".lora_B.weight"))
+
+
+def is_magnitude(name: str) -> bool:
+    """Whether a parameter is the lengths of a projection's rows, which DoRA trains."""
+    return name.endswith(".lora_magnitude_vector")
 
 
 def merged(weight: Tensor, lora_a: Tensor, lora_b: Tensor, lora: LoraSection) -> Tensor:
@@ -75,7 +75,10 @@ def merged(weight: Tensor, lora_a: Tensor, lora_b: Tensor, lora: LoraSection) ->
 
 @torch.no_grad()
 def initialize(name: str, weight: Tensor, generator: torch.Generator) -> None:
-    """peft's start: B is zero, so that the adapted model is its base, and A is uniform, by its fan-in."""
+    """peft's start: B is zero, so that the adapted model is its base, and A is uniform, by its fan-in. A magnitude is left as
+    it is: its start follows from the base's weights, which a load has."""
+    if is_magnitude(name):
+        return
     if name.endswith(".lora_B.weight"):
         weight.zero_()
     else:

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from strata.platform.recipe import ModelSection, ParallelSection, TrainSection
+from strata.platform.recipe import LoraSection, ModelSection, ParallelSection, TrainSection
 from strata.training.model import lora
 from strata.training.model import ops as makers
+from strata.training.model.adapters import adapt
 from strata.training.model.llama import AnswerLoss, Embedding, Layer, initialize, mean_loss
 from strata.training.model.norms import RMSNorm
 from strata.training.model.ops import Ops
@@ -29,11 +30,14 @@ class StageEmbedding(Embedding):
 
 
 class StageLayer(Layer):
-    """Layer of a pipeline stage. Stages pass no rotary tables, so each layer computes them itself."""
+    """Layer of a pipeline stage. Stages pass no rotary tables, so each layer computes them itself. A layer gets its adapters
+    before the next one is created: a stage never holds all projections that adapters replace by smaller ones."""
 
-    def __init__(self, section: ModelSection, ops: Ops, layer: int) -> None:
+    def __init__(self, section: ModelSection, ops: Ops, layer: int, adapters: LoraSection | None) -> None:
         super().__init__(section, ops, layer)
         self.section = section
+        if adapters:
+            adapt(self, adapters)
 
     def forward(self, x_btd: Passed) -> Passed:  # type: ignore[override]
         if isinstance(x_btd, Tensor):
@@ -65,13 +69,11 @@ def build(section: ModelSection, train: TrainSection, parallel: ParallelSection,
     kind = DualPipeVModule if parallel.schedule == "dualpipev" else PipelineModule
     with contextlib.redirect_stdout(io.StringIO()):  # DeepSpeed prints the partition
         stage = kind(
-            layers=layers(section, ops),
+            layers=layers(section, ops, train.lora),
             topology=PipeModelDataParallelTopology(parallel.pipeline, parallel.tensor, parallel.data),
             loss_fn=partial(_loss, ops, section.architecture.logit_softcap, preference),
             partition_method=f"type:{StageLayer.__name__}",  # balances the number of transformer layers per stage
         )
-    if train.lora:
-        lora.apply(stage, train.lora)
     for name, weight in stage.named_parameters() if section.family is None else ():
         values = torch.empty(weight.shape)  # on the host, as for a whole model, whatever the stage's device
         initialize(lora.without_base(whole_name(name, section)), values, section, train.seed)
@@ -99,10 +101,10 @@ def _loss(
     return preference.loss(*head, targets_bt, count, softcap, *answers)
 
 
-def layers(section: ModelSection, ops: Ops) -> list[Any]:
+def layers(section: ModelSection, ops: Ops, adapters: LoraSection | None = None) -> list[Any]:
     from deepspeed.runtime.pipe.module import LayerSpec, TiedLayerSpec
 
-    middle = [LayerSpec(StageLayer, section, ops, layer) for layer in range(section.layers)]
+    middle = [LayerSpec(StageLayer, section, ops, layer, adapters) for layer in range(section.layers)]
     norm = LayerSpec(StageNorm, section.hidden, section.norm_eps, ops, section.architecture.norm_offset)
     if section.tie_embeddings:
         head = TiedLayerSpec("embed", StageEmbedding, section, forward_fn=lambda embed, x_btd: (x_btd, embed.weight))

@@ -1,6 +1,6 @@
 """Megatron's tensor parallelism with DeepSpeed's AutoTP. Matrices that read the residual stream are split by columns, matrices
 that write to it by rows, so a block communicates only at its beginning and end. Embeddings, norms, routers and the output head
-are replicated. An adapter (LoRA) is split as its projection is: B by columns or A by rows."""
+are replicated. An adapter (LoRA) is split as its projection is: B by columns or A by rows, and DoRA's magnitudes with B."""
 
 import re
 from typing import Any
@@ -10,10 +10,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from strata.training.model.attention import Attention
+from strata.training.model.dora import DoraLinear
 
 COLUMN = r".*\.(q_proj|k_proj|v_proj|gate_proj|up_proj)\.((base|lora_B)\.)?weight$"
 ROW = r".*\.(o_proj|down_proj)\.((base|lora_A)\.)?weight$"
-BY_HEADS = r".*\.((q_proj|k_proj|v_proj|gate_proj|up_proj)\.(base\.)?bias|sinks)$"  # vectors with one part per column
+# vectors with one part per column
+BY_HEADS = r".*\.((q_proj|k_proj|v_proj|gate_proj|up_proj)\.((base\.)?bias|lora_magnitude_vector)|sinks)$"
 
 
 def split_dimension(name: str) -> int | None:
@@ -24,8 +26,8 @@ def split_dimension(name: str) -> int | None:
 
 
 def finish(module: nn.Module, group: Any) -> None:
-    """Splits what AutoTP leaves whole: sinks, and the gradients of norms of queries and keys, which each rank computes from its
-    own heads."""
+    """Splits what AutoTP leaves whole: sinks, DoRA's magnitudes, and the gradients of norms of queries and keys, which each rank
+    computes from its own heads."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
 
     def summed(gradient: Tensor) -> Tensor:
@@ -33,14 +35,19 @@ def finish(module: nn.Module, group: Any) -> None:
         dist.all_reduce(total, group=group)
         return total
 
+    def part(whole: nn.Parameter) -> nn.Parameter:
+        local = nn.Parameter(torch.chunk(whole.detach(), size)[rank].clone(), requires_grad=whole.requires_grad)
+        local.tensor_model_parallel = True  # type: ignore[attr-defined]
+        return local
+
+    for name, projection in module.named_modules():
+        if isinstance(projection, DoraLinear) and split_dimension(f"{name}.lora_magnitude_vector") == 0:
+            projection.lora_magnitude_vector = part(projection.lora_magnitude_vector)
     for attention in module.modules():
         if not isinstance(attention, Attention):
             continue
         if attention.sinks is not None:
-            trains = attention.sinks.requires_grad
-            local = torch.chunk(attention.sinks.detach(), size)[rank].clone()
-            attention.sinks = nn.Parameter(local, requires_grad=trains)
-            attention.sinks.tensor_model_parallel = True  # type: ignore[attr-defined]
+            attention.sinks = part(attention.sinks)
         for norm in (attention.q_norm, attention.k_norm):
             if norm is not None and norm.weight.requires_grad:
                 norm.weight.register_hook(summed)  # type: ignore[no-untyped-call]
