@@ -411,7 +411,7 @@ OWN_ENGINE_ARGUMENTS = frozenset(
         *("max_num_seqs", "max_num_batched_tokens", "enable_prefix_caching", "block_size", "gpu_memory_utilization"),
         *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "distributed_executor_backend"),
         *("kv_transfer_config", "reasoning_parser", "structured_outputs_config", "disable_log_stats"),
-        "enable_logging_iteration_details",
+        *("enable_logging_iteration_details", "enable_lora", "max_lora_rank"),
     }
 )
 
@@ -494,6 +494,9 @@ class ServeSection(Section):
     )
     device: Device = Field("cpu", description="device of the engines")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="dtype of weights and activations")
+    adapter: Literal["merged", "apart"] = Field(
+        "merged", description="a LoRA run's export; merged: one model, apart: its base model and the adapter on it, by name"
+    )
     eager: bool = Field(False, description="skip torch.compile: slower tokens, a much faster start")
     kernels: Literal["vllm", "strata"] = Field(
         "vllm", description="attention kernels of GPU engines: vLLM's own choice, or Strata's through a vLLM plugin"

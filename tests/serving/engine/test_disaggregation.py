@@ -71,7 +71,7 @@ class Vllm:
         self.aborted: list[str] = []
         self.output_processor = SimpleNamespace(add_request=None)
 
-    async def generate(self, prompt: Any, params: SamplingParams, request_id: str) -> AsyncIterator[RequestOutput]:
+    async def generate(self, prompt: Any, params: SamplingParams, request_id: str, **_: Any) -> AsyncIterator[RequestOutput]:
         source = ((params.extra_args or {}).get("kv_transfer_params") or {}).get("remote_engine_id", "computed here")
         if source in self.lost:
             try:
@@ -186,7 +186,7 @@ def test_response_to_two_prompts_finishes_with_the_second() -> None:
     may_end = asyncio.Event()
 
     class Waiting(Vllm):
-        async def generate(self, prompt: Any, params: SamplingParams, request_id: str) -> AsyncIterator[RequestOutput]:
+        async def generate(self, prompt: Any, params: SamplingParams, request_id: str, **_: Any) -> AsyncIterator[RequestOutput]:
             await (may_end.wait() if request_id == "slow" else asyncio.sleep(0.05))
             async for output in super().generate(prompt, params, request_id):
                 yield output
