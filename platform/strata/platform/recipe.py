@@ -308,6 +308,15 @@ class PreferenceSection(Section):
         return self.loss not in ("orpo", "simpo")
 
 
+class SamplesSection(Section):
+    """Greedy continuations of fixed prompts, generated at every evaluation."""
+
+    prompts: tuple[str, ...] = Field(
+        min_length=1, description="prompts; for conversations, messages of a user in the model's chat template"
+    )
+    tokens: Positive = Field(32, description="longest continuation, in tokens")
+
+
 class TrainSection(Section):
     """Optimization, evaluation and checkpoints."""
 
@@ -339,6 +348,9 @@ class TrainSection(Section):
     seed: Annotated[int, Field(ge=0, lt=2**31)] = Field(0, description="seed of the weights and of the data order")
     eval_every: Positive = Field(100, description="steps between evaluations")
     eval_sequences: Positive = Field(64, description="held-out sequences of an evaluation")
+    samples: SamplesSection | None = Field(
+        None, description="continuations of prompts at every evaluation, in samples.jsonl; unset: none"
+    )
     checkpoint_every: Positive = Field(100, description="steps between checkpoints")
     recompute: Recompute = Field(
         "none", description="activations recomputed in the backward pass; selective: all but matrix products, full: whole layers"

@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ from strata.training.data import windows
 from strata.training.data.finetuning import rows as finetuning_rows
 from strata.training.data.rows import Rows, TrainingData, mean_divisor
 from strata.training.data.sampler import Indices
+from strata.training.evaluation import samples
+from strata.training.evaluation.samples import Prompts
 from strata.training.layout import accumulation, place
 from strata.training.memory import peak_memory
 from strata.training.metrics import records
@@ -60,6 +63,7 @@ class Job:
     verified: str = ""  # identity of that checkpoint, whose digests the driver has verified
     mix: tuple[float, ...] = ()  # weights of the sets in `tokens`, for fine-tuning; none: `tokens` has windows of a corpus
     phases: tuple[tuple[str, float], ...] = ()  # startup phases of the command so far, in seconds
+    prompts: Prompts | None = None  # of `train.samples`
 
     @property
     def stop(self) -> Path:
@@ -108,13 +112,22 @@ def train_worker(config: dict[str, Job]) -> Outcome:
     tokens_per_step = job.train.batch * job.model.context
     telemetry = Telemetry(job.run.name, job.train.steps, tokens_per_step, restarts=_starts(job))
     run = Run(job.run)
-    with telemetry, Trackers(run, job.train.trackers) as trackers, records.Writer(run.metrics) as history:
+    with (
+        telemetry,
+        Trackers(run, job.train.trackers) as trackers,
+        records.Writer(run.metrics) as history,
+        records.Writer(samples.path(run)) as continuations,
+    ):
         try:
             worker, saver, step = _begin(job)
         except UserError as problem:
             return Outcome(0, problem=problem)
-        report = _reporter(job, step, saver, telemetry, history, trackers)
-        return train(worker, step, report, saver, telemetry.not_finite, lambda: _explained(job, saver.problem or history.problem))
+        report = _reporter(job, step, saver, telemetry, history, continuations, trackers)
+
+        def failure() -> UserError | None:
+            return _explained(job, saver.problem or history.problem or continuations.problem)
+
+        return train(worker, step, report, saver, telemetry.not_finite, failure)
 
 
 def _begin(job: Job) -> tuple["Worker", Saver, int]:
@@ -171,6 +184,8 @@ def train(
         last, exhausted = stop or step == worker.plan.steps, False
         if last or step % section.eval_every == 0:
             record["val_loss"] = worker.evaluate()
+            if worker.job.prompts:
+                record["samples"] = worker.continuations(worker.job.prompts)
             exhausted = worker.early_stop.seen(record["val_loss"])
         last = last or exhausted
         report(record)
@@ -193,7 +208,7 @@ class Worker:
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.engine: Any = engine.build(job.model, job.train, job.parallel)
         self._watch = Stopwatch(torch.device(self.engine.device))
-        self._steps = (
+        self._steps: Stages | Whole = (
             Stages(self.engine, self._watch)
             if job.parallel.pipeline > 1
             else Whole(self.engine, job.model, job.parallel, self._watch)
@@ -298,6 +313,31 @@ class Worker:
         self._watch.read()  # discards the evaluation's time, which is not part of the next step
         return float(total.item()) / self.world
 
+    def continuations(self, prompts: Prompts) -> list[list[int]]:
+        """Greedy continuations of prompts. All ranks generate them together. Ranks with the same weights may round differently,
+        so the first of them decides on each token."""
+        parallel, device = self.job.parallel, torch.device(self.engine.device)
+        here = place(self.rank, parallel)
+        multiple = math.lcm(samples.PAD_TO, parallel.sequence)
+        if isinstance(self._steps, Stages):
+            packed = self.data.train.read(np.zeros(1, np.int64)).positions is not None
+            local = partial(self._steps.next_tokens, rows=self.job.train.micro_batch, positions=packed)
+            multiple = self.job.model.context
+        else:
+            local = self._steps.next_tokens
+
+        def agreed(tokens_bt: torch.Tensor, last_b: torch.Tensor) -> torch.Tensor:
+            next_b = local(tokens_bt, last_b)
+            if here.data or here.tensor:
+                next_b = torch.full_like(next_b, -1)
+            dist.all_reduce(next_b, dist.ReduceOp.MAX)
+            return next_b
+
+        context = self.job.model.context
+        found = samples.generate(agreed, prompts.ids, prompts.tokens, prompts.ends, context, multiple=multiple, device=device)
+        self._watch.read()  # discards this time, as that of the evaluation
+        return found
+
     def run_rows(self, rows: Rows, indices: Indices, reference: Reference | None) -> tuple[torch.Tensor, Indices]:
         """Mean loss of this rank's share of rows without training on them, and which rows these are. All ranks run the same
         number of forward passes; padding has ignored targets."""
@@ -378,9 +418,17 @@ def _starts(job: Job) -> int:
 
 
 def _reporter(
-    job: Job, step: int, saver: Saver, telemetry: Telemetry, history: records.Writer, trackers: Trackers
+    job: Job,
+    step: int,
+    saver: Saver,
+    telemetry: Telemetry,
+    history: records.Writer,
+    continuations: records.Writer,
+    trackers: Trackers,
 ) -> Callable[[Record], None]:
     records.cut(Run(job.run).metrics, step)
+    samples.cut(Run(job.run), step)
+    named = job.prompts.decoder() if job.prompts else None
     with job.starts.open("a") as starts:
         starts.write(f"{step}\n")
     if saver.last:
@@ -392,12 +440,16 @@ def _reporter(
             record["checkpoint_step"] = saver.last.step
             if saver.last.seconds is not None:
                 record["checkpoint_s"] = saver.last.seconds
+        texts = named(record.pop("samples")) if named and "samples" in record else {}
+        if texts:
+            continuations.append(*samples.lines(record["step"], texts))
+            continuations.flush()  # before the record, with which the driver reads them
         history.append(record)
         # A run resumed from a checkpoint needs all records before it; the last step of a run has a validation loss.
         if record["step"] % job.train.checkpoint_every == 0 or "val_loss" in record:
             history.flush()
         telemetry.record(record)
-        trackers.record(record)
+        trackers.record(record, texts)
 
     return report
 

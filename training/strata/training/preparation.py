@@ -23,6 +23,8 @@ from strata.training.data.finetuning import special_tokens, store
 from strata.training.data.finetuning.rows import Rows
 from strata.training.data.windows import Windows
 from strata.training.engine import is_frozen
+from strata.training.evaluation import sample_prompts
+from strata.training.evaluation.samples import Prompts
 from strata.training.layout import require_workable
 from strata.training.loop import Job
 from strata.training.memory import require_memory
@@ -42,6 +44,7 @@ def prepare(run: Run, recipe: Recipe, console: Console) -> tuple[Job, float | No
     require_workable(recipe.model, recipe.train, recipe.parallel)
     require_installed(recipe.train.trackers)
     _require_consistent(recipe)
+    sample_prompts.require_supported(recipe)
     if recipe.parallel.device == "cpu" and "RAY_ADDRESS" not in os.environ:
         require_memory(recipe.model, recipe.train, recipe.parallel)
     if recipe.model.family:
@@ -55,8 +58,19 @@ def prepare(run: Run, recipe: Recipe, console: Console) -> tuple[Job, float | No
         tokens, bigram = _corpus(run, recipe, console)
         mix, rows = (), len(Windows(tokens, "train", recipe.model.context))
     startup.done("corpus")
-    train = with_epochs(recipe.train, rows)
-    return Job(run.path, tokens, recipe.model, train, recipe.parallel, mix=mix, phases=tuple(startup.phases.items())), bigram
+    train, phases = with_epochs(recipe.train, rows), tuple(startup.phases.items())
+    prompts = _sample_prompts(run, recipe)
+    return Job(run.path, tokens, recipe.model, train, recipe.parallel, mix=mix, phases=phases, prompts=prompts), bigram
+
+
+def _sample_prompts(run: Run, recipe: Recipe) -> Prompts | None:
+    section, context = recipe.train.samples, recipe.model.context
+    if section is None:
+        return None
+    if recipe.model.family is None:
+        return sample_prompts.of_corpus(section, run.path / TOKENIZER, context)
+    kinds = {one.kind for one in recipe.data.all_sets}
+    return sample_prompts.of_imported(section, run.path / pretrained.BASE, context, kinds)
 
 
 def _require_consistent(recipe: Recipe) -> None:

@@ -18,6 +18,7 @@ from strata.platform.ray_cluster.watch import ClusterDied, ClusterWatch
 from strata.platform.recipe import ParallelSection
 from strata.platform.runs import Run, State
 from strata.training import failures
+from strata.training.evaluation import samples
 from strata.training.interrupts import Interrupts
 from strata.training.loop import Job, Outcome, train_worker
 from strata.training.memory import KEEP_FREED_MEMORY, memory_warnings
@@ -138,6 +139,8 @@ def follow(fit: Fit, job: Job, interrupts: Interrupts, progress: TrainingProgres
             if began and record["step"] > int(began[-1]):  # otherwise the history was truncated and is read from the start
                 progress.show(record)
                 stalls.step()
+                if job.prompts and "val_loss" in record:
+                    _print_samples(run, record["step"], console)
                 if not shortened and (line := budget_line(record, job.train)):
                     console.print(line)
                     shortened = True
@@ -153,6 +156,12 @@ def follow(fit: Fit, job: Job, interrupts: Interrupts, progress: TrainingProgres
         if interrupts.stop_requested and not announced:
             console.print("Stopping after this step, with a checkpoint. (A second signal ends the run without one.)")
             announced = True
+
+
+def _print_samples(run: Run, step: int, console: Console) -> None:
+    for sample in samples.read(run):
+        if sample["step"] == step:
+            console.print(f"  {sample['prompt']!r} continues {sample['text']!r}", markup=False)
 
 
 def _state_after(state: State, record: Record) -> State:

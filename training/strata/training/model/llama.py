@@ -133,6 +133,7 @@ class Llama(nn.Module):
     `positions_t` are the positions of the tokens in their sequence, for a worker that has only a part of it, or [b, t] with a
     restart at each packed document. `count` replaces the number of targets in the mean's denominator. `bounds` are those of the
     documents, which a worker with parts of rows cannot derive. `document_bt` and `reference_n` are those of `batch.Pairs`.
+    `last_b` has the index of one token of each row, to return its logits [b, v] alone.
     Without a seed, weights are left as allocated, for a load.
     """
 
@@ -163,8 +164,11 @@ class Llama(nn.Module):
         bounds: Tensor | None = None,
         document_bt: Tensor | None = None,
         reference_n: Tensor | None = None,
+        last_b: Tensor | None = None,
     ) -> Tensor:
         x_btd = self.model(tokens_bt, positions_t, bounds)
+        if last_b is not None:
+            x_btd = x_btd[torch.arange(len(last_b), device=x_btd.device), last_b]
         result: Tensor = self.lm_head(x_btd, targets_bt, count, document_bt, reference_n)
         return result
 
