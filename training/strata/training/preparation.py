@@ -34,6 +34,7 @@ from strata.training.model.huggingface import require_exportable
 from strata.training.parallel.shard_map import Shard
 
 CHAT_TEMPLATE = "chat_template.jinja"
+BASE_WEIGHTS = "base_weights"  # file in a run with the identity of the weights that it does not train
 
 
 def prepare(run: Run, recipe: Recipe, console: Console) -> tuple[Job, float | None]:
@@ -69,7 +70,7 @@ def _sample_prompts(run: Run, recipe: Recipe) -> Prompts | None:
         return None
     if recipe.model.family is None:
         return sample_prompts.of_corpus(section, run.path / TOKENIZER, context)
-    kinds = {one.kind for one in recipe.data.all_sets}
+    kinds = {str(one.kind) for one in recipe.data.all_sets}
     return sample_prompts.of_imported(section, run.path / pretrained.BASE, context, kinds)
 
 
@@ -96,8 +97,11 @@ def _import(run: Run, recipe: Recipe) -> None:
     """Checks the weights and copies the small files. A resumed run has them already, and needs the weights only if it trains
     a part of them."""
     base = run.path / pretrained.BASE
-    if not (base / pretrained.TENSORS).is_file() or recipe.train.lora or recipe.train.freeze:
-        pretrained.prepare(recipe.model, base)
+    partial = bool(recipe.train.lora or recipe.train.freeze)
+    if partial or not (base / pretrained.TENSORS).is_file():
+        folder = pretrained.prepare(recipe.model, base)
+        if partial:
+            pretrained.require_unchanged(folder, run.path / BASE_WEIGHTS, run.name)
     if recipe.data.chat_template:
         try:
             write_atomic(base / CHAT_TEMPLATE, recipe.data.chat_template.read_bytes())
