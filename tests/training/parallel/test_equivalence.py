@@ -72,7 +72,7 @@ LAYOUTS = {
     **{name: (SHAPE + MIXTURE, layout) for name, layout in SPARSE.items()},
     **{name: (SHAPE + UNTIED, layout) for name, layout in UNSHARED.items()},
 }
-PROMPTS = Prompts(("a", "b", "c"), ((300, 301, 302, 303), (290,), tuple(range(260, 280))), 12, (0,), Path())
+PROMPTS = Prompts(("a", "b", "c"), ((300, 301, 302, 303), (290,), tuple(range(260, 280))), 12, (), Path())
 
 # Each way to parallelize once in every run of the tests; the rest, with more workers or rarer combinations, in rotation.
 ALWAYS = ("ZeRO-0", "ZeRO-1", "ZeRO-3", "tensor", "pipeline", "DualPipeV", "sequence", "mixture, data", "expert")
@@ -156,18 +156,17 @@ def test_samples_of_trained_layouts_are_those_of_one_process(jobs: Jobs) -> None
     for name, (shape, layout) in LAYOUTS.items():
         if name not in jobs or "dualpipev" in layout:
             continue
-        model = Llama(jobs.recipe(shape, layout).model, None, "torch")
-        weights = whole_weights(jobs.saved(name) / "end")
-        model.load_state_dict({key: weights[key] for key in model.state_dict() if key in weights}, strict=False)
-        model.eval()
+        section = jobs.recipe(shape, layout).model
+        model = Llama(section, jobs.recipe(shape, layout).train.seed, "torch")
 
+        @torch.no_grad()
         def greedy(tokens_bt: Tensor, last_b: Tensor, model: Llama = model) -> Tensor:
-            with torch.no_grad():
-                return model(tokens_bt, last_b=last_b).argmax(-1)
+            found: Tensor = model(tokens_bt, last_b=last_b).argmax(-1)
+            return found
 
-        expected = samples.generate(greedy, PROMPTS.ids, PROMPTS.tokens, PROMPTS.ends, jobs.recipe(shape, layout).model.context)
+        expected = samples.generate(greedy, PROMPTS.ids, PROMPTS.tokens, PROMPTS.ends, section.context)
         assert jobs.trained(name).samples == expected, name
-        assert [len(ids) for ids in expected] == [12, 12, 12] and len({token for ids in expected for token in ids}) > 2
+        assert len({token for ids in expected for token in ids}) > 2
 
 
 def test_trained_layouts_have_the_same_validation_loss(jobs: Jobs) -> None:

@@ -105,7 +105,8 @@ class Stages:
         """Most probable token after the token `last_b` of each row, -1 on all stages but the last. Passes `rows` at a time, and
         positions if training does: stages expect tensors of the same shapes as in training."""
         found = []
-        for tokens, last in zip(tokens_bt.split(rows), last_b.split(rows), strict=True):
+        for begin in range(0, len(tokens_bt), rows):
+            tokens, last = tokens_bt[begin : begin + rows], last_b[begin : begin + rows]
             short = rows - len(tokens)
             padded_bt, ignored_bt = F.pad(tokens, (0, 0, 0, short)), torch.full_like(tokens, IGNORED)
             at_bt = torch.arange(tokens.shape[1], device=tokens.device).expand_as(padded_bt) if positions else None
