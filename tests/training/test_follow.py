@@ -3,6 +3,7 @@
 import errno
 import io
 import os
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -97,6 +98,19 @@ def test_samples_follow_their_evaluation(job: Job) -> None:
         *("step 6", r"'a [b]' continues '\n6'", "'c' continues 'd'"),
         *("step 7", "step 8", r"'a [b]' continues '\n8'", "'c' continues 'd'"),
     ]
+
+
+def test_long_phase_before_the_first_step_is_shown(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "STILL_STARTING_S", 0.05)
+    history = Run(job.run).metrics
+    shown = follow(
+        job,
+        lambda: job.phase.write_text("reference model: 0 of 9 rows (train)"),
+        lambda: (time.sleep(0.1), job.phase.write_text("reference model: 4 of 9 rows (train)")),
+        lambda: (job.phase.unlink(), begin(job, 4)),
+        lambda: records.append(history, record(5)),
+    )
+    assert shown == ["reference model: 0 of 9 rows (train)", "reference model: 4 of 9 rows (train)", "step 5"]
 
 
 def test_failed_state_write_is_reported_once_and_training_continues(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ and a resumed run repeats the uninterrupted one exactly.
 import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ import torch.distributed as dist
 
 from strata.platform import file_errors
 from strata.platform.errors import UserError
+from strata.platform.files import write_atomic
 from strata.platform.recipe import ModelSection, ParallelSection, TrainSection
 from strata.platform.runs import Run
 from strata.training import engine
@@ -30,7 +32,7 @@ from strata.training.data.finetuning import rows as finetuning_rows
 from strata.training.data.rows import Rows, TrainingData, mean_divisor
 from strata.training.data.sampler import Indices
 from strata.training.evaluation import samples
-from strata.training.evaluation.samples import Prompts
+from strata.training.evaluation.samples import NextTokens, Prompts
 from strata.training.layout import accumulation, place
 from strata.training.memory import peak_memory
 from strata.training.metrics import records
@@ -47,6 +49,8 @@ from strata.training.schedule.learning_rate import Plan, learning_rate
 from strata.training.schedule.time_budget import TimeBudget, recorded, to_record
 from strata.training.steps import Batches, Stages, Whole
 from strata.training.targets import IGNORED
+
+PHASE_EVERY_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,11 @@ class Job:
     def starts(self) -> Path:
         """File with one line per start of the workers: the step they started from. Several lines mean that workers died."""
         return self.run / "starts"
+
+    @property
+    def phase(self) -> Path:
+        """File with the workers' current phase before their first step, if it takes long."""
+        return self.run / "phase"
 
     @property
     def checkpoints(self) -> Folder:
@@ -135,6 +144,8 @@ def _begin(job: Job) -> tuple["Worker", Saver, int]:
     failed = checkpoint_failures(job.run.name)
     saver = Saver(job.checkpoints, worker.engine, job.model, job.train, job.parallel, job.origin, failed)
     worker.prepare_reference()
+    if worker.rank == 0:
+        job.phase.unlink(missing_ok=True)
     step = saver.resume(job.verified, lambda: max(job.begun, records.last_saved(Run(job.run).metrics)))
     starting_weights.load(worker.engine, job.model, job.train, job.parallel, step)
     worker.continue_history(step)
@@ -219,6 +230,7 @@ class Worker:
         self.early_stop = EarlyStop(job.train.early_stop)
         self._budget: TimeBudget | None = None
         self._reference: dict[str, Reference] = {}  # by split
+        self._phase_due = 0.0
 
     def continue_history(self, step: int) -> None:
         """Follows the time budget and the early stop from the records up to `step`. Called by all ranks; rank 0 reads."""
@@ -318,13 +330,13 @@ class Worker:
         so the first of them decides on each token."""
         parallel, device = self.job.parallel, torch.device(self.engine.device)
         here = place(self.rank, parallel)
-        multiple = math.lcm(samples.PAD_TO, parallel.sequence)
+        local: NextTokens
         if isinstance(self._steps, Stages):
             packed = self.data.train.read(np.zeros(1, np.int64)).positions is not None
             local = partial(self._steps.next_tokens, rows=self.job.train.micro_batch, positions=packed)
             multiple = self.job.model.context
         else:
-            local = self._steps.next_tokens
+            local, multiple = self._steps.next_tokens, math.lcm(samples.PAD_TO, parallel.sequence)
 
         def agreed(tokens_bt: torch.Tensor, last_b: torch.Tensor) -> torch.Tensor:
             next_b = local(tokens_bt, last_b)
@@ -338,7 +350,9 @@ class Worker:
         self._watch.read()  # discards this time, as that of the evaluation
         return found
 
-    def run_rows(self, rows: Rows, indices: Indices, reference: Reference | None) -> tuple[torch.Tensor, Indices]:
+    def run_rows(
+        self, rows: Rows, indices: Indices, reference: Reference | None, progress: Callable[[int], None] = lambda _: None
+    ) -> tuple[torch.Tensor, Indices]:
         """Mean loss of this rank's share of rows without training on them, and which rows these are. All ranks run the same
         number of forward passes; padding has ignored targets."""
         section, parallel = self.job.train, self.job.parallel
@@ -351,7 +365,13 @@ class Worker:
         mine = slice(place(self.rank, parallel).data, None, parallel.data)
         divisor = self._divisor(rows, indices, rounds)
         batches = self._batches(rows, np.split(padded[mine], rounds), divisor, np.split(counts[mine], rounds), reference)
-        return self._steps.evaluate(batches, rounds), padded[mine][counts[mine]]
+
+        def counted() -> Batches:
+            for number, batch in enumerate(batches):
+                progress(min(number * per_round, len(indices)))
+                yield batch
+
+        return self._steps.evaluate(counted(), rounds), padded[mine][counts[mine]]
 
     def _divisor(self, rows: Rows, indices: Indices, micro_batches: int) -> float:
         """Denominator of a micro-batch's loss. Sequence-parallel ranks have a share of the tokens, but all pairs."""
@@ -376,8 +396,15 @@ class Worker:
                 if not loaded:
                     starting_weights.load(self.engine, job.model, job.train, job.parallel, 0)
                     loaded = True
-                values.complete(missing, self, job.parallel)
+                values.complete(missing, self, job.parallel, partial(self._report_reference, split))
             self._reference[split] = values.of
+
+    def _report_reference(self, split: str, done: int, total: int) -> None:
+        """Writes how far the reference pass is, for the driver. A failed write does not matter."""
+        if self.rank == 0 and time.monotonic() >= self._phase_due:
+            self._phase_due = time.monotonic() + PHASE_EVERY_S
+            with suppress(OSError):
+                write_atomic(self.job.phase, f"reference model: {done:,} of {total:,} rows ({split})")
 
     def _batches(
         self,

@@ -36,6 +36,7 @@ STALL_S = 5.0  # or four times the longest step so far, if that is longer
 def run_workers(job: Job, interrupts: Interrupts, console: Console) -> Outcome:
     job.stop.unlink(missing_ok=True)
     job.starts.unlink(missing_ok=True)
+    job.phase.unlink(missing_ok=True)
     # Workers have their own runtime environment, for which Ray starts new processes: prestarted ones would stay idle.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     startup = Startup(phases=dict(job.phases))
@@ -128,12 +129,16 @@ def follow(fit: Fit, job: Job, interrupts: Interrupts, progress: TrainingProgres
     for record in follower.new():  # steps before this start are not shown again
         state = _state_after(state, record)
     written, announced, writable, starts, stalls = 0.0, False, True, 1, StallDetector()
-    shortened = False
+    shortened, phase = False, None
     alive = True
     while alive and not watch.death():
         fit.join(POLL_S)
         alive = fit.is_alive()  # checked before the last read, so that no record is missed
         records = list(follower.new())
+        if (now := _phase(job)) != phase and now is not None:
+            progress.starting(now)
+            stalls.starting()
+        phase = now
         began = job.starts.read_text().split() if job.starts.exists() else []
         for record in records:
             if began and record["step"] > int(began[-1]):  # otherwise the history was truncated and is read from the start
@@ -156,6 +161,13 @@ def follow(fit: Fit, job: Job, interrupts: Interrupts, progress: TrainingProgres
         if interrupts.stop_requested and not announced:
             console.print("Stopping after this step, with a checkpoint. (A second signal ends the run without one.)")
             announced = True
+
+
+def _phase(job: Job) -> str | None:
+    try:
+        return job.phase.read_text()
+    except FileNotFoundError:
+        return None
 
 
 def _print_samples(run: Run, step: int, console: Console) -> None:
@@ -193,6 +205,11 @@ class StallDetector:
         if self._steps and not self._reported:
             self._longest = max(self._longest, now - self._last)
         self._steps, self._last, self._reported = self._steps + 1, now, False
+
+    def starting(self) -> None:
+        """The workers show their progress before the first step: they are not silent."""
+        if not self._steps:
+            self._last = time.monotonic()
 
     def news(self) -> list[str]:
         silent = time.monotonic() - self._last

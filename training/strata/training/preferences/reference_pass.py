@@ -6,6 +6,7 @@ data and model finds them.
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,8 +30,9 @@ class Evaluator(Protocol):
 
     engine: Any
 
-    def run_rows(self, rows: Rows, indices: Indices, reference: None) -> tuple[Any, Indices]:
-        """Returns the mean loss, and the rows of this data-parallel worker in the order of its forward passes."""
+    def run_rows(self, rows: Rows, indices: Indices, reference: None, progress: Callable[[int], None]) -> tuple[Any, Indices]:
+        """Returns the mean loss, and the rows of this data-parallel worker in the order of its forward passes. `progress`
+        receives the rows done so far, of all workers."""
         ...
 
 
@@ -56,15 +58,23 @@ class ReferenceValues:
         missing: Indices = found[0]
         return missing
 
-    def complete(self, missing: Indices, worker: Evaluator, parallel: ParallelSection) -> None:
-        """Computes numbers. Called by all ranks, with the reference's weights in the engine."""
+    def complete(
+        self, missing: Indices, worker: Evaluator, parallel: ParallelSection, progress: Callable[[int, int], None]
+    ) -> None:
+        """Computes numbers. Called by all ranks, with the reference's weights in the engine. `progress` receives the rows done so
+        far, and all of them."""
         objective = worker.engine.preference
         here = place(dist.get_rank(), parallel)
         size = ROWS_OF_A_PART * parallel.data
         for begin in range(0, len(missing), size):
+
+            def counted(done: int, before: int = begin) -> None:
+                progress(before + done, len(missing))
+
             objective.collecting, objective.collected = True, []
             try:
-                _, mine = worker.run_rows(self.rows, missing[begin : begin + size], None)
+                part = missing[begin : begin + size]
+                _, mine = worker.run_rows(self.rows, part, None, counted)
             finally:
                 objective.collecting = False
             if objective.collected and here.tensor == 0 and here.sequence == 0:  # a rank with an output layer
