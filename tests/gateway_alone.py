@@ -93,7 +93,7 @@ async def gateway(settings: dict[str, Any]) -> None:
     directory: Any = Directory(settings["replica"])
     decode, others = Peers(directory, "decode", SECRET), Peers(directory, "gateway", SECRET)
     keys = Keys(Path(settings["keys"])) if settings.get("keys") else None
-    app = App("g", "tiny", decode, None, others, Admission(lambda: 200), Telemetry("tiny", "g"), keys, "here")
+    app = App("g", ("tiny",), decode, None, others, Admission(lambda: 200), Telemetry("tiny", "g"), keys, "here")
     while not decode.all():
         await asyncio.sleep(0.05)
     listener = http.listen("127.0.0.1", 0)

@@ -52,7 +52,7 @@ async def running(capacity: int = 200, name: str = "g", port: int = 0) -> AsyncI
         directory: Any = Directory(await link.listen("127.0.0.1"))
         stack.callback(link.close)
         decode, others = Peers(directory, "decode", SECRET), Peers(directory, "gateway", SECRET)
-        app = App(name, "tiny", decode, None, others, Admission(lambda: capacity), Telemetry("tiny", name))
+        app = App(name, ("tiny",), decode, None, others, Admission(lambda: capacity), Telemetry("tiny", name))
         listener = http.listen("127.0.0.1", port)
         port, server = listener.getsockname()[1], http.server(app)
         serving = asyncio.ensure_future(server.serve(sockets=[listener]))

@@ -145,6 +145,11 @@ def test_bounds(key: str, accepted: list[float], rejected: list[float]) -> None:
         # Warm-up ends before the run.
         ({"train.warmup": 99}, True),
         ({"train.warmup": 100}, False),
+        ({"train.samples": {"prompts": ["a"]}}, True),
+        ({"train.samples": {"prompts": []}}, False),
+        ({"train.samples": {"tokens": 4}}, False),
+        ({"serve.adapter": "apart"}, True),
+        ({"serve.adapter": "both"}, False),
         # Keys of a preference loss.
         ({"train.preference": {}}, True),
         ({"train.preference": {"loss": "ppo"}}, False),
@@ -303,6 +308,7 @@ def test_defaults() -> None:
             "seed": 0,
             "eval_every": 100,
             "eval_sequences": 64,
+            "samples": None,
             "checkpoint_every": 100,
             "recompute": "none",
             "kernels": "strata",
@@ -332,6 +338,7 @@ def test_defaults() -> None:
             "start_timeout_s": None,
             "device": "cpu",
             "dtype": "auto",
+            "adapter": "merged",
             "eager": False,
             "kernels": "vllm",
             "kv_cache_gib": 1,

@@ -3,7 +3,9 @@
 import errno
 import io
 import os
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,6 +17,7 @@ from strata.platform import runs
 from strata.platform.recipe import Recipe
 from strata.platform.runs import Run
 from strata.training import workers
+from strata.training.evaluation import samples
 from strata.training.interrupts import Interrupts
 from strata.training.loop import Job
 from strata.training.metrics import progress, records
@@ -54,7 +57,7 @@ def follow(job: Job, *acts: Callable[[], object], death: Callable[[], str | None
     with TrainingProgress(console, 8) as shown:
         workers.follow(fit, job, Interrupts(), shown, console, watch)
     output = cast(io.StringIO, console.file).getvalue()
-    return [line.split("  ")[0].removesuffix("/8") for line in output.splitlines()]
+    return [line.strip().split("  ")[0].removesuffix("/8") for line in output.splitlines()]
 
 
 def begin(job: Job, step: int) -> None:
@@ -79,6 +82,35 @@ def test_old_steps_are_not_shown_again(job: Job) -> None:
     assert shown == ["step 5", "step 6", "step 5", lost, "step 6"]
     state = Run(job.run).state()
     assert (state.step, state.steps, state.saved, state.status) == (6, 8, 4, "running")
+
+
+def test_samples_follow_their_evaluation(job: Job) -> None:
+    run = Run(job.run)
+    begin(job, 4)
+
+    def evaluate(step: int) -> None:
+        records.append(samples.path(run), *samples.lines(step, {"a [b]": f"\n{step}", "c": "d"}))
+        records.append(run.metrics, record(step, val_loss=1.0))
+
+    job = replace(job, prompts=samples.Prompts(("a [b]", "c"), ((1,), (2,)), 4, (0,), Path()))
+    shown = follow(job, lambda: evaluate(6), lambda: records.append(run.metrics, record(7)), lambda: evaluate(8))
+    assert shown == [
+        *("step 6", r"'a [b]' continues '\n6'", "'c' continues 'd'"),
+        *("step 7", "step 8", r"'a [b]' continues '\n8'", "'c' continues 'd'"),
+    ]
+
+
+def test_long_phase_before_the_first_step_is_shown(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "STILL_STARTING_S", 0.05)
+    history = Run(job.run).metrics
+    shown = follow(
+        job,
+        lambda: job.phase.write_text("reference model: 0 of 9 rows (train)"),
+        lambda: (time.sleep(0.1), job.phase.write_text("reference model: 4 of 9 rows (train)")),
+        lambda: (job.phase.unlink(), begin(job, 4)),
+        lambda: records.append(history, record(5)),
+    )
+    assert shown == ["reference model: 0 of 9 rows (train)", "reference model: 4 of 9 rows (train)", "step 5"]
 
 
 def test_failed_state_write_is_reported_once_and_training_continues(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ from strata.training import driver
 from strata.training.data import shards
 from strata.training.data.corpus import open_corpus
 from strata.training.data.windows import Windows
+from strata.training.evaluation import samples
 from strata.training.metrics import records
 from strata.training.model.llama import token_losses
 
@@ -83,6 +84,7 @@ def test_ctrl_c_saves_and_a_killed_run_resumes(
     home: Path, corpus: Path, shared_cluster: str, ending: list[psutil.Process]
 ) -> None:
     settings = [*SMALL, f"data.path={corpus}", ENDLESS, "train.checkpoint_every=10", "train.keep=2"]
+    settings += ["train.samples.prompts=[the cat, where rain]", "train.samples.tokens=4"]
     process = strata_process(home, "train", "--run", "r", *settings, address=shared_cluster)
     run = Run(home / "runs" / "r")
     wait_for(lambda: len(records.read(run.metrics)) >= 3, process)
@@ -112,6 +114,9 @@ def test_ctrl_c_saves_and_a_killed_run_resumes(
     output, _ = process.communicate(timeout=180)
     assert process.returncode == 0, output
     assert steps_of(run) == list(range(1, last + 1))
+    evaluated = [record["step"] for record in records.read(run.metrics) if "val_loss" in record]
+    assert [sample["step"] for sample in samples.read(run)] == [step for step in evaluated for _ in ("the cat", "where rain")]
+    assert output.count("'where rain' continues '") == sum(step > stopped_at for step in evaluated if f"step {step}/" in output)
     assert run.state().status == "finished" and runs.newest_with_export() == run
 
 

@@ -313,6 +313,15 @@ class PreferenceSection(Section):
         return self.loss not in ("orpo", "simpo")
 
 
+class SamplesSection(Section):
+    """Greedy continuations of fixed prompts, generated at every evaluation."""
+
+    prompts: tuple[str, ...] = Field(
+        min_length=1, description="prompts; for conversations, messages of a user in the model's chat template"
+    )
+    tokens: Positive = Field(32, description="longest continuation, in tokens")
+
+
 class TrainSection(Section):
     """Optimization, evaluation and checkpoints."""
 
@@ -344,6 +353,9 @@ class TrainSection(Section):
     seed: Annotated[int, Field(ge=0, lt=2**31)] = Field(0, description="seed of the weights and of the data order")
     eval_every: Positive = Field(100, description="steps between evaluations")
     eval_sequences: Positive = Field(64, description="held-out sequences of an evaluation")
+    samples: SamplesSection | None = Field(
+        None, description="continuations of prompts at every evaluation, in samples.jsonl; unset: none"
+    )
     checkpoint_every: Positive = Field(100, description="steps between checkpoints")
     recompute: Recompute = Field(
         "none", description="activations recomputed in the backward pass; selective: all but matrix products, full: whole layers"
@@ -416,7 +428,7 @@ OWN_ENGINE_ARGUMENTS = frozenset(
         *("max_num_seqs", "max_num_batched_tokens", "enable_prefix_caching", "block_size", "gpu_memory_utilization"),
         *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "distributed_executor_backend"),
         *("kv_transfer_config", "reasoning_parser", "structured_outputs_config", "disable_log_stats"),
-        "enable_logging_iteration_details",
+        *("enable_logging_iteration_details", "enable_lora", "max_lora_rank"),
     }
 )
 
@@ -499,6 +511,9 @@ class ServeSection(Section):
     )
     device: Device = Field("cpu", description="device of the engines")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="dtype of weights and activations")
+    adapter: Literal["merged", "apart"] = Field(
+        "merged", description="a LoRA run's export; merged: one model, apart: its base model and the adapter on it, by name"
+    )
     eager: bool = Field(False, description="skip torch.compile: slower tokens, a much faster start")
     kernels: Literal["vllm", "strata"] = Field(
         "vllm", description="attention kernels of GPU engines: vLLM's own choice, or Strata's through a vLLM plugin"

@@ -13,6 +13,8 @@ from typing import Any, Literal
 from strata.kernels import vllm_plugin
 from strata.platform.recipe import Device, PoolSection, ServeSection
 from strata.serving import mps
+from strata.serving.models import adapter
+from strata.serving.models.adapter import Adapter
 from strata.serving.routing.policy import Rule
 from strata.serving.transport.link import SECRET_BYTES
 from strata.serving.vllm_patches.nixl_delay import DELAY_US
@@ -42,7 +44,8 @@ class Network:
 class EngineSpec:
     role: Role
     model_id: str
-    model_dir: str
+    model_dir: str  # the base model's, with an adapter
+    tokenizer_dir: str
     device: Device
     dtype: str
     eager: bool
@@ -62,15 +65,18 @@ class EngineSpec:
     network: Network
     # Runs on dedicated nodes, which offer the Ray resource `strata-<role>`, one unit per engine.
     on_own_nodes: bool = False
+    adapter: Adapter | None = None  # on the model in `model_dir`
 
     @staticmethod
     def of(role: Role, serve: ServeSection, model_dir: Path, model_id: str, network: Network) -> "EngineSpec":
         pool = serve.prefill if role == "prefill" else serve.decode
         engines = serve.prefill.most + serve.decode.most
+        apart = adapter.read(model_dir) if serve.adapter == "apart" else None
         return EngineSpec(
             role=role,
             model_id=model_id,
-            model_dir=str(model_dir.resolve()),
+            model_dir=str((apart.base if apart else model_dir).resolve()),
+            tokenizer_dir=str(model_dir.resolve()),
             device=serve.device,
             dtype=serve.dtype,
             eager=serve.eager,
@@ -88,6 +94,7 @@ class EngineSpec:
             uses_mps=mps.wanted(serve),
             rule=Rule(**serve.remote_prefill.model_dump()),
             network=network,
+            adapter=apart,
         )
 
     def cpus(self) -> float:
@@ -142,6 +149,8 @@ class EngineSpec:
             "enable_prefix_caching": self.prefix_caching,
             "enable_logging_iteration_details": True,  # read by `engine_stats.py`, not logged
         }
+        if self.adapter is not None:
+            kwargs |= {"enable_lora": True, "max_lora_rank": self.adapter.rank_bound}
         if self.reasoning_parser is not None:
             kwargs["reasoning_parser"] = self.reasoning_parser
         if self.disaggregated:
@@ -193,6 +202,7 @@ class EngineSpec:
 @dataclass(frozen=True)
 class GatewaySpec:
     model_id: str
+    names: tuple[str, ...]  # of the models; requests without one get the first
     host: str
     port: int
     gateways: int
@@ -211,6 +221,7 @@ class GatewaySpec:
     def of(serve: ServeSection, model_id: str, network: Network) -> "GatewaySpec":
         return GatewaySpec(
             model_id=model_id,
+            names=adapter.names(serve, model_id),
             host=serve.host,
             port=serve.port,
             gateways=serve.gateways,

@@ -276,7 +276,7 @@ MORE_CHAT = [
     "messages",
 ]
 # fmt: on
-SCHEMAS = openapi.document(MODEL)["components"]["schemas"]
+SCHEMAS = openapi.document([MODEL])["components"]["schemas"]
 FIELDS = {
     "/v1/completions": [*SCHEMAS["CompletionRequest"]["properties"], *MORE],
     "/v1/chat/completions": [*SCHEMAS["ChatRequest"]["properties"], *MORE, *MORE_CHAT],
@@ -370,7 +370,7 @@ def token_ids(folder: Path) -> list[Shot]:
 
 def from_the_schema(count: int, number: int) -> list[Shot]:
     """Requests of Schemathesis for each route, half of them valid by the schema."""
-    routes = [result.ok() for result in schemathesis.openapi.from_dict(openapi.document(MODEL)).get_all_operations()]
+    routes = [result.ok() for result in schemathesis.openapi.from_dict(openapi.document([MODEL])).get_all_operations()]
     posts = [route for route in routes if route.method.upper() == "POST"]
     found: list[Shot] = []
     for route in routes:

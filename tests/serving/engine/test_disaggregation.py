@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
@@ -34,8 +35,10 @@ class Prefiller:
     def __init__(self, name: str, does: str = "answers") -> None:
         self.name, self.does = name, does
         self.server = Server(self.handle, dict, SECRET)
+        self.adapters: list[str | None] = []  # of the prompts it received
 
     async def handle(self, call: Call) -> None:
+        self.adapters.append(call.meta["adapter"])
         tokens = array("I")
         tokens.frombytes(call.body)
         assert tokens.tolist() == PROMPT["prompt_token_ids"]
@@ -71,7 +74,7 @@ class Vllm:
         self.aborted: list[str] = []
         self.output_processor = SimpleNamespace(add_request=None)
 
-    async def generate(self, prompt: Any, params: SamplingParams, request_id: str) -> AsyncIterator[RequestOutput]:
+    async def generate(self, prompt: Any, params: SamplingParams, request_id: str, **_: Any) -> AsyncIterator[RequestOutput]:
         source = ((params.extra_args or {}).get("kv_transfer_params") or {}).get("remote_engine_id", "computed here")
         if source in self.lost:
             try:
@@ -85,7 +88,11 @@ class Vllm:
 
 
 def ask(
-    prefillers: list[Prefiller], vllm: Vllm | None = None, params: SamplingParams | None = None, rule: Rule = ALWAYS
+    prefillers: list[Prefiller],
+    vllm: Vllm | None = None,
+    params: SamplingParams | None = None,
+    rule: Rule = ALWAYS,
+    lora: LoRARequest | None = None,
 ) -> tuple[str, str, str]:
     """Place and reason of the prefill, and the engine whose blocks were decoded."""
 
@@ -97,7 +104,7 @@ def ask(
         engine = disaggregation.Engine(vllm or Vllm(), pool, rule, PrefixIndex(16, 100), load, telemetry)  # type: ignore[arg-type]
         context = request_context.RequestContext()
         request_context.current.set(context)
-        outputs = [o async for o in engine.generate(PROMPT, params or SamplingParams(), "r-1")]
+        outputs = [o async for o in engine.generate(PROMPT, params or SamplingParams(), "r-1", lora_request=lora)]
         assert context.decision is not None and context.finished and context.unsent == [1]
         for link in links:
             link.close()
@@ -108,6 +115,26 @@ def ask(
 
 def test_remote_prefill_transfers_its_blocks() -> None:
     assert ask([Prefiller("p-1")]) == ("remote", "always", "p-1")
+
+
+def test_remote_prefill_has_the_adapter_of_its_request() -> None:
+    prefiller = Prefiller("p-1")
+    for lora in (None, LoRARequest("tuned", 1, "/adapter")):
+        ask([prefiller], lora=lora)
+        prefiller.server = Server(prefiller.handle, dict, SECRET)
+    assert prefiller.adapters == [None, "tuned"]
+
+
+def test_adapter_and_salt_separate_prefixes() -> None:
+    index, tokens = PrefixIndex(2, 100), list(range(9))
+    tuned = {"lora_request": LoRARequest("tuned", 1, "/adapter")}
+    index.add(tokens, disaggregation._salt({}, tuned))
+    found = [
+        index.cached_tokens(tokens, disaggregation._salt(prompt, more))
+        for prompt in ({}, {"cache_salt": "s"})
+        for more in (tuned, {})
+    ]
+    assert found == [8, 0, 0, 0]
 
 
 @pytest.mark.parametrize("trouble", ["fails", "dies"])
@@ -186,7 +213,7 @@ def test_response_to_two_prompts_finishes_with_the_second() -> None:
     may_end = asyncio.Event()
 
     class Waiting(Vllm):
-        async def generate(self, prompt: Any, params: SamplingParams, request_id: str) -> AsyncIterator[RequestOutput]:
+        async def generate(self, prompt: Any, params: SamplingParams, request_id: str, **_: Any) -> AsyncIterator[RequestOutput]:
             await (may_end.wait() if request_id == "slow" else asyncio.sleep(0.05))
             async for output in super().generate(prompt, params, request_id):
                 yield output

@@ -118,7 +118,7 @@ def engine_of(vllm: Vllm, pool: Any = None, rule: Rule = NEVER) -> Engine:
 def calls_of(engine: Engine) -> DecodeCalls:
     serving = SimpleServing(engine)
     state = SimpleNamespace(openai_serving_completion=serving, openai_serving_chat=serving, serving_tokenization=None)
-    return DecodeCalls(state, engine, str, 64)
+    return DecodeCalls(state, engine, str, 64, "tiny")
 
 
 class Decoder:
@@ -172,7 +172,7 @@ class Endpoint:
     def __init__(self) -> None:
         self._addresses: dict[str, str] = {}
         decode, others = (Peers(self, role, SECRET, poll_s=0.05) for role in ("decode", "gateway"))  # type: ignore[arg-type]
-        self.app = App("g-1", "tiny", decode, None, others, Admission(lambda: 100), GatewayTelemetry("tiny", "g-1"))
+        self.app = App("g-1", ("tiny",), decode, None, others, Admission(lambda: 100), GatewayTelemetry("tiny", "g-1"))
         self.client = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://gateway", timeout=30)  # type: ignore[arg-type]
 
     async def add(self, replica: Decoder) -> None:
@@ -329,7 +329,7 @@ def prefilled(prefillers: list[Vllm], decoder: Vllm, prompt: list[int]) -> str |
     """Answer or error of a decode engine with a pool of prefill replicas."""
 
     async def inside() -> str | CrashesEngines | EngineDeadError:
-        servers = [Server(PrefillCalls(vllm, calls_of(engine_of(vllm))).handle, dict, SECRET) for vllm in prefillers]
+        servers = [Server(PrefillCalls(vllm, calls_of(engine_of(vllm)), {}).handle, dict, SECRET) for vllm in prefillers]
         links = [await Link.connect(await server.listen("127.0.0.1"), SECRET, lambda _: None) for server in servers]
         peers = [Peer(f"p-{number}", link, {}) for number, link in enumerate(links)]
 

@@ -124,7 +124,7 @@ class Endpoint:
 async def running(capacity: int = 100, keys: Keys | None = None) -> AsyncIterator[Endpoint]:
     directory = Directory()
     decode, others = Peers(directory, "decode", SECRET), Peers(directory, "gateway", SECRET)  # type: ignore[arg-type]
-    app = App("g-1", "tiny", decode, None, others, Admission(lambda: capacity), Telemetry("tiny", "g-1"), keys, "here")
+    app = App("g-1", ("tiny",), decode, None, others, Admission(lambda: capacity), Telemetry("tiny", "g-1"), keys, "here")
     listener = http.listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
     server = http.server(app)

@@ -97,7 +97,7 @@ def run(test: Callable[[Endpoint], Awaitable[None]]) -> None:
         decode, prefill, others = (Peers(directory, role, SECRET) for role in ("decode", "prefill", "gateway"))
         ready = readiness.Readiness(decode, prefill, directory)
         telemetry = Telemetry("tiny", "g-1")
-        app = App("g-1", "tiny", decode, prefill, others, Admission(lambda: 100), telemetry, readiness=ready)
+        app = App("g-1", ("tiny",), decode, prefill, others, Admission(lambda: 100), telemetry, readiness=ready)
         listener = http.listen("127.0.0.1", 0)
         server = http.server(app)
         serving = asyncio.ensure_future(server.serve(sockets=[listener]))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -19,7 +20,7 @@ from torch import Tensor
 from strata.platform.errors import UserError
 from strata.platform.model_families.parameters import shapes
 from strata.platform.recipe import ModelSection
-from strata.training.checkpoint.pretrained import Pretrained, prepare, resolve
+from strata.training.checkpoint.pretrained import Pretrained, prepare, require_unchanged, resolve, weights_digest
 from strata.training.parallel.shard_map import Cut, Shard
 
 from ..model.families.folders import imported, save
@@ -238,6 +239,29 @@ def test_nothing_is_copied_from_an_incomplete_folder(tmp_path: Path) -> None:
     with pytest.raises(UserError):
         prepare(section, tmp_path / "base")
     assert not (tmp_path / "base").exists()
+
+
+def test_changed_weights_are_noticed_and_a_copy_is_not(tmp_path: Path) -> None:
+    folder, record = save(ROWS["llama"], tmp_path / "model"), tmp_path / "run" / "base_weights"
+    require_unchanged(folder, record, "r")
+    shutil.copytree(folder, tmp_path / "copy", copy_function=shutil.copyfile)  # with other times
+    require_unchanged(tmp_path / "copy", record, "r")
+    tensors = load_file(folder / "model.safetensors")
+    save_file({name: tensor * 1.001 for name, tensor in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match="are not those that run 'r' began with"):
+        require_unchanged(folder, record, "r")
+    require_unchanged(tmp_path / "copy", record, "r")
+
+
+@pytest.mark.parametrize("size", [0, 1, 2**16, 2**16 + 1, 65 * 2**16])
+def test_ends_of_weight_files_count(tmp_path: Path, size: int) -> None:
+    def digest(content: bytes) -> str:
+        (tmp_path / "model.safetensors").write_bytes(content)
+        return weights_digest(tmp_path)
+
+    content = bytes(size)
+    digests = {digest(content), digest(content + b"\0"), digest(content + b"1"), digest(b"1" + content)}
+    assert len(digests) == (4 if size else 3)
 
 
 def test_an_id_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,8 @@ from strata.platform.errors import UserError
 from strata.platform.runs import Run
 from strata.training import python_api
 from strata.training.checkpoint import model_card
+from strata.training.data import tokenizer
 from strata.training.evaluation import evaluate as running
-from strata.training.evaluation import samples
 from strata.training.evaluation.subject import resolve
 from strata.training.metrics import evaluations
 from strata.training.metrics.evaluations import Evaluation, Score, Settings
@@ -131,7 +131,7 @@ def test_rows_of_the_task_that_comes_with_strata() -> None:
 
 def long_text(model_folder: Path, tokens: int) -> str:
     """Text of exactly so many tokens."""
-    words = samples.bpe.load(model_folder)
+    words = tokenizer.load(model_folder)
     text = "a" * tokens * 4
     while len(words.encode(text).ids) > tokens:
         text = text[:-1]
@@ -168,8 +168,12 @@ GENERATE = {
 
 
 def test_generation_is_greedy(model_folder: Path, own_task: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
     prompts = ["the cat sat", "where rain"]
-    [first, _] = samples.of_folder(model_folder, prompts, 6)
+    model, words = AutoModelForCausalLM.from_pretrained(model_folder), tokenizer.load(model_folder)
+    ids = words.encode(prompts[0]).ids
+    first = words.decode(model.generate(torch.tensor([ids]), max_new_tokens=6, do_sample=False)[0, len(ids) :].tolist())
     rows = [{"text": prompts[0], "answer": first}, {"text": prompts[1], "answer": "something else"}]
     write_task(own_task, "answers", rows, **GENERATE, generation_kwargs={"max_gen_toks": 6, "until": ["<never>"]})
     [score] = evaluated(model_folder, "answers", include=own_task).scores

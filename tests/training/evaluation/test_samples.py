@@ -8,9 +8,12 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from strata.platform.errors import UserError
+from strata.platform.recipe import Recipe, SamplesSection
 from strata.platform.runs import Run
 from strata.training.data import tokenizer
-from strata.training.evaluation import samples
+from strata.training.evaluation import sample_prompts, samples
+from strata.training.metrics import records
 
 from .conftest import CONTEXT
 
@@ -23,124 +26,130 @@ def words(model_folder: Path) -> Tokenizer:
 class Counting:
     """Model whose next token is the last one plus one, and that remembers the shapes it was called with."""
 
-    def __init__(self, vocab: int = 512, end_after: int | None = None) -> None:
-        self.vocab, self.end_after, self.shapes = vocab, end_after, list[tuple[int, ...]]()
+    def __init__(self, end_after: int | None = None) -> None:
+        self.end_after, self.shapes = end_after, list[tuple[int, ...]]()
 
-    def __call__(self, tokens_bt: Tensor) -> Tensor:
+    def __call__(self, tokens_bt: Tensor, last_b: Tensor) -> Tensor:
         self.shapes.append(tuple(tokens_bt.shape))
-        following = tokens_bt + 1
-        if self.end_after is not None:
-            following = torch.where(tokens_bt >= self.end_after, 0, following)
-        return torch.nn.functional.one_hot(following % self.vocab, self.vocab).float()
+        current_b = tokens_bt[torch.arange(len(last_b)), last_b]
+        return current_b + 1 if self.end_after is None else torch.where(current_b >= self.end_after, 0, current_b + 1)
 
 
-def ids(words: Tokenizer, text: str) -> list[int]:
-    found: list[int] = words.encode(text).ids
-    return found
-
-
-def test_continuations_of_prompts_of_different_lengths(words: Tokenizer) -> None:
+def test_continuations_of_prompts_of_different_lengths() -> None:
     model = Counting()
-    prompts = ["the cat", "a", "the dog ran to its big red house"]
-    texts = samples.generate(model, words, prompts, 5, CONTEXT)
-    for prompt, text in zip(prompts, texts, strict=True):
-        last = ids(words, prompt)[-1]
-        assert text == words.decode([last + step for step in range(1, 6)])
-    assert model.shapes == [(3, CONTEXT)] * 5
+    assert samples.generate(model, [(7, 8, 9), (3,)], 4, (0,), CONTEXT) == [[10, 11, 12, 13], [4, 5, 6, 7]]
+    assert model.shapes == [(2, CONTEXT)] * 4
 
 
-def test_text_ends_at_the_end_token_but_every_pass_runs(words: Tokenizer) -> None:
-    [first] = ids(words, "a")
-    model = Counting(end_after=first + 2)
-    assert samples.generate(model, words, ["a"], 6, CONTEXT) == [words.decode([first + 1, first + 2])]
-    assert len(model.shapes) == 6  # ranks that share a model stay in step
+def test_continuations_end_before_an_end_token() -> None:
+    model = Counting(end_after=12)
+    assert samples.generate(model, [(10,), (12,), (5,)], 9, (0, 8), CONTEXT) == [[11, 12], [], [6, 7]]
+    assert len(model.shapes) == 3  # all rows have ended
 
 
-def test_first_token_may_be_the_end(words: Tokenizer) -> None:
-    assert samples.generate(Counting(end_after=0), words, ["a"], 3, CONTEXT) == [""]
-
-
-def test_empty_prompt_begins_with_the_end_token(words: Tokenizer) -> None:
-    assert samples.generate(Counting(), words, [""], 3, CONTEXT) == [words.decode([1, 2, 3])]
-    assert samples.generate(Counting(), words, [""], 2, CONTEXT, end=7) == [words.decode([8, 9])]
-
-
-def test_long_prompt_loses_its_beginning(words: Tokenizer) -> None:
-    model, seen = Counting(), []
-
-    def watched(tokens_bt: Tensor) -> Tensor:
-        seen.append(tokens_bt.clone())
-        return model(tokens_bt)
-
-    prompt = "the cat sat on a mat " * 40
-    samples.generate(watched, words, [prompt], 4, CONTEXT)
-    assert seen[0].shape == (1, CONTEXT) and seen[0][0, : CONTEXT - 4].tolist() == ids(words, prompt)[-(CONTEXT - 4) :]
-
-
-@pytest.mark.parametrize(("context", "width"), [(1000, 64), (64, 64), (40, 40)])
-def test_width_is_the_least_multiple_or_the_context(words: Tokenizer, context: int, width: int) -> None:
+@pytest.mark.parametrize(("context", "multiple", "width"), [(1000, 64, 64), (40, 64, 40), (1000, 96, 96), (1000, 1000, 1000)])
+def test_width_is_the_least_multiple_or_the_context(context: int, multiple: int, width: int) -> None:
     model = Counting()
-    samples.generate(model, words, ["a"], 8, context)
+    samples.generate(model, [(1,)], 8, (), context, multiple=multiple)
     assert set(model.shapes) == {(1, width)}
 
 
-def test_width_grows_by_its_multiple(words: Tokenizer) -> None:
+def test_width_grows_by_its_multiple() -> None:
     model = Counting()
-    for max_tokens in (63, 64):  # with a prompt of one token
-        samples.generate(model, words, ["a"], max_tokens, 1000)
+    for most in (63, 64):  # with a prompt of one token
+        samples.generate(model, [(1,)], most, (), 1000)
     assert sorted(set(model.shapes)) == [(1, 64), (1, 128)]
 
 
-@pytest.mark.parametrize("max_tokens", [0, CONTEXT])
-def test_impossible_lengths(words: Tokenizer, max_tokens: int) -> None:
-    with pytest.raises(AssertionError, match="max_tokens"):
-        samples.generate(Counting(), words, ["a"], max_tokens, CONTEXT)
-
-
-def test_no_prompts_need_no_pass(words: Tokenizer) -> None:
-    model = Counting()
-    assert samples.generate(model, words, [], 3, CONTEXT) == [] and not model.shapes
+def test_prompts_must_fit() -> None:
+    with pytest.raises(AssertionError, match="context=64"):
+        samples.generate(Counting(), [(1,)], CONTEXT, (), CONTEXT)
 
 
 def test_padding_does_not_change_a_real_model(model_folder: Path, words: Tokenizer) -> None:
     """Against transformers' own greedy generation, prompt by prompt."""
     from transformers import AutoModelForCausalLM
 
-    prompts = ["the cat sat", "a", "where rain fell on the big"]
-    texts = samples.of_folder(model_folder, prompts, 12)
+    section = SamplesSection(prompts=("the cat sat", "a", "where rain fell on the big"), tokens=12)
+    prompts = sample_prompts.of_corpus(section, model_folder, CONTEXT)
     model = AutoModelForCausalLM.from_pretrained(model_folder)
-    for prompt, text in zip(prompts, texts, strict=True):
-        found = ids(words, prompt)
-        greedy = model.generate(torch.tensor([found]), max_new_tokens=12, do_sample=False)[0, len(found) :].tolist()
-        assert text == words.decode(greedy[: greedy.index(0)] if 0 in greedy else greedy, skip_special_tokens=False)
+
+    def greedy(tokens_bt: Tensor, last_b: Tensor) -> Tensor:
+        with torch.no_grad():
+            found: Tensor = model(tokens_bt).logits[torch.arange(len(last_b)), last_b].argmax(-1)
+        return found
+
+    texts = prompts.decoder()(samples.generate(greedy, prompts.ids, prompts.tokens, prompts.ends, CONTEXT))
+    assert tuple(texts) == section.prompts
+    for prompt, text in texts.items():
+        ids = words.encode(prompt).ids
+        expected = model.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False)[0, len(ids) :].tolist()
+        assert text == words.decode(expected[: expected.index(0)] if 0 in expected else expected, skip_special_tokens=False)
 
 
-def test_records_are_read_back_and_repeated_steps_replaced(tmp_path: Path) -> None:
+def test_empty_prompt_begins_with_the_end_token(model_folder: Path) -> None:
+    assert sample_prompts.of_corpus(SamplesSection(prompts=("",)), model_folder, CONTEXT).ids == ((0,),)
+
+
+def test_prompts_of_conversations_are_rendered_by_the_chat_template(model_folder: Path, words: Tokenizer) -> None:
+    section = SamplesSection(prompts=("the cat",), tokens=4)
+    chat = sample_prompts.of_imported(section, model_folder, CONTEXT, {"chat"})
+    assert words.decode(list(chat.ids[0])) == "user: the cat\nassistant:" and chat.ends == (0,)
+    plain = sample_prompts.of_imported(section, model_folder, CONTEXT, {"completion"})
+    assert words.decode(list(plain.ids[0])) == "the cat"
+
+
+def test_long_prompt_is_refused(model_folder: Path) -> None:
+    section = SamplesSection(prompts=("the cat sat on a mat " * 40,), tokens=4)
+    with pytest.raises(UserError, match=r"continues for 4, and model\.context=64") as refusal:
+        sample_prompts.of_corpus(section, model_folder, CONTEXT)
+    assert "train.samples.tokens" in refusal.value.fix
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"pipeline": 2}, None),
+        ({"pipeline": 2, "schedule": "dualpipev"}, "parallel.schedule=dualpipev"),
+    ],
+)
+def test_layouts_that_cannot_generate_are_refused(small_recipe: Recipe, changes: dict[str, object], named: str | None) -> None:
+    train = small_recipe.train.model_copy(update={"samples": SamplesSection(prompts=("a",))})
+    parallel = small_recipe.parallel.model_copy(update=changes)
+    recipe = small_recipe.model_copy(update={"train": train, "parallel": parallel})
+    if named is None:
+        sample_prompts.require_supported(recipe)
+        return
+    with pytest.raises(UserError, match=named):
+        sample_prompts.require_supported(recipe)
+    sample_prompts.require_supported(recipe.model_copy(update={"train": small_recipe.train}))
+
+
+def write(run: Run, step: int, texts: dict[str, str]) -> None:
+    records.append(samples.path(run), *samples.lines(step, texts))
+
+
+def test_samples_are_read_back(tmp_path: Path) -> None:
     run = Run(tmp_path)
     assert samples.read(run) == []
-    samples.record(run, 10, ["a", "b"], ["1", "é\n2"])
-    samples.record(run, 20, ["a"], ["3"])
-    samples.record(run, 10, ["a"], ["4"])
+    write(run, 10, {"a": "1", "b": "é\n2"})
+    write(run, 20, {"a": "3"})
     assert samples.read(run) == [
-        {"step": 10, "prompt": "a", "text": "4"},
+        {"step": 10, "prompt": "a", "text": "1"},
         {"step": 10, "prompt": "b", "text": "é\n2"},
         {"step": 20, "prompt": "a", "text": "3"},
     ]
-    assert len(samples.path(run).read_text().splitlines()) == 4
     assert json.loads(samples.path(run).read_text().splitlines()[2]) == {"step": 20, "prompt": "a", "text": "3"}
 
 
-def test_line_that_a_kill_truncated_costs_only_itself(tmp_path: Path) -> None:
+def test_resumed_run_removes_the_steps_that_it_repeats(tmp_path: Path) -> None:
     run = Run(tmp_path)
-    samples.record(run, 1, ["a"], ["x"])
+    samples.cut(run, 10)  # no samples yet
+    for step in (10, 20, 30):
+        write(run, step, {"a": str(step)})
     with samples.path(run).open("ab") as file:
-        file.write(b'{"step": 2, "prompt": "a", "te')
-    assert [sample["step"] for sample in samples.read(run)] == [1]
-    samples.record(run, 3, ["a"], ["y"])
-    assert [sample["step"] for sample in samples.read(run)] == [1, 3]
-
-
-def test_prompts_and_texts_must_match(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="zip"):
-        samples.record(Run(tmp_path), 1, ["a", "b"], ["x"])
-    assert samples.read(Run(tmp_path)) == []
+        file.write(b'{"step": 40, "prompt": "a", "te')  # truncated by a kill
+    assert [sample["step"] for sample in samples.read(run)] == [10, 20, 30]
+    samples.cut(run, 20)
+    write(run, 30, {"a": "again"})
+    assert [(sample["step"], sample["text"]) for sample in samples.read(run)] == [(10, "10"), (20, "20"), (30, "again")]

@@ -203,13 +203,14 @@ def scalars(folder: Path) -> dict[tuple[str, int], float]:
 def test_tensorboard_files_are_read_back(run: Run) -> None:
     with Trackers(run, ["tensorboard"]) as feed:
         feed.record(record(1))
-        feed.record(record(2, val_loss=0.0, mfu=0.5, peak_memory_bytes=2**30))
+        feed.record(record(2, val_loss=0.0, mfu=0.5, peak_memory_bytes=2**30), {"def f(": "):\n<b>"})
     names = {"loss": 3.0, "lr": pytest.approx(0.1), "grad_norm": 1.5, "tokens_per_s": 100.0}
     expected = {(name, step): value for name, value in names.items() for step in (1, 2)}
     expected |= {("val_loss", 2): 0.0, ("perplexity", 2): 1.0, ("mfu", 2): 0.5, ("peak_memory_gib", 2): 1.0}
     assert scalars(run.path / "tensorboard") == expected
     texts = [value for event in events(run.path / "tensorboard") for value in event.summary.value if value.HasField("tensor")]
     assert "steps: 30" in texts[0].tensor.string_val[0].decode()
+    assert (texts[1].tag, texts[1].tensor.string_val[0]) == ("samples/1/text_summary", b"    def f():\n    <b>\n")
     times = {event.wall_time for event in events(run.path / "tensorboard") if event.step == 2 and event.summary.value}
     assert times == {1002.0}
 
@@ -245,6 +246,9 @@ class FakeWandb(ModuleType):
     def Settings(self, **settings: Any) -> dict[str, Any]:
         return settings
 
+    def Html(self, text: str) -> str:
+        return f"html: {text}"
+
     def init(self, **given: Any) -> Any:
         self.calls.append(("init", given))
         return SimpleNamespace(
@@ -259,7 +263,7 @@ def test_wandb_has_the_recipe_and_continues_under_the_id_of_the_run(run: Run, mo
     monkeypatch.delenv("WANDB_PROJECT", raising=False)
     for step in (1, 2):
         with Trackers(run, ["wandb"]) as feed:
-            feed.record(record(step))
+            feed.record(record(step), {"def f(": "):\n<b>"} if step == 2 else None)
         monkeypatch.setenv("WANDB_PROJECT", "mine")
     kinds = [kind for kind, _ in wandb.calls]
     assert kinds == ["init", "log", "finish"] * 2
@@ -268,6 +272,8 @@ def test_wandb_has_the_recipe_and_continues_under_the_id_of_the_run(run: Run, mo
     assert first["config"]["train"]["steps"] == 30 and first["name"] == "r"
     assert (first["project"], second["project"]) == ("strata", "mine")
     assert wandb.calls[1] == ("log", (1, trackers.values(record(1))))
+    sample = {"samples/1": "html: <pre>def f():\n&lt;b&gt;</pre>"}
+    assert wandb.calls[4] == ("log", (2, trackers.values(record(2)) | sample))
 
 
 class Error(Exception):
@@ -323,6 +329,9 @@ class FakeMLflow:
             assert isinstance(value, str) and key not in here["params"]  # parameters of a run cannot be changed
             here["params"][key] = value
 
+    def log_text(self, run_id: str, text: str, artifact_file: str) -> None:
+        self.runs[run_id]["texts"] = {artifact_file: text}
+
     def set_terminated(self, run_id: str) -> None:
         self.runs[run_id]["status"] = "FINISHED"
 
@@ -339,7 +348,7 @@ def test_mlflow_continues_its_run_and_has_the_recipe(run: Run, mlflow: FakeMLflo
     for steps in (range(1, 80), range(60, 62)):
         with Trackers(run, ["mlflow"]) as feed:
             for step in steps:
-                feed.record(record(step))
+                feed.record(record(step), {"a": "b", "c\n": "d"} if step == 61 else None)
     [(run_id, found)] = mlflow.runs.items()
     assert json.loads((run.path / "trackers.json").read_text()) == {"mlflow": run_id}
     assert found["status"] == "FINISHED" and found["name"] == "r" and mlflow.experiments == {"strata": "0"}
@@ -347,7 +356,7 @@ def test_mlflow_continues_its_run_and_has_the_recipe(run: Run, mlflow: FakeMLflo
         (step, 1_000_000 + 1000 * step) for step in (*range(1, 80), 60, 61)
     ]
     assert found["params"]["train.steps"] == "30" and found["params"]["serve.decode.replicas"] == "1"
-    assert set(mlflow.uris) == {(run.path / "mlflow").as_uri()}
+    assert set(mlflow.uris) == {(run.path / "mlflow").as_uri()} and found["texts"] == {"samples/61.txt": "ab\n\nc\nd"}
 
 
 def test_mlflow_uses_its_server_and_starts_anew_on_another(run: Run, mlflow: FakeMLflow, monkeypatch: pytest.MonkeyPatch) -> None:

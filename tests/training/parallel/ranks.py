@@ -39,6 +39,7 @@ class Trained:
     from_other: list[float]
     from_own: list[float]
     val_loss: float
+    samples: list[list[int]]  # continuations by the initial state, which has more to write than a model of a few steps
 
 
 def train(job: Job, steps: int, more: int, other: Path, own: Path) -> Trained:
@@ -73,7 +74,10 @@ def train_on_this_rank(job: Job, steps: int, more: int, other: Path, own: Path) 
     val_loss = worker.evaluate()
     losses += take(steps, more)
     load(own / "end")
-    return Trained(losses, from_other, take(steps, more), val_loss)
+    from_own = take(steps, more)
+    load(own / "start")
+    samples = worker.continuations(job.prompts) if job.prompts else []
+    return Trained(losses, from_other, from_own, val_loss, samples)
 
 
 def on_ranks(world: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:

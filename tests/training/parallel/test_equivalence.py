@@ -15,7 +15,10 @@ from strata.training.checkpoint import format, resharding
 from strata.training.checkpoint.storage import folder
 from strata.training.data import shards
 from strata.training.data.corpus import open_corpus
+from strata.training.evaluation import samples
+from strata.training.evaluation.samples import Prompts
 from strata.training.loop import Job
+from strata.training.model.llama import Llama
 
 from ..conftest import SMALL, VOCAB
 from .ranks import Trained, train
@@ -69,6 +72,8 @@ LAYOUTS = {
     **{name: (SHAPE + MIXTURE, layout) for name, layout in SPARSE.items()},
     **{name: (SHAPE + UNTIED, layout) for name, layout in UNSHARED.items()},
 }
+PROMPTS = Prompts(("a", "b", "c"), ((300, 301, 302, 303), (290,), tuple(range(260, 280))), 12, (), Path())
+
 # Each way to parallelize once in every run of the tests; the rest, with more workers or rarer combinations, in rotation.
 ALWAYS = ("ZeRO-0", "ZeRO-1", "ZeRO-3", "tensor", "pipeline", "DualPipeV", "sequence", "mixture, data", "expert")
 
@@ -89,7 +94,8 @@ class Jobs:
 
     def job(self, shape: tuple[str, ...], layout: str) -> Job:
         recipe = self.recipe(shape, layout)
-        return Job(self._home / "run", self.tokens(recipe), recipe.model, recipe.train, recipe.parallel)
+        prompts = None if "dualpipev" in layout else PROMPTS
+        return Job(self._home / "run", self.tokens(recipe), recipe.model, recipe.train, recipe.parallel, prompts=prompts)
 
     def reference(self, shape: tuple[str, ...]) -> Reference:
         if shape not in self._references:
@@ -143,6 +149,24 @@ def test_layout_equals_plain_torch_and_resumes_from_any_other(name: str, jobs: J
     assert_weights(whole_weights(jobs.saved(name) / "end"), reference.after, tolerance=1e-3)
     assert trained.from_other == pytest.approx(reference.losses[STEPS:], rel=1e-4)
     assert trained.from_own == trained.losses[STEPS:]
+
+
+def test_samples_of_trained_layouts_are_those_of_one_process(jobs: Jobs) -> None:
+    """A rank has neither the whole sequence nor the whole model in most layouts."""
+    for name, (shape, layout) in LAYOUTS.items():
+        if name not in jobs or "dualpipev" in layout:
+            continue
+        section = jobs.recipe(shape, layout).model
+        model = Llama(section, jobs.recipe(shape, layout).train.seed, "torch")
+
+        @torch.no_grad()
+        def greedy(tokens_bt: Tensor, last_b: Tensor, model: Llama = model) -> Tensor:
+            found: Tensor = model(tokens_bt, last_b=last_b).argmax(-1)
+            return found
+
+        expected = samples.generate(greedy, PROMPTS.ids, PROMPTS.tokens, PROMPTS.ends, section.context)
+        assert jobs.trained(name).samples == expected, name
+        assert len({token for ids in expected for token in ids}) > 2
 
 
 def test_trained_layouts_have_the_same_validation_loss(jobs: Jobs) -> None:

@@ -25,6 +25,7 @@ from strata.training.checkpoint import adapter, format, resharding, starting_wei
 from strata.training.checkpoint.storage import folder
 from strata.training.data.rows import RowBatch, TrainingData
 from strata.training.data.sampler import Indices, step_indices
+from strata.training.evaluation.samples import Prompts
 from strata.training.loop import Job, Worker
 from strata.training.model.llama import Llama, initialize
 from strata.training.model.lora import LoraLinear
@@ -77,6 +78,7 @@ ALWAYS = (
 ADAPTERS = {"LoRA": "", "DoRA": ", dora: true", "QLoRA": ", base: nf4", "QDoRA": ", base: nf4, dora: true"}
 EVERYWHERE = "q_proj, v_proj, o_proj, up_proj, down_proj"
 TARGETS = {"gpt_oss": "q_proj, o_proj", "qwen3_moe": "q_proj, o_proj"}  # transformers holds experts as one tensor
+PROMPTS = Prompts(("a", "b", "c"), ((5, 9, 70), (44,), tuple(range(20, 40))), 8, (), Path())
 SMALL_TRAINING = [key for key in SMALL if key.startswith("train.")]
 
 
@@ -139,6 +141,7 @@ class Tuned:
 
     losses: list[float]
     val_loss: float
+    samples: list[list[int]]  # continuations after `STEPS`; none with DualPipeV
     from_other: list[float] | None
     from_own: list[float]
 
@@ -159,17 +162,18 @@ def train_on_this_rank(job: Job, packed: bool, other: Path | None, own: Path) ->
     from_other = resume(other) if other else None
     begin(0)
     losses, val_loss = take(0, STEPS), worker.evaluate()
+    samples = [] if job.parallel.schedule == "dualpipev" else worker.continuations(PROMPTS)
     parts = [replace(p, values=p.values.cpu()) for p in optimizer_state.fragments(worker.engine, job.model, job.parallel)]
     format.write(folder(own), worker.rank, worker.world, STEPS, job.origin, None, parts)
     dist.barrier()
     losses += take(STEPS, MORE)
-    return Tuned(losses, val_loss, from_other, resume(own))
+    return Tuned(losses, val_loss, samples, from_other, resume(own))
 
 
 class Jobs:
     def __init__(self, home: Path) -> None:
         self._home = home
-        self._plain: dict[Any, tuple[list[float], float]] = {}
+        self._plain: dict[Any, tuple[list[float], float, list[list[int]]]] = {}
         self._newest: dict[Any, Path] = {}  # checkpoint of the layout that was trained last, by model and kind of training
 
     def tuned(self, model: str, name: str, packed: bool, *more: str) -> Tuned:
@@ -192,7 +196,7 @@ class Jobs:
         recipe = self.recipe(model, layout, *more)
         return Job(self._home / "run", self._home, recipe.model, recipe.train, recipe.parallel)
 
-    def plain(self, model: str, packed: bool, *more: str) -> tuple[list[float], float]:
+    def plain(self, model: str, packed: bool, *more: str) -> tuple[list[float], float, list[list[int]]]:
         if (model, packed, more) not in self._plain:
             self._plain[model, packed, more] = train_plainly(self.recipe(model, "workers=1", *more), packed)
         return self._plain[model, packed, more]
@@ -232,15 +236,16 @@ def test_losses_equal_a_plain_loop(model: str, name: str, packed: bool, adapters
         pytest.importorskip("bitsandbytes")
     targets = TARGETS.get(model, EVERYWHERE)
     more = (f"train.lora={{rank: 4, alpha: 12, targets: [{targets}]{ADAPTERS[adapters]}}}",) if adapters else ()
-    losses, val_loss = jobs.plain(model, packed, *more)
+    losses, val_loss, samples = jobs.plain(model, packed, *more)
     tuned = jobs.tuned(model, name, packed, *more)
     assert tuned.losses == pytest.approx(losses, rel=1e-4)
     assert tuned.val_loss == pytest.approx(val_loss, rel=1e-4)
+    assert tuned.samples == (samples if name != "DualPipeV" else [])
     assert tuned.from_own == tuned.losses[STEPS:]
     assert tuned.from_other is None or tuned.from_other == pytest.approx(losses[STEPS:], rel=1e-4)
 
 
-def train_plainly(recipe: Recipe, packed: bool) -> tuple[list[float], float]:
+def train_plainly(recipe: Recipe, packed: bool) -> tuple[list[float], float, list[list[int]]]:
     from transformers import AutoModelForCausalLM
 
     section, train = recipe.model, recipe.train
@@ -268,10 +273,11 @@ def train_plainly(recipe: Recipe, packed: bool) -> tuple[list[float], float]:
         ],
         betas=(0.9, 0.95),
     )
-    rows, losses, val_loss = Documents(packed, 1), [], 0.0
+    rows, losses, val_loss, samples = Documents(packed, 1), [], 0.0, list[list[int]]()
     for step in range(STEPS + MORE):
         if step == STEPS:
             val_loss = evaluate(model, packed, train.eval_sequences)
+            samples = [continuation(model, ids) for ids in PROMPTS.ids]
         for group in optimizer.param_groups:
             group["lr"] = scheduled_rate(step, train) * group["ratio"]
         loss = batch_loss(model, rows, scheduled_windows(step, train.batch, ROWS_OF_A_SPLIT, train.seed))
@@ -280,7 +286,14 @@ def train_plainly(recipe: Recipe, packed: bool) -> tuple[list[float], float]:
         loss.backward()
         torch.nn.utils.clip_grad_norm_([p for _, p in named], train.clip)
         optimizer.step()
-    return losses, val_loss
+    return losses, val_loss, samples
+
+
+def continuation(model: Any, ids: tuple[int, ...]) -> list[int]:
+    """Tokens of transformers' own greedy generation, with its KV cache."""
+    tokens_bt = model.generate(torch.tensor([ids]), max_new_tokens=PROMPTS.tokens, do_sample=False, eos_token_id=None)
+    tokens: list[int] = tokens_bt[0, len(ids) :].tolist()
+    return tokens
 
 
 @torch.no_grad()

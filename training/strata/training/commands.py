@@ -93,7 +93,8 @@ def _against_bigram(val_loss: float, bigram: float | None) -> str:
 def _print_summary(summary: "Summary", console: Console) -> None:
     if summary.val_loss is not None:
         verdict = _against_bigram(summary.val_loss, summary.bigram)
-        console.print(f"step {summary.step}: validation loss {summary.val_loss:.3f}{verdict}")
+        perplexity = f" (perplexity {summary.perplexity:.4g})" if summary.perplexity is not None else ""
+        console.print(f"step {summary.step}: validation loss {summary.val_loss:.3f}{perplexity}{verdict}")
     if summary.export is None:
         console.print(f"interrupted; continue with: strata train --resume {summary.run.name}")
     else:

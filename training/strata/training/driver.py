@@ -17,6 +17,7 @@ from strata.platform.runs import Run, State
 from strata.training.checkpoint import format, ownership, resuming
 from strata.training.checkpoint.export import export_run
 from strata.training.checkpoint.storage import Folder
+from strata.training.evaluation import samples
 from strata.training.interrupts import Interrupts, caught
 from strata.training.loop import Job
 from strata.training.metrics import records
@@ -34,6 +35,7 @@ class Summary:
     run: Run
     step: int  # the last one
     val_loss: float | None  # nats per token; None before the first evaluation
+    perplexity: float | None  # of val_loss; None for preferences too, whose loss is not that of tokens
     bigram: float | None  # the validation loss of a bigram model, the bar to beat; None for fine-tuning
     export: Path | None  # folder in Hugging Face's format; None for a run that was interrupted
 
@@ -137,9 +139,11 @@ def _train(job: Job, bigram: float | None, interrupts: Interrupts, console: Cons
         plot_losses(history, bigram, run.plot)
     export = None if stopped else export_run(run, None, console.print)
     loss = history[-1]["loss"] if history else None
-    val_loss = next((record["val_loss"] for record in reversed(history) if "val_loss" in record), None)
+    evaluated = next((record for record in reversed(history) if "val_loss" in record), None)
+    val_loss = evaluated["val_loss"] if evaluated else None
+    perplexity = records.perplexity(evaluated) if evaluated else None
     run.write_state(State("interrupted" if stopped else "finished", step, steps, loss, val_loss, saved=step))
-    return Summary(run, step, val_loss, bigram, export)
+    return Summary(run, step, val_loss, perplexity, bigram, export)
 
 
 def _planned(run: Run, job: Job) -> Plan:
@@ -153,6 +157,7 @@ def _discard_after(job: Job, console: Console) -> None:
     for name in format.set_aside_after(job.checkpoints, job.begun):
         console.print(f"Files beyond step {job.begun}, which cannot be used, were moved to {job.checkpoints.path}/{name}.")
     records.cut(Run(job.run).metrics, job.begun)
+    samples.cut(Run(job.run), job.begun)
 
 
 @contextmanager

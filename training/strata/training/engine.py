@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from strata.planner.memory.buffers import BUCKET
 from strata.platform.errors import UserError
 from strata.platform.recipe import ModelSection, ParallelSection, TrainSection
 from strata.training.layout import accumulation, place
@@ -21,8 +22,6 @@ from strata.training.parallel import clipping, data, expert, magnitudes, pipelin
 from strata.training.parallel.shard_map import whole_name
 from strata.training.patches.adamw import EagerAdamW
 from strata.training.preferences.objective import PreferenceObjective
-
-REDUCE_BUCKET = 50_000_000  # gradients that ZeRO reduces together: 100 MB in bf16 fill a network; DeepSpeed's 1 GB is memory lost
 
 
 def build(model: ModelSection, train: TrainSection, parallel: ParallelSection) -> Any:
@@ -142,7 +141,7 @@ def _tensor_group(module: Any, parallel: ParallelSection) -> Any:
 
 
 def deepspeed_config(model: ModelSection, train: TrainSection, parallel: ParallelSection) -> dict[str, Any]:
-    zero: dict[str, Any] = {"stage": parallel.zero, "reduce_bucket_size": REDUCE_BUCKET}
+    zero: dict[str, Any] = {"stage": parallel.zero, "reduce_bucket_size": int(BUCKET)}
     if parallel.offload != "none":
         zero["offload_optimizer"] = {"device": "cpu"}
     if parallel.offload == "all":

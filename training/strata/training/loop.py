@@ -7,7 +7,9 @@ and a resumed run repeats the uninterrupted one exactly.
 import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import torch.distributed as dist
 
 from strata.platform import file_errors
 from strata.platform.errors import UserError
+from strata.platform.files import write_atomic
 from strata.platform.recipe import ModelSection, ParallelSection, TrainSection
 from strata.platform.runs import Run
 from strata.training import engine
@@ -29,6 +32,8 @@ from strata.training.data.finetuning import rows as finetuning_rows
 from strata.training.data.rows import Rows, TrainingData, mean_divisor
 from strata.training.data.sampler import Indices
 from strata.training.data.shards import Split
+from strata.training.evaluation import samples
+from strata.training.evaluation.samples import NextTokens, Prompts
 from strata.training.layout import accumulation, place
 from strata.training.memory import peak_memory
 from strata.training.metrics import records
@@ -46,6 +51,8 @@ from strata.training.schedule.time_budget import TimeBudget, recorded, to_record
 from strata.training.steps import Batches, Stages, Whole
 from strata.training.targets import IGNORED
 
+PHASE_EVERY_S = 1.0
+
 
 @dataclass(frozen=True)
 class Job:
@@ -61,6 +68,7 @@ class Job:
     verified: str = ""  # identity of that checkpoint, whose digests the driver has verified
     mix: tuple[float, ...] = ()  # weights of the sets in `tokens`, for fine-tuning; none: `tokens` has windows of a corpus
     phases: tuple[tuple[str, float], ...] = ()  # startup phases of the command so far, in seconds
+    prompts: Prompts | None = None  # of `train.samples`
 
     @property
     def stop(self) -> Path:
@@ -71,6 +79,11 @@ class Job:
     def starts(self) -> Path:
         """File with one line per start of the workers: the step they started from. Several lines mean that workers died."""
         return self.run / "starts"
+
+    @property
+    def phase(self) -> Path:
+        """File with the workers' current phase before their first step, if it takes long."""
+        return self.run / "phase"
 
     @property
     def checkpoints(self) -> Folder:
@@ -109,13 +122,22 @@ def train_worker(config: dict[str, Job]) -> Outcome:
     tokens_per_step = job.train.batch * job.model.context
     telemetry = Telemetry(job.run.name, job.train.steps, tokens_per_step, restarts=_starts(job))
     run = Run(job.run)
-    with telemetry, Trackers(run, job.train.trackers) as trackers, records.Writer(run.metrics) as history:
+    with (
+        telemetry,
+        Trackers(run, job.train.trackers) as trackers,
+        records.Writer(run.metrics) as history,
+        records.Writer(samples.path(run)) as continuations,
+    ):
         try:
             worker, saver, step = _begin(job)
         except UserError as problem:
             return Outcome(0, problem=problem)
-        report = _reporter(job, step, saver, telemetry, history, trackers)
-        return train(worker, step, report, saver, telemetry.not_finite, lambda: _explained(job, saver.problem or history.problem))
+        report = _reporter(job, step, saver, telemetry, history, continuations, trackers)
+
+        def failure() -> UserError | None:
+            return _explained(job, saver.problem or history.problem or continuations.problem)
+
+        return train(worker, step, report, saver, telemetry.not_finite, failure)
 
 
 def _begin(job: Job) -> tuple["Worker", Saver, int]:
@@ -123,6 +145,8 @@ def _begin(job: Job) -> tuple["Worker", Saver, int]:
     failed = checkpoint_failures(job.run.name)
     saver = Saver(job.checkpoints, worker.engine, job.model, job.train, job.parallel, job.origin, failed)
     worker.prepare_reference()
+    if worker.rank == 0:
+        job.phase.unlink(missing_ok=True)
     step = saver.resume(job.verified, lambda: max(job.begun, records.last_saved(Run(job.run).metrics)))
     starting_weights.load(worker.engine, job.model, job.train, job.parallel, step)
     worker.continue_history(step)
@@ -173,6 +197,8 @@ def train(
         last, exhausted = stop or step == worker.plan.steps, False
         if last or step % section.eval_every == 0:
             record["val_loss"] = worker.evaluate()
+            if worker.job.prompts:
+                record["samples"] = worker.continuations(worker.job.prompts)
             exhausted = worker.early_stop.seen(record["val_loss"])
         last = last or exhausted
         report(record)
@@ -195,7 +221,7 @@ class Worker:
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.engine: Any = engine.build(job.model, job.train, job.parallel)
         self._watch = Stopwatch(torch.device(self.engine.device))
-        self._steps = (
+        self._steps: Stages | Whole = (
             Stages(self.engine, self._watch)
             if job.parallel.pipeline > 1
             else Whole(self.engine, job.model, job.parallel, self._watch)
@@ -206,6 +232,7 @@ class Worker:
         self.early_stop = EarlyStop(job.train.early_stop)
         self._budget: TimeBudget | None = None
         self._reference: ReferenceModel | None = None
+        self._phase_due = 0.0
 
     def continue_history(self, step: int) -> None:
         """Follows the time budget and the early stop from the records up to `step`. Called by all ranks; rank 0 reads."""
@@ -302,7 +329,34 @@ class Worker:
         self._watch.read()  # discards the evaluation's time, which is not part of the next step
         return float(total.item()) / self.world
 
-    def run_rows(self, rows: Rows, indices: Indices, reference: Reference | None) -> tuple[torch.Tensor, Indices]:
+    def continuations(self, prompts: Prompts) -> list[list[int]]:
+        """Greedy continuations of prompts. All ranks generate them together. Ranks with the same weights may round differently,
+        so the first of them decides on each token."""
+        parallel, device = self.job.parallel, torch.device(self.engine.device)
+        here = place(self.rank, parallel)
+        local: NextTokens
+        if isinstance(self._steps, Stages):
+            packed = self.data.train.read(np.zeros(1, np.int64)).positions is not None
+            local = partial(self._steps.next_tokens, rows=self.job.train.micro_batch, positions=packed)
+            multiple = self.job.model.context
+        else:
+            local, multiple = self._steps.next_tokens, math.lcm(samples.PAD_TO, parallel.sequence)
+
+        def agreed(tokens_bt: torch.Tensor, last_b: torch.Tensor) -> torch.Tensor:
+            next_b = local(tokens_bt, last_b)
+            if here.data or here.tensor:
+                next_b = torch.full_like(next_b, -1)
+            dist.all_reduce(next_b, dist.ReduceOp.MAX)
+            return next_b
+
+        context = self.job.model.context
+        found = samples.generate(agreed, prompts.ids, prompts.tokens, prompts.ends, context, multiple=multiple, device=device)
+        self._watch.read()  # discards this time, as that of the evaluation
+        return found
+
+    def run_rows(
+        self, rows: Rows, indices: Indices, reference: Reference | None, progress: Callable[[int], None] = lambda _: None
+    ) -> tuple[torch.Tensor, Indices]:
         """Mean loss of this rank's share of rows without training on them, and which rows these are. All ranks run the same
         number of forward passes; padding has ignored targets."""
         section, parallel = self.job.train, self.job.parallel
@@ -315,15 +369,23 @@ class Worker:
         mine = slice(place(self.rank, parallel).data, None, parallel.data)
         divisor = self._divisor(rows, indices, rounds)
         batches = self._batches(rows, np.split(padded[mine], rounds), divisor, np.split(counts[mine], rounds), reference)
-        return self._steps.evaluate(batches, rounds), padded[mine][counts[mine]]
 
-    def logprobs(self, rows: Rows, indices: Indices) -> tuple[list[torch.Tensor], Indices]:
+        def counted() -> Batches:
+            for number, batch in enumerate(batches):
+                progress(min(number * per_round, len(indices)))
+                yield batch
+
+        return self._steps.evaluate(counted(), rounds), padded[mine][counts[mine]]
+
+    def logprobs(
+        self, rows: Rows, indices: Indices, progress: Callable[[int], None] = lambda _: None
+    ) -> tuple[list[torch.Tensor], Indices]:
         """Log-probabilities of the documents in this rank's share of rows, and which rows these are. A rank without an output
         layer has no log-probabilities."""
         objective = self.engine.preference
         objective.collecting, objective.collected = True, []
         try:
-            _, mine = self.run_rows(rows, indices, None)
+            _, mine = self.run_rows(rows, indices, None, progress)
         finally:
             objective.collecting = False
         return objective.collected, mine
@@ -356,7 +418,14 @@ class Worker:
         if missing := self._reference.missing_rows():
             starting_weights.load(self.engine, job.model, job.train, job.parallel, 0)
             for values, rows in missing:
-                values.complete(rows, self, job.parallel)
+                values.complete(rows, self, job.parallel, partial(self._report_reference, values.split))
+
+    def _report_reference(self, split: str, done: int, total: int) -> None:
+        """Writes how far the reference pass is, for the driver. A failed write does not matter."""
+        if self.rank == 0 and time.monotonic() >= self._phase_due:
+            self._phase_due = time.monotonic() + PHASE_EVERY_S
+            with suppress(OSError):
+                write_atomic(self.job.phase, f"reference model: {done:,} of {total:,} rows ({split})")
 
     def _batches(
         self,
@@ -397,9 +466,17 @@ def _starts(job: Job) -> int:
 
 
 def _reporter(
-    job: Job, step: int, saver: Saver, telemetry: Telemetry, history: records.Writer, trackers: Trackers
+    job: Job,
+    step: int,
+    saver: Saver,
+    telemetry: Telemetry,
+    history: records.Writer,
+    continuations: records.Writer,
+    trackers: Trackers,
 ) -> Callable[[Record], None]:
     records.cut(Run(job.run).metrics, step)
+    samples.cut(Run(job.run), step)
+    named = job.prompts.decoder() if job.prompts else None
     with job.starts.open("a") as starts:
         starts.write(f"{step}\n")
     if saver.last:
@@ -411,12 +488,16 @@ def _reporter(
             record["checkpoint_step"] = saver.last.step
             if saver.last.seconds is not None:
                 record["checkpoint_s"] = saver.last.seconds
+        texts = named(record.pop("samples")) if named and "samples" in record else {}
+        if texts:
+            continuations.append(*samples.lines(record["step"], texts))
+            continuations.flush()  # before the record, with which the driver reads them
         history.append(record)
         # A run resumed from a checkpoint needs all records before it; the last step of a run has a validation loss.
         if record["step"] % job.train.checkpoint_every == 0 or "val_loss" in record:
             history.flush()
         telemetry.record(record)
-        trackers.record(record)
+        trackers.record(record, texts)
 
     return report
 

@@ -23,6 +23,8 @@ from strata.training.data.finetuning import special_tokens, store
 from strata.training.data.finetuning.rows import Rows
 from strata.training.data.windows import Windows
 from strata.training.engine import is_frozen
+from strata.training.evaluation import sample_prompts
+from strata.training.evaluation.samples import Prompts
 from strata.training.layout import require_workable
 from strata.training.loop import Job
 from strata.training.memory import require_memory
@@ -34,6 +36,7 @@ from strata.training.parallel.shard_map import Shard
 from strata.training.preferences.mismatched import MismatchedRows
 
 CHAT_TEMPLATE = "chat_template.jinja"
+BASE_WEIGHTS = "base_weights"  # file in a run with the identity of the weights that it does not train
 
 
 def prepare(run: Run, recipe: Recipe, console: Console) -> tuple[Job, float | None]:
@@ -44,6 +47,7 @@ def prepare(run: Run, recipe: Recipe, console: Console) -> tuple[Job, float | No
     require_workable(recipe.model, recipe.train, recipe.parallel)
     require_installed(recipe.train.trackers)
     _require_consistent(recipe)
+    sample_prompts.require_supported(recipe)
     if recipe.parallel.device == "cpu" and "RAY_ADDRESS" not in os.environ:
         require_memory(recipe.model, recipe.train, recipe.parallel)
     if recipe.model.family:
@@ -57,8 +61,19 @@ def prepare(run: Run, recipe: Recipe, console: Console) -> tuple[Job, float | No
         tokens, bigram = _corpus(run, recipe, console)
         mix, rows = (), len(Windows(tokens, "train", recipe.model.context))
     startup.done("corpus")
-    train = with_epochs(recipe.train, rows)
-    return Job(run.path, tokens, recipe.model, train, recipe.parallel, mix=mix, phases=tuple(startup.phases.items())), bigram
+    train, phases = with_epochs(recipe.train, rows), tuple(startup.phases.items())
+    prompts = _sample_prompts(run, recipe)
+    return Job(run.path, tokens, recipe.model, train, recipe.parallel, mix=mix, phases=phases, prompts=prompts), bigram
+
+
+def _sample_prompts(run: Run, recipe: Recipe) -> Prompts | None:
+    section, context = recipe.train.samples, recipe.model.context
+    if section is None:
+        return None
+    if recipe.model.family is None:
+        return sample_prompts.of_corpus(section, run.path / TOKENIZER, context)
+    kinds = {str(one.kind) for one in recipe.data.all_sets}
+    return sample_prompts.of_imported(section, run.path / pretrained.BASE, context, kinds)
 
 
 def _require_consistent(recipe: Recipe) -> None:
@@ -83,8 +98,11 @@ def _import(run: Run, recipe: Recipe) -> None:
     """Checks the weights and copies the small files. A resumed run has them already, and needs the weights only if it trains
     a part of them."""
     base = run.path / pretrained.BASE
-    if not (base / pretrained.TENSORS).is_file() or recipe.train.lora or recipe.train.freeze:
-        pretrained.prepare(recipe.model, base)
+    partial = bool(recipe.train.lora or recipe.train.freeze)
+    if partial or not (base / pretrained.TENSORS).is_file():
+        folder = pretrained.prepare(recipe.model, base)
+        if partial:
+            pretrained.require_unchanged(folder, run.path / BASE_WEIGHTS, run.name)
     if recipe.data.chat_template:
         try:
             write_atomic(base / CHAT_TEMPLATE, recipe.data.chat_template.read_bytes())

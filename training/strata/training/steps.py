@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from strata.platform.recipe import ModelSection, ParallelSection
@@ -13,6 +14,7 @@ from strata.training.layout import place
 from strata.training.metrics.stopwatch import Stopwatch
 from strata.training.model.rope import document_bounds
 from strata.training.parallel.data import gradient_scale
+from strata.training.targets import IGNORED
 
 Batches = Iterator[Batch]
 
@@ -24,7 +26,8 @@ class Whole:
     def __init__(self, engine: Any, model: ModelSection, parallel: ParallelSection, watch: Stopwatch) -> None:
         self._engine, self._watch = engine, watch
         tokens = model.context // parallel.sequence
-        begin = place(engine.global_rank, parallel).sequence * tokens
+        self._part, self._parts = place(engine.global_rank, parallel).sequence, parallel.sequence
+        begin = self._part * tokens
         self._slice = slice(begin, begin + tokens)
         self._scale = gradient_scale(parallel)
         self._positions_t = torch.arange(begin, begin + tokens, device=engine.device)
@@ -51,6 +54,18 @@ class Whole:
         self._engine.train()
         return torch.stack(losses).mean()
 
+    @torch.no_grad()
+    def next_tokens(self, tokens_bt: Tensor, last_b: Tensor) -> Tensor:
+        """Most probable token after the token `last_b` of each row. -1 if another sequence-parallel rank has that token."""
+        width = tokens_bt.shape[1] // self._parts
+        begin = self._part * width
+        here_b = last_b - begin
+        positions = torch.arange(begin, begin + width, device=tokens_bt.device)
+        self._engine.eval()
+        logits_bv = self._engine(tokens_bt[:, begin : begin + width], positions, last_b=here_b.clamp(0, width - 1))
+        self._engine.train()
+        return torch.where((here_b >= 0) & (here_b < width), logits_bv.argmax(-1), -1)
+
     def _loss(self, batch: Batch) -> Tensor:
         positions, bounds = self._positions_t, None
         if batch.positions_bt is not None:
@@ -58,8 +73,7 @@ class Whole:
         tokens_bt, targets_bt = batch.tokens_bt[:, self._slice], batch.targets_bt[:, self._slice]
         # As separate arguments: DeepSpeed compares them between tensor-parallel ranks, and cannot compare tuples.
         answers = batch.answers.tensors(self._slice) if batch.answers else ()
-        # A tensor: torch.compile would make a number that changes from step to step a constant of the graph, or compute with it on
-        # the CPU.
+        # A tensor: torch.compile would make a changing number a constant of the graph, or compute with it on the CPU.
         count = torch.full((), batch.count, device=self._engine.device)
         loss: Tensor = self._engine(tokens_bt, positions, targets_bt, count, bounds, *answers)
         return loss
@@ -91,6 +105,25 @@ class Stages:
         inputs = stage_inputs(batches)
         losses = [self._engine.eval_batch(inputs, num_micro_batches=size) for _ in range(count // size)]
         return torch.stack(losses).mean()
+
+    def next_tokens(self, tokens_bt: Tensor, last_b: Tensor, rows: int, positions: bool) -> Tensor:
+        """Most probable token after the token `last_b` of each row, -1 on all stages but the last. Passes `rows` at a time, and
+        positions if training does: stages expect tensors of the same shapes as in training."""
+        found = []
+        for begin in range(0, len(tokens_bt), rows):
+            tokens, last = tokens_bt[begin : begin + rows], last_b[begin : begin + rows]
+            short = rows - len(tokens)
+            padded_bt, ignored_bt = F.pad(tokens, (0, 0, 0, short)), torch.full_like(tokens, IGNORED)
+            at_bt = torch.arange(tokens.shape[1], device=tokens.device).expand_as(padded_bt) if positions else None
+            batch = Batch(padded_bt, F.pad(ignored_bt, (0, 0, 0, short), value=IGNORED), at_bt, 1.0)
+            _, head = self._engine.eval_batch(stage_inputs(iter([batch])), return_logits=True, num_micro_batches=1)
+            if head is None:
+                found.append(torch.full_like(last, -1))
+                continue
+            x_btd, weight_vd = head
+            x_bd = x_btd[torch.arange(len(last), device=last.device), last]
+            found.append(F.linear(x_bd, weight_vd).argmax(-1))  # a bound of the logits would not change their order
+        return torch.cat(found)
 
 
 def stage_inputs(batches: Batches) -> Iterator[tuple[Any, tuple[Tensor, ...]]]:

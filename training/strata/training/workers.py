@@ -18,6 +18,7 @@ from strata.platform.ray_cluster.watch import ClusterDied, ClusterWatch
 from strata.platform.recipe import ParallelSection
 from strata.platform.runs import Run, State
 from strata.training import failures
+from strata.training.evaluation import samples
 from strata.training.interrupts import Interrupts
 from strata.training.loop import Job, Outcome, train_worker
 from strata.training.memory import KEEP_FREED_MEMORY, memory_warnings
@@ -35,6 +36,7 @@ STALL_S = 5.0  # or four times the longest step so far, if that is longer
 def run_workers(job: Job, interrupts: Interrupts, console: Console) -> Outcome:
     job.stop.unlink(missing_ok=True)
     job.starts.unlink(missing_ok=True)
+    job.phase.unlink(missing_ok=True)
     # Workers have their own runtime environment, for which Ray starts new processes: prestarted ones would stay idle.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     startup = Startup(phases=dict(job.phases))
@@ -127,17 +129,23 @@ def follow(fit: Fit, job: Job, interrupts: Interrupts, progress: TrainingProgres
     for record in follower.new():  # steps before this start are not shown again
         state = _state_after(state, record)
     written, announced, writable, starts, stalls = 0.0, False, True, 1, StallDetector()
-    shortened = False
+    shortened, phase = False, None
     alive = True
     while alive and not watch.death():
         fit.join(POLL_S)
         alive = fit.is_alive()  # checked before the last read, so that no record is missed
         records = list(follower.new())
+        if (now := _phase(job)) != phase and now is not None:
+            progress.starting(now)
+            stalls.starting()
+        phase = now
         began = job.starts.read_text().split() if job.starts.exists() else []
         for record in records:
             if began and record["step"] > int(began[-1]):  # otherwise the history was truncated and is read from the start
                 progress.show(record)
                 stalls.step()
+                if job.prompts and "val_loss" in record:
+                    _print_samples(run, record["step"], console)
                 if not shortened and (line := budget_line(record, job.train)):
                     console.print(line)
                     shortened = True
@@ -153,6 +161,19 @@ def follow(fit: Fit, job: Job, interrupts: Interrupts, progress: TrainingProgres
         if interrupts.stop_requested and not announced:
             console.print("Stopping after this step, with a checkpoint. (A second signal ends the run without one.)")
             announced = True
+
+
+def _phase(job: Job) -> str | None:
+    try:
+        return job.phase.read_text()
+    except FileNotFoundError:
+        return None
+
+
+def _print_samples(run: Run, step: int, console: Console) -> None:
+    for sample in samples.read(run):
+        if sample["step"] == step:
+            console.print(f"  {sample['prompt']!r} continues {sample['text']!r}", markup=False)
 
 
 def _state_after(state: State, record: Record) -> State:
@@ -184,6 +205,11 @@ class StallDetector:
         if self._steps and not self._reported:
             self._longest = max(self._longest, now - self._last)
         self._steps, self._last, self._reported = self._steps + 1, now, False
+
+    def starting(self) -> None:
+        """The workers show their progress before the first step: they are not silent."""
+        if not self._steps:
+            self._last = time.monotonic()
 
     def news(self) -> list[str]:
         silent = time.monotonic() - self._last

@@ -13,8 +13,9 @@ COMMUNICATORS = 1.0 * GIB
 # Of what comes and goes, lost to rounding and between tensors in torch's caching allocator.
 GAPS = 0.05
 
+# Gradients that ZeRO reduces at a time. 100 MB in bf16 fill a network; DeepSpeed's default of ten times as many is memory lost.
+BUCKET = 5e7
 # DeepSpeed's defaults, which our training leaves as they are (deepspeed/runtime/zero/config.py): numbers, not bytes.
-BUCKET = 5e8  # gradients are reduced so many at a time
 LIVE = 1e9  # ZeRO-3 lets go of gathered parameters beyond these
 PREFETCH = 5e7
 SHARED_CHUNK = 25 * 2**20  # bytes that each Strata worker places in shared memory at a time to sum gradients

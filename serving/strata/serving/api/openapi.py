@@ -3,6 +3,7 @@
 It lists the tested parameters. vLLM's other parameters work too, within the limits of `limits.py`.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from strata.serving.api.limits import MAX_BAD_WORD_CHARACTERS, MAX_SEQUENCES, MAX_STOP_CHARACTERS
@@ -21,11 +22,11 @@ _ERRORS = {
 }
 
 
-def document(model_id: str) -> Schema:
-    model = {"type": ["string", "null"], "enum": [model_id, None], "default": model_id}
+def document(models: Sequence[str]) -> Schema:
+    model = {"type": ["string", "null"], "enum": [*models, None], "default": models[0]}
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Strata", "version": "1", "description": f"OpenAI's API for the model '{model_id}'."},
+        "info": {"title": "Strata", "version": "1", "description": f"OpenAI's API for the model '{models[0]}'."},
         "paths": {
             "/health": {"get": _get("health", "Health of the endpoint.", {"description": "A healthy engine is up."})},
             "/ready": {"get": _get("ready", "Readiness: every pool is up and warmed up.", _json(_ref("Ready")))},
@@ -34,7 +35,9 @@ def document(model_id: str) -> Schema:
             "/v1/models": {"get": _get("listModels", "Served models.", _json(_ref("ModelList")))},
             "/v1/models/{id}": {
                 "get": _get("retrieveModel", "The model.", _json(_ref("Model"))),
-                "parameters": [{"name": "id", "in": "path", "required": True, "schema": {"type": "string", "enum": [model_id]}}],
+                "parameters": [
+                    {"name": "id", "in": "path", "required": True, "schema": {"type": "string", "enum": list(models)}}
+                ],
             },
             "/v1/completions": {
                 "post": _post("createCompletion", "Text after a prompt.", "CompletionRequest", "Completion", True)

@@ -12,6 +12,7 @@ from array import array
 from collections.abc import AsyncIterator
 from typing import Any
 
+from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
@@ -126,7 +127,7 @@ class Engine:
             async for output in outputs:
                 _count_output(context, output)
                 yield output
-            self._index_prefix(prompt, context)
+            self._index_prefix(prompt, context, more)
         except Exception as error:
             context.failure = error
             raise
@@ -142,7 +143,7 @@ class Engine:
             self._entered.add(request_id)
 
     async def _begin(self, context: RequestContext, prompt: Any, params: SamplingParams, request_id: str, more: Any) -> Begun:
-        decision, cached = self._decide(prompt, params)
+        decision, cached = self._decide(prompt, params, more)
         if decision.where == "remote":
             begun = await self._begin_remotely(context, decision, prompt, params, request_id, more)
             if begun is not None:
@@ -159,7 +160,7 @@ class Engine:
     async def _begin_remotely(
         self, context: RequestContext, decision: Decision, prompt: Any, params: SamplingParams, request_id: str, more: Any
     ) -> Begun | None:
-        transfer = await self._prefill_remotely(context, prompt, request_id)
+        transfer = await self._prefill_remotely(context, prompt, request_id, more)
         if transfer is None:
             return None
         peer, blocks = transfer
@@ -183,22 +184,22 @@ class Engine:
             context.decision, context.engine = decision, engine
         self._telemetry.prefilled(decision.where, decision.reason)
 
-    def _index_prefix(self, prompt: Any, context: RequestContext) -> None:
+    def _index_prefix(self, prompt: Any, context: RequestContext, more: Any) -> None:
         """Adds prompt and answer to the prefix index: the next request of a conversation starts with them."""
         if self._pool is not None and "prompt_token_ids" in prompt:
-            self._prefixes.add([*prompt["prompt_token_ids"], *context.generated[:-1]], prompt.get("cache_salt"))
+            self._prefixes.add([*prompt["prompt_token_ids"], *context.generated[:-1]], _salt(prompt, more))
 
-    def _decide(self, prompt: Any, params: SamplingParams) -> tuple[Decision, int]:
+    def _decide(self, prompt: Any, params: SamplingParams, more: Any) -> tuple[Decision, int]:
         reason = policy.ON_STANDBY if self._standby else obstacle(prompt, params)
         if reason is not None:
             return Decision("local", reason), 0
         tokens = prompt["prompt_token_ids"]
-        cached = self._prefixes.cached_tokens(tokens, prompt.get("cache_salt")) if self._pool is not None else 0
+        cached = self._prefixes.cached_tokens(tokens, _salt(prompt, more)) if self._pool is not None else 0
         sized = policy.Prompt(tokens=len(tokens), cached=cached)
         return policy.decide(sized, self._load.here(), self._load.pool(self._pool), self._load.rates(), self._rule), cached
 
     async def _prefill_remotely(
-        self, context: RequestContext, prompt: Any, request_id: str
+        self, context: RequestContext, prompt: Any, request_id: str, more: Any
     ) -> tuple[Peer, dict[str, Any]] | None:
         """Prefill engine and the transfer parameters of its blocks; None if no prefill engine succeeded."""
         assert self._pool is not None
@@ -213,7 +214,7 @@ class Engine:
             tried |= {peer.name}
             with self._load.prefilling_at(peer, len(tokens)):
                 began = time.monotonic()
-                meta = {"request_id": request_id, "cache_salt": prompt.get("cache_salt")}
+                meta = {"request_id": request_id, "cache_salt": prompt.get("cache_salt"), "adapter": _adapter(more)}
                 call = peer.link.call("prefill", meta | {"request": context.request, "strikes": context.strikes}, body)
                 try:
                     answer = await _only(call)
@@ -232,6 +233,17 @@ class Engine:
             self._load.prefilled_remotely(answer["uncached"], answer["engine_s"])
             return peer, answer["blocks"]
         return None
+
+
+def _adapter(more: Any) -> str | None:
+    """Name of the adapter that a request runs with."""
+    lora: LoRARequest | None = more.get("lora_request")
+    return lora.lora_name if lora is not None else None
+
+
+def _salt(prompt: Any, more: Any) -> tuple[str | None, str | None]:
+    """Requests with different salts share no KV blocks. vLLM's block hashes contain both parts too."""
+    return prompt.get("cache_salt"), _adapter(more)
 
 
 async def _only(call: Stream) -> dict[str, Any]:
@@ -281,7 +293,9 @@ def _count_output(context: RequestContext, output: RequestOutput) -> None:
         context.finished = context.open == 0
 
 
-async def prefill(engine: Any, tokens: bytes, request_id: str, cache_salt: str | None) -> dict[str, Any]:
+async def prefill(
+    engine: Any, tokens: bytes, request_id: str, cache_salt: str | None, lora: LoRARequest | None
+) -> dict[str, Any]:
     """Runs a prompt on a prefill engine. Generates and discards one token; returns the transfer parameters of the blocks, the
     number of computed tokens, and the time."""
     from vllm.inputs.engine import tokens_input
@@ -296,7 +310,8 @@ async def prefill(engine: Any, tokens: bytes, request_id: str, cache_salt: str |
         extra_args={"kv_transfer_params": dict(REMOTE_DECODE)},
     )
     last: RequestOutput | None = None
-    async for output in engine.generate(tokens_input(ids.tolist(), cache_salt=cache_salt), params, request_id):
+    inputs = tokens_input(ids.tolist(), cache_salt=cache_salt)
+    async for output in engine.generate(inputs, params, request_id, lora_request=lora):
         last = output
     if last is None or last.kv_transfer_params is None:
         raise RuntimeError("the engine returned no kv_transfer_params")

@@ -21,6 +21,7 @@ from vllm.config import StructuredOutputsConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.cli_args import FrontendArgs
+from vllm.entrypoints.openai.models.protocol import LoRAModulePath
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.gc_utils import freeze_gc_heap
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -33,6 +34,7 @@ from strata.serving.engine.replica_api import DecodeCalls, PrefillCalls
 from strata.serving.metrics import exposition
 from strata.serving.metrics.telemetry import Replica as Telemetry
 from strata.serving.models import hybrid_check
+from strata.serving.models.adapter import BASE
 from strata.serving.routing.prefix_index import PrefixIndex
 from strata.serving.spec import EngineSpec
 from strata.serving.transport.peers import Peers
@@ -74,7 +76,11 @@ async def start(spec: EngineSpec, replica: str, host: str) -> Started:
     grammars = StructuredOutputsConfig(backend="xgrammar")
     _check_names(spec.extra_engine_args)
     args = AsyncEngineArgs(
-        model=spec.model_dir, served_model_name=[spec.model_id], structured_outputs_config=grammars, **spec.engine_kwargs()
+        model=spec.model_dir,
+        tokenizer=spec.tokenizer_dir,
+        served_model_name=[BASE if spec.adapter else spec.model_id],
+        structured_outputs_config=grammars,
+        **spec.engine_kwargs(),
     )
     config = args.create_engine_config(UsageContext.OPENAI_API_SERVER)
     if spec.disaggregated:
@@ -87,7 +93,8 @@ async def start(spec: EngineSpec, replica: str, host: str) -> Started:
     with _alone_on_the_gpu(spec):
         vllm = AsyncLLM(config, Executor.get_class(config), log_stats=True, log_requests=False)
     state = State()
-    frontend = argparse.Namespace(**(vars(FrontendArgs(**spec.frontend_kwargs())) | vars(args)))
+    adapters = [LoRAModulePath(spec.model_id, str(spec.adapter.folder))] if spec.adapter else None
+    frontend = argparse.Namespace(**(vars(FrontendArgs(**spec.frontend_kwargs(), lora_modules=adapters)) | vars(args)))
     await init_app_state(vllm, state, frontend, await vllm.get_supported_tasks())
     telemetry = Telemetry(spec.model_id, spec.role, replica)
     stats = engine_stats.attach(vllm, telemetry)
@@ -119,7 +126,8 @@ def _alone_on_the_gpu(spec: EngineSpec) -> Iterator[None]:
 
 
 def prefill_calls(started: Started, spec: EngineSpec) -> PrefillCalls:
-    return PrefillCalls(started.vllm, decode_calls(started, spec, None, standby=True))
+    adapters = started.app_state.openai_serving_models.lora_requests
+    return PrefillCalls(started.vllm, decode_calls(started, spec, None, standby=True), adapters)
 
 
 def decode_calls(started: Started, spec: EngineSpec, pool: Peers | None, standby: bool = False) -> DecodeCalls:
@@ -127,4 +135,4 @@ def decode_calls(started: Started, spec: EngineSpec, pool: Peers | None, standby
     prefixes = PrefixIndex(cache.block_size, cache.num_gpu_blocks if cache.enable_prefix_caching else 0)
     load = PoolLoad(started.stats, spec.rule.min_tokens)
     engine = Engine(started.vllm, pool, spec.rule, prefixes, load, started.telemetry, standby)
-    return DecodeCalls(started.app_state, engine, started.metrics, spec.max_sequences)
+    return DecodeCalls(started.app_state, engine, started.metrics, spec.max_sequences, spec.model_id)

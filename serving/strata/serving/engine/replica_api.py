@@ -5,7 +5,7 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
@@ -13,6 +13,7 @@ from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.entrypoints.serve.tokenize.protocol import DetokenizeRequest, TokenizeChatRequest, TokenizeCompletionRequest
+from vllm.lora.request import LoRARequest
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from strata.serving.api import limits, vllm_messages
@@ -32,10 +33,11 @@ FLUSH_S = 0.2  # to send the last answers before the process exits
 
 
 class DecodeCalls:
-    def __init__(self, app_state: Any, engine: disaggregation.Engine, metrics: Metrics, max_sequences: int) -> None:
+    def __init__(self, app_state: Any, engine: disaggregation.Engine, metrics: Metrics, max_sequences: int, model: str) -> None:
+        """`model` answers requests that name none."""
         self._engine = engine
         self._metrics = metrics
-        self._max_sequences = max_sequences
+        self._max_sequences, self._model = max_sequences, model
         self.engine_failure = _EngineFailure(engine, engine.quarantine)
         self._trial = GrammarTrial(engine.model_config.model, engine.model_config.get_vocab_size())
         self._completion, self._chat = app_state.openai_serving_completion, app_state.openai_serving_chat
@@ -61,6 +63,7 @@ class DecodeCalls:
         limits.check(request, self._max_sequences)
         await self._trial.check(request)
         request.request_id = call.meta["request_id"]
+        request.model = request.model or self._model  # vLLM would answer with the base model, without its adapter
         context = RequestContext(tuple(call.meta.get("resumed", ())), call.meta["request_id"], call.meta.get("strikes", 0))
         request_context.current.set(context)
         with self.engine_failure.reported_to(call, context.request):
@@ -133,9 +136,9 @@ class DecodeCalls:
 
 
 class PrefillCalls:
-    def __init__(self, engine: Any, standby: DecodeCalls) -> None:
-        """`standby` handles requests while no decode replica is up."""
-        self._engine = engine
+    def __init__(self, engine: Any, standby: DecodeCalls, adapters: Mapping[str, LoRARequest]) -> None:
+        """`standby` handles requests while no decode replica is up; `adapters` are those of the engine, by name."""
+        self._engine, self._adapters = engine, adapters
         self._standby = standby
         self.queued_tokens = 0
 
@@ -146,12 +149,14 @@ class PrefillCalls:
         tokens = len(call.body) // 4
         self.queued_tokens += tokens
         failure = self._standby.engine_failure
-        request = call.meta["request"]
+        request, adapter = call.meta["request"], call.meta["adapter"]
         with failure.reported_to(call, request):
             try:
                 await failure.quarantine.enter(request, call.meta["strikes"])
                 try:
-                    done = await disaggregation.prefill(self._engine, call.body, call.meta["request_id"], call.meta["cache_salt"])
+                    lora = self._adapters[adapter] if adapter else None
+                    salt = call.meta["cache_salt"]
+                    done = await disaggregation.prefill(self._engine, call.body, call.meta["request_id"], salt, lora)
                 finally:
                     if not self._engine.errored:  # after a failure the set is needed for the verdict
                         failure.quarantine.leave(request)

@@ -46,7 +46,7 @@ class App:
     def __init__(
         self,
         name: str,
-        model: str,
+        models: tuple[str, ...],
         decode: Peers,
         prefill: Peers | None,
         gateways: Peers,
@@ -56,7 +56,7 @@ class App:
         node: str = "",
         readiness: Readiness | None = None,
     ) -> None:
-        self._name, self._model = name, model
+        self._name, self._models = name, models
         self._keys, self._node = keys, node
         self._decode, self._prefill, self._gateways = decode, prefill, gateways
         self._engines = Engines(decode, prefill)
@@ -111,22 +111,23 @@ class App:
         if path == "/ready":
             if obstacle := self._readiness.obstacle():
                 raise ApiError(503, obstacle, headers={"retry-after": "1"})
-            return _json({"status": "ready", "model": self._model})
+            return _json({"status": "ready", "model": self._models[0]})
         if path == "/-/routes":
             return _json({"/": "strata"})
         if path == "/openapi.json":
-            return _json(openapi.document(self._model))
+            return _json(openapi.document(self._models))
         if path == "/metrics":
             return 200, "text/plain; version=0.0.4; charset=utf-8", (await self._metrics(node_only=query == NODE_SCOPE)).encode()
         if path == "/v1/models":
-            return _json({"object": "list", "data": [self._card()]})
+            return _json({"object": "list", "data": [self._card(model) for model in self._models]})
         if path.startswith("/v1/models/"):
-            _require_model(path.removeprefix("/v1/models/"), self._model)
-            return _json(self._card())
+            name = path.removeprefix("/v1/models/")
+            _require_model(name, self._models)
+            return _json(self._card(name))
         raise _no_such(path, "GET")
 
-    def _card(self) -> dict[str, Any]:
-        card = {"id": self._model, "object": "model", "created": self._began, "owned_by": "strata"}
+    def _card(self, model: str) -> dict[str, Any]:
+        card = {"id": model, "object": "model", "created": self._began, "owned_by": "strata"}
         if peer := self._engines.least_busy():
             card["max_model_len"] = peer.entry["context"]
         return card
@@ -136,7 +137,7 @@ class App:
         try:
             body = await _body(headers, receive, hold)
             tree = requests.parse(body)
-            _require_model(tree.get("model"), self._model)
+            _require_model(tree.get("model"), self._models)
             sequences = _sequences(tree)
             del tree  # parsed, a request takes up to ten times the memory of its bytes
             with self._admission.admitted(sequences), self._telemetry.in_flight():
@@ -178,7 +179,7 @@ class App:
     async def _forward(self, method: str, headers: Headers, receive: Receive, hold: Hold) -> tuple[int, str, bytes]:
         body = await _body(headers, receive, hold)
         tree = requests.parse(body)
-        _require_model(tree.get("model"), self._model)
+        _require_model(tree.get("model"), self._models)
         del tree
         tried: frozenset[str] = frozenset()
         while len(tried) < TRIES and (peer := self._engines.least_busy(tried)) is not None and peer.name not in tried:
@@ -231,9 +232,10 @@ async def _metrics_of(peer: Peer) -> str:
         return ""
 
 
-def _require_model(name: Any, model: str) -> None:
-    if name is not None and name != model:
-        raise ApiError(404, f"The model '{name}' does not exist; this endpoint serves '{model}'.", param="model")
+def _require_model(name: Any, models: tuple[str, ...]) -> None:
+    if name is not None and name not in models:
+        served = " and ".join(f"'{model}'" for model in models)
+        raise ApiError(404, f"The model '{name}' does not exist; this endpoint serves {served}.", param="model")
 
 
 def _sequences(tree: dict[str, Any]) -> int:

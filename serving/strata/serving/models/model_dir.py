@@ -18,7 +18,7 @@ def check(folder: Path) -> None:
     if not weights:
         raise UserError(f"{folder} has no weights (*.safetensors).", FIX)
     for file in weights:
-        _check_safetensors(file)
+        check_safetensors(file)
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
         raise UserError(f"{folder} has no tokenizer.", FIX)
 
@@ -39,8 +39,10 @@ def _json(path: Path) -> dict[str, object]:
     return tree
 
 
-def _check_safetensors(file: Path) -> None:
+def check_safetensors(file: Path) -> None:
     """Compares the file size with the end of the last tensor in the header, to find truncated files."""
+    if not file.is_file():
+        raise UserError(f"There is no {file}.", "Export or copy it again.")
     size = file.stat().st_size
     with file.open("rb") as stream:
         header_size = int.from_bytes(stream.read(8), "little")

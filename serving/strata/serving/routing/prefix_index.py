@@ -6,7 +6,7 @@ over all tokens up to its end, the least recently used blocks are evicted first,
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 
 
 class PrefixIndex:
@@ -15,7 +15,7 @@ class PrefixIndex:
         self._capacity = capacity_blocks
         self._blocks: OrderedDict[int, None] = OrderedDict()  # least recently used first
 
-    def cached_tokens(self, token_ids: Sequence[int], salt: str | None = None) -> int:
+    def cached_tokens(self, token_ids: Sequence[int], salt: Hashable = None) -> int:
         """Number of prefix tokens that are probably cached. Never all: the engine must compute at least one token for logits."""
         blocks = 0
         for name in self._names(token_ids, len(token_ids) - 1, salt):
@@ -24,7 +24,7 @@ class PrefixIndex:
             blocks += 1
         return blocks * self._block_size
 
-    def add(self, token_ids: Sequence[int], salt: str | None = None) -> None:
+    def add(self, token_ids: Sequence[int], salt: Hashable = None) -> None:
         """Adds tokens whose KV entries the engine has computed: of generated tokens, all but the last."""
         for name in reversed(list(self._names(token_ids, len(token_ids), salt))):
             self._blocks[name] = None
@@ -32,7 +32,7 @@ class PrefixIndex:
         while len(self._blocks) > self._capacity:
             self._blocks.popitem(last=False)
 
-    def _names(self, token_ids: Sequence[int], length: int, salt: str | None) -> Iterator[int]:
+    def _names(self, token_ids: Sequence[int], length: int, salt: Hashable) -> Iterator[int]:
         """Hash of each full block within the first `length` tokens. A generator, since a lookup ends at the first miss."""
         size = self._block_size
         tokens = array("I", token_ids)

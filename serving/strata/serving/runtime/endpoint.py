@@ -22,7 +22,7 @@ from strata.platform.recipe import ServeSection
 from strata.serving import access, client, mps
 from strata.serving.fork_server import server
 from strata.serving.gateway import keys, readiness
-from strata.serving.models import hybrid_check, model_dir
+from strata.serving.models import adapter, hybrid_check, model_dir
 from strata.serving.runtime import watch
 from strata.serving.runtime.start_progress import DEFAULT_LIMIT_S, LOOK_S, Report, StartProgress, shown
 from strata.serving.spec import EngineSpec, GatewaySpec, Network
@@ -67,6 +67,8 @@ def check(section: ServeSection, folder: Path) -> None:
     """Raises UserError for every problem that can be found before a process starts."""
     access.require_safe(section)
     model_dir.check(folder)
+    if section.adapter == "apart":
+        adapter.check(section, folder)
     if section.prefill.replicas > 0:
         hybrid_check.check_folder(folder)
     ports.require_free(section.port, section.host, "serve.port")

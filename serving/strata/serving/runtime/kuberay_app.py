@@ -14,7 +14,7 @@ from ray.serve import Application
 
 from strata.platform import recipe_file
 from strata.platform.errors import UserError
-from strata.serving.models import hybrid_check, model_dir
+from strata.serving.models import adapter, hybrid_check, model_dir
 from strata.serving.runtime import app
 from strata.serving.spec import EngineSpec, GatewaySpec, Network
 from strata.serving.transport.link import SECRET_BYTES
@@ -32,6 +32,8 @@ def application(arguments: Arguments) -> Application:
     folder = arguments.model
     model_dir.check(folder)
     section = recipe_file.load(arguments.recipe).serve
+    if section.adapter == "apart":
+        adapter.check(section, folder)
     if section.prefill.replicas > 0:
         hybrid_check.check_folder(folder)
     name = arguments.name or (folder.parent.name if folder.name == "export" else folder.name)

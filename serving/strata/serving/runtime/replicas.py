@@ -175,7 +175,7 @@ class GatewayReplica:
         others = Peers(directory, "gateway", spec.network.secret, poll_s=METRICS_LOOK_S)
         keys = Keys(Path(os.environ[FILE])) if FILE in os.environ else None
         readiness = Readiness(decode, prefill, directory if spec.warm_up else None)
-        app = App(name, spec.model_id, decode, prefill, others, admission, telemetry, keys, node, readiness)
+        app = App(name, spec.names, decode, prefill, others, admission, telemetry, keys, node, readiness)
         self._spec, self._engines = spec, [decode] if prefill is None else [decode, prefill]
 
         async def answer(call: Any) -> None:

@@ -1,4 +1,4 @@
-"""`strata bench train`, `finetune`, `checkpoint` and `memory`. Imports nothing heavy: every `strata` command loads this module."""
+"""`strata bench train`, `finetune`, `checkpoint` and `memory`. Imports nothing heavy: every command loads this module."""
 
 from pathlib import Path
 from typing import Annotated

@@ -61,7 +61,10 @@ class Outcome:
 
 def table(outcome: Outcome) -> Table:
     """One row per contender, including those that did not run; their reasons are in the caption."""
-    reasons = [f"{name_of(contender, outcome.with_ray, outcome.recipe)} not run: {reason}" for contender, reason in outcome.left_out.items()]
+    reasons = [
+        f"{name_of(contender, outcome.with_ray, outcome.recipe)} not run: {reason}"
+        for contender, reason in outcome.left_out.items()
+    ]
     result = Table(box=None, header_style="bold", caption=Text("\n".join(reasons)) if reasons else None, caption_justify="left")
     result.add_column("training")
     for column in ("tokens/s", "MFU", "peak memory", "final loss", f"÷ {name_of('bare', True, outcome.recipe)}", "÷ Liger"):

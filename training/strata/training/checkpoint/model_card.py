@@ -25,7 +25,7 @@ LOSS_ROWS = 10
 # Keys of the train section that change neither the model nor its losses, or name places on this machine.
 LEFT_OUT = {
     *("checkpoints", "checkpoint_every", "checkpoint_upload", "keep", "keep_best", "max_failures", "trackers", "time_budget_s"),
-    *("eval_every", "compile", "kernels", "recompute"),
+    *("eval_every", "samples", "compile", "kernels", "recompute"),
 }
 
 

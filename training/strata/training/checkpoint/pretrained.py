@@ -1,5 +1,6 @@
 """Weights of an imported model as a source for a load, in any parallel layout, without reading more than a rank's own rows."""
 
+import hashlib
 import json
 from collections.abc import Iterator
 from math import prod
@@ -24,6 +25,7 @@ BUFFERS = "buffers.safetensors"
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}  # those that survive a round trip through fp32
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 COMPARED_ROWS = 1024  # at a time
+DIGEST_BLOCKS, DIGEST_BLOCK = 64, 2**16  # blocks of a file, and their bytes
 
 
 class Pretrained:
@@ -117,6 +119,31 @@ def prepare(section: ModelSection, base: Path) -> Path:
     Pretrained(folder, section).require_complete()
     copy_small_files(folder, base)
     return folder
+
+
+def require_unchanged(folder: Path, record: Path, run: str) -> None:
+    """Records the identity of the weights that a run trains a part of, and refuses others when it is resumed."""
+    found = weights_digest(folder)
+    if record.is_file() and record.read_text() != found:
+        cause = (
+            f"The weights in {folder} are not those that run '{run}' began with, and its checkpoints are only a part of a model."
+        )
+        raise UserError(cause, "Restore the weights, or start a new run.")
+    write_atomic(record, found)
+
+
+def weights_digest(folder: Path) -> str:
+    """Digest of the sizes of a model's weight files and of blocks at even distances in them: reading all of a large model would
+    delay each start. A copy of the folder has the same digest."""
+    digest = hashlib.blake2b(digest_size=16)
+    for path in sorted(folder.glob("*.safetensors")):
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size} ".encode())
+        with path.open("rb") as file:
+            for number in range(DIGEST_BLOCKS + 1):
+                file.seek(max(0, size - DIGEST_BLOCK) * number // DIGEST_BLOCKS)
+                digest.update(file.read(DIGEST_BLOCK))
+    return digest.hexdigest()
 
 
 def copy_small_files(folder: Path, to: Path) -> None:

@@ -47,5 +47,5 @@ def schedule_changes(run: Run, recipe: Recipe, step: int) -> list[str]:
 
 def tidy(run: Run) -> None:
     """Removes partial files of writes that were killed."""
-    remove_leftovers(run.path, "state.json", "recipe.yaml", "metrics.jsonl", "run.json")
+    remove_leftovers(run.path, "state.json", "recipe.yaml", "metrics.jsonl", "samples.jsonl", "run.json")
     export.finish_or_remove_leftovers(run.export)

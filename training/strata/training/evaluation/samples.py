@@ -1,7 +1,8 @@
 """Sample generations during training: greedy continuations of fixed prompts, recorded in `samples.jsonl` of the run."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
@@ -10,12 +11,33 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from strata.platform.runs import Run
-from strata.training.data import tokenizer as bpe
 from strata.training.metrics import records
 
-PAD_TO = 64  # tokens; few widths mean few compilations, and sequence-parallel layouts divide them
+PAD_TO = 64  # tokens; few widths mean few compilations
 
-Logits = Callable[[Tensor], Tensor]  # tokens [batch, time] -> logits [batch, time, vocab]
+# Tokens [batch, time] and the index of each row's last token -> the next token of each row.
+NextTokens = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Prompts of `train.samples` with their token ids. A continuation has up to `tokens` and ends before one of `ends`."""
+
+    texts: tuple[str, ...]
+    ids: tuple[tuple[int, ...], ...]
+    tokens: int
+    ends: tuple[int, ...]
+    tokenizer: Path  # tokenizer.json
+
+    def decoder(self) -> Callable[[Sequence[Sequence[int]]], dict[str, str]]:
+        """Function that returns the text of each prompt's continuation, by prompt."""
+        words = Tokenizer.from_file(str(self.tokenizer))
+
+        def named(continuations: Sequence[Sequence[int]]) -> dict[str, str]:
+            texts = (words.decode(list(ids), skip_special_tokens=False) for ids in continuations)
+            return dict(zip(self.texts, texts, strict=True))
+
+        return named
 
 
 class Sample(TypedDict):
@@ -27,80 +49,71 @@ class Sample(TypedDict):
 
 
 def generate(
-    logits: Logits,
-    tokenizer: Tokenizer,
-    prompts: Sequence[str],
-    max_tokens: int,
+    next_tokens: NextTokens,
+    prompts: Sequence[Sequence[int]],
+    most: int,
+    ends: Collection[int],
     context: int,
     *,
-    end: int = bpe.END_OF_TEXT_ID,
+    multiple: int = PAD_TO,
     device: torch.device | str = "cpu",
-) -> list[str]:
-    """Greedy continuations of up to `max_tokens`, without a KV cache. A prompt that does not fit loses its beginning; a text ends
-    at the token `end`, which also stands for an empty prompt.
+) -> list[list[int]]:
+    """Greedy continuations of up to `most` tokens, without a KV cache. A continuation ends before a token of `ends`.
 
-    `logits` is called exactly `max_tokens` times with the same shape, on every rank: ranks that share a model must not stop at
-    different times. Padding is on the right, where a causal model does not see it.
+    Every call of `next_tokens` has the same shape, whose width is a multiple of `multiple` or the context. Padding is on the
+    right, where a causal model does not see it. Ranks that share a model must return the same tokens: they stop when all rows
+    have ended.
     """
-    assert 0 < max_tokens < context, f"max_tokens={max_tokens} must be between 1 and context={context}"
-    if not prompts:
-        return []
-    encoded = [(tokenizer.encode(prompt, add_special_tokens=False).ids or [end])[-(context - max_tokens) :] for prompt in prompts]
-    needed = max(len(ids) for ids in encoded) + max_tokens
-    tokens_bt = torch.full((len(prompts), min(context, -(-needed // PAD_TO) * PAD_TO)), end, dtype=torch.long, device=device)
-    for row, ids in enumerate(encoded):
+    needed = max(map(len, prompts)) + most
+    assert needed <= context and all(prompts), f"prompts of up to {needed - most} tokens, most={most}, context={context}"
+    width = min(context, -(-needed // multiple) * multiple)
+    tokens_bt = torch.zeros((len(prompts), width), dtype=torch.long, device=device)
+    for row, ids in enumerate(prompts):
         tokens_bt[row, : len(ids)] = torch.tensor(ids)
-    lengths = torch.tensor([len(ids) for ids in encoded], device=device)
-    rows = torch.arange(len(prompts), device=device)
-    with torch.no_grad():
-        for written in range(max_tokens):
-            logits_btv = logits(tokens_bt)
-            tokens_bt[rows, lengths + written] = logits_btv[rows, lengths + written - 1].argmax(-1).to(tokens_bt.device)
-    texts = []
-    for row, ids in zip(tokens_bt.tolist(), encoded, strict=True):
-        answer = row[len(ids) : len(ids) + max_tokens]
-        texts.append(tokenizer.decode(answer[: answer.index(end)] if end in answer else answer, skip_special_tokens=False))
-    return texts
-
-
-def of_folder(folder: Path, prompts: Sequence[str], max_tokens: int) -> list[str]:
-    """Continuations by an exported model, with transformers."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(folder).eval()
-    ends = model.config.eos_token_id
-    end = ends[0] if isinstance(ends, list) else ends
-    context = model.config.max_position_embeddings
-    return generate(lambda tokens_bt: model(tokens_bt).logits, bpe.load(folder), prompts, max_tokens, context, end=end)
+    lengths_b = torch.tensor([len(ids) for ids in prompts], device=device)
+    rows_b = torch.arange(len(prompts), device=device)
+    found: list[list[int]] = [[] for _ in prompts]
+    running = set(range(len(prompts)))
+    for _ in range(most):
+        next_b = next_tokens(tokens_bt, lengths_b - 1)
+        tokens_bt[rows_b, lengths_b] = next_b
+        lengths_b += 1
+        for row, token in enumerate(next_b.tolist()):
+            if token in ends:
+                running.discard(row)
+            elif row in running:
+                found[row].append(token)
+        if not running:
+            break
+    return found
 
 
 def path(run: Run) -> Path:
     return run.path / "samples.jsonl"
 
 
-def record(run: Run, step: int, prompts: Sequence[str], texts: Sequence[str]) -> None:
-    """Appends the samples of a step, all or none. First ends a line that a kill truncated."""
-    with path(run).open("a+b") as file:
-        size = file.tell()
-        file.seek(max(0, size - 1))
-        if size and file.read() != b"\n":
-            file.write(b"\n")
-    records.append(path(run), *(Sample(step=step, prompt=prompt, text=text) for prompt, text in zip(prompts, texts, strict=True)))
+def lines(step: int, texts: Mapping[str, str]) -> list[Sample]:
+    return [Sample(step=step, prompt=prompt, text=text) for prompt, text in texts.items()]
 
 
 def read(run: Run) -> list[Sample]:
-    """Samples by step. A resumed run repeats steps: of two samples with the same step and prompt the later one counts. Lines
-    that a kill truncated are left out."""
-    found: dict[tuple[int, str], Sample] = {}
+    """Samples in the order of their steps. Lines that a kill truncated are left out."""
     try:
-        lines = path(run).read_bytes().splitlines()
+        raw = path(run).read_bytes().splitlines(keepends=True)
     except FileNotFoundError:
         return []
-    for line in lines:
-        try:
-            raw = json.loads(line)
-            sample = Sample(step=int(raw["step"]), prompt=str(raw["prompt"]), text=str(raw["text"]))
-        except (ValueError, KeyError, TypeError):
-            continue
-        found[sample["step"], sample["prompt"]] = sample
-    return sorted(found.values(), key=lambda sample: sample["step"])
+    return [sample for line in raw if (sample := parse(line)) is not None]
+
+
+def cut(run: Run, step: int) -> None:
+    """Removes samples after `step`, for a run that resumes there."""
+    records.cut(path(run), step, parse)
+
+
+def parse(line: bytes) -> Sample | None:
+    """Sample of a line, None if a kill or a failing disk left it unreadable."""
+    try:
+        raw = json.loads(line) if line.endswith(b"\n") else None
+        return Sample(step=int(raw["step"]), prompt=str(raw["prompt"]), text=str(raw["text"])) if raw else None
+    except (ValueError, KeyError, TypeError):
+        return None

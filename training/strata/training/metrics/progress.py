@@ -36,6 +36,13 @@ class TrainingProgress:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
+    def starting(self, phase: str) -> None:
+        """Shows a phase of the workers before their first step."""
+        self._bar.update(self._task, note=phase)
+        if not self._console.is_terminal and time.monotonic() >= self._line_due:
+            self._line_due = time.monotonic() + LINE_EVERY_S
+            self._console.print(phase, markup=False)
+
     def show(self, record: Record) -> None:
         if self._startup and record["time"] > self._startup.began:  # not a step from before a resume
             self._startup.done("workers", record["time"])

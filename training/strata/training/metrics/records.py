@@ -6,7 +6,7 @@
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NotRequired, Self, TypedDict, cast
 
@@ -35,6 +35,7 @@ class Record(TypedDict):
     checkpoint_step: NotRequired[int]
     plan: NotRequired[dict[str, Any]]
     preference: NotRequired[dict[str, float]]  # accuracy, rewards, margin and, for KTO, kl
+    samples: NotRequired[list[list[int]]]  # tokens after each prompt of `train.samples`; written as text to samples.jsonl instead
 
 
 def perplexity(record: Record) -> float | None:
@@ -73,7 +74,7 @@ class Writer:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._pending: list[Record] = []
+        self._pending: list[Mapping[str, object]] = []
         self._due = 0.0
         self.problem: OSError | None = None
 
@@ -83,8 +84,8 @@ class Writer:
     def __exit__(self, *_: object) -> None:
         self.flush()
 
-    def append(self, record: Record) -> None:
-        self._pending.append(record)
+    def append(self, *records: Mapping[str, object]) -> None:
+        self._pending += records
         if time.monotonic() >= self._due:
             self.flush()
 
@@ -112,9 +113,9 @@ def last_saved(path: Path) -> int:
     return max((record.get("checkpoint_step", 0) for record in read(path)), default=0)
 
 
-def cut(path: Path, step: int) -> None:
-    """Removes records after `step`, for a run that resumes there and records those steps again. A file with unreadable lines is
-    first copied to `metrics.jsonl.damaged`."""
+def cut(path: Path, step: int, parsed: Callable[[bytes], Any] | None = None) -> None:
+    """Removes records after `step`, for a run that resumes there and records those steps again. A file with unreadable lines,
+    for which `parsed` (by default `parse`) returns None, is first copied to `metrics.jsonl.damaged`."""
     try:
         before = path.read_bytes()
     except FileNotFoundError:
@@ -122,7 +123,7 @@ def cut(path: Path, step: int) -> None:
     lines = before.splitlines(keepends=True)
     retained, unreadable = [], False
     for line in lines:
-        record = parse(line)
+        record = (parsed or parse)(line)
         if record is None:
             unreadable |= line.endswith(b"\n")  # otherwise a kill truncated it
         elif record["step"] <= step:

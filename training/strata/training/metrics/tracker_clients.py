@@ -3,11 +3,12 @@
 A client continues the tracker's run when training resumes. Its calls may block and raise; `trackers.py` runs them on a thread.
 """
 
+import html
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Protocol
 
@@ -21,11 +22,16 @@ MLFLOW_BATCH = 100  # MLflow accepts up to 1000 metrics and 100 parameters per r
 
 @dataclass(frozen=True)
 class Point:
-    """Values of a step, recorded at the Unix time `at`."""
+    """Values of a step, recorded at the Unix time `at`. `samples` are continuations of prompts."""
 
     step: int
     at: float
     values: dict[str, float]
+    samples: Mapping[str, str] = field(default_factory=dict)
+
+    def sample_texts(self) -> Iterator[str]:
+        """Each prompt and its continuation, as they are: a client shows them as preformatted text."""
+        return (prompt + text for prompt, text in self.samples.items())
 
 
 class Client(Protocol):
@@ -67,6 +73,9 @@ class TensorBoard:
         for point in points:
             for name, value in point.values.items():
                 self._write(point.step, point.at, summary=self._summary.scalar(name, value))
+            for number, text in enumerate(point.sample_texts(), 1):
+                shown = "".join(f"    {line}\n" for line in text.splitlines())  # Markdown for preformatted text
+                self._write(point.step, point.at, summary=self._summary.text(f"samples/{number}", shown))
         self._writer.flush()
 
     def close(self) -> None:
@@ -82,6 +91,7 @@ class WeightsAndBiases:
     def __init__(self, run: Run, step: int) -> None:
         import wandb
 
+        self._html: Any = wandb.Html
         self._run: Any = wandb.init(
             project=os.environ.get("WANDB_PROJECT", PROJECT),
             id=run.id(),
@@ -94,7 +104,11 @@ class WeightsAndBiases:
 
     def log(self, points: Sequence[Point]) -> None:
         for point in points:
-            self._run.log(point.values, step=point.step)
+            texts = {
+                f"samples/{number}": self._html(f"<pre>{html.escape(text)}</pre>")
+                for number, text in enumerate(point.sample_texts(), 1)
+            }
+            self._run.log(point.values | texts, step=point.step)
 
     def close(self) -> None:
         self._run.finish()
@@ -123,6 +137,9 @@ class MLflow:
         )
         while batch := list(islice(metrics, MLFLOW_BATCH)):
             self._client.log_batch(self._run_id, metrics=batch)
+        for point in points:
+            if point.samples:
+                self._client.log_text(self._run_id, "\n\n".join(point.sample_texts()), f"samples/{point.step}.txt")
 
     def close(self) -> None:
         self._client.set_terminated(self._run_id)

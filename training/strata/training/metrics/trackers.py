@@ -7,7 +7,7 @@ switched off.
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from queue import Empty, SimpleQueue
 from typing import Any, Self
@@ -56,9 +56,9 @@ class Trackers:
             feed.start()
         return self
 
-    def record(self, record: Record) -> None:
-        """Queues a step's record. Never blocks."""
-        point = Point(record["step"], record["time"], values(record))
+    def record(self, record: Record, samples: Mapping[str, str] | None = None) -> None:
+        """Queues a step's record, and continuations of prompts. Never blocks."""
+        point = Point(record["step"], record["time"], values(record), samples or {})
         for feed in self._feeds:
             feed.put(point)
 

@@ -34,7 +34,13 @@ def forward(
 
 
 def backward(
-    doutputs: list[Tensor], x_nd: Tensor, inner: Tensor, weights: list[Tensor], downs: list[Tensor], ups: list[Tensor], scale: float
+    doutputs: list[Tensor],
+    x_nd: Tensor,
+    inner: Tensor,
+    weights: list[Tensor],
+    downs: list[Tensor],
+    ups: list[Tensor],
+    scale: float,
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     """Gradients of the input, of `downs` and of `ups`."""
     ranks = [down.shape[0] for down in downs]

@@ -134,6 +134,7 @@ class Llama(nn.Module):
     `positions_t` are the positions of the tokens in their sequence, for a worker that has only a part of it, or [b, t] with a
     restart at each packed document. `count` replaces the number of targets in the mean's denominator. `bounds` are those of the
     documents, which a worker with parts of rows cannot derive. `answers` are the tensors of `batch.Answers`, in its order.
+    `last_b` has the index of one token of each row, to return its logits [b, v] alone.
     Without a seed, weights are left as allocated, for a load.
     """
 
@@ -163,8 +164,11 @@ class Llama(nn.Module):
         count: float | Tensor | None = None,
         bounds: Tensor | None = None,
         *answers: Tensor,
+        last_b: Tensor | None = None,
     ) -> Tensor:
         x_btd = self.model(tokens_bt, positions_t, bounds)
+        if last_b is not None:
+            x_btd = x_btd[torch.arange(len(last_b), device=x_btd.device), last_b]
         result: Tensor = self.lm_head(x_btd, targets_bt, count, *answers)
         return result
 

@@ -31,8 +31,8 @@ class LoraLinear(nn.Module):
 
 
 def fuse(model: nn.Module) -> None:
-    """Fuses the products of plain adapters without dropout, beside weights that are not quantized. Their layers are then never called, so nothing may depend on such a call:
-    ZeRO-3 gathers a layer's weights in it, and tensor parallelism sums over ranks."""
+    """Fuses the products of plain adapters without dropout, beside weights that are not quantized. Their layers are then never
+    called, so nothing may depend on a call: ZeRO-3 gathers a layer's weights in it, and tensor parallelism sums over ranks."""
     for module in model.modules():
         if type(module) is LoraLinear and type(module.base) is nn.Linear and isinstance(module.dropout, nn.Identity):
             module.fused = True

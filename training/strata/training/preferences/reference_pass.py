@@ -6,6 +6,7 @@ data and model finds them.
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,8 +34,11 @@ class Evaluator(Protocol):
 
     engine: Any
 
-    def logprobs(self, rows: Rows, indices: Indices) -> tuple[list[Tensor], Indices]:
-        """Returns log-probabilities of documents, and the rows of this data-parallel worker that have these documents."""
+    def logprobs(
+        self, rows: Rows, indices: Indices, progress: Callable[[int], None] = lambda _: None
+    ) -> tuple[list[Tensor], Indices]:
+        """Returns log-probabilities of documents, and the rows of this data-parallel worker that have these documents. `progress`
+        receives the rows done so far, of all workers."""
         ...
 
 
@@ -42,7 +46,7 @@ class ReferenceValues:
     """Cached numbers of a split's documents."""
 
     def __init__(self, rows: Rows, split: str, weights: str, model: ModelSection, train: TrainSection) -> None:
-        self.rows = rows
+        self.rows, self.split = rows, split
         key = cache_key(f"{rows.meta.digest}-{split}", weights, model.context, train.precision)
         self._cache = ReferenceCache(cache_dir() / "reference", key, rows.document_count())
 
@@ -60,12 +64,19 @@ class ReferenceValues:
         missing: Indices = found[0]
         return missing
 
-    def complete(self, missing: Indices, worker: Evaluator, parallel: ParallelSection) -> None:
-        """Computes numbers. Called by all ranks, with the reference's weights in the engine."""
+    def complete(
+        self, missing: Indices, worker: Evaluator, parallel: ParallelSection, progress: Callable[[int, int], None]
+    ) -> None:
+        """Computes numbers. Called by all ranks, with the reference's weights in the engine. `progress` receives the rows done so
+        far, and all of them."""
         here = place(dist.get_rank(), parallel)
         size = ROWS_OF_A_PART * parallel.data
         for begin in range(0, len(missing), size):
-            found, mine = worker.logprobs(self.rows, missing[begin : begin + size])
+
+            def counted(done: int, before: int = begin) -> None:
+                progress(before + done, len(missing))
+
+            found, mine = worker.logprobs(self.rows, missing[begin : begin + size], counted)
             if found and here.tensor == 0 and here.sequence == 0:  # a rank with an output layer
                 self._cache.put(self.rows.documents(mine), torch.cat(found).float().cpu().numpy())
         dist.barrier()

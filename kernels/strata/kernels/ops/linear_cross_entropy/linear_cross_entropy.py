@@ -144,7 +144,16 @@ def forward(
     places = counted_places(targets, ignore_index)
     if len(places) < len(targets):
         loss, dx, dweight, pending_scale, lse = forward(
-            rows, x[places], weight, targets[places], ignore_index, label_smoothing, z_loss, reduction, x_gradient, weight_gradient
+            rows,
+            x[places],
+            weight,
+            targets[places],
+            ignore_index,
+            label_smoothing,
+            z_loss,
+            reduction,
+            x_gradient,
+            weight_gradient,
         )
         loss = loss if reduction != "none" else spread(loss, places, len(targets))
         dx = spread(dx, places, len(targets)) if x_gradient and reduction != "none" else dx

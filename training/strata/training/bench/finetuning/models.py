@@ -38,8 +38,8 @@ class WithLoss(nn.Module):
 
 
 def hugging_face(recipe: Recipe, device: torch.device, liger: bool, compiled: bool) -> nn.Module:
-    """The model of `model.from` in the recipe's precision. On a GPU with torch's flash attention for packed documents, the fastest
-    that needs no further package. torch.compile is applied layer by layer, as in Strata."""
+    """The model of `model.from` in the recipe's precision. On a GPU its attention is torch's flash attention for packed documents,
+    the fastest that needs no further package. torch.compile is applied layer by layer, as in Strata."""
     from transformers import AutoModelForCausalLM
 
     maker = AutoModelForCausalLM

@@ -18,7 +18,9 @@ PERIOD = 2**22 + 1  # numbers that are drawn, and then repeated: drawing billion
 def write(folder: Path, shape: Shape) -> None:
     """Writes a Llama in bf16."""
     if shape.experts or shape.latent or shape.biases or shape.query_biases or not shape.gated:
-        raise UserError(f"{shape.name} is no dense Llama, the one kind that gets random weights.", "Give a model's folder instead.")
+        raise UserError(
+            f"{shape.name} is no dense Llama, the one kind that gets random weights.", "Give a model's folder instead."
+        )
     folder.mkdir(parents=True)
     drawn = torch.empty(PERIOD).normal_(std=0.02, generator=torch.Generator().manual_seed(0)).bfloat16()
     tensors = {name: _filled(size, drawn) for name, size in _sizes(shape).items()}
