@@ -39,7 +39,7 @@ def test_sections_of_a_plain_recipe() -> None:
         "train_micro_batch_size_per_gpu": 2,
         "gradient_accumulation_steps": 4,
         "gradient_clipping": 0.7,
-        "zero_optimization": {"stage": 2},
+        "zero_optimization": {"stage": 2, "reduce_bucket_size": 50_000_000},
         "zero_force_ds_cpu_optimizer": False,
         "zero_allow_untested_optimizer": True,
         "bf16": {"enabled": False},
@@ -53,7 +53,7 @@ def test_sections_of_a_plain_recipe() -> None:
 )
 def test_offloaded_state(offload: str, sections: set[str]) -> None:
     zero = config("parallel.zero=3", f"parallel.offload={offload}")["zero_optimization"]
-    assert zero.keys() - {"stage"} == sections
+    assert zero.keys() - {"stage", "reduce_bucket_size"} == sections
     assert all(zero[name] == {"device": "cpu"} for name in sections)
 
 

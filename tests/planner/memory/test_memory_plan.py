@@ -121,6 +121,19 @@ def test_experts_get_top_k_copies() -> None:
     assert crowded.feed_forward > layer_parts(shape, Layout(), FLASH, sparse=True).feed_forward
 
 
+@pytest.fixture
+def gpu_ops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Strata's operators on a CPU too, where training would take torch's."""
+    from strata.kernels import flash_attention, rms_norm, rope, swiglu
+    from strata.training.model import ops
+
+    def attention(q: Any, k: Any, v: Any, window: int | None, scale: float, bounds: Any, longest: int) -> Any:
+        return flash_attention(q, k, v, window=window, scale=scale, cu_seqlens=bounds, max_seqlen=longest)
+
+    on_gpus = replace(ops._strata(), rms_norm=rms_norm, rope=rope, swiglu=swiglu, attention=attention)
+    monkeypatch.setattr(ops, "_strata", lambda: on_gpus)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("recompute", RECOMPUTES)
@@ -131,7 +144,7 @@ def test_experts_get_top_k_copies() -> None:
 )
 @pytest.mark.parametrize("kernels", ["strata", "torch"])
 def test_a_layer_equals_the_tensors_that_torch_saves(
-    kernels: Kernels, precision: Any, recompute: Recompute, moe: MoESection | None, tolerance: float
+    kernels: Kernels, precision: Any, recompute: Recompute, moe: MoESection | None, tolerance: float, gpu_ops: None
 ) -> None:
     saved = {layers: _saved_by_torch(_section(layers, moe), precision, recompute, kernels) for layers in (2, 4)}
     shape = library.from_recipe(_section(2, moe), "ours")

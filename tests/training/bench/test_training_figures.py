@@ -33,7 +33,7 @@ def rounds(*speeds: float, loss: float = 2.5, memory: int | None = 3 * 2**29) ->
 @pytest.fixture
 def outcome(small_recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> Outcome:
     """Two workers. 1000 tokens/s are 1000 x 6e6 / (2 x 1e10) = 30% of their peak."""
-    monkeypatch.setattr(report, "flops_per_token", lambda _: 6_000_000)
+    monkeypatch.setattr(report, "flops_per_token", lambda *_: 6_000_000)
     by: dict[Contender, list[Round]] = {
         "ours": rounds(900, 1000, 4000),
         "bare": rounds(700, 800, memory=None),

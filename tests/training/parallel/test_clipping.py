@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from strata.platform.recipe import ParallelSection
 from strata.training.parallel import clipping, optimizer_state
 
-ALONE = ParallelSection()
+SPLIT = ParallelSection(workers=2, tensor=2)
 
 
 def parameter(*gradient: float) -> nn.Parameter:
@@ -29,7 +29,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Any:
     ]
 
     def owned(_: Any, parallel: ParallelSection) -> Iterator[Any]:
-        assert parallel is ALONE
+        assert parallel is SPLIT
         return iter(slots)
 
     def all_reduce(squares: Tensor) -> None:
@@ -47,7 +47,7 @@ NORM = (4**2 + 12**2 + 2**2 + 36) ** 0.5
 @pytest.mark.parametrize(("limit", "scale"), [(2.0, NORM / 2), (NORM / 1.001, 1.001), (NORM * 1.001, 1.0), (1000.0, 1.0)])
 def test_gradients_are_scaled_down_to_the_limit(engine: Any, limit: float, scale: float) -> None:
     engine.gradient_clipping = lambda: limit
-    assert clipping.clip_gradients(engine, ALONE) == pytest.approx(NORM)
+    assert clipping.clip_gradients(engine, SPLIT) == pytest.approx(NORM)
     assert engine.optimizer.grad_scale.item() == pytest.approx(scale, rel=1e-5)
 
 
@@ -55,15 +55,25 @@ def test_tiny_norm_is_not_divided_by_zero(engine: Any, monkeypatch: pytest.Monke
     monkeypatch.setattr(optimizer_state, "owned", lambda *_: iter(()))
     monkeypatch.setattr(clipping.dist, "all_reduce", lambda _: None)
     engine.gradient_clipping = lambda: 1e-7
-    assert clipping.clip_gradients(engine, ALONE) == 0.0
+    assert clipping.clip_gradients(engine, SPLIT) == 0.0
     assert engine.optimizer.grad_scale.item() == pytest.approx(10)  # (0 + 1e-6) / 1e-7
 
 
 def test_engine_with_a_torch_optimizer_clips_by_the_whole_norm(engine: Any) -> None:
     engine.gradient_clipping = lambda: 1.0
-    clipping.correct(engine, ALONE)
+    clipping.correct(engine, SPLIT)
     engine.clip_fp32_gradients()
     assert engine._global_grad_norm == pytest.approx(NORM)
+
+
+def test_data_parallel_ranks_have_all_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They need no reduction, which would also count every gradient once a rank. Frozen parameters have no gradient."""
+    monkeypatch.setattr(clipping.dist, "all_reduce", None)
+    module = nn.ParameterList([parameter(3.0, 4.0), parameter(12.0), nn.Parameter(torch.zeros(2), requires_grad=False)])
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    engine = SimpleNamespace(module=module, optimizer=optimizer, gradient_clipping=lambda: 2.0)
+    assert clipping.clip_gradients(engine, ParallelSection(workers=2)) == pytest.approx(13.0)
+    assert optimizer.grad_scale.item() == pytest.approx(6.5, rel=1e-5)  # type: ignore[attr-defined]
 
 
 class Zero:

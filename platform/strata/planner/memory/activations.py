@@ -34,6 +34,11 @@ class Keeping:
     cpu: bool = False
     tuning: Tuning | None = None
 
+    @property
+    def saving(self) -> str:
+        """Style of what layers save. On CPUs our training takes all but its loss from torch."""
+        return "eager" if self.cpu and self.style == "own" else self.style
+
 
 UNFUSED = Keeping("unfused", "megatron")
 FSDP = Keeping("flash", "fsdp", "half")  # as torchtitan uses torch's FSDP2
@@ -166,9 +171,9 @@ def _formulas(shape: Shape, layout: Layout, keeping: Keeping, sparse: bool, reco
         return dict.fromkeys(PARTS, "0") | {"residual": "between * hidden * width"}
     if recompute == "selective" and keeping.selective != "core":
         return _products(shape, layout, keeping, sparse)
-    if keeping.style == "eager":
+    if keeping.saving == "eager":
         return _ours(shape, sparse, norm="hidden * (4 + width) + 4", wide=4)
-    if keeping.style == "own":
+    if keeping.saving == "own":
         return _ours(shape, sparse, norm="hidden * width + 4", wide=3)
     return _megatron(shape, keeping, sparse, recompute)
 

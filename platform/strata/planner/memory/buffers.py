@@ -90,15 +90,15 @@ def _deepspeed(worksheet: Worksheet, shape: Shape, layout: Layout, keeping: Keep
 def _unshared(worksheet: Worksheet, shape: Shape, layout: Layout, keeping: Keeping) -> Lines:
     """Buffers of Strata's own gradient reduction, without ZeRO.
 
-    On CPUs of one machine it is in shared memory, of which a worker touches its own chunk, the sum and its part of the others.
+    On CPUs of one machine it is in shared memory: two sets of chunks, one of each worker, and a worker reads all of them.
     On GPUs all gradients are copied into persistent buckets.
     """
     lines: Lines = []
     if layout.data * layout.sequence > 1 and layout.pipeline == 1 and keeping.cpu:
         worksheet.given("largest_gradient", _largest_gradient(shape, keeping), "", "numbers; gradients are not cut")
         worksheet.given("shared_chunk", SHARED_CHUNK, "B", "gradients that a worker places in shared memory at a time")
-        formula = "max(min(shared_chunk, all_trained * number), largest_gradient * number) * (2 + (sharers - 1) / sharers)"
-        lines.append(("shared_chunks", formula, "gradients are summed in shared memory: own, sum, and a part of the others'"))
+        formula = "max(min(shared_chunk, all_trained * number), largest_gradient * number) * 2 * sharers"
+        lines.append(("shared_chunks", formula, "gradients are summed in shared memory: everyone's, in two sets"))
     elif layout.data * layout.sequence > 1 and layout.pipeline == 1:
         lines.append(("buckets", "all_trained * number", "a copy of all gradients, in which they are summed"))
     if layout.precision != "fp32" and not keeping.cpu:

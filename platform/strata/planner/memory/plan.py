@@ -278,7 +278,7 @@ def _write_activations(worksheet: Worksheet, stage: Stage, layout: Layout, keepi
     if stage.head:
         # Where the loss computes its gradients in the forward pass, that of the head's input is stored in its input's place.
         ends = {"eager": "between * (hidden * (4 + 2 * width) + 4)", "own": "between * (2 * hidden * width + 4)"}
-        held.append(ends.get(keeping.style, "2 * between * hidden * width"))
+        held.append(ends.get(keeping.saving, "2 * between * hidden * width"))
     worksheet.work_out(
         "once", " + ".join(held) or "0", "B", "saved of one micro-batch, with the last norm's and the head's inputs"
     )

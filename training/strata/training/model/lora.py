@@ -8,8 +8,8 @@ products are fused (`fuse`).
 import torch
 from torch import Tensor, nn
 
+from strata.kernels.ops.lora_projections import lora_projections
 from strata.platform.recipe import LoraSection
-from strata.training.model.fused_lora import lora_projections
 
 
 class LoraLinear(nn.Module):
@@ -45,8 +45,10 @@ def projected(x: Tensor, *projections: nn.Module) -> list[Tensor]:
 
 
 def _fused(x: Tensor, projections: list[LoraLinear]) -> list[Tensor]:
-    weights, biases = [one.base.weight for one in projections], [one.base.bias for one in projections]
-    downs, ups = [one.lora_A.weight for one in projections], [one.lora_B.weight for one in projections]
+    weights: list[Tensor] = [one.base.weight for one in projections]
+    biases: list[Tensor | None] = [one.base.bias for one in projections]
+    downs: list[Tensor] = [one.lora_A.weight for one in projections]
+    ups: list[Tensor] = [one.lora_B.weight for one in projections]
     return lora_projections(x, weights, biases, downs, ups, projections[0].scale)
 
 

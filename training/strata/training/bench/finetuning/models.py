@@ -38,7 +38,7 @@ class WithLoss(nn.Module):
 
 
 def hugging_face(recipe: Recipe, device: torch.device, liger: bool, compiled: bool) -> nn.Module:
-    """The model of `model.from` in the recipe's precision. On a GPU its attention is torch's flash attention for packed documents,
+    """The model of `model.from` in the recipe's precision. On a GPU it has torch's flash attention for packed documents,
     the fastest that needs no further package. torch.compile is applied layer by layer, as in Strata."""
     from transformers import AutoModelForCausalLM
 

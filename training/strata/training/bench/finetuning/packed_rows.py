@@ -31,7 +31,7 @@ def write(folder: Path, rows: int, context: int, vocab: int, length: int, share:
         documents = np.arange(len(lengths), dtype=np.int64)
         plan = store.PlannedRows(order, offsets, 1, np.zeros_like(documents), ends - lengths, ends, documents)
         [counts[split]] = store.write_rows(folder, split, [plan], [_input(tokens, len(lengths))], "uint32")
-    examples = {split: one.documents for split, one in counts.items()}
+    examples: dict[str, int] = {split: one.documents for split, one in counts.items()}
     sizes = store.SetMeta("random", "chat", examples, counts)
     store.write_meta(folder, store.Meta(context, "uint32", 0, "tokens", [sizes], [["random tokens", "document"]], [], []))
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from strata.kernels.ops.lora_projections import lora_projections, reference
 from strata.platform.recipe import LoraSection, ModelSection
 from strata.training.model import lora
-from strata.training.model.fused_lora import lora_projections, reference
 from strata.training.model.llama import Llama
 
 WIDTHS = (8, 4, 4)
