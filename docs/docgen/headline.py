@@ -55,6 +55,12 @@ def _training(load: Load) -> list[Row]:
     for name, about in (("ours_torch", "torch's kernels"), ("ours_liger", "Liger's kernels")):
         theirs = contenders[name]["tokens_per_s"]
         rows.append(("training, tokens/s", f"{about} {number(theirs)}", number(ours), f"{ours / theirs:.2f}", "training"))
+    for run, about in (("finetune-h200-sft", "1B, all weights"), ("finetune-h200-lora", "8B, LoRA")):
+        contenders = load(run)["contenders"]
+        ours = contenders["ours"]["tokens_per_s"]
+        fastest = max((one for name, one in contenders.items() if name != "ours"), key=lambda one: one["tokens_per_s"])
+        theirs, peer = fastest["tokens_per_s"], f"{fastest['name']} {number(fastest['tokens_per_s'])}"
+        rows.append((f"fine-tuning {about}, tokens/s", peer, number(ours), f"{ours / theirs:.2f}", "training"))
     stalls = load("checkpoint-laptop")["median_seconds"]
     ratio = f"{stalls['async'] / stalls['sync']:.2f}"
     row = (

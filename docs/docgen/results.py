@@ -30,6 +30,7 @@ TABLES: dict[str, Callable[[Run], str]] = {
     "transfer": serving.transfer,
     "vllm-plugin": serving.vllm_plugin,
     "train": training.train,
+    "finetune": training.finetune,
     "checkpoint": training.checkpoint,
     "memory": training.memory,
     "kernels": kernels.kernels,

@@ -1,9 +1,10 @@
-"""Tables of `strata bench train`, `checkpoint` and `memory`."""
+"""Tables of `strata bench train`, `finetune`, `checkpoint` and `memory`."""
 
 from docgen.markdown import bold, milliseconds, number, signed, table
 from docgen.record import Run
 
 LEAST_OF_BARE = 0.95  # aim: tokens/s over those of a bare torch loop
+LEAST_OF_LIGER = 1.05  # aim of fine-tuning: tokens/s over those of transformers with Liger, and no more memory
 
 
 def train(run: Run) -> str:
@@ -28,6 +29,33 @@ def train(run: Run) -> str:
     if any(one.get("ratio_to_bare") is not None for one in run["contenders"].values()):
         lines.append(f"Aim: at least {LEAST_OF_BARE} of bare torch. A missed aim is **bold**.")
     return "\n\n".join([*lines, *(f"Not run: {name}: {reason}" for name, reason in run.get("left_out", {}).items())])
+
+
+def finetune(run: Run) -> str:
+    """Contenders on packed rows. A contender's memory is compared with that of the fastest peer."""
+    contenders = run["contenders"]
+    memory = {name: one["rounds"][-1]["peak_memory_bytes"] for name, one in contenders.items()}
+    peers = [name for name in contenders if name != "ours"]
+    fastest = max(peers, key=lambda name: contenders[name]["tokens_per_s"])
+    rows = []
+    for name, one in contenders.items():
+        speed, size = one["ratio_to_liger"], memory[name] / memory[fastest]
+        rows.append(
+            (
+                one["name"],
+                number(one["tokens_per_s"]),
+                number(one.get("mfu"), ".1%"),
+                f"{memory[name] / 2**30:.1f} GiB",
+                number(one["rounds"][-1]["final_loss"], ".3f"),
+                bold(f"{speed:.2f}", name == "ours" and speed < LEAST_OF_LIGER),
+                bold(f"{size:.2f}", name == "ours" and size > 1),
+            )
+        )
+    columns = ("fine-tuning", "tokens/s", "MFU", "peak memory", "final loss", "tokens/s ÷ peer", "memory ÷ peer")
+    lora = run["recipe"]["train"].get("lora")
+    kind = f"Adapters of rank {lora['rank']} on {len(lora['targets'])} projections." if lora else "All weights are trained."
+    aim = f"The peer is the fastest one. Aim: at least {LEAST_OF_LIGER} at no more memory. A missed aim is **bold**."
+    return "\n\n".join([f"{_model(run)} {kind}", table(columns, rows, numeric=1), aim])
 
 
 def _model(run: Run) -> str:

@@ -42,4 +42,4 @@ def test_every_command_is_there() -> None:
     for command in ("strata train", "strata bench serve", "strata plan", "strata plan search", "strata deploy apply"):
         assert f"\n## `{command}`\n" in text
     assert "| `--ray`, `--no-ray` | flag | on |" in text
-    assert "| `--only` | `ours`, `ours_torch`, `ours_liger`, `bare`, `liger`, `liger_compiled` | unset |" in text
+    assert "| `--recompute` | `none`, `selective`, `full` | unset |" in text

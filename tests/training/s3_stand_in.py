@@ -1,6 +1,6 @@
 """S3 server in memory, with the operations that pyarrow's S3 file system uses.
 
-Packages with a larger S3 server require versions of python-dateutil that the constraints of `platform/setup` exclude.
+A larger S3 server (moto) would be one more dependency of the tests.
 """
 
 import hashlib

@@ -63,7 +63,7 @@ def test_strata_does_the_same_work_as_the_bare_loop(small_recipe: Recipe, home: 
     assert outcome.ratio("ours", "bare") == pytest.approx(ours.tokens_per_s / bare.tokens_per_s)
     assert (home / ".strata" / "bench" / "train.json").is_file()
     assert not (home / "runs").exists()
-    settings = Settings(steps=3, warmup=1, rounds=1, only="ours_torch", ray=False)
+    settings = Settings(steps=3, warmup=1, rounds=1, only=("ours_torch",), ray=False)
     [without_ray_on_torch] = bench(recipe, settings, None).rounds["ours_torch"]
     assert without_ray_on_torch.final_loss == pytest.approx(bare.final_loss, abs=1e-4)
     assert obstacle("ours_liger", recipe) == "its kernels need a GPU"

@@ -29,7 +29,9 @@ pytestmark = pytest.mark.slow
 STEPS = 20
 MORE = 3
 SHAPE = ("model.layers=4", "model.kv_heads=4", "train.batch=8", "train.micro_batch=2", "train.steps=40")
-MIXTURE = ("model.moe.experts=4", "model.moe.top_k=2", "model.moe.shared_ffn=32")
+# A token near the border between two experts changes sides by a rounding error, which jumps in the loss: small steps do not let
+# these errors grow to where such tokens are many.
+MIXTURE = ("model.moe.experts=4", "model.moe.top_k=2", "model.moe.shared_ffn=32", "train.lr=1e-3")
 UNTIED = ("model.tie_embeddings=false",)
 
 # Every layout accumulates gradients: 8 sequences per step, 2 per micro-batch (1 in pipelines, which need more micro-batches), at

@@ -1,13 +1,16 @@
 """`strata bench train`, `finetune`, `checkpoint` and `memory`. Imports nothing heavy: every command loads this module."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 
 from strata.platform import recipe_file
 from strata.platform.recipe_file import Overrides
-from strata.training.bench.contest import Contender
+from strata.training.bench.contest import Contender, contenders
+
+# typer cannot list literals
+Only = Annotated[list[str] | None, typer.Option(help=f"Run only this contender: {', '.join(get_args(Contender))}. Repeatable.")]
 
 
 def bench_train(
@@ -16,7 +19,7 @@ def bench_train(
     steps: Annotated[int, typer.Option(help="Training steps per contender and round.", min=2)] = 60,
     warmup: Annotated[int, typer.Option(help="Initial steps to exclude from the measurement.", min=1)] = 20,
     rounds: Annotated[int | None, typer.Option(help="Rounds per contender. Default: 5 on CPUs, 1 on GPUs.", min=1)] = None,
-    only: Annotated[Contender | None, typer.Option(help="Run only this contender.")] = None,
+    only: Only = None,
     ray: Annotated[bool, typer.Option("--ray/--no-ray", help="Strata as 'strata train', or its loop without Ray.")] = True,
     kernels: Annotated[bool, typer.Option("--kernels", help="Also run Strata with torch's and with Liger's kernels.")] = False,
     json: Annotated[Path | None, typer.Option(help="Output file. Default: bench/train.json in the cache folder.")] = None,
@@ -25,7 +28,7 @@ def bench_train(
     chosen = recipe_file.load(recipe, overrides or ())
     from strata.training.bench import compare
 
-    compare.bench(chosen, compare.Settings(steps, warmup, rounds, only, ray, kernels), json)
+    compare.bench(chosen, compare.Settings(steps, warmup, rounds, contenders(only), ray, kernels), json)
 
 
 def bench_finetune(
@@ -39,7 +42,7 @@ def bench_finetune(
     steps: Annotated[int, typer.Option(help="Training steps per contender and round.", min=2)] = 12,
     warmup: Annotated[int, typer.Option(help="Initial steps to exclude from the measurement.", min=1)] = 6,
     rounds: Annotated[int | None, typer.Option(help="Rounds per contender. Default: 5 on CPUs, 1 on GPUs.", min=1)] = None,
-    only: Annotated[Contender | None, typer.Option(help="Run only this contender.")] = None,
+    only: Only = None,
     json: Annotated[Path | None, typer.Option(help="Output file. Default: bench/finetune.json in the cache folder.")] = None,
 ) -> None:
     """Compare fine-tuning throughput on packed rows with transformers, peft and, on GPUs, Liger's kernels.
@@ -48,7 +51,7 @@ def bench_finetune(
     from strata.training.bench import compare
     from strata.training.bench.finetuning import contest
 
-    settings = compare.Settings(steps, warmup, rounds, only, ray=False)
+    settings = compare.Settings(steps, warmup, rounds, contenders(only), ray=False)
     contest.bench(recipe, list(overrides or ()), model, contest.Conversations(length, share), settings, json)
 
 

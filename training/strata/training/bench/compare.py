@@ -27,13 +27,13 @@ CONTENDERS: tuple[Contender, ...] = ("bare", *LIGER, "ours")
 
 @dataclass(frozen=True)
 class Settings:
-    """Options of `strata bench train`. `rounds` None: five on CPUs, which often carry other load, and one on GPUs. `only` None:
+    """Options of `strata bench train`. `rounds` None: five on CPUs, which often carry other load, and one on GPUs. `only` empty:
     all contenders. `kernels`: Strata also with torch's kernels and with Liger's."""
 
     steps: int = 60
     warmup: int = 20
     rounds: int | None = None
-    only: Contender | None = None
+    only: tuple[Contender, ...] = ()
     ray: bool = True
     kernels: bool = False
 
@@ -93,7 +93,7 @@ def _compete(
     """Runs all rounds. A contender that fails is excluded from later rounds and reported with the reason. Ctrl-C returns the
     rounds finished so far."""
     contenders = (*CONTENDERS, *OURS[1:]) if settings.kernels else CONTENDERS
-    chosen = (settings.only,) if settings.only else contenders
+    chosen = settings.only or contenders
     left_out = {contender: reason for contender in chosen if (reason := obstacle(contender, recipe))}
     rounds: dict[Contender, list[Round]] = {contender: [] for contender in chosen if contender not in left_out}
     with_ray = settings.ray and has_ray()

@@ -4,15 +4,22 @@ import statistics
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
-from strata.platform.errors import UserError
+from strata.platform.errors import UserError, shown
 from strata.platform.recipe import Recipe, Section
 from strata.training.metrics.records import Record
 
 Contender = Literal["ours", "ours_torch", "ours_liger", "bare", "liger", "liger_compiled"]
 LIGER: tuple[Contender, ...] = ("liger", "liger_compiled")
 OURS: tuple[Contender, ...] = ("ours", "ours_torch", "ours_liger")  # with the recipe's, torch's and Liger's kernels
+
+
+def contenders(names: list[str] | None) -> tuple[Contender, ...]:
+    for name in names or ():
+        if name not in get_args(Contender):
+            raise UserError(f"There is no contender '{shown(name)}'.", f"Choose from {', '.join(get_args(Contender))}.")
+    return tuple(names or ())  # type: ignore[arg-type]
 
 
 class Job(Section):
