@@ -93,6 +93,11 @@ def stop() -> bool:
     return True
 
 
+def is_given() -> bool:
+    """Whether a cluster exists before this command: that of `RAY_ADDRESS`, or the background one."""
+    return bool(os.environ.get("RAY_ADDRESS")) or find() is not None
+
+
 @contextmanager
 def connected(cpus: int, spare: int = 0) -> Iterator[bool]:
     """Connects to `RAY_ADDRESS`, else the background cluster, else a new cluster that ends with this block.

@@ -3,6 +3,7 @@
 import pickle
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -96,12 +97,30 @@ def test_first_error_is_raised_and_the_rest_is_cached(tokenizer: Path, tmp_path:
     assert len(list((own_home / ".strata/rendered").iterdir())) == 7
 
 
-def test_ray_is_used_only_if_it_is_connected(monkeypatch: pytest.MonkeyPatch, ray: list[int]) -> None:
-    assert parallel._ray_runs()
+def test_a_cluster_that_exists_is_joined(
+    tokenizer: Path, tmp_path: Path, own_home: Path, ray: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Data are prepared before a run's workers connect to the cluster."""
     monkeypatch.setattr(sys.modules["ray"], "is_initialized", lambda: False)
-    assert not parallel._ray_runs()
+    joined: list[int] = []
+
+    @contextmanager
+    def connected(cpus: int) -> Iterator[bool]:
+        joined.append(cpus)
+        yield False
+
+    monkeypatch.setattr(parallel.cluster, "connected", connected)
+    monkeypatch.setattr(parallel.cluster, "is_given", lambda: True)
+    prepare.prepare(write(tmp_path / "in", parallel.RAY_LEAST_INPUTS), tokenizer, 64)
+    assert joined == [1] and ray == [8]
+
+
+def test_ray_is_used_only_if_it_is_connected(monkeypatch: pytest.MonkeyPatch, ray: list[int]) -> None:
+    assert parallel._is_connected()
+    monkeypatch.setattr(sys.modules["ray"], "is_initialized", lambda: False)
+    assert not parallel._is_connected()
     monkeypatch.delitem(sys.modules, "ray")
-    assert not parallel._ray_runs()
+    assert not parallel._is_connected()
 
 
 @pytest.mark.parametrize(("cores", "least", "pool"), [(2, 0, True), (1, 0, False), (2, 10**9, False), (None, 0, False)])

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import nullcontext
 from multiprocessing import get_context, parent_process
 from typing import Any
 
@@ -19,6 +20,7 @@ import numpy as np
 from strata.platform.errors import UserError
 from strata.platform.files import home
 from strata.platform.processes import environment
+from strata.platform.ray_cluster import cluster
 from strata.training.data.finetuning.rendered import Job, render
 
 Progress = Callable[[int, int], None]
@@ -32,8 +34,9 @@ def render_all(jobs: Sequence[Job], progress: Progress) -> None:
     """Renders every input that is not cached. `progress` receives the number of finished inputs and of all."""
     progress(0, len(jobs))
     processes = min(os.cpu_count() or 1, len(jobs), MOST_PROCESSES)
-    if len(jobs) >= RAY_LEAST_INPUTS and _ray_runs():
-        _with_ray(jobs, progress)
+    if sum(not job.folder.is_dir() for job in jobs) >= RAY_LEAST_INPUTS and (_is_connected() or cluster.is_given()):
+        with nullcontext() if _is_connected() else cluster.connected(cpus=1):
+            _with_ray(jobs, progress)
     elif processes > 1 and sum(job.source.size for job in jobs) >= POOL_LEAST_BYTES:
         _with_processes(jobs, progress, processes)
     else:
@@ -42,7 +45,7 @@ def render_all(jobs: Sequence[Job], progress: Progress) -> None:
             progress(done, len(jobs))
 
 
-def _ray_runs() -> bool:
+def _is_connected() -> bool:
     """Whether this process is connected to a Ray cluster. Imports nothing: Ray is loaded where it is used."""
     ray = sys.modules.get("ray")
     return ray is not None and bool(ray.is_initialized())
