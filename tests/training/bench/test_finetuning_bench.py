@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from strata.planner.catalogue.shape import Experts, Shape
 from strata.platform.cli import build
 from strata.platform.errors import UserError
-from strata.training.bench.finetuning import packed_rows, random_model
+from strata.training.bench.finetuning import contest, packed_rows, random_model
 from strata.training.data.finetuning.rows import Rows
 
 SHAPE = Shape("tiny", 2, 64, 4, 2, 16, 128, 512, 4096)
@@ -33,6 +33,22 @@ def test_shape_that_is_no_dense_llama_is_refused(tmp_path: Path) -> None:
     sparse = Shape("sparse", 2, 64, 4, 2, 16, 128, 512, 4096, experts=Experts(4, 2, 32))
     with pytest.raises(UserError, match="sparse is no dense Llama"):
         random_model.write(tmp_path / "model", sparse)
+
+
+def test_model_is_made_once_and_whole(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if another command finishes the same model in the meantime: the first one stays."""
+    monkeypatch.setattr(contest.library, "model", lambda _: SHAPE)
+    write = random_model.write
+
+    def overtaken(folder: Path, shape: Shape) -> None:
+        write(folder, shape)
+        write(home / ".strata" / "bench" / "models" / "tiny", shape)
+
+    monkeypatch.setattr(random_model, "write", overtaken)
+    made = contest._random_model("tiny")
+    assert made == contest._random_model("tiny")  # which would fail if it wrote again
+    assert {path.name for path in made.iterdir()} == {"config.json", "model.safetensors"}
+    assert [path.name for path in made.parent.iterdir()] == ["tiny"]
 
 
 @pytest.mark.slow

@@ -44,7 +44,7 @@ from strata.training.metrics.trackers import Trackers
 from strata.training.model import flops
 from strata.training.preferences import losses
 from strata.training.preferences.answers import Reference, answers_of
-from strata.training.preferences.reference_pass import ReferenceModel, weights_digest
+from strata.training.preferences.reference_pass import ReferenceModel
 from strata.training.schedule.early_stop import EarlyStop
 from strata.training.schedule.learning_rate import Plan, learning_rate
 from strata.training.schedule.time_budget import TimeBudget, recorded, to_record
@@ -411,7 +411,7 @@ class Worker:
         if preference is None or not preference.needs_reference:
             return
         assert job.model.source
-        weights = weights_digest(pretrained.resolve(job.model.source))
+        weights = pretrained.weights_digest(pretrained.resolve(job.model.source))
         if job.train.lora and job.train.lora.base != "full":  # the reference model is as the run holds it
             weights += f"-{job.train.lora.base}"
         self._reference = ReferenceModel(job.tokens, weights, job.model, job.train)

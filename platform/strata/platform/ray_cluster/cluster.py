@@ -94,7 +94,7 @@ def stop() -> bool:
 
 
 def is_given() -> bool:
-    """Whether a cluster exists before this command: that of `RAY_ADDRESS`, or the background one."""
+    """True if a cluster exists before this command: that of `RAY_ADDRESS`, or the background one."""
     return bool(os.environ.get("RAY_ADDRESS")) or find() is not None
 
 

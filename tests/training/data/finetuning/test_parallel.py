@@ -48,6 +48,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return Dataset(items)
 
     module.is_initialized, module.data, data.from_items = lambda: True, data, from_items  # type: ignore[attr-defined]
+    module.available_resources = lambda: {"CPU": 1.0}  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "ray", module)
     monkeypatch.setitem(sys.modules, "ray.data", data)
     return blocks
@@ -85,6 +86,16 @@ def test_ray_data_writes_the_same_bytes(
 def test_few_inputs_are_rendered_here(tokenizer: Path, tmp_path: Path, ray: list[int]) -> None:
     prepare.prepare(write(tmp_path / "in", parallel.RAY_LEAST_INPUTS - 1), tokenizer, 64)
     assert ray == []
+
+
+def test_inputs_are_rendered_here_if_all_cpus_of_the_cluster_are_in_use(
+    tokenizer: Path, tmp_path: Path, own_home: Path, ray: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["ray"], "available_resources", dict)
+    seen: list[tuple[int, int]] = []
+    data = write(tmp_path / "in", parallel.RAY_LEAST_INPUTS)
+    prepare.prepare(data, tokenizer, 64, print, lambda done, total: seen.append((done, total)))
+    assert ray == [] and seen[-1] == (8, 8)
 
 
 def test_first_error_is_raised_and_the_rest_is_cached(tokenizer: Path, tmp_path: Path, own_home: Path, ray: list[int]) -> None:

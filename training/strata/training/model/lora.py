@@ -66,7 +66,7 @@ def is_product(name: str) -> bool:
 
 
 def is_magnitude(name: str) -> bool:
-    """Whether a parameter is the lengths of a projection's rows, which DoRA trains."""
+    """True for the lengths of a projection's rows, which DoRA trains."""
     return name.endswith(".lora_magnitude_vector")
 
 

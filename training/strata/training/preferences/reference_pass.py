@@ -4,8 +4,6 @@ They are computed once, in the run's own layout, and cached: a killed pass conti
 data and model finds them.
 """
 
-import hashlib
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -110,9 +108,3 @@ class ReferenceModel:
             sums += kl_sums(torch.cat(found), torch.from_numpy(values.of(mine)).to(device))
         dist.all_reduce(sums)
         return kl_estimate(sums)
-
-
-def weights_digest(folder: Path) -> str:
-    """Identity of a model's weights, by the names, sizes and modification times of its files."""
-    files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(folder.glob("*.safetensors"))]
-    return hashlib.blake2b(json.dumps([str(folder), files]).encode(), digest_size=16).hexdigest()

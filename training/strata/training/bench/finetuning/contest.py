@@ -1,7 +1,8 @@
 """Fine-tuning benchmark: a model and rows to train on, made if they are not there, and the contest on them."""
 
 import hashlib
-import shutil
+import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,9 +47,12 @@ def bench(
 def _random_model(name: str) -> Path:
     shape = library.model(name)
     folder = cache_dir() / "bench" / "models" / shape.name
-    if not (folder / "config.json").is_file():  # which is written last
-        shutil.rmtree(folder, ignore_errors=True)
-        random_model.write(folder, shape)
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".making-") as making:
+            random_model.write(Path(making) / shape.name, shape)
+            with suppress(OSError):  # another command has just made the same model
+                (Path(making) / shape.name).rename(folder)
     return folder
 
 

@@ -33,11 +33,13 @@ MOST_PROCESSES = 8
 def render_all(jobs: Sequence[Job], progress: Progress) -> None:
     """Renders every input that is not cached. `progress` receives the number of finished inputs and of all."""
     progress(0, len(jobs))
-    processes = min(os.cpu_count() or 1, len(jobs), MOST_PROCESSES)
     if sum(not job.folder.is_dir() for job in jobs) >= RAY_LEAST_INPUTS and (_is_connected() or cluster.is_given()):
         with nullcontext() if _is_connected() else cluster.connected(cpus=1):
-            _with_ray(jobs, progress)
-    elif processes > 1 and sum(job.source.size for job in jobs) >= POOL_LEAST_BYTES:
+            if _has_free_cpu():
+                _with_ray(jobs, progress)
+                return
+    processes = min(os.cpu_count() or 1, len(jobs), MOST_PROCESSES)
+    if processes > 1 and sum(job.source.size for job in jobs) >= POOL_LEAST_BYTES:
         _with_processes(jobs, progress, processes)
     else:
         for done, job in enumerate(jobs, 1):
@@ -49,6 +51,13 @@ def _is_connected() -> bool:
     """Whether this process is connected to a Ray cluster. Imports nothing: Ray is loaded where it is used."""
     ray = sys.modules.get("ray")
     return ray is not None and bool(ray.is_initialized())
+
+
+def _has_free_cpu() -> bool:
+    """False on a cluster whose CPUs are all in use, where tasks would wait for another run's end."""
+    import ray
+
+    return cluster.grows() or ray.available_resources().get("CPU", 0) >= 1
 
 
 def _with_ray(jobs: Sequence[Job], progress: Progress) -> None:
