@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -57,11 +59,26 @@ def test_all_workers_must_fit(monkeypatch: pytest.MonkeyPatch, free: int, enough
         require_memory(recipe.model, recipe.train, recipe.parallel)
 
 
-@pytest.mark.parametrize(("system", "peak"), [("linux", 7 * 1024), ("darwin", 7)])
-def test_peak_of_a_cpu_is_the_resident_set(monkeypatch: pytest.MonkeyPatch, system: str, peak: int) -> None:
-    monkeypatch.setattr(memory.sys, "platform", system)
+def test_peak_of_a_cpu_is_the_resident_set_of_this_process_alone() -> None:
+    """The parent holds half a gigabyte more than its child ever has."""
+    parent = """
+import subprocess, sys
+ballast = bytearray(b"x") * 2**29
+child = "import torch; from strata.training.memory import peak_memory; print(peak_memory(torch.device('cpu')))"
+alone = int(subprocess.run([sys.executable, "-c", child], capture_output=True, check=True, preexec_fn=lambda: None).stdout)
+from strata.training.memory import peak_memory
+import torch
+print(alone, peak_memory(torch.device("cpu")))
+"""
+    done = subprocess.run([sys.executable, "-c", parent], capture_output=True, check=True, text=True)
+    child, own = map(int, done.stdout.split())
+    assert 2**26 < child < own - 2**28
+
+
+def test_peak_of_a_cpu_on_macos_is_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory.sys, "platform", "darwin")
     monkeypatch.setattr(memory.resource, "getrusage", lambda _: SimpleNamespace(ru_maxrss=7))
-    assert peak_memory(torch.device("cpu")) == peak
+    assert peak_memory(torch.device("cpu")) == 7
 
 
 def test_peak_of_a_gpu_is_its_allocated_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import resource
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strata.planner.recipes import planned_peak, warning
@@ -43,9 +44,14 @@ def memory_warnings(model: ModelSection, train: TrainSection, parallel: Parallel
 
 
 def peak_memory(device: "torch.device") -> int:
-    """Peak of this process's GPU memory, or of its resident set on a CPU, which Linux counts in KiB and macOS in bytes."""
+    """Peak of this process's GPU memory in bytes, or of its resident set on a CPU."""
     if device.type == "cuda":
         import torch
 
         return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    if sys.platform == "darwin":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # Linux's ru_maxrss begins at the resident set of the process that started this one, which can be larger.
+    status = Path("/proc/self/status").read_text()
+    kib = next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))
+    return int(kib) * 1024
