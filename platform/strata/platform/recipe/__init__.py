@@ -1,0 +1,82 @@
+"""Recipe models: a pydantic model for each section of a recipe.
+
+Packages receive their section, never the whole recipe. `recipe_file.py` loads files, `extends` and overrides. `make docs` writes
+docs/reference/recipe.md from these models, so every field has a description.
+"""
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from strata.platform.recipe.data import DataKind, DataSection, DataSetSection
+from strata.platform.recipe.deploy import DeploySection
+from strata.platform.recipe.model import ArchitectureSection, ModelSection, MoESection, RopeScalingSection
+from strata.platform.recipe.parallel import Offload, ParallelSection, Schedule
+from strata.platform.recipe.section import Device, Section
+from strata.platform.recipe.serve import PoolSection, RemotePrefillSection, ServeSection
+from strata.platform.recipe.train import (
+    PROJECTIONS,
+    Kernels,
+    LoraSection,
+    Precision,
+    PreferenceLoss,
+    PreferenceSection,
+    Recompute,
+    SamplesSection,
+    TrainSection,
+)
+
+__all__ = [
+    "PROJECTIONS",
+    "ArchitectureSection",
+    "DataKind",
+    "DataSection",
+    "DataSetSection",
+    "DeploySection",
+    "Device",
+    "Kernels",
+    "LoraSection",
+    "MoESection",
+    "ModelSection",
+    "Offload",
+    "ParallelSection",
+    "PoolSection",
+    "Precision",
+    "PreferenceLoss",
+    "PreferenceSection",
+    "Recipe",
+    "Recompute",
+    "RemotePrefillSection",
+    "RopeScalingSection",
+    "SamplesSection",
+    "Schedule",
+    "Section",
+    "ServeSection",
+    "TrainSection",
+]
+
+
+class Recipe(Section):
+    """All sections of a run."""
+
+    model: ModelSection = Field(description="model shape")
+    data: DataSection = Field(DataSection(), description="corpus")
+    train: TrainSection = Field(description="optimization, evaluation and checkpoints")
+    parallel: ParallelSection = Field(ParallelSection(), description="parallel layout")
+    serve: ServeSection = Field(ServeSection(), description="endpoint")
+    deploy: DeploySection = Field(DeploySection(), description="Kubernetes deployment")
+
+    @model_validator(mode="after")
+    def batch_divides(self) -> Self:
+        share = self.parallel.data * self.train.micro_batch
+        if self.train.batch % share:
+            raise ValueError(
+                f"train.batch={self.train.batch} must be a multiple of data-parallel workers x train.micro_batch = {share}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def kernels_have_their_device(self) -> Self:
+        if self.train.kernels == "liger" and self.parallel.device != "gpu":
+            raise ValueError("train.kernels=liger runs on GPUs only: set it to strata or torch, or parallel.device to gpu")
+        return self

@@ -1,0 +1,139 @@
+"""Sections of the endpoint: pools, remote prefill, engine arguments."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from strata.platform.recipe.section import Device, NonNegative, Positive, Section
+
+OWN_ENGINE_ARGUMENTS = frozenset(
+    {
+        *("model", "served_model_name", "tokenizer", "dtype", "enforce_eager", "attention_backend", "attention_config"),
+        *("max_num_seqs", "max_num_batched_tokens", "enable_prefix_caching", "block_size", "gpu_memory_utilization"),
+        *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "distributed_executor_backend"),
+        *("kv_transfer_config", "reasoning_parser", "structured_outputs_config", "disable_log_stats"),
+        *("enable_logging_iteration_details", "enable_lora", "max_lora_rank"),
+    }
+)
+
+
+def _not_our_own(arguments: dict[str, Any]) -> dict[str, Any]:
+    if taken := sorted(OWN_ENGINE_ARGUMENTS & arguments.keys()):
+        raise ValueError(f"'{taken[0]}' is not set here: other keys of the recipe decide it, or the endpoint")
+    return arguments
+
+
+EngineArguments = Annotated[dict[str, Any], AfterValidator(_not_our_own)]
+
+
+class PoolSection(Section):
+    """Pool of engines, prefill or decode."""
+
+    replicas: NonNegative = Field(1, description="engine replicas; serve.prefill.replicas=0 is aggregated serving")
+    max_replicas: Positive | None = Field(None, description="replicas that the pool may scale up to under load; unset: fixed")
+    gpus: Annotated[float, Field(gt=0)] = Field(1.0, description="GPUs of a replica; below 1, replicas share a GPU")
+    tensor_parallel: Positive = Field(1, description="tensor-parallel size of an engine; equals gpus unless gpus is below 1")
+    gpu_memory: Annotated[float, Field(gt=0, lt=1)] = Field(0.9, description="share of each GPU's memory for an engine")
+    sm_share: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None, description="share of a GPU's multiprocessors for an engine (CUDA MPS); needs gpus below 1"
+    )
+    step_tokens: Positive | None = Field(
+        None,
+        description="prompt and stream tokens of one engine step; fewer: lower ITL, higher TTFT; unset: vLLM's default, but 2048 "
+        "(512 with serve.kernels=strata) for a GPU decode engine beside a prefill pool",
+    )
+    engine: EngineArguments = Field({}, description="further vLLM engine arguments of this pool; override serve.engine")
+
+    @property
+    def most(self) -> int:
+        return self.max_replicas or self.replicas
+
+    @model_validator(mode="after")
+    def bounds_are_in_order(self) -> Self:
+        if self.max_replicas is not None and not 0 < self.replicas <= self.max_replicas:
+            raise ValueError(f"replicas={self.replicas} must be between 1 and max_replicas={self.max_replicas}")
+        return self
+
+    @model_validator(mode="after")
+    def sharing_fits(self) -> Self:
+        if self.gpus < 1 and self.gpu_memory > self.gpus:
+            raise ValueError(f"gpu_memory={self.gpu_memory} must not exceed gpus={self.gpus} when replicas share a GPU")
+        if self.sm_share is not None and self.gpus >= 1:
+            raise ValueError(f"sm_share={self.sm_share} is for replicas that share a GPU (gpus below 1)")
+        if self.gpus >= 1 and self.gpus != self.tensor_parallel:
+            raise ValueError(
+                f"gpus={self.gpus} must equal tensor_parallel={self.tensor_parallel} (or be below 1 to share one GPU)"
+            )
+        return self
+
+
+class RemotePrefillSection(Section):
+    """Conditions under which the prefill pool prefills a prompt instead of the decode engine."""
+
+    when: Literal["cheaper", "always"] = Field(
+        "cheaper", description="cheaper: by measured rates and queues; always: whenever a prefill engine is up"
+    )
+    min_tokens: NonNegative = Field(256, description="uncached prompt tokens below which prefill stays local")
+    max_queue_s: Annotated[float, Field(gt=0)] = Field(
+        2.0, description="queue of a prefill engine above which prefill stays local"
+    )
+    stall_weight: Annotated[float, Field(ge=0)] = Field(
+        0.25, description="weight of a second of delay of each running stream, relative to the request's own delay"
+    )
+
+
+class ServeSection(Section):
+    """OpenAI-compatible endpoint."""
+
+    host: str = Field("127.0.0.1", description="address to listen on; loopback admits this machine only")
+    port: Annotated[int, Field(ge=1, le=65535)] = Field(8000, description="port of the endpoint")
+    allow_unauthenticated: bool = Field(
+        False, description="admit other machines without an API key (STRATA_API_KEYS_FILE); needed only if host is not loopback"
+    )
+    start_timeout_s: Positive | None = Field(
+        None, description="seconds until the engines must answer; unset: 600 on CPUs, 1800 on GPUs"
+    )
+    device: Device = Field("cpu", description="device of the engines")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="dtype of weights and activations")
+    adapter: Literal["merged", "apart"] = Field(
+        "merged", description="a LoRA run's export; merged: one model, apart: its base model and the adapter on it, by name"
+    )
+    eager: bool = Field(False, description="skip torch.compile: slower tokens, a much faster start")
+    kernels: Literal["vllm", "strata"] = Field(
+        "vllm", description="attention kernels of GPU engines: vLLM's own choice, or Strata's through a vLLM plugin"
+    )
+    kv_cache_gib: Positive = Field(1, description="KV cache of a CPU engine, in GiB; on GPUs gpu_memory decides")
+    max_sequences: Positive = Field(64, description="sequences that an engine runs concurrently")
+    max_queue: NonNegative = Field(256, description="sequences that may wait; further requests get 429 with Retry-After")
+    prefix_caching: bool = Field(True, description="reuse KV blocks of prompts with a common prefix")
+    tool_parser: str | None = Field(None, description="vLLM tool parser of the model, such as hermes")
+    reasoning_parser: str | None = Field(None, description="vLLM reasoning parser of the model")
+    engine: EngineArguments = Field(
+        {}, description="further vLLM engine arguments, such as {max_model_len: 8192, kv_cache_dtype: fp8}"
+    )
+    gateways: Positive = Field(1, description="gateway processes that share the port")
+    prefill: PoolSection = Field(PoolSection(), description="prefill engines")
+    decode: PoolSection = Field(PoolSection(), description="decode engines")
+    remote_prefill: RemotePrefillSection = Field(RemotePrefillSection(), description="choice between local and remote prefill")
+
+    @model_validator(mode="after")
+    def something_decodes(self) -> Self:
+        if self.decode.replicas == 0:
+            raise ValueError("decode.replicas=0 leaves no engine to answer; only prefill.replicas may be 0")
+        return self
+
+    @model_validator(mode="after")
+    def steps_hold_every_stream(self) -> Self:
+        for name, pool in (("prefill", self.prefill), ("decode", self.decode)):
+            if pool.step_tokens is not None and pool.step_tokens < self.max_sequences:
+                raise ValueError(
+                    f"{name}.step_tokens={pool.step_tokens} must be at least max_sequences={self.max_sequences}: "
+                    "a step has a token of each stream"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def kernels_have_a_gpu(self) -> Self:
+        if self.kernels == "strata" and self.device == "cpu":
+            raise ValueError("kernels=strata are Triton kernels for NVIDIA GPUs: set device=gpu, or kernels=vllm on a CPU")
+        return self
