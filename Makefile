@@ -14,10 +14,10 @@ TARGET ?= kind
 CRDS ?= .strata/kuberay-crds
 ARGS ?=
 STRATA := $(VENV)/bin/strata
-# Fast tests run in two processes, file by file. Slow ones use several processes themselves (tests/selection.py). pytest ends with
-# 5 if ARGS selects no test of a kind.
-FAST_TESTS = { $(VENV)/bin/pytest -m "not slow" -n 2 --dist loadfile $(ARGS) || [ $$? -eq 5 ]; }
-SLOW_TESTS = { $(VENV)/bin/pytest -m slow $(ARGS) || [ $$? -eq 5 ]; }
+# Two processes share the tests (tests/selection.py). pytest ends with 5 if ARGS selects no test of a kind.
+PYTEST = $(VENV)/bin/pytest -n 2
+FAST_TESTS = { $(PYTEST) -m "not slow" $(ARGS) || [ $$? -eq 5 ]; }
+SLOW_TESTS = { $(PYTEST) -m slow $(ARGS) || [ $$? -eq 5 ]; }
 TOOK = echo "make $@ took $$((SECONDS / 60)) min $$((SECONDS % 60)) s"
 export PYTHONUNBUFFERED := 1
 
@@ -107,7 +107,7 @@ crds: ## fetch KubeRay's definitions for 'strata deploy check' and the tests: ST
 check: setup ## lint, types and the fast tests: before every commit
 	@SECONDS=0; $(MAKE) --no-print-directory lint; $(FAST_TESTS); $(TOOK)
 
-test: setup ## lint, types and every test that needs no GPU (of the rare ones a third: ARGS="--rotation all")
+test: setup ## lint, types and every test that needs no GPU (of the rare ones a part: ARGS="--rotation all")
 	@SECONDS=0; platform/setup/redis "$(VENV)"; $(MAKE) --no-print-directory lint; $(FAST_TESTS); $(SLOW_TESTS); $(TOOK)
 
 test-gpu: setup ## run the tests that need a GPU

@@ -10,7 +10,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-from selection import pytest_addoption, pytest_collection_modifyitems, pytest_report_header  # noqa: F401  (hooks of pytest)
+from selection import (  # noqa: F401  (hooks of pytest)
+    pytest_addoption,
+    pytest_collection_modifyitems,
+    pytest_configure,
+    pytest_report_header,
+    pytest_xdist_make_scheduler,
+)
 from support import ROOT, STRATA, TINY, Served, start_serving
 from watching import Watch, watching
 

@@ -144,6 +144,7 @@ def test_run_learns_exports_and_repeats_steps_after_damage(small_recipe: Recipe,
     assert again.val_loss == summary.val_loss
 
 
+@pytest.mark.rotation
 @pytest.mark.usefixtures("on_shared_cluster")
 def test_run_resumes_in_another_layout_from_a_uri(small_recipe: Recipe, tmp_path: Path) -> None:
     def changed(**parallel: int) -> Recipe:

@@ -34,7 +34,7 @@ from strata.serving.api import openapi
 from strata.serving.api.requests import error_type
 
 SEED = int(os.environ.get("STRATA_FUZZ_SEED") or random.SystemRandom().randrange(2**32))
-REQUESTS = int(os.environ.get("STRATA_HOSTILE", "2000"))
+REQUESTS = int(os.environ.get("STRATA_HOSTILE", "1000"))
 LONGEST_PAUSE_S = 2.0
 MOST_GROWN_MIB = 300
 AT_ONCE = 24

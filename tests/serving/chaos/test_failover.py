@@ -44,6 +44,7 @@ def test_command_prints_missing_replicas_and_recovery(endpoint: Served, outcome:
     assert "The endpoint has recovered: 1 gateway, 1 prefill, 2 decode" in printed
 
 
+@pytest.mark.rotation
 @pytest.mark.timeout(600)
 def test_engine_death_without_its_replica_and_gateway_death(endpoint: Served, outcome: run.Outcome) -> None:
     requests = session.requests_for(endpoint.url, 60, seed=1)

@@ -74,6 +74,7 @@ def _engines() -> list[psutil.Process]:
     return [p for p in engines if p.info["ppid"] == 1]
 
 
+@pytest.mark.rotation
 def test_no_process_outlives_a_killed_command(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """conftest.py checks the same for a command that is stopped. This endpoint requires API keys, also for its warm-up."""
     file = tmp_path / "keys"
@@ -113,6 +114,7 @@ def _wait_until_claimed(port: int) -> None:
     raise AssertionError("the endpoint has not claimed its port")
 
 
+@pytest.mark.rotation
 def test_engine_death_during_the_start_ends_it(trained: Path) -> None:
     served, process = start_serving(trained, trained, "serve.prefill.replicas=0")
     try:

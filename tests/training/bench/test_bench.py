@@ -53,6 +53,7 @@ def test_one_and_two_workers_learn_alike_and_the_json_is_complete(small_recipe: 
     assert losses[1] < 6.2  # an untrained model is at log(512) = 6.24
 
 
+@pytest.mark.rotation
 def test_strata_does_the_same_work_as_the_bare_loop(small_recipe: Recipe, home: Path) -> None:
     recipe = changed(small_recipe, "parallel", workers=2)
     outcome = bench(recipe, Settings(steps=3, warmup=1, rounds=1), None)

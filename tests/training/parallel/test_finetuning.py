@@ -71,7 +71,8 @@ LAYOUTS = {
     "data x sequence, ZeRO-3": "workers=4 sequence=2 zero=3",
 }
 ALWAYS = (
-    ("qwen3", "tensor x pipeline", True, ""),
+    ("qwen3", "tensor", True, ""),
+    ("qwen3", "pipeline", True, ""),
     ("qwen3", "ZeRO-3", True, "LoRA"),
     ("qwen3", "data", False, ""),
     ("qwen3", "sequence", True, ""),
