@@ -34,7 +34,7 @@ SHAPE = ("model.layers=4", "model.kv_heads=4", "train.batch=8", "train.micro_bat
 MIXTURE = ("model.moe.experts=4", "model.moe.top_k=2", "model.moe.shared_ffn=32", "train.lr=1e-3")
 UNTIED = ("model.tie_embeddings=false",)
 
-# Every layout accumulates gradients: 8 sequences per step, 2 per micro-batch (1 in pipelines, which need more micro-batches), at
+# Every layout accumulates gradients: 8 sequences per step, 2 per micro-batch (1 in pipelines that would have too few of them), at
 # most 2 data-parallel workers.
 SINGLY = "train.micro_batch=1"
 DENSE = {
@@ -44,10 +44,10 @@ DENSE = {
     "ZeRO-3": "workers=2 zero=3",
     "tensor": "workers=2 tensor=2 zero=0",
     "data x tensor, ZeRO-3": "workers=4 tensor=2 zero=3",
-    "pipeline": f"workers=2 pipeline=2 zero=0 {SINGLY}",
+    "pipeline": "workers=2 pipeline=2 zero=0",
     "pipeline of 3, data, ZeRO-1": f"workers=6 pipeline=3 zero=1 {SINGLY}",
-    "DualPipeV": f"workers=2 pipeline=2 schedule=dualpipev zero=0 {SINGLY}",
-    "tensor x pipeline": f"workers=4 tensor=2 pipeline=2 zero=0 {SINGLY}",
+    "DualPipeV": "workers=2 pipeline=2 schedule=dualpipev zero=0",
+    "tensor x pipeline": "workers=4 tensor=2 pipeline=2 zero=0",
     "data x tensor x pipeline": f"workers=8 tensor=2 pipeline=2 zero=1 {SINGLY}",
     "data x tensor x DualPipeV": f"workers=8 tensor=2 pipeline=2 schedule=dualpipev zero=1 {SINGLY}",
     "sequence": "workers=2 sequence=2 zero=0",
@@ -55,7 +55,7 @@ DENSE = {
     "ZeRO-1, recompute all": "workers=2 zero=1 train.recompute=full",
     "ZeRO-3, recompute some": "workers=2 zero=3 train.recompute=selective",
     "tensor, recompute some": "workers=2 tensor=2 zero=1 train.recompute=selective",
-    "tensor x pipeline, recompute all": f"workers=4 tensor=2 pipeline=2 zero=1 train.recompute=full {SINGLY}",
+    "tensor x pipeline, recompute all": "workers=4 tensor=2 pipeline=2 zero=1 train.recompute=full",
     "ZeRO-2, offloaded optimizer": "workers=2 zero=2 offload=optimizer",
     "ZeRO-3, offloaded parameters": "workers=2 zero=3 offload=all",
 }
@@ -67,7 +67,7 @@ SPARSE = {
     "data x expert, ZeRO-2": "workers=4 expert=2 zero=2",
     "expert, ZeRO-3, recompute all": "workers=2 expert=2 zero=3 train.recompute=full",
 }
-UNSHARED = {"untied, pipeline": f"workers=2 pipeline=2 zero=1 {SINGLY}", "untied, tensor": "workers=2 tensor=2 zero=1"}
+UNSHARED = {"untied, pipeline": "workers=2 pipeline=2 zero=1", "untied, tensor": "workers=2 tensor=2 zero=1"}
 
 LAYOUTS = {
     **{name: (SHAPE, layout) for name, layout in DENSE.items()},

@@ -55,7 +55,6 @@ MODELS = {
     "qwen3_moe": replace(ROWS["qwen3_moe"], values=ROWS["qwen3_moe"].values | LAYERS),
     "gpt_oss": replace(ROWS["gpt_oss"], values=ROWS["gpt_oss"].values | LAYERS),
 }
-SINGLY = "train.micro_batch=1"
 LAYOUTS = {
     "one worker": "workers=1",
     "data": "workers=2 zero=0",
@@ -64,9 +63,9 @@ LAYOUTS = {
     "ZeRO-3": "workers=2 zero=3",
     "ZeRO-3, recompute all": "workers=2 zero=3 train.recompute=full",
     "tensor": "workers=2 tensor=2 zero=0",
-    "pipeline": f"workers=2 pipeline=2 zero=0 {SINGLY}",
-    "DualPipeV": f"workers=2 pipeline=2 schedule=dualpipev zero=0 {SINGLY}",
-    "tensor x pipeline": f"workers=4 tensor=2 pipeline=2 zero=0 {SINGLY}",
+    "pipeline": "workers=2 pipeline=2 zero=0",
+    "DualPipeV": "workers=2 pipeline=2 schedule=dualpipev zero=0",
+    "tensor x pipeline": "workers=4 tensor=2 pipeline=2 zero=0",
     "sequence": "workers=2 sequence=2 zero=0",
     "data x sequence, ZeRO-3": "workers=4 sequence=2 zero=3",
 }
