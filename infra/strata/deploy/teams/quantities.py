@@ -4,8 +4,9 @@ import math
 from collections.abc import Mapping
 from fractions import Fraction
 
-SUFFIXES = {"m": Fraction(1, 1000), "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-SUFFIXES |= {f"{letter}i": 2 ** (10 * power) for power, letter in enumerate("KMGTP", start=1)}
+SUFFIXES = {"m": Fraction(1, 1000)}
+SUFFIXES |= {letter: Fraction(1000**power) for power, letter in enumerate("kMGTP", start=1)}
+SUFFIXES |= {f"{letter}i": Fraction(1024**power) for power, letter in enumerate("KMGTP", start=1)}
 GIB = 2**30
 
 Amounts = dict[str, Fraction]
