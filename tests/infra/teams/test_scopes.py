@@ -16,6 +16,7 @@ from strata.deploy.render import Order
 from strata.deploy.teams.scopes import LABEL_VALUE, SHARED_KINDS, place, run_label, run_name
 from strata.deploy.validate import problems
 from strata.platform import recipe_file
+from strata.platform.errors import UserError
 from strata.platform.recipe import DeploySection
 from strata.platform.runs import NAME
 
@@ -29,16 +30,27 @@ LARGER = {"gke": ["parallel.workers=64", "train.batch=64"], "ack": ["parallel.wo
 TEAMS = ("strata", "research")
 
 
+@functools.cache
 def components(target: str, preferred: tuple[str, ...]) -> tuple[str, ...]:
-    """All components of a target that go together; of mutually exclusive ones, the preferred one."""
-    rivals = [set(each) for each in render.EXCLUDE_EACH_OTHER]
-    chosen = list(preferred)
+    """All components that a target and both sizes of a run accept together, the preferred ones first."""
+    chosen = preferred
     for name in render.components_known():
-        on_target = target in render.ONLY_ON.get(name, ((target,), ""))[0]
-        fits = not any(name in each and each & set(chosen) - {name} for each in rivals)
-        if name not in chosen and on_target and fits and name not in render.NEEDS:
-            chosen.append(name)
-    return tuple(chosen)
+        if name not in chosen and all(accepts(target, (*chosen, name), larger) for larger in (False, True)):
+            chosen = (*chosen, name)
+    return chosen
+
+
+def accepts(target: str, chosen: tuple[str, ...], larger: bool) -> bool:
+    """True if a rendering starts to build its manifests, before which it rejects components."""
+    recipe, overrides = RECIPES[target]
+    loaded = recipe_file.load(recipe, [*overrides, *(LARGER[target] if larger else [])])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(render, "build", lambda *_: [])
+        try:
+            render.render(Order(target, loaded, "one", chosen, None, IMAGE))
+        except UserError:
+            return False
+    return True
 
 
 @functools.cache
@@ -77,8 +89,9 @@ def key(document: Document) -> tuple[str, str | None, str]:
 
 
 FLEX = ("kueue", "flex-start", "monitoring-gke")
-CASES: list[tuple[str, tuple[str, ...], int | None]] = [(target, ("kueue",), 64) for target in RECIPES]
+CASES: list[tuple[str, tuple[str, ...], int | None]] = [("ack", ("kueue",), 64), ("kind", ("kueue",), 64)]
 CASES += [
+    ("gke", ("kueue", "reservation"), 64),
     ("gke", FLEX, None),
     ("gke", FLEX, 64),
     ("ack", ("volcano", "nvml", "monitoring-arms"), None),
