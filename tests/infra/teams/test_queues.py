@@ -97,6 +97,21 @@ def test_queues_of_runs_neither_lend_nor_borrow() -> None:
             assert set(quota(queue, key).values()) == {0}
 
 
+@pytest.mark.parametrize(
+    ("only", "names"),
+    [
+        (None, {"strata.strata.deployment", "strata.strata-demo.flex-start"}),
+        ("train", {"strata.strata-demo.flex-start"}),
+        ("lab", {"strata.strata.deployment"}),
+    ],
+)
+def test_only_queues_with_clusters_are_rendered(only: str | None, names: set[str]) -> None:
+    order = Order("gke", recipe_file.load("8xh100", GKE), "demo", ("kueue", "flex-start"), only, IMAGE)
+    found = render.render(order)
+    assert {each["metadata"]["name"] for each in found if each["kind"] == "ClusterQueue"} == names
+    assert {f"strata.{each['metadata']['name']}" for each in found if each["kind"] == "LocalQueue"} == names
+
+
 def test_an_endpoints_queue_does_not_depend_on_the_run() -> None:
     """Kueue does not let a running Ray object change its queue."""
     one, other = (find(rendered(*GKE, run=run, only="serve"), "RayService") for run in ("one", "other"))

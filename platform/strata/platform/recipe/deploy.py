@@ -10,9 +10,7 @@ from strata.platform.recipe.section import NonNegative, Positive, Section
 class DeploySection(Section):
     """Kubernetes deployment by `strata deploy`. A laptop needs none of it."""
 
-    name: str = Field(
-        "strata", description="name of the endpoint; a job is <name>-<run>, the interactive cluster <name>-lab"
-    )
+    name: str = Field("strata", description="name of the endpoint; a job is <name>-<run>, the interactive cluster <name>-lab")
     namespace: str = Field("strata", description="namespace of the team: its runs, storage, service accounts and queue")
     image: str | None = Field(None, description="container image, with an immutable tag or digest")
     storage: str | None = Field(None, description="storage behind /mnt/strata: a bucket on GKE, a NAS mount target on ACK")
