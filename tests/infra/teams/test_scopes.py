@@ -148,7 +148,7 @@ def strings(node: Any, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...]
 
 def test_a_budget_protects_only_the_pods_of_its_run() -> None:
     """Kubernetes evicts no pod that two budgets select."""
-    found = side_by_side("gke", ("kueue",), None)
+    found = side_by_side("ack", ("kueue",), 64)
     for (namespace, name, run), objects in found.items():
         for budget in (document for document in objects if document["kind"] == "PodDisruptionBudget"):
             selector = budget["spec"]["selector"]["matchLabels"]
@@ -167,28 +167,19 @@ def test_a_budget_protects_only_the_pods_of_its_run() -> None:
 
 
 def test_volumes_of_teams_are_apart() -> None:
-    for target in ("gke", "ack"):
-        volumes = {
-            namespace: [
-                d
-                for d in rendered(target, ("kueue",), namespace, "strata", "one", None, False, None)
-                if "csi" in d.get("spec", {})
-            ]
-            for namespace in TEAMS
-        }
-        for namespace, found in volumes.items():
-            assert {volume["metadata"]["name"] for volume in found} >= {f"{namespace}-store"}
-            assert all(volume["spec"]["claimRef"]["namespace"] == namespace for volume in found)
-            if target == "ack":
-                [volume] = found
-                assert volume["spec"]["csi"]["volumeHandle"] == f"{namespace}-store"
-                assert volume["spec"]["csi"]["volumeAttributes"]["path"] == f"/{namespace}"
-    [claim] = [
-        d
-        for d in rendered("ack", ("kueue",), "research", "strata", "one", None, False, None)
-        if d["kind"] == "PersistentVolumeClaim"
-    ]
-    assert claim["spec"]["volumeName"] == "research-store"
+    for target, preferred in (("gke", FLEX), ("ack", ("kueue",))):
+        for namespace in TEAMS:
+            found = rendered(target, preferred, namespace, "strata", "one", None, False, 64)
+            volumes = [document for document in found if document["kind"] == "PersistentVolume"]
+            claims = {each["metadata"]["name"]: each for each in found if each["kind"] == "PersistentVolumeClaim"}
+            assert f"{namespace}-store" in {volume["metadata"]["name"] for volume in volumes}
+            for volume in volumes:
+                claimed = volume["spec"]["claimRef"]
+                assert claimed["namespace"] == namespace
+                assert claims[claimed["name"]]["spec"]["volumeName"] == volume["metadata"]["name"]
+                if target == "ack":
+                    assert volume["spec"]["csi"]["volumeHandle"] == f"{namespace}-store"
+                    assert volume["spec"]["csi"]["volumeAttributes"]["path"] == f"/{namespace}"
 
 
 # Names
