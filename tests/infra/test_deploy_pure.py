@@ -35,8 +35,8 @@ def accepts(chosen: Recipe, target: targets.Target = GKE, *parts: str, run: str 
 
 
 @pytest.mark.parametrize(("length", "accepted"), [(1, True), (41, True), (42, False)])
-def test_the_longest_name_leaves_space_for_the_suffix_of_the_job(length: int, accepted: bool) -> None:
-    """KubeRay allows 47 characters for a RayJob; `-train` has 6."""
+def test_the_longest_name_leaves_space_for_a_digest_of_the_run(length: int, accepted: bool) -> None:
+    """KubeRay allows 47 characters for a RayJob; '-' and a digest have 6."""
     assert accepts(recipe(deploy={"name": "a" * length})) is accepted
 
 

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from strata.deploy.fill import fill
-from strata.deploy.layout import Group, engines_per_pod, plan
+from strata.deploy.layout import Group, engines_per_pod, head_growth, plan
 from strata.deploy.targets import TARGETS, GpuType, Machine, Target
 from strata.platform.errors import UserError
 from strata.platform.recipe import PoolSection, Recipe
@@ -220,6 +220,7 @@ def test_machines_of_the_clouds() -> None:
         "ack l20": (15, 240, 1920),
         "ack a100": (15, 240, 1875),
         "ack h20": (15, 360, 1920),
+        "ack rtx-pro-5000": (15, 480, 2880),
     }
 
 
@@ -261,7 +262,8 @@ def workers(name: str, template: dict[str, Any]) -> dict[str, Any]:
 def ray_object(kind: str, *groups: dict[str, Any], **spec: Any) -> dict[str, Any]:
     cluster = {"headGroupSpec": {"template": pod({"cpu": "2"}, {"cpu": "2"})}, "workerGroupSpecs": list(groups)}
     inside = {"RayJob": {"rayClusterSpec": cluster}, "RayService": {"rayClusterConfig": cluster}, "RayCluster": cluster}[kind]
-    return {"kind": kind, "metadata": {"name": "before"}, "spec": {**inside, **spec}}
+    name = {"RayJob": "strata-train", "RayService": "strata", "RayCluster": "strata-lab"}[kind]
+    return {"kind": kind, "metadata": {"name": name}, "spec": {**inside, **spec}}
 
 
 def plain(kind: str, name: str, **fields: Any) -> dict[str, Any]:
@@ -277,7 +279,6 @@ def test_worker_groups_are_sized() -> None:
     selector = {"node.kubernetes.io/instance-type": "old", "cloud.google.com/gke-accelerator": "old", "zone": "a"}
     template = pod({GPU: "1", "cpu": "1", "disk": "5Gi"}, {GPU: "1", "memory": "1Gi", "disk": "9Gi"}, selector)
     job = filled(ray_object("RayJob", workers("workers", template), workers("others", template)), {"train": TRAIN})
-    assert job["metadata"]["name"] == "mine-train"
     assert job["spec"]["entrypoint"] == "strata train --recipe /etc/strata/recipe.yaml --run first --or-resume"
     sized, other = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
     assert (sized["minReplicas"], sized["replicas"], sized["maxReplicas"]) == (2, 3, 4)
@@ -295,7 +296,6 @@ def test_worker_groups_are_sized() -> None:
 def test_pods_without_gpus_leave_their_requests_and_drop_a_gpu_limit() -> None:
     template = pod({"cpu": "1", "memory": "1Gi"}, {GPU: "1", "cpu": "9"})
     cluster = filled(ray_object("RayCluster", workers("workers", template)), {"lab": Group(0, 0, 1, cpus=2, memory_gib=3)})
-    assert cluster["metadata"]["name"] == "mine-lab"
     [sized] = cluster["spec"]["workerGroupSpecs"]
     assert sized["template"]["spec"]["nodeSelector"] == {}
     assert sized["template"]["spec"]["containers"][0]["resources"] == {
@@ -316,7 +316,6 @@ def test_a_service_has_its_pools_its_model_and_a_mark_of_its_settings() -> None:
     template = pod({GPU: "1"}, {GPU: "1"})
     service = ray_object("RayService", workers("prefill", template), workers("decode", template), serveConfigV2=config)
     made = filled(service, {"prefill": PREFILL, "decode": DECODE})
-    assert made["metadata"]["name"] == "mine"
     prefill, decode = made["spec"]["rayClusterConfig"]["workerGroupSpecs"]
     assert (prefill["replicas"], prefill["maxReplicas"], decode["replicas"], decode["maxReplicas"]) == (3, 5, 4, 7)
     assert prefill["resources"] == {"strata-gateway": "1", "strata-prefill": "1"}
@@ -347,37 +346,37 @@ def test_the_disruption_budget_covers_the_head_and_every_worker() -> None:
     assert filled(serving, {"train": TRAIN}) == serving
 
 
-def queue(*names: str) -> dict[str, Any]:
-    resources = [{"name": name, "nominalQuota": "before"} for name in names]
-    return plain("ClusterQueue", "strata", spec={"resourceGroups": [{"flavors": [{"name": "any", "resources": resources}]}]})
+@pytest.mark.parametrize(
+    ("pods", "cpus", "gib"), [(0, 0, 0), (7, 0, 0), (8, 0, 1), (31, 0, 3), (32, 1, 4), (128, 4, 16), (2000, 62, 250)]
+)
+def test_a_head_grows_with_the_number_of_pods(pods: int, cpus: int, gib: int) -> None:
+    assert head_growth(pods) == (cpus, gib)
 
 
-def quota(groups: dict[str, Group], nodes: int | None = None) -> dict[str, str]:
-    made = filled(queue("cpu", "memory", GPU, "disk"), groups, recipe(deploy={"nodes": nodes}))
-    [flavor] = made["spec"]["resourceGroups"][0]["flavors"]
-    return {resource["name"]: resource["nominalQuota"] for resource in flavor["resources"]}
+def test_the_head_of_every_ray_object_grows_with_the_most_pods_of_its_groups() -> None:
+    small, large = {"cpu": "500m", "memory": "1536Mi", "disk": "1Gi"}, {"cpu": "2", "memory": "8Gi"}
+    service = ray_object(
+        "RayService",
+        workers("prefill", pod({GPU: "1"}, {GPU: "1"})),
+        workers("decode", pod({GPU: "1"}, {GPU: "1"})),
+        serveConfigV2="applications: []",
+    )
+    head = service["spec"]["rayClusterConfig"]["headGroupSpec"]["template"]["spec"]["containers"][0]
+    head["resources"] = {"requests": small, "limits": large}
 
+    def grown(prefill: int, decode: int) -> dict[str, Any]:
+        made = filled(service, {"prefill": Group(0, 1, prefill, gpus=1), "decode": Group(0, 1, decode, gpus=1)})
+        found: dict[str, Any] = made["spec"]["rayClusterConfig"]["headGroupSpec"]["template"]["spec"]["containers"][0][
+            "resources"
+        ]
+        return found
 
-def test_the_quota_admits_the_largest_cluster_with_its_heads() -> None:
-    # RayService: 5 pods x 2 GPUs and 7 x 4 are 38. RayJob: 4 x 8 are 32. The pools may not run beside training.
-    # CPUs per GPU: 20, 23.5, 22.5. 38 x 23.5 are 893, beside 24 of the heads. GiB per GPU: 100, 200.5, 400.25.
-    # 38 x 400.25 are 15209.5, rounded up, beside 64.
-    groups = {"train": TRAIN, "prefill": PREFILL, "decode": DECODE}
-    assert quota(groups) == {GPU: "38", "cpu": "917", "memory": "15274Gi", "disk": "before"}
-    # RayJob alone: 32 x 20 + 24 and 32 x 100 + 64.
-    assert quota({"train": TRAIN}) == {GPU: "32", "cpu": "664", "memory": "3264Gi", "disk": "before"}
-
-
-@pytest.mark.parametrize(("nodes", "gpus"), [(3, "38"), (5, "40"), (6, "48")])
-def test_the_quota_is_all_of_the_set_nodes_but_never_below_the_largest_cluster(nodes: int, gpus: str) -> None:
-    # The largest node has 8 GPUs.
-    assert quota({"train": TRAIN, "prefill": PREFILL, "decode": DECODE}, nodes)[GPU] == gpus
-
-
-def test_groups_on_cpus_have_no_part_in_the_quota() -> None:
-    on_cpus = Group(0, 9, 9, cpus=3, memory_gib=5, engines=1)
-    assert quota({"train": TRAIN, "decode": on_cpus}) == quota({"train": TRAIN})
-    assert quota({"decode": on_cpus}) == {GPU: "before", "cpu": "before", "memory": "before", "disk": "before"}
+    assert grown(3, 4) == {"requests": small, "limits": large}
+    # 40 pods: a CPU and 5 GiB.
+    assert grown(30, 10) == {
+        "requests": {"cpu": "1500m", "memory": "6656Mi", "disk": "1Gi"},
+        "limits": {"cpu": "3", "memory": "13Gi"},
+    }
 
 
 def test_the_volume_names_the_storage_where_its_driver_reads_it() -> None:

@@ -13,10 +13,9 @@ import typer
 import yaml
 from typer.testing import CliRunner
 
-from strata.deploy import changes, commands, documents, kubectl, layout, render, targets
+from strata.deploy import changes, commands, documents, kubectl, render
 from strata.deploy.fill import fill
 from strata.deploy.kuberay.rules import findings
-from strata.deploy.names import PARTS
 from strata.deploy.render import Order
 from strata.deploy.validate import problems
 from strata.platform import recipe_file
@@ -100,7 +99,7 @@ def test_every_image_and_the_recipe_are_filled_in(target: str) -> None:
     ]
     assert set(images) == {IMAGE}
     assert len(images) >= 8  # three heads, four worker groups, and the job's submitter
-    inside = recipe_file.check(yaml.safe_load(objects["ConfigMap/strata-recipe"]["data"]["recipe.yaml"]), "deployed")
+    inside = recipe_file.check(yaml.safe_load(objects["ConfigMap/strata-first-recipe"]["data"]["recipe.yaml"]), "deployed")
     recipe, overrides = ORDERS[target]
     assert inside.model == recipe_file.load(recipe, overrides).model
     assert (inside.serve.host, inside.serve.port, inside.serve.gateways) == ("0.0.0.0", 8000, 1)
@@ -108,7 +107,7 @@ def test_every_image_and_the_recipe_are_filled_in(target: str) -> None:
 
 def test_training_job_on_two_nodes() -> None:
     objects = rendered("gke")
-    job = objects["RayJob/strata-train"]
+    job = objects["RayJob/strata-first"]
     assert job["spec"]["entrypoint"] == "strata train --recipe /etc/strata/recipe.yaml --run first --or-resume"
     workers = group(job, "workers")
     assert (workers["minReplicas"], workers["replicas"], workers["maxReplicas"]) == (2, 2, 2)
@@ -117,7 +116,7 @@ def test_training_job_on_two_nodes() -> None:
     selector = workers["template"]["spec"]["nodeSelector"]
     assert selector["cloud.google.com/gke-accelerator"] == "nvidia-h100-80gb"
     assert selector["node.kubernetes.io/instance-type"] == "a3-highgpu-8g"
-    assert objects["PodDisruptionBudget/strata-train"]["spec"]["minAvailable"] == 3  # the head and both workers
+    assert objects["PodDisruptionBudget/strata-first-train"]["spec"]["minAvailable"] == 3  # the head and both workers
 
 
 def test_service_with_two_pools() -> None:
@@ -186,6 +185,28 @@ def test_unset_settings_are_noted_by_render_and_rejected_by_apply(cluster: Any) 
     assert "note" not in strata_deploy("render", *GKE).stderr
 
 
+@pytest.mark.parametrize(("target", "grace", "drain"), [("gke", 15, "10"), ("ack", 120, "115")])
+def test_pods_on_spot_nodes_use_the_notice_of_their_cloud(target: str, grace: int, drain: str) -> None:
+    recipe, overrides = ORDERS[target]
+    order = Order(target, recipe_file.load(recipe, overrides), "first", ("spot",), image=IMAGE)
+    for document in (each for each in render.render(order) if each["kind"] in documents.RAY_KINDS):
+        for spec in documents.worker_groups(document):
+            pod = spec["template"]["spec"]
+            [found] = [variable["value"] for variable in pod["containers"][0]["env"] if variable["name"] == "STRATA_DRAIN_S"]
+            assert ((pod["terminationGracePeriodSeconds"], found) == (grace, drain)) is (spec["groupName"] != "decode")
+
+
+def test_the_reservation_of_the_recipe_is_selected(cluster: Any) -> None:
+    words = [*GKE, "--with", "reservation"]
+    assert "deploy.reservation, the name of the reservation, is not set" in strata_deploy("render", *words).stderr
+    cluster()
+    with pytest.raises(UserError, match=r"cannot be applied: deploy\.reservation"):
+        strata_deploy("apply", "--yes", *words)
+    found = list(yaml.safe_load_all(strata_deploy("render", *words, "deploy.reservation=mine").stdout))
+    selectors = [spec["template"]["spec"]["nodeSelector"] for document in found for spec in documents.worker_groups(document)]
+    assert len(selectors) == 4 and {each["cloud.google.com/reservation-name"] for each in selectors} == {"mine"}
+
+
 def test_storage_name_is_filled_in() -> None:
     assert rendered("gke")["PersistentVolume/strata-store"]["spec"]["csi"]["volumeHandle"] == "my-bucket"
     volume = rendered("ack")["PersistentVolume/strata-store"]["spec"]["csi"]
@@ -193,7 +214,7 @@ def test_storage_name_is_filled_in() -> None:
 
 
 def test_kind_has_no_gpu_limit_and_the_overlays_requests() -> None:
-    workers = group(rendered("kind")["RayJob/strata-train"], "workers")
+    workers = group(rendered("kind")["RayJob/strata-first"], "workers")
     assert limits(workers)["cpu"] == "2"
     assert "nvidia.com/gpu" not in limits(workers)
     assert workers["template"]["spec"]["containers"][0]["resources"]["requests"]["cpu"] == "1"
@@ -211,8 +232,7 @@ def test_kind_has_no_gpu_limit_and_the_overlays_requests() -> None:
 )
 def test_accepted_recipes_meet_the_operators_rules(overrides: list[str]) -> None:
     recipe = recipe_file.load("8xh100", [*GPU, *overrides])
-    groups = layout.plan(recipe, targets.find("gke"), PARTS)
-    for document in fill(list(rendered("gke").values()), recipe, groups, "demo"):
+    for document in render.render(Order("gke", recipe, "demo", image=IMAGE)):
         if document["kind"] in documents.RAY_KINDS:
             assert list(findings(document)) == []
             assert document["metadata"]["name"].startswith(recipe.deploy.name)
@@ -228,21 +248,6 @@ def test_the_guides_recipe_selects_the_guides_nodes(root: Path, tmp_path: Path, 
         for spec in documents.worker_groups(document):
             assert spec["template"]["spec"]["nodeSelector"]["node.kubernetes.io/instance-type"] == machine
             assert limits(spec)["nvidia.com/gpu"] == "1"
-
-
-@pytest.mark.parametrize(
-    ("overrides", "gpus"), [([], 8), (["parallel.workers=64", "train.batch=64"], 64), (["deploy.nodes=4"], 32)], ids=str
-)
-def test_kueues_quota_admits_the_deployed_clusters(overrides: list[str], gpus: int) -> None:
-    recipe = recipe_file.load("8xh100", [*GPU, *overrides])
-    order = Order("gke", recipe, "demo", ("kueue",), image=IMAGE)
-    objects = {documents.title(document): document for document in render.render(order)}
-    [resources] = objects["ClusterQueue/strata"]["spec"]["resourceGroups"]
-    quota = {resource["name"]: resource["nominalQuota"] for resource in resources["flavors"][0]["resources"]}
-    assert quota["nvidia.com/gpu"] == str(gpus)
-    workers = group(objects["RayJob/strata-train"], "workers")
-    assert int(quota["cpu"]) > workers["replicas"] * int(limits(workers)["cpu"])
-    assert int(quota["memory"].removesuffix("Gi")) > workers["replicas"] * int(limits(workers)["memory"].removesuffix("Gi"))
 
 
 def test_pod_templates_change_with_the_serving_settings() -> None:
@@ -293,7 +298,7 @@ def test_render_to_a_single_file(tmp_path: Path) -> None:
 def test_check_reports_missing_schemas(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("STRATA_KUBERAY_CRDS", raising=False)
     output = strata_deploy("check", *GKE).stdout
-    assert "RayJob/strata-train" in output
+    assert "RayJob/strata-8xh100" in output
     assert "checked by KubeRay's rules, not by its schemas" in output
     assert "nothing wrong" in output
 
@@ -358,6 +363,8 @@ def test_apply_with_yes_and_without_changes(cluster: Any) -> None:
     ("words", "cause", "fix"),
     [
         (["--with", "volcano,kueue"], "exclude each other", "Remove all but one"),
+        (["--with", "flex-start"], "flex-start needs the component kueue", "--with kueue,flex-start"),
+        (["--with", "spot,reservation"], "a node is bought in one way", "Remove all but one"),
         (["--with", "dcgm,nvml"], "both would report the same GPUs", "Remove all but one"),
         (["--with", "monitoring,monitoring-gke"], "both would scrape the same pods", "Remove all but one"),
         (["--with", "monitoring-gke,monitoring-arms"], "both would scrape the same pods", "Remove all but one"),

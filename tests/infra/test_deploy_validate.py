@@ -48,7 +48,7 @@ def reference_problems(found: list[dict[str, Any]]) -> list[tuple[str, str]]:
 
 
 def job(objects: Objects) -> Any:
-    return objects["RayJob/strata-train"]
+    return objects["RayJob/strata-demo"]
 
 
 def job_pod(objects: Objects) -> Any:
@@ -72,7 +72,7 @@ def monitor(labels: dict[str, str], port: str) -> dict[str, Any]:
     }
 
 
-POD = "RayJob/strata-train: spec.rayClusterSpec.workerGroupSpecs[0].template.spec"
+POD = "RayJob/strata-demo: spec.rayClusterSpec.workerGroupSpecs[0].template.spec"
 
 
 def test_rendered_objects_are_valid() -> None:
@@ -101,8 +101,8 @@ def test_combined_components_are_valid(target: str, recipe: str, overrides: list
     ("change", "path", "expected"),
     [
         (
-            lambda o: o["PodDisruptionBudget/strata-train"]["spec"].update(minimum=1),
-            "PodDisruptionBudget/strata-train: spec",
+            lambda o: o["PodDisruptionBudget/strata-demo-train"]["spec"].update(minimum=1),
+            "PodDisruptionBudget/strata-demo-train: spec",
             "'minimum' was unexpected",
         ),
         (
@@ -111,8 +111,8 @@ def test_combined_components_are_valid(target: str, recipe: str, overrides: list
             "is not of type",
         ),
         (
-            lambda o: o["ConfigMap/strata-recipe"]["data"].update(number=1),
-            "ConfigMap/strata-recipe: data.number",
+            lambda o: o["ConfigMap/strata-demo-recipe"]["data"].update(number=1),
+            "ConfigMap/strata-demo-recipe: data.number",
             "1 is not of type",
         ),
         (lambda o: o["Namespace/strata"].pop("apiVersion"), "Namespace/strata: apiVersion", "is missing"),
@@ -130,8 +130,8 @@ def test_core_objects(change: Callable[[Objects], Any], path: str, expected: str
     ("change", "path", "expected"),
     [
         (
-            lambda o: o["RayJob/strata-train"]["spec"].update(entryPoint="x"),
-            "RayJob/strata-train: spec",
+            lambda o: o["RayJob/strata-demo"]["spec"].update(entryPoint="x"),
+            "RayJob/strata-demo: spec",
             "'entryPoint' was unexpected",
         ),
         (lambda o: job_pod(o).update(node_selector={}), POD, "'node_selector' was unexpected"),
@@ -145,7 +145,7 @@ def test_core_objects(change: Callable[[Objects], Any], path: str, expected: str
         (lambda o: job_container(o)["ports"].append({"containerPort": 8080}), f"{POD}.containers[0].ports[1]", "occurs twice"),
         (
             lambda o: job(o)["metadata"].update(labels={"a": 1}),
-            "RayJob/strata-train: metadata.labels.a",
+            "RayJob/strata-demo: metadata.labels.a",
             "1 is not of type 'string'",
         ),
         (
@@ -176,7 +176,7 @@ def test_a_quantity_may_be_a_number() -> None:
             "more than maxSurgePercent",
         ),
         (
-            lambda o: o["RayJob/strata-train"]["metadata"].update(name="x" * 48),
+            lambda o: o["RayJob/strata-demo"]["metadata"].update(name="x" * 48),
             f"RayJob/{'x' * 48}: metadata.name",
             "may have 47",
         ),
@@ -206,14 +206,14 @@ def test_a_malformed_ray_object_is_rejected_without_crds() -> None:
     ("change", "path", "expected"),
     [
         (lambda o: o.pop("ServiceAccount/strata-serve"), None, "ServiceAccount strata-serve is not among the objects"),
-        (lambda o: o.pop("ConfigMap/strata-recipe"), None, "ConfigMap strata-recipe is not among the objects"),
+        (lambda o: o.pop("ConfigMap/strata-demo-recipe"), None, "ConfigMap strata-demo-recipe is not among the objects"),
         (lambda o: o.pop("PersistentVolumeClaim/strata-store"), None, "PersistentVolumeClaim strata-store is not among"),
         (
             lambda o: job_container(o)["env"].append(
-                {"name": "A", "valueFrom": {"configMapKeyRef": {"name": "strata-recipe", "key": "other.yaml"}}}
+                {"name": "A", "valueFrom": {"configMapKeyRef": {"name": "strata-demo-recipe", "key": "other.yaml"}}}
             ),
             f"{POD}.containers[0].env[5].valueFrom.configMapKeyRef",
-            "ConfigMap strata-recipe has no key other.yaml",
+            "ConfigMap strata-demo-recipe has no key other.yaml",
         ),
         (
             lambda o: job_container(o)["env"].append(

@@ -15,6 +15,7 @@ import yaml
 from support import ROOT
 
 from strata.deploy import render
+from strata.deploy.kuberay.rules import findings
 from strata.deploy.validate import problems
 from strata.platform import recipe_file
 
@@ -36,9 +37,9 @@ def together(preferred: set[str]) -> tuple[str, ...]:
 
 
 ALL = [
-    together({"volcano", "nvml", "monitoring"}),
+    together({"volcano", "nvml", "monitoring", "spot"}),
     together({"kueue", "dcgm", "monitoring-gke"}),
-    together({"kueue", "dcgm", "monitoring-arms"}),
+    together({"kueue", "dcgm", "monitoring-arms", "reservation"}),
 ]
 # Every overlay with all compatible components, and each component alone on GKE, because it must not depend on another.
 BUILDS: list[tuple[str, tuple[str, ...]]] = [(overlay, components) for overlay in OVERLAYS for components in [(), *ALL]]
@@ -196,7 +197,27 @@ def test_disruption_budgets_use_integer_min_available(overlay: str) -> None:
 def test_a_retried_job_resumes_and_releases_its_gpus() -> None:
     spec = find(build("gke"), "RayJob/strata-train")["spec"]
     assert spec["entrypoint"].endswith("--or-resume") and spec["backoffLimit"] > 0
-    assert spec["shutdownAfterJobFinishes"] and "deletionStrategy" not in spec and "suspend" not in spec
+    assert "suspend" not in spec and "shutdownAfterJobFinishes" not in spec
+    rules = {(rule["policy"], *sorted(rule["condition"].items())) for rule in spec["deletionStrategy"]["deletionRules"]}
+    ends = [("jobStatus", "SUCCEEDED"), ("jobDeploymentStatus", "Failed")]
+    assert rules == {
+        (policy, end, ("ttlSeconds", s)) for policy, s in (("DeleteWorkers", 0), ("DeleteCluster", 600)) for end in ends
+    }
+    assert 600 < spec["preRunningDeadlineSeconds"] <= 3600, (
+        "longer than nodes need to start, and no longer than an hour of idle GPUs"
+    )
+
+
+def test_a_suspended_job_saves_a_checkpoint_and_can_be_suspended() -> None:
+    """Kueue preempts a job by `suspend`. KubeRay then deletes the Ray cluster: only the head's preStop hook stops the run."""
+    job = find(build("gke", ("kueue",)), "RayJob/strata-train")
+    assert job["spec"]["shutdownAfterJobFinishes"] is True and job["spec"]["ttlSecondsAfterFinished"] == 0
+    assert "deletionStrategy" not in job["spec"]
+    assert list(findings(job | {"spec": job["spec"] | {"suspend": True}})) == []
+    pods = groups(job)
+    stop = " ".join(pods["head"]["containers"][0]["lifecycle"]["preStop"]["exec"]["command"])
+    assert "pkill -TERM -f '[b]in/strata train'" in stop and "while pgrep" in stop
+    assert pods["workers"]["terminationGracePeriodSeconds"] >= pods["head"]["terminationGracePeriodSeconds"] >= 120
 
 
 # Overlays
@@ -211,6 +232,17 @@ def test_storage_is_shared_by_all_pods(overlay: str, driver: str) -> None:
     assert volume["spec"]["csi"]["driver"] == driver
     assert volume["spec"]["claimRef"] == {key: claim["metadata"][key] for key in ("namespace", "name")}
     assert claim["spec"]["volumeName"] == "strata-store" and claim["spec"]["accessModes"] == ["ReadWriteMany"]
+    claims = {
+        document["kind"]: {
+            volume["persistentVolumeClaim"]["claimName"]
+            for pod in groups(document).values()
+            for volume in pod["volumes"]
+            if "persistentVolumeClaim" in volume
+        }
+        for document in ray_objects(documents)
+    }
+    serving = {"strata-models" if overlay == "gke" else "strata-store"}
+    assert claims == {"RayJob": {"strata-store"}, "RayCluster": {"strata-store"}, "RayService": serving}
     for document in ray_objects(documents):
         spec = ray_spec(document)
         for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
@@ -269,6 +301,9 @@ def test_gang_scheduling_queues_every_ray_cluster(component: str, label: str, qu
     assert find(documents, queue)
     for document in ray_objects(documents):
         assert document["metadata"]["labels"][label] == queue.partition("/")[2]
+        priority = "strata-endpoint" if document["kind"] == "RayService" else "strata-normal"
+        found = document["metadata"]["labels"].get("kueue.x-k8s.io/priority-class")
+        assert found == (priority if component == "kueue" else None)
     for name in ("RayService/strata", "RayCluster/strata-lab"):
         elastic = find(documents, name)["metadata"].get("annotations", {}).get("kueue.x-k8s.io/elastic-job")
         assert (elastic == "true") is (component == "kueue")
@@ -293,6 +328,43 @@ def test_only_interruptible_groups_run_on_spot(overlay: str) -> None:
                 variables = {variable["name"]: variable.get("value") for variable in pod["containers"][0]["env"]}
                 assert int(variables["STRATA_DRAIN_S"]) < pod["terminationGracePeriodSeconds"] <= 15
                 assert any(toleration["key"] == "nvidia.com/gpu" for toleration in pod["tolerations"])
+
+
+def test_buckets_are_read_in_parallel_and_only_the_endpoint_caches_metadata() -> None:
+    """Workers must see each other's files; an exported model does not change."""
+    options = {
+        name: find(build("gke"), f"PersistentVolume/strata-{name}")["spec"]["mountOptions"] for name in ("store", "models")
+    }
+    for each in options.values():
+        assert {"file-cache:enable-parallel-downloads:true", "metadata-cache:negative-ttl-secs:0", "implicit-dirs"} <= set(each)
+        assert any(re.fullmatch(r"file-cache:max-size-mb:[1-9]\d+", option) for option in each), "parallel needs the file cache"
+    assert "metadata-cache:ttl-secs:0" in options["store"] and "metadata-cache:ttl-secs:-1" in options["models"]
+    read_only = {name: find(build("gke"), f"PersistentVolume/strata-{name}")["spec"]["csi"].get("readOnly") for name in options}
+    assert read_only == {"store": None, "models": True}
+    service = find(build("gke"), "RayService/strata")
+    for pod in groups(service).values():
+        [mount] = [each for each in pod["containers"][0]["volumeMounts"] if each["name"] == "store"]
+        assert mount["readOnly"] is True
+
+
+def test_flex_start_requests_the_nodes_of_workers_and_has_a_queue_outside_the_cohort() -> None:
+    documents = build("gke", ("kueue", "flex-start"))
+    job, queue = find(documents, "RayJob/strata-train"), find(documents, "ClusterQueue/strata-flex-start")["spec"]
+    assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "strata-flex-start"
+    assert job["metadata"]["annotations"]["provreq.kueue.x-k8s.io/maxRunDurationSeconds"] == str(7 * 24 * 3600)
+    check = find(documents, "AdmissionCheck/strata-flex-start")["spec"]
+    assert queue["admissionChecksStrategy"] == {"admissionChecks": [{"name": "strata-flex-start"}]} and "cohortName" not in queue
+    assert check["parameters"]["name"] == find(documents, "ProvisioningRequestConfig/strata-flex-start")["metadata"]["name"]
+    for name, pod in groups(job).items():
+        assert (pod["nodeSelector"].get("cloud.google.com/gke-flex-start") == "true") is (name == "workers")
+    for name in ("RayService/strata", "RayCluster/strata-lab"):
+        assert find(documents, name)["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "strata"
+
+
+def test_a_reservation_is_selected_by_gpu_pods_only() -> None:
+    for document in ray_objects(build("gke", ("reservation",))):
+        for name, pod in groups(document).items():
+            assert ("cloud.google.com/reservation-name" in pod["nodeSelector"]) is (name != "head")
 
 
 def test_redis_stores_the_head_state_of_the_service_and_the_lab() -> None:
@@ -383,7 +455,7 @@ def test_a_guides_recipe_and_components_render(target: str, tmp_path: Path) -> N
     assert named
     order = render.Order(target, recipe_file.load(str(recipe)), "demo", tuple(named[1].split(",")), image=IMAGE)
     documents = render.render(order)
-    assert {title(document) for document in documents} >= {"RayJob/strata-train", "RayService/strata"}
+    assert {title(document) for document in documents} >= {"RayJob/strata-demo", "RayService/strata"}
     for link in re.findall(r"\]\((?!https)([^)]+)\)", guide):
         assert (ROOT / "docs" / link).exists(), link
     for mentioned in re.findall(r"--with ([a-z-]+)", guide):

@@ -44,10 +44,10 @@ AT_LEAST_ONE = (
     *("train.checkpoint_every", "train.keep", "parallel.cpus_per_worker", "serve.start_timeout_s", "serve.kv_cache_gib"),
     *("serve.max_sequences", "serve.gateways", "deploy.gpus_per_node", "deploy.nodes", "deploy.cpus", "deploy.memory_gib"),
     *("serve.decode.replicas", "serve.decode.max_replicas", "parallel.tensor", "parallel.pipeline", "parallel.sequence"),
-    *("parallel.expert", "parallel.workers", "serve.decode.tensor_parallel"),
+    *("parallel.expert", "parallel.workers", "serve.decode.tensor_parallel", "deploy.quota_gpus"),
 )
 AT_LEAST_ZERO = ("train.warmup", "train.max_failures", "serve.max_queue", "serve.prefill.replicas", "train.seed")
-AT_LEAST_ZERO += ("serve.remote_prefill.min_tokens", "train.steps")
+AT_LEAST_ZERO += ("serve.remote_prefill.min_tokens", "train.steps", "deploy.borrow_gpus")
 
 
 @pytest.mark.parametrize(("least", "key"), [*((1, key) for key in AT_LEAST_ONE), *((0, key) for key in AT_LEAST_ZERO)])
@@ -353,10 +353,11 @@ def test_defaults() -> None:
             "decode": pool,
             "remote_prefill": {"when": "cheaper", "min_tokens": 256, "max_queue_s": 2.0, "stall_weight": 0.25},
         },
-        "deploy": {"name": "strata"}
+        "deploy": {"name": "strata", "namespace": "strata", "priority": "normal"}
         | dict.fromkeys(
             ("image", "storage", "gpu", "prefill_gpu", "decode_gpu", "gpus_per_node", "nodes", "cpus", "memory_gib"), None
-        ),
+        )
+        | dict.fromkeys(("reservation", "quota_gpus", "borrow_gpus"), None),
     }
 
 

@@ -7,31 +7,30 @@ addresses it by name.
 import copy
 import hashlib
 import json
-import math
 import shlex
 from collections.abc import Mapping
 
 import yaml
 
-from strata.deploy.documents import Document, pod_templates, worker_groups
-from strata.deploy.layout import Group
+from strata.deploy.documents import Document, cluster_spec, pod_templates, worker_groups
+from strata.deploy.layout import Group, head_growth
 from strata.deploy.names import (
     ENGINE_RESOURCE,
     GATEWAY_RESOURCE,
+    GPU_RESOURCE,
     GROUPS,
-    NAME_ENDS,
     PORT,
     RECIPE_IN_POD,
     RECIPE_MAP,
     STORE,
     TRAIN_BUDGET,
+    TRAIN_JOB,
 )
 from strata.deploy.targets import SELECTORS
+from strata.deploy.teams.quantities import GIB, exact, number
 from strata.platform import recipe_file
 from strata.platform.recipe import Recipe
 
-GPU = "nvidia.com/gpu"
-HEADS_CPUS, HEADS_GIB = 24, 64  # upper bound for the requests of all Ray heads and helper pods in the manifests
 SERVED_ANNOTATION = "strata.dev/served"
 
 
@@ -39,21 +38,18 @@ def fill(documents: list[Document], recipe: Recipe, groups: Mapping[str, Group],
     filled = copy.deepcopy(documents)
     deployed = as_deployed(recipe)
     for document in filled:
-        kind = document["kind"]
-        if kind in NAME_ENDS:
-            document["metadata"]["name"] = recipe.deploy.name + NAME_ENDS[kind]
+        kind, name = document["kind"], document["metadata"]["name"]
+        if kind in GROUPS:
             _size(document, groups)
-        if kind == "RayJob":
+        if (kind, name) == ("RayJob", TRAIN_JOB):
             words = ["strata", "train", "--recipe", RECIPE_IN_POD, "--run", run, "--or-resume"]
             document["spec"]["entrypoint"] = shlex.join(words)
         if kind == "RayService":
             _serve(document, deployed, f"{STORE}/runs/{run}/export")
-        if kind == "ConfigMap" and document["metadata"]["name"] == RECIPE_MAP:
+        if (kind, name) == ("ConfigMap", RECIPE_MAP):
             document["data"]["recipe.yaml"] = recipe_file.dump(deployed)
-        if kind == "PodDisruptionBudget" and document["metadata"]["name"] == TRAIN_BUDGET and "train" in groups:
+        if (kind, name) == ("PodDisruptionBudget", TRAIN_BUDGET) and "train" in groups:
             document["spec"]["minAvailable"] = 1 + groups["train"].pods  # the head and every worker
-        if kind == "ClusterQueue" and any(group.gpus for group in groups.values()):
-            _quota(document, groups, recipe.deploy.nodes)
         if kind == "PersistentVolume" and recipe.deploy.storage:
             _store(document, recipe.deploy.storage)
     return filled
@@ -78,6 +74,20 @@ def _size(document: Document, groups: Mapping[str, Group]) -> None:
         if group.engines:
             engines = ENGINE_RESOURCE.format(group=spec["groupName"])
             spec["resources"] = {GATEWAY_RESOURCE: "1", engines: str(group.engines)}
+    found_groups = [groups[name] for name in GROUPS[document["kind"]].values() if name in groups]
+    _grow_head(document, sum(group.most for group in found_groups))
+
+
+def _grow_head(document: Document, pods: int) -> None:
+    cpus, gib = head_growth(pods)
+    found = cluster_spec(document)
+    if not (cpus or gib) or found is None:
+        return
+    resources = found[1]["headGroupSpec"]["template"]["spec"]["containers"][0]["resources"]
+    for amounts in resources.values():
+        for resource, more in (("cpu", cpus), ("memory", gib * GIB)):
+            if resource in amounts:
+                amounts[resource] = exact(resource, number(amounts[resource]) + more)
 
 
 def _resources(container: Document, group: Group) -> None:
@@ -85,10 +95,10 @@ def _resources(container: Document, group: Group) -> None:
     a laptop, pods share cores and memory, and the requests of the manifests are unchanged."""
     resources = container.setdefault("resources", {})
     requests, limits = resources.get("requests") or {}, resources.get("limits") or {}
-    wanted = {"cpu": str(group.cpus), "memory": f"{group.memory_gib}Gi"} | ({GPU: str(group.gpus)} if group.gpus else {})
-    if GPU in requests:
-        resources["requests"] = {key: value for key, value in requests.items() if key != GPU} | wanted
-    resources["limits"] = {key: value for key, value in limits.items() if key != GPU} | wanted
+    wanted = {"cpu": str(group.cpus), "memory": f"{group.memory_gib}Gi"} | ({GPU_RESOURCE: str(group.gpus)} if group.gpus else {})
+    if GPU_RESOURCE in requests:
+        resources["requests"] = {key: value for key, value in requests.items() if key != GPU_RESOURCE} | wanted
+    resources["limits"] = {key: value for key, value in limits.items() if key != GPU_RESOURCE} | wanted
 
 
 def _serve(document: Document, recipe: Recipe, model: str) -> None:
@@ -101,25 +111,6 @@ def _serve(document: Document, recipe: Recipe, model: str) -> None:
     mark = hashlib.sha256(served.encode()).hexdigest()[:16]
     for _, template in pod_templates(document):
         template.setdefault("metadata", {}).setdefault("annotations", {})[SERVED_ANNOTATION] = mark
-
-
-def _quota(document: Document, groups: Mapping[str, Group], nodes: int | None) -> None:
-    """Sets Kueue's quota to all of `deploy.nodes`, or, if it is not set, to the requests of the largest Ray cluster; the others
-    then queue behind it. With a smaller quota, Kueue would leave that cluster pending forever without a message."""
-    groups = {name: group for name, group in groups.items() if group.gpus}
-    clusters = [[groups[name] for name in inside.values() if name in groups] for inside in GROUPS.values()]
-    gpus = max(sum(group.most * group.gpus for group in cluster) for cluster in clusters)
-    if nodes is not None:
-        gpus = max(gpus, nodes * max(group.node_gpus for group in groups.values()))
-    wanted = {
-        GPU: str(gpus),
-        "cpu": str(HEADS_CPUS + math.ceil(gpus * max(group.cpus / group.gpus for group in groups.values()))),
-        "memory": f"{HEADS_GIB + math.ceil(gpus * max(group.memory_gib / group.gpus for group in groups.values()))}Gi",
-    }
-    for resources in document["spec"]["resourceGroups"]:
-        for flavor in resources["flavors"]:
-            for resource in flavor["resources"]:
-                resource["nominalQuota"] = wanted.get(resource["name"], resource["nominalQuota"])
 
 
 def _store(document: Document, storage: str) -> None:

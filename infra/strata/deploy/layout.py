@@ -43,6 +43,14 @@ class Node:
     machine: Machine
 
 
+def head_growth(pods: int) -> tuple[int, int]:
+    """CPUs and GiB that a Ray head needs beyond those in the manifests: a CPU for 32 worker pods and a GiB for 8. The GCS holds
+    every node, actor and placement group in memory and pushes each change to all nodes, so both grow with their number. A job's
+    head then has 8 CPUs and 32 GiB at 128 pods, which Ray's guide for large clusters recommends, and about the 64 CPUs and
+    256 GiB at 2,000 pods, with which Ray's release tests run that many nodes."""
+    return pods // 32, pods // 8
+
+
 def plan(recipe: Recipe, target: Target, parts: Collection[str]) -> dict[str, Group]:
     """Worker groups by name: `train`, `lab`, and for the part `serve`, `prefill` and `decode`."""
     groups = {}

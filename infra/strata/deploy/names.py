@@ -4,8 +4,10 @@ from pathlib import PurePosixPath
 
 PARTS = ("train", "serve", "lab")
 PART_LABEL = "strata.dev/part"
-# Suffix after deploy.name in the name of a Ray object.
-NAME_ENDS = {"RayJob": "-train", "RayService": "", "RayCluster": "-lab"}
+DEPLOYMENT_LABEL = "strata.dev/deployment"  # deploy.name, on the pods of a Ray cluster
+RUN_LABEL = "strata.dev/run"  # the run, on the pods of its job
+# Name of the namespace, and first word of all objects' names, in the manifests. `teams.scopes` replaces it.
+BASE = "strata"
 # Worker groups of each Ray object, and their names in `layout.plan`.
 GROUPS = {
     "RayJob": {"workers": "train"},
@@ -16,9 +18,11 @@ GROUPS = {
 # Without the second, Ray could place a decode engine on the prefill group's GPUs.
 GATEWAY_RESOURCE = "strata-gateway"
 ENGINE_RESOURCE = "strata-{group}"
+GPU_RESOURCE = "nvidia.com/gpu"
 STORE = PurePosixPath("/mnt/strata")  # mount point of the shared storage
 RECIPE_MAP = "strata-recipe"
 RECIPE_IN_POD = "/etc/strata/recipe.yaml"
 PORT = 8000  # the container port `serve`, also in probes and network policies
+TRAIN_JOB = "strata-train"
 TRAIN_BUDGET = "strata-train"
 IMAGE = "strata"

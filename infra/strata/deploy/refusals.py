@@ -6,12 +6,25 @@ from pathlib import PurePosixPath
 from urllib.parse import urlsplit
 
 from strata.deploy.kuberay.rules import DNS_1035, LONGEST
-from strata.deploy.names import NAME_ENDS, STORE
+from strata.deploy.names import STORE
 from strata.deploy.targets import Target
+from strata.deploy.teams.scopes import run_name
 from strata.platform import runs
 from strata.platform.errors import UserError
 from strata.platform.recipe import Recipe
 
+DNS_1123 = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+# Namespaces of Kubernetes and of what the cluster guides install. Those of Kubernetes itself begin with kube-.
+OTHERS_NAMESPACES = (
+    "default",
+    "kuberay",
+    "istio-system",
+    "monitoring",
+    "gmp-system",
+    "gke-gmp-system",
+    "arms-prom",
+    "kueue-system",
+)
 LOCAL_SCHEMES = ("", "file", "local", "memory")  # storage of a single machine or process
 # [host[:port]/]path[:tag][@digest]
 IMAGE = re.compile(r"([\w.-]+(:\d+)?/)?[a-z0-9][a-z0-9._/-]*(:(?P<tag>\w[\w.-]{0,127}))?(@(?P<digest>sha256:[0-9a-f]{64}))?")
@@ -29,9 +42,10 @@ def refuse(recipe: Recipe, target: Target, parts: Collection[str], run: str, ima
 
 
 def _names(recipe: Recipe, run: str) -> None:
-    name = recipe.deploy.name
-    for kind, end in NAME_ENDS.items():
-        whole, longest = name + end, LONGEST[kind]
+    name, namespace = recipe.deploy.name, recipe.deploy.namespace
+    shortest = run_name(name, "")  # of a job: the names of runs are shortened
+    for kind, whole in (("RayJob", shortest), ("RayService", name), ("RayCluster", f"{name}-lab")):
+        longest = LONGEST[kind]
         if len(whole) > longest:
             raise UserError(
                 f"deploy.name={name}: the {kind} {whole} would have {len(whole)} characters; KubeRay allows {longest}.",
@@ -41,6 +55,21 @@ def _names(recipe: Recipe, run: str) -> None:
         raise UserError(
             f"deploy.name={name} is not a valid name of a Kubernetes service.",
             "Use lowercase letters, digits and '-', beginning with a letter and not ending with '-'.",
+        )
+    if name.endswith("-lab"):
+        raise UserError(
+            f"deploy.name={name}: its Services would be those of the lab of {name.removesuffix('-lab')}.",
+            "Set a deploy.name that does not end in -lab.",
+        )
+    if not DNS_1123.fullmatch(namespace) or len(namespace) > 63:
+        raise UserError(
+            f"deploy.namespace={namespace} is not a valid name of a Kubernetes namespace.",
+            "Use at most 63 lowercase letters, digits and '-', not beginning or ending with '-'.",
+        )
+    if namespace in OTHERS_NAMESPACES or namespace.startswith("kube-"):
+        raise UserError(
+            f"deploy.namespace={namespace} belongs to the cluster: Strata's policies and pod security would apply to its pods.",
+            "Set a namespace of your team.",
         )
     if not runs.NAME.fullmatch(run):
         raise UserError(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from strata.platform.errors import UserError
 
 MACHINE_LABEL = "node.kubernetes.io/instance-type"
+RESERVATION_LABEL = "cloud.google.com/reservation-name"
 
 
 @dataclass(frozen=True)
@@ -28,12 +29,14 @@ class GpuType:
 @dataclass(frozen=True)
 class Target:
     """Deployment target. `storage` describes what `deploy.storage` names; None if the overlay has its own storage. A target
-    without `gpus` has only CPUs."""
+    without `gpus` has only CPUs. `spot_grace_s` is the part of the notice of a spot node's end that a pod may use; None if the
+    component's is right."""
 
     name: str
     storage: str | None = None
     gpu_label: str | None = None
     gpus: Mapping[str, GpuType] = field(default_factory=dict)
+    spot_grace_s: int | None = None
 
     def selector(self, gpu: GpuType, machine: Machine) -> dict[str, str]:
         by_machine = {MACHINE_LABEL: machine.name}
@@ -92,6 +95,7 @@ TARGETS = {
     "ack": Target(
         "ack",
         storage="the NAS or CPFS mount target",
+        spot_grace_s=120,  # of a notice of 5 minutes, during which the node is drained
         gpus={
             "a10": GpuType(
                 None,
@@ -127,6 +131,15 @@ TARGETS = {
                     Machine("ecs.gn8v-2x.12xlarge", 2, 48, 256),
                     Machine("ecs.gn8v-4x.24xlarge", 4, 96, 512),
                     Machine("ecs.gn8v-8x.48xlarge", 8, 192, 1024),
+                ),
+            ),
+            "rtx-pro-5000": GpuType(
+                None,
+                (
+                    Machine("ecs.gn9gc.8xlarge", 1, 32, 192),
+                    Machine("ecs.gn9gc-2x.16xlarge", 2, 64, 384),
+                    Machine("ecs.gn9gc-4x.32xlarge", 4, 128, 768),
+                    Machine("ecs.gn9gc-8x.64xlarge", 8, 256, 1536),
                 ),
             ),
         },

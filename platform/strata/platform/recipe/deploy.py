@@ -1,14 +1,17 @@
 """Section of the deployment."""
 
+from typing import Literal
+
 from pydantic import Field
 
-from strata.platform.recipe.section import Positive, Section
+from strata.platform.recipe.section import NonNegative, Positive, Section
 
 
 class DeploySection(Section):
     """Kubernetes deployment by `strata deploy`. A laptop needs none of it."""
 
-    name: str = Field("strata", description="name of the endpoint; the job is <name>-train, the interactive cluster <name>-lab")
+    name: str = Field("strata", description="name of the endpoint; a job is <name>-<run>, the interactive cluster <name>-lab")
+    namespace: str = Field("strata", description="namespace of the team: its runs, storage, service accounts and queue")
     image: str | None = Field(None, description="container image, with an immutable tag or digest")
     storage: str | None = Field(None, description="storage behind /mnt/strata: a bucket on GKE, a NAS mount target on ACK")
     gpu: str | None = Field(None, description="GPU type, such as h100")
@@ -18,3 +21,13 @@ class DeploySection(Section):
     nodes: Positive | None = Field(None, description="available nodes of each GPU type; unset: as many as training needs")
     cpus: Positive | None = Field(None, description="CPUs of a worker pod; unset: its GPUs' share of the node")
     memory_gib: Positive | None = Field(None, description="memory of a worker pod, in GiB; unset: its GPUs' share of the node")
+    reservation: str | None = Field(None, description="Compute Engine reservation, for the component reservation")
+    quota_gpus: Positive | None = Field(
+        None, description="GPUs guaranteed to the team by Kueue; unset: a queue per run, with the GPUs of its pods"
+    )
+    borrow_gpus: NonNegative | None = Field(
+        None, description="GPUs that the team may borrow from other teams' idle quota; unset: no limit"
+    )
+    priority: Literal["low", "normal", "high"] = Field(
+        "normal", description="Kueue priority of training and the lab; a higher one preempts lower ones of the same team"
+    )
