@@ -25,7 +25,7 @@ from strata.platform.errors import UserError
 IMAGE = "example.com/strata:1.0"
 GPU = ["deploy.gpu=h100", "deploy.storage=bucket"]
 ORDERS = {
-    "gke": ("16xh100-3d", ["deploy.gpu=h100", "deploy.storage=my-bucket"]),
+    "gke": ("16xh100-3d", ["deploy.gpu=h100", "deploy.storage=my-bucket", "deploy.network=tcp"]),
     "ack": ("8xh100", ["deploy.gpu=h20", "deploy.storage=mine.nas.aliyuncs.com"]),
     "kind": ("laptop", []),
 }
@@ -234,7 +234,7 @@ def test_the_guides_recipe_selects_the_guides_nodes(root: Path, tmp_path: Path, 
     ("overrides", "gpus"), [([], 8), (["parallel.workers=64", "train.batch=64"], 64), (["deploy.nodes=4"], 32)], ids=str
 )
 def test_kueues_quota_admits_the_deployed_clusters(overrides: list[str], gpus: int) -> None:
-    recipe = recipe_file.load("8xh100", [*GPU, *overrides])
+    recipe = recipe_file.load("8xh100", [*GPU, "deploy.network=tcp", *overrides])
     order = Order("gke", recipe, "demo", ("kueue",), image=IMAGE)
     objects = {documents.title(document): document for document in render.render(order)}
     [resources] = objects["ClusterQueue/strata"]["spec"]["resourceGroups"]

@@ -1,5 +1,7 @@
 """Section of the deployment."""
 
+from typing import Literal
+
 from pydantic import Field
 
 from strata.platform.recipe.section import Positive, Section
@@ -18,3 +20,5 @@ class DeploySection(Section):
     nodes: Positive | None = Field(None, description="available nodes of each GPU type; unset: as many as training needs")
     cpus: Positive | None = Field(None, description="CPUs of a worker pod; unset: its GPUs' share of the node")
     memory_gib: Positive | None = Field(None, description="memory of a worker pod, in GiB; unset: its GPUs' share of the node")
+    network: Literal["tcp"] | None = Field(None, description="tcp: allow training on several GPU nodes without a fast network")
+    rdma_resource: str | None = Field(None, description="resource of the RDMA device plugin; unset: the component's")

@@ -1,0 +1,86 @@
+"""Places the pods of a Ray cluster near each other: by Kueue's topology-aware scheduling, or by the scheduler's preference."""
+
+import copy
+from collections.abc import Mapping
+
+from strata.deploy.documents import Document, worker_groups
+from strata.deploy.layout import Group
+from strata.deploy.names import GROUPS, PART_LABEL
+from strata.deploy.networks.facts import LEVELS, NEAREST
+from strata.deploy.networks.pods import GPU, merged
+
+PREFERRED = "kueue.x-k8s.io/podset-preferred-topology"
+TOLERATION = {"key": GPU, "operator": "Exists", "effect": "NoSchedule"}
+NODES_THEMSELVES = ("cloud.google.com/gce-topology-host", "kubernetes.io/hostname")
+
+
+def add_topology(documents: list[Document], target: str, groups: Mapping[str, Group]) -> list[Document]:
+    """Kueue's queue with a topology. Its flavor gets the topology and the labels and the toleration of the GPU nodes.
+
+    A flavor with a topology takes only pods that request one, and needs the topology's labels on its nodes. Heads run on nodes
+    without GPUs, so each queue also gets a copy of the flavor without a topology and without GPUs."""
+    found = [document for document in documents if document["kind"] == "Topology"]
+    for document in found:
+        document["spec"]["levels"] = [{"nodeLabel": label} for label in LEVELS[target]]
+    added = []
+    for document in documents:
+        if document["kind"] == "ResourceFlavor":
+            added.append(_for_heads(document))
+            document["spec"] = (document.get("spec") or {}) | {
+                "nodeLabels": groups["train"].selector,
+                "tolerations": [TOLERATION],
+                "topologyName": found[0]["metadata"]["name"],
+            }
+        if document["kind"] == "ClusterQueue":
+            for covered in document["spec"]["resourceGroups"]:
+                covered["flavors"] += [_without_gpus(flavor) for flavor in covered["flavors"]]
+        for spec in _groups_with_gpus(document, groups):
+            spec["template"] = merged(spec["template"], {"metadata": {"annotations": {PREFERRED: NEAREST[target]}}})
+    return documents + added
+
+
+def add_compact(documents: list[Document], target: str, groups: Mapping[str, Group]) -> None:
+    """Preference for nodes near those of other pods of the same Ray cluster, more for a narrower level of the network."""
+    levels = [label for label in LEVELS[target] if label not in NODES_THEMSELVES]
+    for document in documents:
+        for spec in _groups_with_gpus(document, groups):
+            part = spec["template"]["metadata"]["labels"][PART_LABEL]
+            terms = [
+                {
+                    "weight": 100 * number // len(levels),
+                    "podAffinityTerm": {
+                        "topologyKey": label,
+                        "labelSelector": {"matchLabels": {PART_LABEL: part}},
+                        "matchLabelKeys": ["ray.io/cluster"],
+                    },
+                }
+                for number, label in enumerate(levels, 1)
+            ]
+            affinity = {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": terms}}
+            spec["template"] = merged(spec["template"], {"spec": {"affinity": affinity}})
+
+
+def _groups_with_gpus(document: Document, groups: Mapping[str, Group]) -> list[Document]:
+    names = GROUPS.get(document["kind"], {})
+    found = []
+    for spec in worker_groups(document):
+        group = groups.get(names.get(spec["groupName"], ""))
+        if group is not None and group.gpus:
+            found.append(spec)
+    return found
+
+
+def _heads_name(name: str) -> str:
+    return f"{name}-heads"
+
+
+def _for_heads(flavor: Document) -> Document:
+    copied = copy.deepcopy(flavor)
+    copied["metadata"]["name"] = _heads_name(flavor["metadata"]["name"])
+    return copied
+
+
+def _without_gpus(flavor: Document) -> Document:
+    """Quota of heads and helper pods: the queue's other quotas, which nothing else in this flavor uses, and no devices."""
+    quotas = [each | ({"nominalQuota": "0"} if "/" in each["name"] else {}) for each in flavor["resources"]]
+    return {"name": _heads_name(flavor["name"]), "resources": quotas}
