@@ -1,0 +1,169 @@
+"""Runs members in processes of this machine, or as actors on a Ray cluster, and calls them all together."""
+
+import multiprocessing
+import socket
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
+
+from strata.platform.errors import UserError
+from strata.training.bench.fabric.member import Member, Place, lockable_memory
+
+CALL_S = 300.0
+START_S = 1800.0  # pods of a new node pull the image first
+LOOPBACK = "127.0.0.1"
+
+
+class NoAnswerError(Exception):
+    """Raised with the ranks that did not answer a call. A hung collective never ends on its own."""
+
+    def __init__(self, ranks: Sequence[int], reason: str) -> None:
+        super().__init__(reason)
+        self.ranks, self.reason = tuple(ranks), reason
+
+
+class Team(Protocol):
+    """Members by rank, and their places. Ranks of a node are consecutive."""
+
+    places: list[Place]
+    host: str  # address of rank 0
+
+    def call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Calls a method of every member with its own arguments, concurrently."""
+
+
+class LocalTeam:
+    """Processes of this machine over gloo, each in the place of a node."""
+
+    def __init__(self, processes: int, member: type[Member] = Member) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.places = [Place(str(rank), f"process {rank}", None, lockable_memory()) for rank in range(processes)]
+        self.host = LOOPBACK
+        self._ends: list[Connection] = []
+        self._processes = []
+        for _ in range(processes):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs, member), daemon=True)
+            process.start()
+            theirs.close()
+            self._ends.append(ours)
+            self._processes.append(process)
+
+    def call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        for end, words in zip(self._ends, arguments, strict=True):
+            with suppress(BrokenPipeError):
+                end.send((method, words))
+        deadline = time.monotonic() + CALL_S
+        answers: list[Any] = []
+        silent: list[int] = []
+        reason = f"no answer to {method} within {CALL_S:.0f} s"
+        for rank, end in enumerate(self._ends):
+            try:
+                failed, answer = end.recv() if end.poll(max(0.0, deadline - time.monotonic())) else (True, reason)
+            except EOFError:
+                failed, answer = True, f"the process ended during {method}"
+            answers.append(answer)
+            if failed:
+                silent.append(rank)
+                reason = answer
+        if silent:
+            raise NoAnswerError(silent, reason)
+        return answers
+
+    def stop(self) -> None:
+        for process in self._processes:
+            process.terminate()
+        for process in self._processes:
+            process.join(10)
+            if process.is_alive():
+                process.kill()
+
+
+def _serve(end: Connection, member: type[Member]) -> None:
+    """Answers calls in a process of a local team, until the other end closes."""
+    served = member("gloo")
+    while True:
+        try:
+            method, words = end.recv()
+        except EOFError:
+            return
+        try:
+            end.send((False, getattr(served, method)(*words)))
+        except Exception as error:  # the parent reports it
+            end.send((True, f"{type(error).__name__}: {error}"))
+
+
+class RayTeam:
+    """Actors on the connected Ray cluster, on as few nodes as they fit into, like the workers of training."""
+
+    def __init__(self, workers: int, gpus: bool, cpus: int) -> None:
+        import ray
+        from ray.util.placement_group import placement_group
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        bundle = {"CPU": float(cpus)} | ({"GPU": 1.0} if gpus else {})
+        self._group = placement_group([bundle] * workers, strategy="PACK")
+        if not self._group.wait(START_S):
+            raise UserError(
+                f"The Ray cluster has had no place for {workers} workers of {bundle} for {START_S / 60:.0f} minutes.",
+                "See 'ray status', and set parallel.workers to what the cluster has.",
+            )
+        actor = ray.remote(_RayMember)
+        members = [
+            actor.options(
+                num_cpus=cpus,
+                num_gpus=1 if gpus else 0,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=number),
+            ).remote("nccl" if gpus else "gloo")
+            for number in range(workers)
+        ]
+        places: list[Place] = ray.get([member.where.remote() for member in members])
+        ordered = sorted(zip(places, members, strict=True), key=lambda pair: (pair[0].node, int(pair[0].gpu or 0)))
+        self.places, self._members = [place for place, _ in ordered], [member for _, member in ordered]
+        self.host: str = ray.get(self._members[0].address.remote())
+        if gpus:
+            seen = {place.node: [str(each.gpu) for each in self.places if each.node == place.node] for place in self.places}
+            self.call("see", [(seen[place.node], str(place.gpu)) for place in self.places])
+
+    def call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        import ray
+
+        calls = [getattr(member, method).remote(*words) for member, words in zip(self._members, arguments, strict=True)]
+        _, waiting = ray.wait(calls, num_returns=len(calls), timeout=CALL_S)
+        silent = [rank for rank, one in enumerate(calls) if one in waiting]
+        if silent:
+            raise NoAnswerError(silent, f"no answer to {method} within {CALL_S:.0f} s")
+        answers, failed, reason = [], [], ""
+        for rank, one in enumerate(calls):
+            try:
+                answers.append(ray.get(one))
+            except ray.exceptions.RayError as error:
+                failed.append(rank)
+                reason = str(error).strip().splitlines()[-1]
+        if failed:
+            raise NoAnswerError(failed, reason)
+        return answers
+
+    def stop(self) -> None:
+        import ray
+        from ray.util.placement_group import remove_placement_group
+
+        for member in self._members:
+            ray.kill(member)
+        remove_placement_group(self._group)
+
+
+class _RayMember(Member):
+    def where(self) -> Place:
+        import ray
+
+        context = ray.get_runtime_context()
+        ids = context.get_accelerator_ids().get("GPU", [])
+        return Place(context.get_node_id(), socket.gethostname(), ids[0] if ids else None, lockable_memory())
+
+    def address(self) -> str:
+        import ray
+
+        return str(ray.util.get_node_ip_address())
