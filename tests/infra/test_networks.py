@@ -32,6 +32,7 @@ IMAGE = "example.com/strata:1.0"
 STORAGE = {"gke": "bucket", "ack": "mine.nas.aliyuncs.com"}
 # A GPU of each network, in training on two nodes; engines have a node each.
 WHOLE = ["serve.prefill={replicas: 1, gpus: 8, tensor_parallel: 8}", "serve.decode={replicas: 1, gpus: 8, tensor_parallel: 8}"]
+FLAT = ["parallel.tensor=1", "parallel.pipeline=1"]  # any number of workers
 GPUS = {
     "network-gke-tcpx": "h100",
     "network-gke-tcpxo": "h100-mega",
@@ -92,7 +93,7 @@ def refused(make: Callable[[], object]) -> tuple[str, str]:
         ("h100", [], "2 nodes of a3-highgpu-8g", "Add --with network-gke-tcpx, or set deploy.network=tcp"),
         ("h100-mega", [], "2 nodes of a3-megagpu-8g", "Add --with network-gke-tcpxo, or"),
         ("h200", [], "2 nodes of a3-ultragpu-8g", "Add --with network-gke-rdma, or"),
-        ("b200", ["parallel.workers=24", "train.batch=510"], "3 nodes of a4-highgpu-8g", "Add --with network-gke-rdma, or"),
+        ("b200", ["parallel.workers=24", "train.batch=768"], "3 nodes of a4-highgpu-8g", "Add --with network-gke-rdma, or"),
         ("a100", [], "2 nodes of a2-ultragpu-8g", "a2-ultragpu-8g has no faster network: choose another deploy.gpu, or set"),
         ("h100", ["deploy.gpus_per_node=4"], "4 nodes of a3-highgpu-4g", "a3-highgpu-4g has no faster network"),
     ],
@@ -101,10 +102,10 @@ def refused(make: Callable[[], object]) -> tuple[str, str]:
 def test_several_gpu_nodes_over_tcp_are_refused(
     rendered: Render, gpu: str, overrides: list[str], machine: str, fix: str, part: str
 ) -> None:
-    cause, hint = refused(lambda: rendered(gpu=gpu, only=part, overrides=["parallel={tensor: 1, pipeline: 1}", *overrides]))
+    cause, hint = refused(lambda: rendered(gpu=gpu, only=part, overrides=[*FLAT, *overrides]))
     assert machine in cause and "TCP" in cause
     assert hint.startswith(fix) and "deploy.network=tcp" in hint
-    assert rendered(gpu=gpu, only=part, overrides=["parallel={tensor: 1, pipeline: 1}", *overrides, "deploy.network=tcp"])
+    assert rendered(gpu=gpu, only=part, overrides=[*FLAT, *overrides, "deploy.network=tcp"])
 
 
 def test_ack_names_its_own_network_before_generic_ones(rendered: Render) -> None:
@@ -116,7 +117,7 @@ def test_ack_names_its_own_network_before_generic_ones(rendered: Render) -> None
 
 def test_one_node_and_serving_need_no_fast_network(rendered: Render) -> None:
     assert rendered(only="serve")
-    one = ["parallel={workers: 8, tensor: 2, pipeline: 2}", "train.batch=512"]
+    one = [*FLAT, "parallel.workers=8"]
     assert rendered(only="train", overrides=one) and rendered(only="lab", overrides=one)
 
 
@@ -127,7 +128,12 @@ def test_one_node_and_serving_need_no_fast_network(rendered: Render) -> None:
         ("network-gke-tcpx", {"gpu": "h100-mega"}, "not for the machine a3-megagpu-8g", "Use network-gke-tcpxo,"),
         ("network-gke-tcpx", {"gpu": "h200"}, "not for the machine a3-ultragpu-8g", "Use network-gke-rdma,"),
         ("network-gke-rdma", {"gpu": "a100"}, "not for the machine a2-ultragpu-8g", "a2-ultragpu-8g has no fast network"),
-        ("network-gke-tcpx", {"overrides": ["deploy.gpus_per_node=4"]}, "not for the machine a3-highgpu-4g", "Remove it"),
+        (
+            "network-gke-tcpx",
+            {"overrides": ["deploy.gpus_per_node=4"], "only": "lab"},
+            "not for the machine a3-highgpu-4g",
+            "Remove it",
+        ),
         ("network-ack-erdma", {"gpu": "a100"}, "not for the machine ecs.gn7e", "Use network-rdma or network-sriov"),
         ("network-gke-rdma", {"target": "ack", "gpu": "h20"}, "is not for ack: GPUDirect RDMA is for gke", "Remove it"),
         ("network-ack-erdma", {"target": "gke", "gpu": "h200"}, "is not for gke: eRDMA is for ack", "Remove it"),
@@ -149,7 +155,7 @@ def test_one_node_and_serving_need_no_fast_network(rendered: Render) -> None:
         ),
         (
             "network-gke-rdma",
-            {"overrides": ["parallel={workers: 4, tensor: 2, pipeline: 2}", "train.batch=512"], "only": "train"},
+            {"overrides": [*FLAT, "parallel.workers=4"], "only": "train"},
             "a pod of train has 4 of 8 GPUs",
             "Set parallel.workers=8",
         ),
@@ -432,8 +438,11 @@ def test_compact_pods_prefer_nodes_near_their_cluster(rendered: Render, componen
 )
 def test_the_fabric_is_measured_before_training(rendered: Render, components: tuple[str, ...], fabric: list[str]) -> None:
     tcp = [] if components else ["deploy.network=tcp"]
-    entrypoint = rendered(*components, "fabric-check", only="train", overrides=tcp)["RayJob/strata-train"]["spec"]["entrypoint"]
-    shell, option, script = shlex.split(entrypoint)
+    documents = rendered(*components, "fabric-check", only="train", overrides=tcp)
+    [template] = pods(documents, "RayJob/strata-train")
+    assert {"name": "STRATA_NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}} in ray(template)["env"]
+    assert problems(list(documents.values()), CRDS) == []
+    shell, option, script = shlex.split(documents["RayJob/strata-train"]["spec"]["entrypoint"])
     assert (shell, option) == ("bash", "-c") and not set("\"'$\\`") & set(script), "Ray quotes it again, with double quotes"
     measured, trained = (shlex.split(each) for each in script.split(" && "))
     assert measured[:3] == ["strata", "bench", "fabric"]

@@ -5,8 +5,12 @@ A separate RayJob would measure other pods, perhaps on other nodes, and would ho
 
 import shlex
 
-from strata.deploy.documents import Document
+from strata.deploy.documents import Document, worker_groups
 from strata.deploy.names import RECIPE_IN_POD, STORE
+from strata.deploy.networks.pods import merged
+
+# A pod knows its own name; the slow node is to be named.
+NODE = {"name": "STRATA_NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
 
 
 def add(documents: list[Document], run: str, fabric: str | None) -> None:
@@ -19,3 +23,6 @@ def add(documents: list[Document], run: str, fabric: str | None) -> None:
     for document in documents:
         if document["kind"] == "RayJob":
             document["spec"]["entrypoint"] = f"bash -c '{measure} && exec {document['spec']['entrypoint']}'"
+            for spec in worker_groups(document):
+                name = spec["template"]["spec"]["containers"][0]["name"]
+                spec["template"] = merged(spec["template"], {"spec": {"containers": [{"name": name, "env": [NODE]}]}})

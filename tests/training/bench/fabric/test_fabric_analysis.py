@@ -3,6 +3,7 @@
 import io
 import itertools
 import json
+import resource
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,11 @@ from strata.planner.collectives import cost
 from strata.planner.collectives.patterns import Place as Ranks
 from strata.platform.errors import UserError
 from strata.platform.hardware import catalogue
-from strata.training.bench.fabric import judgement, report
+from strata.training.bench.fabric import judgement, report, teams
 from strata.training.bench.fabric.analysis import Exchange, Measurement, slow_paths, verdicts
 from strata.training.bench.fabric.command import bench_fabric
 from strata.training.bench.fabric.measurement import measure, node_names
-from strata.training.bench.fabric.member import Place
+from strata.training.bench.fabric.member import Place, lockable_memory
 from strata.training.bench.fabric.teams import NoAnswerError
 from strata.training.bench.fabric.tournament import rounds
 
@@ -84,7 +85,9 @@ def test_the_slow_node_is_named_and_no_other(nodes: int, inside: int) -> None:
         verdict = verdicts(found, LEAST)[victim]
         assert verdict.ranks == (victim * inside + inside - 1,)
         assert verdict.between_share == pytest.approx(0.5) and verdict.between == pytest.approx(0.5)
-        assert all(one.between_share == pytest.approx(1.0) and one.ranks == () for one in verdicts(found, LEAST) if not one.slow)
+        others = [one for one in verdicts(found, LEAST) if not one.slow]
+        assert all(one.between == pytest.approx(1.0) and one.between_share and one.between_share > 0.99 for one in others)
+        assert all(one.ranks == () for one in others)
 
 
 def test_a_healthy_cluster_has_no_slow_node() -> None:
@@ -184,6 +187,33 @@ def test_nodes_that_do_not_answer_are_named() -> None:
     assert "host2" in error.value.cause and "host0" not in error.value.cause
 
 
+def test_failed_ranks_are_named_and_not_those_that_wait_for_them() -> None:
+    assert teams._complete("join", {1: "b", 0: "a"}, {}, 2) == ["a", "b"]
+    with pytest.raises(NoAnswerError) as failed:
+        teams._complete("join", {0: "a"}, {2: "ended"}, 4)
+    assert (failed.value.ranks, failed.value.reason) == ((2,), "ended")
+    with pytest.raises(NoAnswerError) as silent:
+        teams._complete("join", {0: "a", 2: "c"}, {}, 4)
+    assert silent.value.ranks == (1, 3) and "no answer to join" in silent.value.reason
+
+
+@pytest.mark.parametrize(
+    ("limit", "effective", "expected"),
+    [
+        (8 * 2**20, "0000000000000000", 8 * 2**20),
+        (8 * 2**20, "0000000000004000", None),  # CAP_IPC_LOCK
+        (8 * 2**20, "00000000a804a5fb", 8 * 2**20),  # many others
+        (resource.RLIM_INFINITY, "0000000000000000", None),
+    ],
+)
+def test_memory_is_lockable_by_limit_or_effective_capability(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, limit: int, effective: str, expected: int | None
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
+    (tmp_path / "status").write_text(f"Name:\tpython\nCapPrm:\t0000000000004000\nCapEff:\t{effective}\n")
+    assert lockable_memory(tmp_path / "status") == expected
+
+
 def test_uneven_nodes_are_refused() -> None:
     team = FakeTeam(2, 2)
     team.places = team.places[:3]
@@ -209,14 +239,14 @@ def printed(*parts: Any) -> str:
 def test_the_plan_is_the_planners_cost_on_this_place_and_fabric() -> None:
     found = Measurement(tuple(f"n{rank // 8}" for rank in range(16)), SIZE, {}, [], {2**20: 1e-3, 2**30: 1e-2})
     planned = report.plan(found, "NVIDIA H100 80GB HBM3", "gke-a3-mega")
-    assert planned is not None and (planned.gpu, planned.fabric) == ("h100", "gke-a3-mega")
-    links = cost.links(catalogue.gpu("h100"), catalogue.fabric("gke-a3-mega"))
+    assert planned is not None and (planned.gpu, planned.fabric) == ("h100-sxm", "gke-a3-mega")
+    links = cost.links(catalogue.gpu("h100-sxm"), catalogue.fabric("gke-a3-mega"))
     assert planned.seconds == {size: cost.cost("all_reduce", size, Ranks(8, 2), links).seconds for size in found.world}
     faster = report.plan(found, "NVIDIA H100 80GB HBM3", "ndr-400")
     assert faster is not None and faster.seconds[2**30] < planned.seconds[2**30]
     assert report.plan(found, None, None) is None and report.plan(found, "Some card", None) is None
     text = printed(report.world_table(found, planned))
-    assert "h100 with gke-a3-mega" in text and f"{1e-2 / planned.seconds[2**30]:.2f}" in text
+    assert "h100-sxm with gke-a3-mega" in text and f"{1e-2 / planned.seconds[2**30]:.2f}" in text
     assert f"{2**30 * 2 * 15 / 16 / 1e-2 / 1e9:,.2f}" in text, "bus bandwidth"
 
 

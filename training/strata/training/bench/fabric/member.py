@@ -32,7 +32,6 @@ class Member:
 
     def __init__(self, backend: str) -> None:
         self.backend = backend
-        self._groups: dict[tuple[int, ...], Any] = {}
         self._store: Any = None
         self._index = 0  # of the GPU, among the visible ones
 
@@ -43,10 +42,10 @@ class Member:
 
     def open(self, host: str | None) -> Address | None:
         """Opens the store by which the ranks meet, on a port that the kernel chooses. Rank 0 does, the others have no `host`."""
+        import torch.distributed as dist  # on all ranks, concurrently: it takes seconds
+
         if host is None:
             return None
-        import torch.distributed as dist
-
         self._store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
         return host, self._store.port
 
@@ -66,7 +65,8 @@ class Member:
 
     def all_reduce(self, ranks: Sequence[int], sizes: Sequence[int]) -> list[float]:
         """Seconds of an all-reduce between `ranks`, for each size in bytes; none if this rank is not one of them."""
-        return [self._seconds(tuple(ranks), size) for size in sizes] if self.rank in ranks else []
+        group = self._group(ranks)
+        return [self._seconds(group, size) for size in sizes] if self.rank in ranks else []
 
     def leave(self) -> None:
         import torch.distributed as dist
@@ -78,12 +78,11 @@ class Member:
 
         dist.all_reduce(buffer, group=group)
 
-    def _seconds(self, ranks: tuple[int, ...], size: int) -> float:
+    def _seconds(self, group: Any, size: int) -> float:
         """The fastest of a few rounds, since other load can only add time."""
         import torch
 
         buffer = torch.zeros(max(1, size // 4), device=self.device)
-        group = self._group(ranks)
         calls = min(CALLS[1], max(CALLS[0], ROUND_BYTES // size))
         return min([self._timed(buffer, group, calls) for _ in range(ROUNDS)][1:])
 
@@ -102,22 +101,23 @@ class Member:
 
             torch.cuda.synchronize(self.device)
 
-    def _group(self, ranks: tuple[int, ...]) -> Any:
-        """Process group of some ranks, which only they create: with thousands of pairs, all ranks could not create all groups."""
+    def _group(self, ranks: Sequence[int]) -> Any:
+        """Process group of some ranks, which only they create: with thousands of pairs, all ranks could not create all groups.
+
+        Its ranks find each other by a name that torch makes of them and of the number of groups that a rank has. So a rank that
+        pauses creates a group of its own, and the numbers stay equal."""
         import torch.distributed as dist
 
         if len(ranks) == self.ranks:
             return None
-        if ranks not in self._groups:
-            self._groups[ranks] = dist.new_group(list(ranks), use_local_synchronization=True)
-        return self._groups[ranks]
+        return dist.new_group(list(ranks) if self.rank in ranks else [self.rank], use_local_synchronization=True)
 
 
-def lockable_memory() -> int | None:
+def lockable_memory(status: Path = Path("/proc/self/status")) -> int | None:
     """Bytes of memory that this process may lock; None without limit.
 
     RDMA locks its buffers. A capability that a manifest adds is effective for root only, so the effective set decides."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    effective = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("CapEff:"))
+    effective = next(line for line in status.read_text().splitlines() if line.startswith("CapEff:"))
     may_lock = int(effective.split()[1], 16) >> IPC_LOCK & 1
     return None if soft == resource.RLIM_INFINITY or may_lock else soft

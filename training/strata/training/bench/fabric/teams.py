@@ -1,19 +1,22 @@
 """Runs members in processes of this machine, or as actors on a Ray cluster, and calls them all together."""
 
 import multiprocessing
+import os
 import socket
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
 from strata.platform.errors import UserError
 from strata.training.bench.fabric.member import Member, Place, lockable_memory
 
 CALL_S = 300.0
+GRACE_S = 5.0  # after a failure, for the answers of the other ranks; those of its group will not come
 START_S = 1800.0  # pods of a new node pull the image first
 LOOPBACK = "127.0.0.1"
+NODE = "STRATA_NODE"  # the node's name, which a pod does not know by itself; set by the component fabric-check
 
 
 class NoAnswerError(Exception):
@@ -55,22 +58,24 @@ class LocalTeam:
         for end, words in zip(self._ends, arguments, strict=True):
             with suppress(BrokenPipeError):
                 end.send((method, words))
+        answers: dict[int, Any] = {}
+        failures: dict[int, str] = {}
         deadline = time.monotonic() + CALL_S
-        answers: list[Any] = []
-        silent: list[int] = []
-        reason = f"no answer to {method} within {CALL_S:.0f} s"
-        for rank, end in enumerate(self._ends):
-            try:
-                failed, answer = end.recv() if end.poll(max(0.0, deadline - time.monotonic())) else (True, reason)
-            except EOFError:
-                failed, answer = True, f"the process ended during {method}"
-            answers.append(answer)
-            if failed:
-                silent.append(rank)
-                reason = answer
-        if silent:
-            raise NoAnswerError(silent, reason)
-        return answers
+        while pending := [rank for rank in range(len(self._ends)) if rank not in answers and rank not in failures]:
+            ready = wait([self._ends[rank] for rank in pending], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                break
+            for rank in [rank for rank in pending if self._ends[rank] in ready]:
+                try:
+                    failed, answer = self._ends[rank].recv()
+                except EOFError:
+                    failed, answer = True, f"the process ended during {method}"
+                if failed:
+                    failures[rank] = answer
+                    deadline = min(deadline, time.monotonic() + GRACE_S)
+                else:
+                    answers[rank] = answer
+        return _complete(method, answers, failures, len(self._ends))
 
     def stop(self) -> None:
         for process in self._processes:
@@ -79,6 +84,15 @@ class LocalTeam:
             process.join(10)
             if process.is_alive():
                 process.kill()
+
+
+def _complete(method: str, answers: dict[int, Any], failures: dict[int, str], ranks: int) -> list[Any]:
+    """Answers by rank. Ranks that failed explain those that wait for them, so only they are named."""
+    if failures:
+        raise NoAnswerError(sorted(failures), next(iter(failures.values())))
+    if silent := [rank for rank in range(ranks) if rank not in answers]:
+        raise NoAnswerError(silent, f"no answer to {method} within {CALL_S:.0f} s")
+    return [answers[rank] for rank in range(ranks)]
 
 
 def _serve(end: Connection, member: type[Member]) -> None:
@@ -131,20 +145,20 @@ class RayTeam:
         import ray
 
         calls = [getattr(member, method).remote(*words) for member, words in zip(self._members, arguments, strict=True)]
-        _, waiting = ray.wait(calls, num_returns=len(calls), timeout=CALL_S)
-        silent = [rank for rank, one in enumerate(calls) if one in waiting]
-        if silent:
-            raise NoAnswerError(silent, f"no answer to {method} within {CALL_S:.0f} s")
-        answers, failed, reason = [], [], ""
-        for rank, one in enumerate(calls):
-            try:
-                answers.append(ray.get(one))
-            except ray.exceptions.RayError as error:
-                failed.append(rank)
-                reason = str(error).strip().splitlines()[-1]
-        if failed:
-            raise NoAnswerError(failed, reason)
-        return answers
+        ranks = {one: rank for rank, one in enumerate(calls)}
+        answers: dict[int, Any] = {}
+        failures: dict[int, str] = {}
+        deadline = time.monotonic() + CALL_S
+        pending = calls
+        while pending and (left := deadline - time.monotonic()) > 0:
+            ready, pending = ray.wait(pending, num_returns=1, timeout=left)
+            for one in ready:
+                try:
+                    answers[ranks[one]] = ray.get(one)
+                except ray.exceptions.RayError as error:
+                    failures[ranks[one]] = str(error).strip().splitlines()[-1]
+                    deadline = min(deadline, time.monotonic() + GRACE_S)
+        return _complete(method, answers, failures, len(calls))
 
     def stop(self) -> None:
         import ray
@@ -161,7 +175,8 @@ class _RayMember(Member):
 
         context = ray.get_runtime_context()
         ids = context.get_accelerator_ids().get("GPU", [])
-        return Place(context.get_node_id(), socket.gethostname(), ids[0] if ids else None, lockable_memory())
+        host = os.environ.get(NODE) or socket.gethostname()
+        return Place(context.get_node_id(), host, ids[0] if ids else None, lockable_memory())
 
     def address(self) -> str:
         import ray
