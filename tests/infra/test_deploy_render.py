@@ -161,14 +161,17 @@ def test_rays_autoscaler_reads_the_group_sizes_and_resources() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["gke", "ack", "kind"])
 def test_every_recipe_renders_for_targets_with_its_devices(root: Path, target: str) -> None:
-    """Only the GPU type is overridden, and data of this machine; the image's registry and the bucket are placeholders."""
+    """Only the GPU type is overridden, and data of this machine; the image's registry and the bucket are placeholders. Recipes
+    for several nodes have a fast network."""
     for file in sorted((root / "platform" / "recipes").glob("*.yaml")):
         recipe = recipe_file.load(file.stem)
         if recipe.serve.device == "gpu" and target == "kind":
             continue
         gpu = {"gke": [], "ack": ["deploy.gpu=h20"], "kind": []}[target]
         data = ["data.path=/mnt/strata/data"] if recipe.data.path else []
-        found = render.render(Order(target, recipe_file.load(file.stem, [*gpu, *data]), "demo"))
+        network = {"gke": "network-gke-tcpx", "ack": "network-ack-erdma"}.get(target, "") if recipe.parallel.workers > 8 else ""
+        components = (network,) if network else ()
+        found = render.render(Order(target, recipe_file.load(file.stem, [*gpu, *data]), "demo", components))
         assert problems(found, None) == [], file.stem
         text = documents.write([document for document in found if document["kind"].startswith("Ray")])
         assert ("nvidia.com/gpu: " in text) == (recipe.serve.device == "gpu"), file.stem

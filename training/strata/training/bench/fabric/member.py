@@ -46,7 +46,7 @@ class Member:
 
         if host is None:
             return None
-        self._store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        self._store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
         return host, self._store.port
 
     def join(self, address: Address, rank: int, ranks: int, timeout_s: float) -> str | None:
@@ -59,7 +59,7 @@ class Member:
         if self.backend == "nccl":
             torch.cuda.set_device(self._index)
         self.device = torch.device("cuda", self._index) if self.backend == "nccl" else torch.device("cpu")
-        store = self._store or dist.TCPStore(*address, is_master=False)
+        store = self._store or dist.TCPStore(*address, is_master=False)  # type: ignore[attr-defined]
         dist.init_process_group(self.backend, store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=timeout_s))
         return torch.cuda.get_device_name(self.device) if self.backend == "nccl" else None
 
