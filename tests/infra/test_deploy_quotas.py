@@ -214,6 +214,7 @@ def test_machines_of_the_clouds() -> None:
         "gke a100-40gb": (15, 180, 1275),
         "gke a100": (15, 180, 2550),
         "gke h100": (15, 390, 3510),
+        "gke h100-mega": (8, 208, 1872),
         "gke h200": (8, 224, 2952),
         "gke b200": (8, 224, 3968),
         "ack a10": (15, 352, 1828),  # the machine with 8 has the CPUs of the one with 4

@@ -24,7 +24,7 @@ from strata.platform.errors import UserError
 IMAGE = "example.com/strata:1.0"
 GPU = ["deploy.gpu=h100", "deploy.storage=bucket"]
 ORDERS = {
-    "gke": ("16xh100-3d", ["deploy.gpu=h100", "deploy.storage=my-bucket"]),
+    "gke": ("16xh100-3d", ["deploy.gpu=h100", "deploy.storage=my-bucket", "deploy.network=tcp"]),
     "ack": ("8xh100", ["deploy.gpu=h20", "deploy.storage=mine.nas.aliyuncs.com"]),
     "kind": ("laptop", []),
 }
@@ -160,14 +160,17 @@ def test_rays_autoscaler_reads_the_group_sizes_and_resources() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["gke", "ack", "kind"])
 def test_every_recipe_renders_for_targets_with_its_devices(root: Path, target: str) -> None:
-    """Only the GPU type is overridden, and data of this machine; the image's registry and the bucket are placeholders."""
+    """Only the GPU type is overridden, and data of this machine; the image's registry and the bucket are placeholders. Recipes
+    for several nodes have a fast network."""
     for file in sorted((root / "platform" / "recipes").glob("*.yaml")):
         recipe = recipe_file.load(file.stem)
         if recipe.serve.device == "gpu" and target == "kind":
             continue
         gpu = {"gke": [], "ack": ["deploy.gpu=h20"], "kind": []}[target]
         data = ["data.path=/mnt/strata/data"] if recipe.data.path else []
-        found = render.render(Order(target, recipe_file.load(file.stem, [*gpu, *data]), "demo"))
+        network = {"gke": "network-gke-tcpx", "ack": "network-ack-erdma"}.get(target, "") if recipe.parallel.workers > 8 else ""
+        components = (network,) if network else ()
+        found = render.render(Order(target, recipe_file.load(file.stem, [*gpu, *data]), "demo", components))
         assert problems(found, None) == [], file.stem
         text = documents.write([document for document in found if document["kind"].startswith("Ray")])
         assert ("nvidia.com/gpu: " in text) == (recipe.serve.device == "gpu"), file.stem
@@ -231,7 +234,7 @@ def test_kind_has_no_gpu_limit_and_the_overlays_requests() -> None:
     ],
 )
 def test_accepted_recipes_meet_the_operators_rules(overrides: list[str]) -> None:
-    recipe = recipe_file.load("8xh100", [*GPU, *overrides])
+    recipe = recipe_file.load("8xh100", [*GPU, "deploy.network=tcp", *overrides])
     for document in render.render(Order("gke", recipe, "demo", image=IMAGE)):
         if document["kind"] in documents.RAY_KINDS:
             assert list(findings(document)) == []

@@ -107,11 +107,13 @@ FOLDERS = {
     "monitoring.prometheus": {"gpu"},
     "monitoring.top": {"gpu"},
     "platform.hardware": set(),
-    "platform.model_families": set(),
+    "platform.recipe": set(),
+    "platform.model_families": {"recipe"},
     "platform.ray_patches": set(),
     "platform.ray_cluster": {"ray_patches"},
     "deploy.kuberay": set(),
     "deploy.teams": {"kuberay"},
+    "deploy.networks": set(),
     "dashboards.boards": set(),
 }
 MOST_MODULES = 15  # in one folder

@@ -26,3 +26,4 @@ PORT = 8000  # the container port `serve`, also in probes and network policies
 TRAIN_JOB = "strata-train"
 TRAIN_BUDGET = "strata-train"
 IMAGE = "strata"
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"

@@ -1,13 +1,15 @@
 """Rejects recipes that cannot work on a cluster, with the reason and the fix."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import PurePosixPath
 from urllib.parse import urlsplit
 
 from strata.deploy.kuberay.rules import DNS_1035, LONGEST
+from strata.deploy.layout import Group
 from strata.deploy.names import STORE
-from strata.deploy.targets import Target
+from strata.deploy.networks import facts as networks
+from strata.deploy.targets import MACHINE_LABEL, Target
 from strata.deploy.teams.scopes import run_name
 from strata.platform import runs
 from strata.platform.errors import UserError
@@ -145,3 +147,71 @@ def _is_shared(place: str) -> bool:
         return True
     path = PurePosixPath(parts.path)
     return parts.scheme != "memory" and ".." not in path.parts and path.is_relative_to(STORE)
+
+
+def refuse_networks(recipe: Recipe, target: Target, groups: Mapping[str, Group], components: Collection[str]) -> None:
+    """Rejects training on several GPU nodes over TCP, unless `deploy.network` allows it, and networks of other machines."""
+    with_gpus = {name: group for name, group in groups.items() if group.gpus}
+    chosen = next((component for component in components if component in networks.NETWORKS), None)
+    if chosen is not None:
+        _network_of_pods(chosen, recipe, target, with_gpus)
+    elif recipe.deploy.network != networks.TCP:
+        _fast_network(recipe, target, with_gpus)
+    if networks.TOPOLOGY in components:
+        _topology(groups, components)
+    if networks.FABRIC_CHECK in components and "train" not in groups:
+        raise UserError(f"The component {networks.FABRIC_CHECK} is for training, which is not rendered.", "Remove it.")
+
+
+def _fast_network(recipe: Recipe, target: Target, groups: Mapping[str, Group]) -> None:
+    training = next((groups[name] for name in ("train", "lab") if name in groups), None)
+    if training is None or training.most < 2:
+        return
+    machine = training.selector[MACHINE_LABEL]
+    known = networks.of_machine(target.name, machine)
+    fast = f"Add --with {' or '.join(known)}" if known else f"{machine} has no faster network: choose another deploy.gpu"
+    raise UserError(
+        f"parallel.workers={recipe.parallel.workers} needs {training.most} nodes of {machine}, which NCCL would connect by TCP.",
+        f"{fast}, or set deploy.network={networks.TCP} to train over TCP.",
+    )
+
+
+def _network_of_pods(name: str, recipe: Recipe, target: Target, groups: Mapping[str, Group]) -> None:
+    network = networks.NETWORKS[name]
+    if recipe.deploy.network == networks.TCP:
+        raise UserError(f"deploy.network={networks.TCP} and the component {name} contradict each other.", "Remove one of them.")
+    if recipe.deploy.rdma_resource and name not in networks.CHOSEN_BY_RECIPE:
+        raise UserError(
+            f"deploy.rdma_resource={recipe.deploy.rdma_resource}: the component {name} has a fixed resource or none.",
+            f"Remove it, or use {' or '.join(networks.CHOSEN_BY_RECIPE)}.",
+        )
+    used_by = {key: group for key, group in groups.items() if network.engines or key in ("train", "lab")}
+    if not used_by:
+        raise UserError(f"The component {name} has no pods: it is for training on GPUs.", "Remove it.")
+    for key, group in used_by.items():
+        machine = group.selector[MACHINE_LABEL]
+        if not network.is_of(machine):
+            others = networks.of_machine(target.name, machine)
+            fix = f"Use {' or '.join(others)}" if others else f"Remove it: {machine} has no fast network"
+            raise UserError(
+                f"The component {name} is not for the machine {machine} of {key}: {network.label} is of "
+                f"{' and '.join(network.machines)}.",
+                f"{fix}, or render parts on other machines separately (--only).",
+            )
+        if network.whole_nodes and group.gpus != group.node_gpus:
+            wanted = "parallel.workers" if key in ("train", "lab") else f"serve.{key}.tensor_parallel"
+            raise UserError(
+                f"The component {name} gives all interfaces of a node to one pod, but a pod of {key} has {group.gpus} of "
+                f"{group.node_gpus} GPUs.",
+                f"Set {wanted}={group.node_gpus}, or render without it what needs no fast network (--only).",
+            )
+
+
+def _topology(groups: Mapping[str, Group], components: Collection[str]) -> None:
+    if "kueue" not in components:
+        raise UserError(f"The component {networks.TOPOLOGY} needs Kueue.", f"Use --with kueue,{networks.TOPOLOGY}.")
+    if groups.keys() != {"train"} or not groups["train"].gpus:
+        raise UserError(
+            f"The component {networks.TOPOLOGY} is for training on GPUs: Kueue does not place autoscaled clusters by topology.",
+            f"Set --only train; for the endpoint and the lab, use --with {networks.COMPACT}.",
+        )

@@ -13,6 +13,8 @@ import yaml
 from strata.deploy import kubectl, layout, names, refusals, targets
 from strata.deploy.documents import Document, part, read, title, write
 from strata.deploy.fill import fill
+from strata.deploy.networks import additions
+from strata.deploy.networks import facts as networks
 from strata.deploy.teams.assignment import assign
 from strata.platform.errors import UserError
 from strata.platform.files import write_atomic
@@ -24,6 +26,7 @@ EXCLUDE_EACH_OTHER = {
     ("spot", "flex-start", "reservation"): "a node is bought in one way",
     ("dcgm", "nvml"): "both would report the same GPUs",
     ("monitoring", "monitoring-gke", "monitoring-arms"): "both would scrape the same pods",
+    **networks.EXCLUDE_EACH_OTHER,
 }
 NO_NVIDIA_RUNTIME = (
     "on GKE only the pod that requests a GPU can see it, and GKE runs NVIDIA's exporter (--monitoring=SYSTEM,DCGM)"
@@ -36,6 +39,7 @@ ONLY_ON = {
     "nvml": (("ack", "kind"), NO_NVIDIA_RUNTIME),
     "flex-start": (("gke",), "it is for Google's Dynamic Workload Scheduler"),
     "reservation": (("gke",), "it is for reservations of Compute Engine"),
+    **networks.ONLY_ON,
 }
 # Components that a component adds to.
 NEEDS = {"flex-start": "kueue"}
@@ -62,10 +66,13 @@ def render(order: Order) -> list[Document]:
     image = order.image or order.recipe.deploy.image or _own_image(order.recipe, parts)
     refusals.refuse(order.recipe, target, parts, order.run, image)
     groups = layout.plan(order.recipe, target, parts)
+    refusals.refuse_networks(order.recipe, target, groups, order.components)
     built = build(manifests_dir() / "overlays" / target.name, order.components, image)
     left_out = set(names.PARTS) - set(parts)
     chosen = [document for document in built if part(document) not in left_out]
     filled = fill(chosen, order.recipe, groups, order.run)
+    folders = [manifests_dir() / "components" / component for component in order.components]
+    filled = additions.add(filled, folders, order.recipe, target.name, groups, order.run)
     return assign(filled, built, order.recipe, order.run, groups, target)
 
 

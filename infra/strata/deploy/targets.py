@@ -87,6 +87,7 @@ TARGETS = {
                     Machine("a3-highgpu-8g", 8, 208, 1872),
                 ),
             ),
+            "h100-mega": GpuType("nvidia-h100-mega-80gb", (Machine("a3-megagpu-8g", 8, 208, 1872),)),
             "h200": GpuType("nvidia-h200-141gb", (Machine("a3-ultragpu-8g", 8, 224, 2952),)),
             "b200": GpuType("nvidia-b200", (Machine("a4-highgpu-8g", 8, 224, 3968),)),
         },

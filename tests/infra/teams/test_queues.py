@@ -19,7 +19,7 @@ from strata.platform.recipe import DeploySection
 
 IMAGE = "example.com/strata:1.0"
 GPU = "nvidia.com/gpu"
-GKE = ("deploy.gpu=h100", "deploy.storage=bucket")
+GKE = ("deploy.gpu=h100", "deploy.storage=bucket", "deploy.network=tcp")
 UNITS = {"m": 0.001, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 
@@ -195,7 +195,7 @@ def every_machine() -> list[tuple[str, str, int]]:
 def test_a_teams_quota_admits_any_cluster_with_its_gpus(target: str, gpu: str, gpus: int) -> None:
     def admitted(workers: int) -> None:
         size = (f"parallel.workers={workers}", f"train.batch={workers}", f"deploy.gpu={gpu}")
-        team = (f"deploy.quota_gpus={workers}", "deploy.borrow_gpus=0", "deploy.storage=some")
+        team = (f"deploy.quota_gpus={workers}", "deploy.borrow_gpus=0", "deploy.storage=some", "deploy.network=tcp")
         found = rendered(*size, *team, target=target, only="train")
         wanted, limit = needed(find(found, "RayJob")), quota(find(found, "ClusterQueue"))
         assert limit[GPU] == workers == wanted[GPU]

@@ -26,7 +26,11 @@ RECIPES = {
     "ack": ("8xh100", ["deploy.gpu=h20", "deploy.storage=mine.nas.aliyuncs.com"]),
     "kind": ("laptop", []),
 }
-LARGER = {"gke": ["parallel.workers=64", "train.batch=64"], "ack": ["parallel.workers=64", "train.batch=64"], "kind": []}
+LARGER = {
+    "gke": ["parallel.workers=64", "train.batch=64", "deploy.network=tcp"],
+    "ack": ["parallel.workers=64", "train.batch=64", "deploy.network=tcp"],
+    "kind": [],
+}
 TEAMS = ("strata", "research")
 
 

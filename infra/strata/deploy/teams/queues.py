@@ -11,7 +11,7 @@ from fractions import Fraction
 
 from strata.deploy.documents import RAY_KINDS, Document, title
 from strata.deploy.layout import Group
-from strata.deploy.names import BASE, GPU_RESOURCE
+from strata.deploy.names import BASE, GPU_RESOURCE, QUEUE_LABEL
 from strata.deploy.targets import Target
 from strata.deploy.teams.quantities import Amounts, add, number, text, times
 from strata.deploy.teams.quota import cluster_requests, run_quota, team_quota
@@ -19,7 +19,6 @@ from strata.deploy.teams.scopes import run_name
 from strata.platform.errors import UserError
 from strata.platform.recipe import DeploySection
 
-QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from strata.deploy.documents import Document, part, pod_templates
 from strata.deploy.kuberay.rules import DNS_1035, LONGEST
-from strata.deploy.names import BASE, DEPLOYMENT_LABEL, PART_LABEL, RECIPE_MAP, RUN_LABEL, TRAIN_JOB
+from strata.deploy.names import BASE, DEPLOYMENT_LABEL, PART_LABEL, QUEUE_LABEL, RECIPE_MAP, RUN_LABEL, TRAIN_JOB
 from strata.platform.recipe import DeploySection
 
 # Kinds of the cluster scope: the same for all teams.
@@ -33,7 +33,7 @@ SHARED_KINDS = (
     "WorkloadPriorityClass",
 )
 NAMESPACE_LABEL = "kubernetes.io/metadata.name"
-QUEUE_LABELS = {"kueue.x-k8s.io/queue-name": "LocalQueue", "volcano.sh/queue-name": "Queue"}
+QUEUE_LABELS = {QUEUE_LABEL: "LocalQueue", "volcano.sh/queue-name": "Queue"}
 GATEWAY_LABEL = "gateway.networking.k8s.io/gateway-name"
 LABEL_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 HOST = f".{BASE}.svc"  # in the host name of a Service

@@ -31,3 +31,5 @@ class DeploySection(Section):
     priority: Literal["low", "normal", "high"] = Field(
         "normal", description="Kueue priority of training and the lab; a higher one preempts lower ones of the same team"
     )
+    network: Literal["tcp"] | None = Field(None, description="tcp: allow training on several GPU nodes without a fast network")
+    rdma_resource: str | None = Field(None, description="resource of the RDMA device plugin; unset: the component's")
