@@ -91,6 +91,7 @@ FOLDERS = {
     "training.data": set(),
     "training.model": set(),
     "training.metrics": set(),
+    "training.logs": set(),
     "training.patches": set(),
     "training.schedule": {"metrics"},
     "training.parallel": {"model"},
