@@ -112,6 +112,7 @@ FOLDERS = {
     "platform.ray_patches": set(),
     "platform.ray_cluster": {"ray_patches"},
     "deploy.kuberay": set(),
+    "deploy.addons": set(),
     "dashboards.boards": set(),
 }
 MOST_MODULES = 15  # in one folder

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 import yaml
 
+from strata.deploy.addons import history, models, tls
 from strata.deploy.documents import Document, pod_templates, worker_groups
 from strata.deploy.layout import Group
 from strata.deploy.names import (
@@ -23,7 +24,6 @@ from strata.deploy.names import (
     PORT,
     RECIPE_IN_POD,
     RECIPE_MAP,
-    STORE,
     TRAIN_BUDGET,
 )
 from strata.deploy.targets import SELECTORS
@@ -35,7 +35,7 @@ HEADS_CPUS, HEADS_GIB = 24, 64  # upper bound for the requests of all Ray heads 
 SERVED_ANNOTATION = "strata.dev/served"
 
 
-def fill(documents: list[Document], recipe: Recipe, groups: Mapping[str, Group], run: str) -> list[Document]:
+def fill(documents: list[Document], recipe: Recipe, groups: Mapping[str, Group], run: str, target: str = "") -> list[Document]:
     filled = copy.deepcopy(documents)
     deployed = as_deployed(recipe)
     for document in filled:
@@ -47,7 +47,7 @@ def fill(documents: list[Document], recipe: Recipe, groups: Mapping[str, Group],
             words = ["strata", "train", "--recipe", RECIPE_IN_POD, "--run", run, "--or-resume"]
             document["spec"]["entrypoint"] = shlex.join(words)
         if kind == "RayService":
-            _serve(document, deployed, f"{STORE}/runs/{run}/export")
+            _serve(document, deployed, models.served(recipe, run))
         if kind == "ConfigMap" and document["metadata"]["name"] == RECIPE_MAP:
             document["data"]["recipe.yaml"] = recipe_file.dump(deployed)
         if kind == "PodDisruptionBudget" and document["metadata"]["name"] == TRAIN_BUDGET and "train" in groups:
@@ -56,6 +56,11 @@ def fill(documents: list[Document], recipe: Recipe, groups: Mapping[str, Group],
             _quota(document, groups, recipe.deploy.nodes)
         if kind == "PersistentVolume" and recipe.deploy.storage:
             _store(document, recipe.deploy.storage)
+        if kind == "Job" and document["metadata"]["name"] == models.PULL_JOB:
+            models.fill_pull_job(document, filled, recipe, run)
+        models.add(document, recipe, run, target)
+        history.fill(document, recipe.deploy.storage)
+        tls.fill(document, recipe.deploy.name)
     return filled
 
 

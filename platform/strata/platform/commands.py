@@ -37,6 +37,16 @@ def runs() -> None:
         console.print(f"{name}: {damage}", markup=False)
 
 
+def model_pull(
+    sources: Annotated[list[str], typer.Argument(help="Ids on Hugging Face, or URIs such as gs://bucket/model.")],
+) -> None:
+    """Copy models to STRATA_MODELS (default: Strata's cache) for later commands. A folder or a run needs no copy."""
+    from strata.platform.model_families import copies, source
+
+    for one in sources:
+        print(copies.pull(one) if source.is_remote(one) else source.local(one))
+
+
 def _loss(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 

@@ -25,7 +25,7 @@ def model(tmp_path: Path) -> Path:
 
 def test_engines_have_dedicated_nodes_and_gateways_run_on_all(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SECRET, "long and random")
-    built = kuberay_app.application(Arguments(recipe="h200", model=model))
+    built = kuberay_app.application(Arguments(recipe="h200", model=str(model)))
     gateway = built._bound_deployment
     assert gateway.ray_actor_options["resources"] == {"strata-gateway": 0.25}, "four gateways share a node's resource"
     assert gateway._deployment_config.autoscaling_config.max_replicas == 8
@@ -46,7 +46,7 @@ def test_replicas_request_the_resources_of_the_manifests() -> None:
 
 def test_secret_is_the_same_after_an_update(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def secret() -> bytes:
-        built = kuberay_app.application(Arguments(recipe="laptop", model=model))._bound_deployment
+        built = kuberay_app.application(Arguments(recipe="laptop", model=str(model)))._bound_deployment
         return bytes(built.init_args[0].network.secret)
 
     monkeypatch.setenv(SECRET, "one")
@@ -61,7 +61,7 @@ def test_secret_is_the_same_after_an_update(model: Path, monkeypatch: pytest.Mon
 
 def test_missing_model_folder(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="There is no model folder"):
-        kuberay_app.application(Arguments(recipe="laptop", model=tmp_path / "nowhere"))
+        kuberay_app.application(Arguments(recipe="laptop", model=str(tmp_path / "nowhere")))
 
 
 def test_serve_accepts_the_configuration_of_the_manifests(root: Path) -> None:

@@ -11,6 +11,11 @@ class DeploySection(Section):
     name: str = Field("strata", description="name of the endpoint; the job is <name>-train, the interactive cluster <name>-lab")
     image: str | None = Field(None, description="container image, with an immutable tag or digest")
     storage: str | None = Field(None, description="storage behind /mnt/strata: a bucket on GKE, a NAS mount target on ACK")
+    model: str | None = Field(
+        None,
+        description="model to serve: a run, a folder in /mnt/strata, a bucket's URI or a Hugging Face id; unset: that of --run",
+    )
+    model_cache_gib: Positive = Field(200, description="volume of a pod for its copy of a model from a bucket or Hugging Face")
     gpu: str | None = Field(None, description="GPU type, such as h100")
     prefill_gpu: str | None = Field(None, description="GPU type of the prefill pool, if different")
     decode_gpu: str | None = Field(None, description="GPU type of the decode pool, if different")
