@@ -21,7 +21,7 @@ SLOW_TESTS = { $(VENV)/bin/pytest -m slow $(ARGS) || [ $$? -eq 5 ]; }
 TOOK = echo "make $@ took $$((SECONDS / 60)) min $$((SECONDS % 60)) s"
 export PYTHONUNBUFFERED := 1
 
-.PHONY: help setup train serve chat doctor runs demo finetune bench-startup bench-serve bench-transfer chaos bench-train bench-checkpoint bench-memory bench-kernels monitor top dashboards docs results pictures deploy image crds check test test-gpu lint clean lock
+.PHONY: help setup train serve chat doctor runs demo finetune bench-startup bench-serve bench-transfer chaos bench-train bench-checkpoint bench-memory bench-kernels monitor top dashboards docs results pictures deploy crds check test test-gpu lint clean lock
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -99,9 +99,6 @@ pictures: setup ## redraw the pictures of docs/layouts.md and docs/planner.md
 
 deploy: setup ## show the changes of RECIPE on a cluster (TARGET=gke, ack or kind), confirm, apply; ARGS="--image R:T --with auth"
 	@$(STRATA) deploy apply --target "$(TARGET)" --recipe "$(RECIPE)" $(if $(RUN),--run "$(RUN)") $(ARGS)
-
-image: ## build, push and sign the container image IMAGE=REPOSITORY:TAG with its bill of materials (COSIGN_KEY, ARGS=cpu)
-	@infra/docker/publish "$(IMAGE)" $(ARGS)
 
 crds: ## fetch KubeRay's definitions for 'strata deploy check' and the tests: STRATA_KUBERAY_CRDS=$(CRDS)
 	@for kind in rayclusters rayjobs rayservices; do curl -fsSL --create-dirs -o "$(CRDS)/ray.io_$$kind.yaml" \
