@@ -1,6 +1,7 @@
 """A function on each worker before torch's process group exists."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,18 +20,18 @@ class Workers:
     def __len__(self) -> int:
         return 3
 
-    def execute_single_async(self, rank: int, function: Callable[[int], None], *arguments: int) -> None:
-        self.calls.append((rank, function, arguments))
+    def execute_single_async(self, rank: int, function: Callable[..., None], *arguments: Any) -> None:
+        assert function.__name__, "Ray Train names the call by it"
+        function(*arguments)
 
 
 def test_each_worker_is_called_before_the_set_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "get", lambda _: None)
     workers = Workers()
     monkeypatch.setattr(ray_config._TorchBackend, "on_start", lambda self, group, config: group.calls.append("set up"))
-    on_worker = print
-    config = worker_start.StartConfig(each_start=lambda: on_worker)
+    config = worker_start.StartConfig(each_start=lambda: partial(workers.calls.append))
     config.backend_cls().on_start(workers, config)
-    assert workers.calls == [*((rank, on_worker, (rank,)) for rank in range(3)), "set up"]
+    assert workers.calls == [0, 1, 2, "set up"]
     workers = Workers()
     worker_start.StartBackend().on_start(workers, worker_start.StartConfig())
     assert workers.calls == ["set up"]

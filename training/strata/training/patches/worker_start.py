@@ -14,11 +14,17 @@ import ray
 from ray.train.torch.config import TorchConfig, _TorchBackend
 
 
+def _call(on_worker: Callable[[int], None], rank: int) -> None:
+    """Runs on a worker. Ray Train names its calls by the function's name, which a partial function does not have."""
+    on_worker(rank)
+
+
 class StartBackend(_TorchBackend):  # type: ignore[misc]
     def on_start(self, worker_group: Any, backend_config: "StartConfig") -> None:
         if backend_config.each_start is not None:
             on_worker = backend_config.each_start()
-            ray.get([worker_group.execute_single_async(rank, on_worker, rank) for rank in range(len(worker_group))])
+            ranks = range(len(worker_group))
+            ray.get([worker_group.execute_single_async(rank, _call, on_worker, rank) for rank in ranks])
         self.set_up(worker_group, backend_config)
 
     def set_up(self, worker_group: Any, backend_config: "StartConfig") -> None:
