@@ -145,6 +145,11 @@ def test_the_pull_job_copies_every_remote_model_once(imported: None) -> None:
     assert pod["metadata"]["annotations"]["gke-gcsfuse/volumes"] == "true", "the bucket is mounted"
     other = rendered("deploy.model=Qwen/Qwen3-4B", "deploy.name=team", components=("model-pull",))
     assert title not in other, "a job cannot be changed"
+    for pod in (*heads_and_workers(objects["RayService/team"])[1], heads_and_workers(objects["RayService/team"])[0]):
+        [init] = pod["initContainers"]  # the application is built on the head, from the copy
+        assert init["command"] == ["strata", "model", "pull", "--wait", QWEN]
+        assert "models" not in {volume["name"] for volume in pod["volumes"]}
+        assert "STRATA_MODELS" not in variables(pod["containers"][0])
     same = rendered("model.from=Org/base", "deploy.model=Org/base", components=("model-pull",))
     [job] = [document for document in same.values() if document["kind"] == "Job"]
     assert job["spec"]["template"]["spec"]["containers"][0]["args"] == ["Org/base"]

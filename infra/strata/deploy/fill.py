@@ -38,6 +38,7 @@ SERVED_ANNOTATION = "strata.dev/served"
 def fill(documents: list[Document], recipe: Recipe, groups: Mapping[str, Group], run: str, target: str = "") -> list[Document]:
     filled = copy.deepcopy(documents)
     deployed = as_deployed(recipe)
+    pulled = models.are_pulled(filled)
     for document in filled:
         kind = document["kind"]
         if kind in NAME_ENDS:
@@ -58,7 +59,7 @@ def fill(documents: list[Document], recipe: Recipe, groups: Mapping[str, Group],
             _store(document, recipe.deploy.storage)
         if kind == "Job" and document["metadata"]["name"] == models.PULL_JOB:
             models.fill_pull_job(document, filled, recipe, run)
-        models.add(document, recipe, run, target)
+        models.add(document, recipe, run, target, pulled)
         history.fill(document, recipe.deploy.storage)
         tls.fill(document, recipe.deploy.name)
     return filled

@@ -1,5 +1,6 @@
-"""The commands `strata runs`, `strata doctor` and `strata cluster`."""
+"""The commands `strata runs`, `strata doctor`, `strata model` and `strata cluster`."""
 
+import time
 from typing import Annotated
 
 import typer
@@ -9,6 +10,9 @@ from rich.table import Table
 from strata.platform import doctor as checks
 from strata.platform import runs as run_folders
 from strata.platform.ray_cluster import cluster as ray_cluster
+
+
+WAIT_S = 5.0  # between looks at shared storage
 
 
 def runs() -> None:
@@ -39,11 +43,14 @@ def runs() -> None:
 
 def model_pull(
     sources: Annotated[list[str], typer.Argument(help="Ids on Hugging Face, or URIs such as gs://bucket/model.")],
+    wait: Annotated[bool, typer.Option("--wait", help="Copy nothing: wait until another process has.")] = False,
 ) -> None:
     """Copy models to STRATA_MODELS (default: Strata's cache) for later commands. A folder or a run needs no copy."""
     from strata.platform.model_families import copies, source
 
     for one in sources:
+        while wait and not copies.found(one):
+            time.sleep(WAIT_S)
         print(copies.pull(one) if source.is_remote(one) else source.local(one))
 
 

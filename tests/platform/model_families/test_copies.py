@@ -169,6 +169,22 @@ def test_places_differ_by_source(models: Path) -> None:
     assert len(places) == len(given) and all(place.parent == models and not place.name.startswith(".") for place in places)
 
 
+def test_the_command_waits_for_a_copy(models: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = own_home / "models" / copies.place(ID).name
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        shared.mkdir(parents=True, exist_ok=True)
+        if len(waits) == 3:
+            (shared / copies.COMPLETE).touch()
+
+    monkeypatch.setattr("strata.platform.commands.time.sleep", sleep)
+    app = typer.Typer()
+    app.command()(model_pull)
+    assert CliRunner().invoke(app, ["--wait", ID]).stdout.split() == [str(shared)] and len(waits) == 3
+
+
 def test_the_command_prints_folders(remote: Path, models: Path, downloads: list[str]) -> None:
     app = typer.Typer()
     app.command()(model_pull)

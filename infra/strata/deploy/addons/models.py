@@ -2,7 +2,7 @@
 
 A model that is not on the shared storage is copied to a volume of each pod by an init container, before Ray starts. The volume is
 a generic ephemeral one: its size is bounded, it is deleted with its pod, and unlike a folder of the node it needs no privileges.
-The component `model-pull` copies the model to the shared storage once, and pods use that copy instead.
+With the component `model-pull`, a job copies the model to the shared storage once, and pods wait for it and use that copy.
 """
 
 import hashlib
@@ -57,8 +57,12 @@ def _on_store(given: str) -> bool:
     return given == str(STORE) or given.startswith(f"{STORE}/")
 
 
-def add(document: Document, recipe: Recipe, run: str, target: str) -> None:
-    """Adds the copy of its model to the pods of a RayJob or RayService."""
+def are_pulled(documents: list[Document]) -> bool:
+    return any(document["kind"] == "Job" and document["metadata"]["name"] == PULL_JOB for document in documents)
+
+
+def add(document: Document, recipe: Recipe, run: str, target: str, pulled: bool) -> None:
+    """Adds the copy of its model to the pods of a RayJob or RayService, or the wait for the job's copy (`pulled`)."""
     given = {"RayJob": recipe.model.source, "RayService": served(recipe, run)}.get(document["kind"])
     found = cluster_spec(document)
     if found is None or given is None or not is_remote(given):
@@ -67,6 +71,9 @@ def add(document: Document, recipe: Recipe, run: str, target: str) -> None:
     for path, template in pod_templates(document):
         if not path.startswith(found[0]):
             continue  # the pod that submits the job
+        if pulled:
+            _wait(template["spec"], given)
+            continue
         container = template["spec"]["containers"][0]
         container.setdefault("env", []).extend([{"name": "STRATA_MODELS", "value": FOLDER}, TOKEN])
         container.setdefault("envFrom", []).append(BUCKET_KEYS)
@@ -78,21 +85,34 @@ def add(document: Document, recipe: Recipe, run: str, target: str) -> None:
 def _copy(pod: Document, given: str, volume: Document) -> None:
     container = pod["containers"][0]
     mount = {"name": "models", "mountPath": FOLDER}
-    store = next(one for one in container["volumeMounts"] if one["mountPath"] == str(STORE))
     pod.setdefault("volumes", []).append(volume)
     container["volumeMounts"] = [*container["volumeMounts"], mount]
-    pod.setdefault("initContainers", []).append(
-        {
-            "name": "model",
-            "image": container["image"],
-            "command": ["strata", "model", "pull", given],
-            "securityContext": container["securityContext"],
-            "env": [{"name": "STRATA_HOME", "value": str(STORE)}, {"name": "STRATA_MODELS", "value": FOLDER}, TOKEN],
-            "envFrom": [BUCKET_KEYS],
-            "resources": {"requests": {"cpu": "1", "memory": "2Gi"}, "limits": {"cpu": "4", "memory": "8Gi"}},
-            "volumeMounts": [{**store, "readOnly": True}, mount],
-        }
-    )
+    init = _init_container(pod, ["strata", "model", "pull", given])
+    init["env"] += [{"name": "STRATA_MODELS", "value": FOLDER}, TOKEN]
+    init["envFrom"] = [BUCKET_KEYS]
+    init["resources"] = {"requests": {"cpu": "1", "memory": "2Gi"}, "limits": {"cpu": "4", "memory": "8Gi"}}
+    init["volumeMounts"].append(mount)
+
+
+def _wait(pod: Document, given: str) -> None:
+    """Heads wait too: the application is built there, from the files of the copy."""
+    init = _init_container(pod, ["strata", "model", "pull", "--wait", given])
+    init["resources"] = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"cpu": "1", "memory": "512Mi"}}
+
+
+def _init_container(pod: Document, command: list[str]) -> Document:
+    container = pod["containers"][0]
+    store = next(one for one in container["volumeMounts"] if one["mountPath"] == str(STORE))
+    init = {
+        "name": "model",
+        "image": container["image"],
+        "command": command,
+        "securityContext": container["securityContext"],
+        "env": [{"name": "STRATA_HOME", "value": str(STORE)}],
+        "volumeMounts": [{**store, "readOnly": True}],
+    }
+    pod.setdefault("initContainers", []).append(init)
+    return init
 
 
 def _volume(gib: int, storage_class: str | None) -> Document:
