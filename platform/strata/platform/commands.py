@@ -11,7 +11,6 @@ from strata.platform import doctor as checks
 from strata.platform import runs as run_folders
 from strata.platform.ray_cluster import cluster as ray_cluster
 
-
 WAIT_S = 5.0  # between looks at shared storage
 
 
