@@ -123,11 +123,24 @@ def test_a_folder_that_is_no_model_is_refused(remote: Path, models: Path, missin
     assert cause in error.value.cause and str(remote) in error.value.cause
 
 
-@pytest.mark.parametrize("uri", ["file:///no/such/folder", "nothing://bucket/model", "gs://"])
+@pytest.mark.parametrize("uri", ["file:///no/such/folder", "nothing://bucket/model"])
 def test_unreadable_uris_name_themselves(uri: str, models: Path) -> None:
     with pytest.raises(UserError) as error:
         copies.pull(uri)
     assert uri in error.value.cause and error.value.fix
+
+
+@pytest.mark.parametrize(
+    ("uri", "expected"),
+    [
+        ("gs://b/m", "gs://b/m?retry_limit_seconds=60"),
+        ("gs://b/m?project_id=p", "gs://b/m?project_id=p&retry_limit_seconds=60"),
+        ("gs://b/m?retry_limit_seconds=5", "gs://b/m?retry_limit_seconds=5"),
+        ("s3://b/m", "s3://b/m"),
+    ],
+)
+def test_google_retries_for_a_minute(uri: str, expected: str) -> None:
+    assert bucket._with_retry_limit(uri) == expected
 
 
 def test_oss_needs_its_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:

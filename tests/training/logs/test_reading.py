@@ -18,7 +18,7 @@ from strata.training.logs.reading import Selection, Tail
 
 @pytest.fixture
 def run() -> Run:
-    return runs.create("mine", recipe_file.load("laptop", ["parallel.workers=4"]), "mine")
+    return runs.create("mine", recipe_file.load("laptop", ["parallel.workers=4", "train.batch=8"]), "mine")
 
 
 def write(run: Run, attempt: int, rank: int, text: str) -> Path:

@@ -15,6 +15,7 @@ from strata.platform.errors import UserError, shown
 
 OSS = "oss://"
 BLOCK = 2**24
+RETRY_S = 60
 OSS_VARIABLES = ("OSS_ENDPOINT", "OSS_ACCESS_KEY_ID", "OSS_ACCESS_KEY_SECRET")
 
 
@@ -80,11 +81,18 @@ def identity(files: dict[str, Any]) -> str:
     return hashlib.sha256(listed.encode()).hexdigest()[:16]
 
 
+def _with_retry_limit(uri: str) -> str:
+    """Google's library retries for a quarter of an hour by default, without a message."""
+    if not uri.startswith(("gs://", "gcs://")) or "retry_limit_seconds=" in uri:
+        return uri
+    return f"{uri}{'&' if '?' in uri else '?'}retry_limit_seconds={RETRY_S}"
+
+
 def _open(uri: str) -> tuple[Any, str]:
     from pyarrow.fs import FileSystem, S3FileSystem
 
     if not uri.startswith(OSS):
-        filesystem, path = FileSystem.from_uri(uri)
+        filesystem, path = FileSystem.from_uri(_with_retry_limit(uri))
         return filesystem, path
     endpoint, key, secret = (os.environ.get(name) for name in OSS_VARIABLES)
     if not endpoint:
