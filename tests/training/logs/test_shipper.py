@@ -140,6 +140,7 @@ def test_logs_follow_a_run_whose_folder_is_moved(place: Path, output: Path, tmp_
     ship.copy(ended=True)
     assert copied(moved) == b"one\ntwo\n" and not place.exists()
     moved.rename(tmp_path / "elsewhere")
+    append(output, b"three\n")
     with pytest.raises(FileNotFoundError):  # a deleted run does not come back
         ship.copy(ended=True)
 

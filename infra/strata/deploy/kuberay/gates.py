@@ -25,7 +25,7 @@ NEEDED_BY_STORAGE = {"gcs": "GCS_BUCKET", "s3": "S3_REGION"}
 
 def of_gates(document: Document) -> Iterator[Finding]:
     found = cluster_spec(document)
-    if found is None:
+    if found is None or found[1] is None:
         return
     path, spec = found
     labels = document["metadata"].get("labels") or {}

@@ -52,9 +52,11 @@ class Source:
             begin = size - LIMIT
         file.seek(begin)
         text = file.read(size - begin)
-        if not ended:
-            whole = text.rfind(b"\n") + 1
-            text = text[:whole] if whole or len(text) < LONGEST_LINE else text
+        if ended:
+            line_end = b"\n" if text and not text.endswith(b"\n") else b""
+            return note + text + line_end, begin + len(text)
+        whole = text.rfind(b"\n") + 1
+        text = text[:whole] if whole or len(text) < LONGEST_LINE else text
         return (note + text if text else b""), begin + len(text)
 
 
@@ -112,8 +114,7 @@ class Shipper:
         if self._title:
             text = f"[strata] {self._title}, {_now()}\n".encode() + text
         if ended and not self._ended:
-            line_end = b"" if text.endswith(b"\n") or not text else b"\n"
-            text += line_end + f"[strata] the process has ended, {_now()}\n".encode()
+            text += f"[strata] the process has ended, {_now()}\n".encode()
         if text:
             self._log.append(text)
         self._title, self._ended = None, ended
