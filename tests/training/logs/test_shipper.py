@@ -176,7 +176,7 @@ capture.start([Path(sys.argv[1])], 3)
 import os
 print("written before the kill", flush=True)
 Path(os.environ["NCCL_DEBUG_FILE"]).write_text("NCCL WARN unexpected\\n")
-Path(os.environ["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] + "3").write_bytes(b"dump")
+Path(os.environ["TORCH_FR_DUMP_TEMP_FILE"] + "3").write_bytes(b"dump")
 sys.stderr.write("the last words, without a line end")
 sys.stderr.flush()
 print("ready", file=open(sys.argv[2], "w"), flush=True)
@@ -214,12 +214,15 @@ def test_a_killed_worker_leaves_all_it_has_written(place: Path, output: Path, fo
 
 
 def test_the_users_variables_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("NCCL_DEBUG_FILE", "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DUMP_ON_TIMEOUT"):
-        monkeypatch.delenv(name, raising=False)
+    for name in ("NCCL_DEBUG_FILE", "TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DUMP_ON_TIMEOUT"):
+        monkeypatch.setenv(name, "")  # restored after the test
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("TORCH_NCCL_TRACE_BUFFER_SIZE", "7")
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
     monkeypatch.setenv("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "/dumps/mine_")
     nccl, flight = capture._diagnostics(tmp_path, 3)
     assert os.environ["NCCL_DEBUG"] == "INFO" and flight == "/dumps/mine_3"
+    assert "TORCH_FR_BUFFER_SIZE" not in os.environ and os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"
     assert nccl == os.environ["NCCL_DEBUG_FILE"] == str(tmp_path / "nccl")
     monkeypatch.setenv("NCCL_DEBUG_FILE", "/logs/nccl.%p")
     assert capture._diagnostics(tmp_path, 3)[0] == f"/logs/nccl.{os.getpid()}"

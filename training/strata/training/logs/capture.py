@@ -68,10 +68,13 @@ def _diagnostics(scratch: Path, rank: int) -> tuple[str, str]:
     NCCL writes to standard output through a block buffer, which SIGKILL discards; its own file is line-buffered."""
     os.environ.setdefault("NCCL_DEBUG", "WARN")
     nccl = os.environ.setdefault("NCCL_DEBUG_FILE", str(scratch / "nccl"))
-    if "TORCH_FR_BUFFER_SIZE" not in os.environ:
-        os.environ.setdefault("TORCH_NCCL_TRACE_BUFFER_SIZE", RECORDED)
     os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
-    prefix = os.environ.get("TORCH_FR_DUMP_TEMP_FILE") or os.environ.setdefault(
-        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", str(scratch / "flight-")
-    )
+    # Each with its older name, which torch still reads.
+    _set("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE", RECORDED)
+    prefix = _set("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", str(scratch / "flight-"))
     return nccl.replace("%p", str(os.getpid())).replace("%h", socket.gethostname().partition(".")[0]), f"{prefix}{rank}"
+
+
+def _set(name: str, older: str, value: str) -> str:
+    """Sets a variable unless it is set under either name, and returns its value."""
+    return os.environ.get(name) or os.environ.get(older) or os.environ.setdefault(name, value)
