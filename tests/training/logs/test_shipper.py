@@ -213,6 +213,18 @@ def test_a_killed_worker_leaves_all_it_has_written(place: Path, output: Path, fo
     assert (place / "flight-3").read_bytes() == b"dump"
 
 
+def test_hanging_storage_stops_neither_the_worker_nor_its_end(place: Path, output: Path) -> None:
+    log = place / "rank-3.log"
+    os.mkfifo(log)  # to open it for writing blocks until someone reads
+    process = worker(place, output)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait(timeout=10)
+    log.rename(place / "hanging")
+    os.close(os.open(place / "hanging", os.O_RDONLY | os.O_NONBLOCK))  # storage answers again
+    wait_for(lambda: (place / "flight-3").exists())
+    assert b"written before the kill\n" in log.read_bytes()
+
+
 def test_the_users_variables_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("NCCL_DEBUG_FILE", "TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DUMP_ON_TIMEOUT"):
         monkeypatch.setenv(name, "")  # restored after the test
