@@ -127,6 +127,60 @@ def test_invalid_clusters(changes: Changes, path: str, expected: str) -> None:
     assert expected in message
 
 
+BACKEND, BUCKET = {"name": "STORAGE_BACKEND", "value": "GCS"}, {"name": "GCS_BUCKET", "value": "bucket"}
+COLLECTOR = {"image": "collector:1", "env": [BACKEND, BUCKET]}
+
+
+def with_gates(spec: dict[str, Any]) -> list[tuple[str, str]]:
+    labels = {f"strata.dev/gate-{gate}": "true" for gate in ("RayClusterMTLS", "RayClusterHistoryServer")}
+    return found("RayCluster", spec, labels=labels)
+
+
+def test_a_label_enables_a_gate() -> None:
+    both = {"tlsOptions": {"enabled": True}, "historyServerOptions": {"collectorOptions": COLLECTOR}}
+    assert with_gates(changed(CLUSTER, both)) == []
+    [(where, message)] = with_gates(changed(CLUSTER, {**both, "networkPolicy": {}}))
+    assert where == "spec.networkPolicy" and "off by default" in message
+
+
+@pytest.mark.parametrize(
+    ("changes", "path", "expected"),
+    [
+        (
+            {"tlsOptions": {"enabled": True}, HEAD_ENV: env("RAY_USE_TLS")},
+            "headGroupSpec.template.spec.containers[0].env",
+            "RAY_USE_TLS is set by the operator",
+        ),
+        ({"historyServerOptions": {}}, "historyServerOptions.collectorOptions", "must be set"),
+        (
+            {"historyServerOptions": {"collectorOptions": COLLECTOR | {"image": ""}}},
+            "historyServerOptions.collectorOptions.image",
+            "must be set",
+        ),
+        (
+            {"historyServerOptions": {"collectorOptions": COLLECTOR | {"env": [BUCKET]}}},
+            "historyServerOptions.collectorOptions.env",
+            "STORAGE_BACKEND must have a literal value",
+        ),
+        (
+            {"historyServerOptions": {"collectorOptions": COLLECTOR | {"env": [BACKEND]}}},
+            "historyServerOptions.collectorOptions.env",
+            "needs GCS_BUCKET",
+        ),
+        (
+            {"historyServerOptions": {"collectorOptions": COLLECTOR | {"env": [BACKEND, BUCKET, *env("RAY_ROLE")]}}},
+            "historyServerOptions.collectorOptions.env",
+            "RAY_ROLE is set by the operator",
+        ),
+    ],
+)
+def test_invalid_clusters_behind_gates(changes: Changes, path: str, expected: str) -> None:
+    [(where, message)] = with_gates(changed(CLUSTER, changes))
+    assert where == f"spec.{path}" and expected in message
+    if "tlsOptions" in changes:
+        assert with_gates(changed(CLUSTER, {**changes, "tlsOptions": {"enabled": False}})) == []
+
+
 @pytest.mark.parametrize(
     "annotations", [{"ray.io/ft-enabled": "true"}, {"ray.io/external-storage-namespace": "mine"}], ids=lambda a: next(iter(a))
 )

@@ -81,7 +81,7 @@ def pod_templates(document: Document) -> Iterator[Document]:
         yield from (group["template"] for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]))
         if document["kind"] == "RayJob":
             yield document["spec"]["submitterPodTemplate"]
-    elif document["kind"] in ("Deployment", "DaemonSet", "StatefulSet"):
+    elif document["kind"] in ("Deployment", "DaemonSet", "StatefulSet", "Job"):
         yield document["spec"]["template"]
 
 

@@ -91,6 +91,7 @@ FOLDERS = {
     "training.data": set(),
     "training.model": set(),
     "training.metrics": set(),
+    "training.logs": set(),
     "training.patches": set(),
     "training.schedule": {"metrics"},
     "training.parallel": {"model"},
@@ -114,6 +115,7 @@ FOLDERS = {
     "deploy.kuberay": set(),
     "deploy.teams": {"kuberay"},
     "deploy.networks": set(),
+    "deploy.addons": set(),
     "dashboards.boards": set(),
 }
 MOST_MODULES = 15  # in one folder

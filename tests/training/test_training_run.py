@@ -27,6 +27,7 @@ from strata.training.data import shards
 from strata.training.data.corpus import open_corpus
 from strata.training.data.windows import Windows
 from strata.training.evaluation import samples
+from strata.training.logs import attempts, reading
 from strata.training.metrics import records
 from strata.training.model.llama import token_losses
 
@@ -142,6 +143,8 @@ def test_run_learns_exports_and_repeats_steps_after_damage(small_recipe: Recipe,
         (r["step"], r["loss"], r["lr"], r["grad_norm"]) for r in history
     ]
     assert again.val_loss == summary.val_loss
+    shown = list(reading.lines(reading.Selection(run.name, attempt=1, rank=0)))  # as 'strata logs' prints them
+    assert b"rank 0: process" in shown[0] and len(shown) > 1 and len(attempts.every(attempts.folder(run))) == 2
 
 
 @pytest.mark.rotation

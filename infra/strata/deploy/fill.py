@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 import yaml
 
+from strata.deploy.addons import history, models
 from strata.deploy.documents import Document, cluster_spec, pod_templates, worker_groups
 from strata.deploy.layout import Group, head_growth
 from strata.deploy.names import (
@@ -22,7 +23,6 @@ from strata.deploy.names import (
     PORT,
     RECIPE_IN_POD,
     RECIPE_MAP,
-    STORE,
     TRAIN_BUDGET,
     TRAIN_JOB,
 )
@@ -34,9 +34,10 @@ from strata.platform.recipe import Recipe
 SERVED_ANNOTATION = "strata.dev/served"
 
 
-def fill(documents: list[Document], recipe: Recipe, groups: Mapping[str, Group], run: str) -> list[Document]:
+def fill(documents: list[Document], recipe: Recipe, groups: Mapping[str, Group], run: str, target: str = "") -> list[Document]:
     filled = copy.deepcopy(documents)
     deployed = as_deployed(recipe)
+    pulled = models.are_pulled(filled)
     for document in filled:
         kind, name = document["kind"], document["metadata"]["name"]
         if kind in GROUPS:
@@ -45,13 +46,17 @@ def fill(documents: list[Document], recipe: Recipe, groups: Mapping[str, Group],
             words = ["strata", "train", "--recipe", RECIPE_IN_POD, "--run", run, "--or-resume"]
             document["spec"]["entrypoint"] = shlex.join(words)
         if kind == "RayService":
-            _serve(document, deployed, f"{STORE}/runs/{run}/export")
+            _serve(document, deployed, models.served(recipe, run))
         if (kind, name) == ("ConfigMap", RECIPE_MAP):
             document["data"]["recipe.yaml"] = recipe_file.dump(deployed)
         if (kind, name) == ("PodDisruptionBudget", TRAIN_BUDGET) and "train" in groups:
             document["spec"]["minAvailable"] = 1 + groups["train"].pods  # the head and every worker
         if kind == "PersistentVolume" and recipe.deploy.storage:
             _store(document, recipe.deploy.storage)
+        if kind == "Job" and document["metadata"]["name"] == models.PULL_JOB:
+            models.fill_pull_job(document, filled, recipe, run)
+        models.add(document, recipe, run, target, pulled)
+        history.fill(document, recipe.deploy.storage)
     return filled
 
 

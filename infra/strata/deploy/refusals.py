@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping
 from pathlib import PurePosixPath
 from urllib.parse import urlsplit
 
+from strata.deploy.addons import models
 from strata.deploy.kuberay.rules import DNS_1035, LONGEST
 from strata.deploy.layout import Group
 from strata.deploy.names import STORE
@@ -27,7 +28,7 @@ OTHERS_NAMESPACES = (
     "arms-prom",
     "kueue-system",
 )
-LOCAL_SCHEMES = ("", "file", "local", "memory")  # storage of a single machine or process
+LOCAL_SCHEMES = ("", *models.LOCAL_SCHEMES)  # storage of a single machine or process
 # [host[:port]/]path[:tag][@digest]
 IMAGE = re.compile(r"([\w.-]+(:\d+)?/)?[a-z0-9][a-z0-9._/-]*(:(?P<tag>\w[\w.-]{0,127}))?(@(?P<digest>sha256:[0-9a-f]{64}))?")
 
@@ -37,6 +38,7 @@ def refuse(recipe: Recipe, target: Target, parts: Collection[str], run: str, ima
     _devices(recipe, target, parts)
     _image(image)
     _storage(recipe, target)
+    models.refuse(recipe, parts)
     if "train" in parts:
         _training_files(recipe)
     if "serve" in parts:

@@ -40,6 +40,7 @@ ONLY_ON = {
     "flex-start": (("gke",), "it is for Google's Dynamic Workload Scheduler"),
     "reservation": (("gke",), "it is for reservations of Compute Engine"),
     **networks.ONLY_ON,
+    "history-server": (("gke",), "it stores history in the Cloud Storage bucket, and the storage of the others is no bucket"),
 }
 # Components that a component adds to.
 NEEDS = {"flex-start": "kueue"}
@@ -70,7 +71,7 @@ def render(order: Order) -> list[Document]:
     built = build(manifests_dir() / "overlays" / target.name, order.components, image)
     left_out = set(names.PARTS) - set(parts)
     chosen = [document for document in built if part(document) not in left_out]
-    filled = fill(chosen, order.recipe, groups, order.run)
+    filled = fill(chosen, order.recipe, groups, order.run, target.name)
     folders = [manifests_dir() / "components" / component for component in order.components]
     filled = additions.add(filled, folders, order.recipe, target.name, groups, order.run)
     return assign(filled, built, order.recipe, order.run, groups, target)

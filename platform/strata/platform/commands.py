@@ -1,5 +1,6 @@
-"""The commands `strata runs`, `strata doctor` and `strata cluster`."""
+"""The commands `strata runs`, `strata doctor`, `strata model` and `strata cluster`."""
 
+import time
 from typing import Annotated
 
 import typer
@@ -8,7 +9,12 @@ from rich.table import Table
 
 from strata.platform import doctor as checks
 from strata.platform import runs as run_folders
+from strata.platform.errors import UserError
 from strata.platform.ray_cluster import cluster as ray_cluster
+
+WAIT_S = 5.0  # between looks at shared storage
+MESSAGE_S = 60.0
+LONGEST_WAIT_S = 2 * 3600.0  # a terabyte in the time that it takes at 140 MB/s
 
 
 def runs() -> None:
@@ -35,6 +41,34 @@ def runs() -> None:
     console.print(table)
     for name, damage in damaged.items():
         console.print(f"{name}: {damage}", markup=False)
+
+
+def model_pull(
+    sources: Annotated[list[str], typer.Argument(help="Ids on Hugging Face, or URIs such as gs://bucket/model.")],
+    wait: Annotated[bool, typer.Option("--wait", help="Copy nothing: wait until another process has.")] = False,
+) -> None:
+    """Copy models to STRATA_MODELS (default: Strata's cache) for later commands. A folder or a run needs no copy."""
+    from strata.platform.model_families import copies, source
+
+    for one in sources:
+        if wait and source.is_remote(one):
+            _wait_for_copy(one)
+        print(copies.pull(one) if source.is_remote(one) else source.local(one))
+
+
+def _wait_for_copy(model: str) -> None:
+    from strata.platform.model_families import copies
+
+    began = next_message = time.monotonic()
+    while not copies.found(model):
+        now = time.monotonic()
+        if now - began > LONGEST_WAIT_S:
+            minutes = f"{LONGEST_WAIT_S / 60:.0f} minutes"
+            raise UserError(f"After {minutes} there is no copy of {model}.", "Look at the log of the job that copies it.")
+        if now >= next_message:
+            print(f"waiting for the copy of {model}, {now - began:.0f} s so far", flush=True)
+            next_message = now + MESSAGE_S
+        time.sleep(WAIT_S)
 
 
 def _loss(value: float | None) -> str:

@@ -11,7 +11,9 @@ from strata.platform.recipe_file import Overrides
 def serve(
     overrides: Overrides = None,
     run: Annotated[str | None, typer.Option(help="Serve this run's export. Default: the newest run with an export.")] = None,
-    model: Annotated[Path | None, typer.Option(help="Serve this Hugging Face model folder instead of a run.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Serve this instead of a run: a model folder, an id on Hugging Face, or a bucket's URI.")
+    ] = None,
     recipe: Annotated[str | None, typer.Option(help="Recipe for the serve section. Default: the run's own, else laptop.")] = None,
     ask: Annotated[bool, typer.Option("--ask", help="Send a few prompts once it is up, print the latencies, and stop.")] = False,
 ) -> None:

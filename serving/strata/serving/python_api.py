@@ -48,5 +48,5 @@ def _choose(source: str | Path | Run | None, overrides: Sequence[str], recipe: s
     if isinstance(source, Run):
         source = source.name
     if isinstance(source, Path) or (source is not None and "/" in source):
-        return choice.choose(overrides, None, Path(source), recipe)
+        return choice.choose(overrides, None, source, recipe)
     return choice.choose(overrides, source, None, recipe)

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 130)
 
 
-def serve(overrides: Sequence[str], run: str | None, model: Path | None, recipe: str | None, ask: bool) -> None:
+def serve(overrides: Sequence[str], run: str | None, model: str | None, recipe: str | None, ask: bool) -> None:
     """Serves until Ctrl-C or, with `ask`, until a few prompts are answered."""
     chosen = choice.choose(overrides, run, model, recipe)
     logging.disable(logging.INFO)  # Ray and the HTTP clients log each of their steps

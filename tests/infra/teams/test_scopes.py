@@ -21,10 +21,11 @@ from strata.platform.recipe import DeploySection
 from strata.platform.runs import NAME
 
 IMAGE = "example.com/strata:1.0"
+MODEL = "deploy.model=Qwen/Qwen3-8B"  # for model-pull
 RECIPES = {
-    "gke": ("8xh100", ["deploy.gpu=h100", "deploy.storage=my-bucket"]),
-    "ack": ("8xh100", ["deploy.gpu=h20", "deploy.storage=mine.nas.aliyuncs.com"]),
-    "kind": ("laptop", []),
+    "gke": ("8xh100", ["deploy.gpu=h100", "deploy.storage=my-bucket", MODEL]),
+    "ack": ("8xh100", ["deploy.gpu=h20", "deploy.storage=mine.nas.aliyuncs.com", MODEL]),
+    "kind": ("laptop", [MODEL]),
 }
 LARGER = {
     "gke": ["parallel.workers=64", "train.batch=64", "deploy.network=tcp"],
@@ -71,8 +72,10 @@ def rendered(
     recipe, overrides = RECIPES[target]
     overrides = [*overrides, *(LARGER[target] if larger else []), f"deploy.name={name}", f"deploy.namespace={namespace}"]
     overrides += ["deploy.borrow_gpus=64", f"deploy.quota_gpus={quota}"] if quota else []
-    order = Order(target, recipe_file.load(recipe, overrides), run, components(target, preferred), only, IMAGE)
-    return render.render(order)
+    chosen = components(target, preferred)
+    if only == "train":  # training starts from nothing that could be pulled
+        chosen = tuple(each for each in chosen if each != "model-pull")
+    return render.render(Order(target, recipe_file.load(recipe, overrides), run, chosen, only, IMAGE))
 
 
 def side_by_side(target: str, preferred: tuple[str, ...], quota: int | None) -> dict[tuple[str, str, str], list[Document]]:

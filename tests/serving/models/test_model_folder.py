@@ -208,6 +208,14 @@ def test_a_folder_is_served_with_the_default_recipe(run: SimpleNamespace, tmp_pa
     assert run.loaded == [(recipe_file.DEFAULT, ("a=1",)), ("h200", ())]
 
 
+def test_an_id_or_a_uri_is_downloaded(run: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("strata.platform.model_families.source.snapshot", lambda given: tmp_path / given.rpartition("/")[2])
+    for given in ("Org/Some-Model", "gs://bucket/Some-Model"):
+        chosen = choice.choose(["a=1"], None, given, None)
+        assert (chosen.folder, chosen.model_id) == (tmp_path / "Some-Model", "Some-Model")
+        assert chosen.words == ("--model", given, "a=1")
+
+
 def test_runs_without_an_export_and_two_models_are_refused(run: SimpleNamespace) -> None:
     with pytest.raises(UserError, match="exclude each other"):
         choice.choose([], "mine", Path("x"), None)

@@ -1,6 +1,7 @@
 """The application that Ray Serve builds on a cluster, from a recipe and a model folder. No process is started."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from ray.serve.schema import ServeDeploySchema
 
 from strata.deploy import names
 from strata.platform.errors import UserError
+from strata.platform.model_families import copies
 from strata.serving.runtime import app, kuberay_app
 from strata.serving.runtime.kuberay_app import SECRET, Arguments
 
@@ -25,7 +27,7 @@ def model(tmp_path: Path) -> Path:
 
 def test_engines_have_dedicated_nodes_and_gateways_run_on_all(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SECRET, "long and random")
-    built = kuberay_app.application(Arguments(recipe="h200", model=model))
+    built = kuberay_app.application(Arguments(recipe="h200", model=str(model)))
     gateway = built._bound_deployment
     assert gateway.ray_actor_options["resources"] == {"strata-gateway": 0.25}, "four gateways share a node's resource"
     assert gateway._deployment_config.autoscaling_config.max_replicas == 8
@@ -46,7 +48,7 @@ def test_replicas_request_the_resources_of_the_manifests() -> None:
 
 def test_secret_is_the_same_after_an_update(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def secret() -> bytes:
-        built = kuberay_app.application(Arguments(recipe="laptop", model=model))._bound_deployment
+        built = kuberay_app.application(Arguments(recipe="laptop", model=str(model)))._bound_deployment
         return bytes(built.init_args[0].network.secret)
 
     monkeypatch.setenv(SECRET, "one")
@@ -61,7 +63,37 @@ def test_secret_is_the_same_after_an_update(model: Path, monkeypatch: pytest.Mon
 
 def test_missing_model_folder(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="There is no model folder"):
-        kuberay_app.application(Arguments(recipe="laptop", model=tmp_path / "nowhere"))
+        kuberay_app.application(Arguments(recipe="laptop", model=str(tmp_path / "nowhere")))
+
+
+def test_models_that_pods_copy_are_served_from_their_volume(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The head, where the application is built, has config.json only."""
+    monkeypatch.setenv(SECRET, "long and random")
+    monkeypatch.setenv("STRATA_MODELS", "/var/cache/strata/models")
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *_: str(config))
+    arguments = Arguments(recipe="h200", model="Org/Some-Model")
+    spec, *engines = kuberay_app.application(arguments)._bound_deployment.init_args
+    assert spec.model_id == "Some-Model"
+    folders = {one._bound_deployment.init_args[0].model_dir for one in engines}
+    assert folders == {str(copies.place("Org/Some-Model"))}
+    config.write_text(json.dumps({"architectures": ["Gemma2ForCausalLM"]}))
+    with pytest.raises(UserError, match="several kinds of KV cache"):
+        kuberay_app.application(arguments)
+
+
+def test_a_copy_on_the_shared_storage_is_checked_and_served(model: Path, monkeypatch: pytest.MonkeyPatch, own_home: Path) -> None:
+    monkeypatch.setenv(SECRET, "long and random")
+    shared = own_home / "models" / copies.place("Org/Some-Model").name
+    shutil.copytree(model, shared)
+    (shared / copies.COMPLETE).touch()
+    arguments = Arguments(recipe="h200", model="Org/Some-Model")
+    _, *engines = kuberay_app.application(arguments)._bound_deployment.init_args
+    assert {one._bound_deployment.init_args[0].model_dir for one in engines} == {str(shared)}
+    (shared / "tokenizer.json").unlink()
+    with pytest.raises(UserError, match="has no tokenizer"):
+        kuberay_app.application(arguments)
 
 
 def test_serve_accepts_the_configuration_of_the_manifests(root: Path) -> None:

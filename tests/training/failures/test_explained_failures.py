@@ -68,7 +68,7 @@ DIED = "Workers, their controller or their node died more often than train.max_f
 def test_lost_workers_and_clusters(name: str, cause: str) -> None:
     explained = explain(error("WorkerGroupError", "failed", worker_failures={1: error(name, "a\n  b")}), "mine")
     assert isinstance(explained, UserError) and explained.cause == cause
-    assert explained.fix == "If it happens again, see 'strata doctor'. Resume with: strata train --resume mine"
+    assert explained.fix == "Their last lines: strata logs mine. Resume with: strata train --resume mine"
 
 
 def test_ended_controller_is_a_lost_connection() -> None:

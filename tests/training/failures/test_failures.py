@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from strata.platform.runs import Run
+from strata.training.logs import attempts
 from strata.training.metrics import records
 
 from ..conftest import SMALL, strata_process
@@ -86,3 +87,10 @@ def test_run_with_random_kills_ends_like_an_undisturbed_one(home: Path, corpus: 
     assert losses_of(disturbed) == losses_of(undisturbed)
     final = [records.read(run.metrics)[-1]["val_loss"] for run in (undisturbed, disturbed)]
     assert final[0] == final[1]
+    # Each start has the logs of both workers, up to the end of the process, whatever ended it.
+    found = attempts.every(attempts.folder(disturbed))
+    assert len(found) > len(attempts.every(attempts.folder(undisturbed))) == 1
+    logs = [log for folder in found.values() for log in folder.glob("rank-*.log")]
+    assert len(logs) >= 4  # a start that failed early may have none
+    for log in logs:
+        wait_until(lambda log=log: "the process has ended" in log.read_text(), timeout=60)

@@ -9,7 +9,7 @@ import ray
 from ray.train.torch import TorchConfig
 from ray.train.torch import config as ray_config
 
-from strata.training.patches import file_rendezvous
+from strata.training.patches import file_rendezvous, worker_start
 
 CHANGED = "Ray Train changed {}: compare it with patches/file_rendezvous.py and update the patch."
 
@@ -52,7 +52,7 @@ def test_remote_clusters_use_rays_rendezvous(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     assert file_rendezvous.torch_config().backend_cls is file_rendezvous.FileBackend
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    assert type(file_rendezvous.torch_config()) is TorchConfig
+    assert file_rendezvous.torch_config().backend_cls.set_up is worker_start.StartBackend.set_up
 
 
 def test_ray_sets_up_the_process_group_as_the_patch_does() -> None:

@@ -19,6 +19,7 @@ from strata.training.checkpoint.export import export_run
 from strata.training.checkpoint.storage import Folder
 from strata.training.evaluation import samples
 from strata.training.interrupts import Interrupts, caught
+from strata.training.logs import attempts
 from strata.training.loop import Job
 from strata.training.metrics import records
 from strata.training.metrics.plot import plot_losses
@@ -170,6 +171,7 @@ def _settled(run: Run, console: Console, fresh: Folder | None = None) -> Iterato
         try:
             if fresh and not records.read(run.metrics) and run.id() not in ownership.look(run, fresh).writers:
                 ownership.release(run, fresh)
+                attempts.set_aside(run)  # they have the reason
                 run.remove()
             else:
                 run.write_state(replace(run.state(), status="interrupted" if isinstance(error, KeyboardInterrupt) else "failed"))

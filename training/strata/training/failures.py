@@ -22,7 +22,7 @@ def explain(error: BaseException, run: str) -> Exception | None:
         if explained := file_errors.explain(cause, again):
             return explained
     if lost := _lost(error):
-        return UserError(lost, f"If it happens again, see 'strata doctor'. {again[0].upper()}{again[1:]}")
+        return UserError(lost, f"Their last lines: strata logs {run}. {again[0].upper()}{again[1:]}")
     return None
 
 

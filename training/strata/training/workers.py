@@ -7,6 +7,7 @@ shows progress and translates a signal into a request to stop at the next step w
 import os
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from strata.platform.runs import Run, State
 from strata.training import failures
 from strata.training.evaluation import samples
 from strata.training.interrupts import Interrupts
+from strata.training.logs import attempts
 from strata.training.loop import Job, Outcome, train_worker
 from strata.training.memory import KEEP_FREED_MEMORY, memory_warnings
 from strata.training.metrics.progress import TrainingProgress
@@ -95,7 +97,7 @@ class Fit(threading.Thread):
         trainer = trainer_class()(
             train_worker,
             train_loop_config={"job": job},
-            torch_config=file_rendezvous.torch_config(),
+            torch_config=file_rendezvous.torch_config(partial(attempts.begin, Run(job.run))),
             scaling_config=ray.train.ScalingConfig(
                 num_workers=job.parallel.workers,
                 use_gpu=gpu,

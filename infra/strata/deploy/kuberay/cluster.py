@@ -13,11 +13,6 @@ LABEL_KEY = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A
 FT_ANNOTATION = "ray.io/ft-enabled"
 EXTERNAL_STORAGE_ANNOTATION = "ray.io/external-storage-namespace"
 V2_ENV = "RAY_enable_autoscaler_v2"
-OFF_BY_DEFAULT = {
-    "networkPolicy": "RayClusterNetworkPolicy",
-    "tlsOptions": "RayClusterMTLS",
-    "historyServerOptions": "RayClusterHistoryServer",
-}
 
 
 def of_cluster(spec: Document, annotations: dict[str, str], path: str) -> Iterator[Finding]:
@@ -30,9 +25,6 @@ def of_cluster(spec: Document, annotations: dict[str, str], path: str) -> Iterat
         yield from (finding.below(f"{path}.workerGroupSpecs[{i}]") for finding in _worker_group(group, spec))
     rules = (_fault_tolerance(spec, head, annotations), _autoscaler(spec, head), _auth(spec))
     yield from (finding.below(path) for rule in rules for finding in rule)
-    for key, gate in OFF_BY_DEFAULT.items():
-        if spec.get(key) is not None:
-            yield Finding(f"{path}.{key}", f"requires the feature gate {gate}, which is off by default")
 
 
 def _group(group: Document) -> Iterator[Finding]:
@@ -84,7 +76,7 @@ def _bounds(group: Document, scaled: bool) -> Iterator[Finding]:
 
 
 def _fault_tolerance(spec: Document, head: Document, annotations: dict[str, str]) -> Iterator[Finding]:
-    options, start, environment = spec.get("gcsFaultToleranceOptions"), head.get("rayStartParams") or {}, _environment(head)
+    options, start, environment = spec.get("gcsFaultToleranceOptions"), head.get("rayStartParams") or {}, ray_variables(head)
     env_path = "headGroupSpec.template.spec.containers[0].env"
     if start.get("redis-username") or "REDIS_USERNAME" in environment:
         yield Finding(env_path, "REDIS_USERNAME must be set as gcsFaultToleranceOptions.redisUsername")
@@ -112,7 +104,7 @@ def _fault_tolerance(spec: Document, head: Document, annotations: dict[str, str]
 
 def _autoscaler(spec: Document, head: Document) -> Iterator[Finding]:
     options = spec.get("autoscalerOptions") or {}
-    switch = _environment(head).get(V2_ENV)
+    switch = ray_variables(head).get(V2_ENV)
     env_path = "headGroupSpec.template.spec.containers[0].env"
     if not autoscales(spec) and switch is not None and switch.get("value") in ("1", "true"):
         yield Finding(env_path, f"{V2_ENV} needs enableInTreeAutoscaling: true")
@@ -150,7 +142,7 @@ def autoscales(spec: Document) -> bool:
 
 
 def _runs_v2(spec: Document) -> bool:
-    switch = _environment(spec.get("headGroupSpec") or {}).get(V2_ENV) or {}
+    switch = ray_variables(spec.get("headGroupSpec") or {}).get(V2_ENV) or {}
     return (spec.get("autoscalerOptions") or {}).get("version") == "v2" or switch.get("value") in ("1", "true")
 
 
@@ -169,7 +161,7 @@ def _containers(group: Document) -> list[Document]:
     return list(pod(group).get("containers") or [])
 
 
-def _environment(group: Document) -> dict[str, Any]:
+def ray_variables(group: Document) -> dict[str, Any]:
     """Environment variables of the first container, in which KubeRay runs Ray."""
     containers = _containers(group)
     return {variable["name"]: variable for variable in (containers[0].get("env") or [])} if containers else {}

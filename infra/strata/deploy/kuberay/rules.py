@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from strata.deploy.documents import Document
 from strata.deploy.kuberay.cluster import of_cluster
+from strata.deploy.kuberay.gates import of_gates
 from strata.deploy.kuberay.job import of_job
 from strata.deploy.kuberay.service import of_service
 from strata.deploy.problem import Finding
@@ -20,6 +21,7 @@ def findings(document: Document) -> Iterator[Finding]:
         yield Finding("kind", f"must be one of {', '.join(LONGEST)}")
         return
     yield from _name(kind, metadata.get("name", ""))
+    yield from of_gates(document)
     match kind:
         case "RayCluster":
             yield from of_cluster(spec, annotations, "spec")

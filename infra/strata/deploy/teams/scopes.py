@@ -101,6 +101,7 @@ def _names(documents: list[Document], deploy: DeploySection, run: str) -> dict[t
         ("RayJob", TRAIN_JOB): of_run,
         ("ConfigMap", RECIPE_MAP): f"{of_run}-recipe",
         ("Gateway", f"{BASE}-gateway"): f"{name}-gateway",  # created by KubeRay for the RayService, as are these Services
+        ("Secret", f"{BASE}-tls"): f"{name}-tls",  # the certificate, from outside
         ("Service", f"{BASE}-serve-svc"): f"{name}-serve-svc",
         ("Service", f"{BASE}-head-svc"): f"{name}-head-svc",
         ("Service", f"{BASE}-gateway-istio"): f"{name}-gateway-istio",

@@ -14,6 +14,11 @@ class DeploySection(Section):
     namespace: str = Field("strata", description="namespace of the team: its runs, storage, service accounts and queue")
     image: str | None = Field(None, description="container image, with an immutable tag or digest")
     storage: str | None = Field(None, description="storage behind /mnt/strata: a bucket on GKE, a NAS mount target on ACK")
+    model: str | None = Field(
+        None,
+        description="model to serve: a run, a folder in /mnt/strata, a bucket's URI or a Hugging Face id; unset: that of --run",
+    )
+    model_cache_gib: Positive = Field(200, description="volume of a pod for its copy of a model from a bucket or Hugging Face")
     gpu: str | None = Field(None, description="GPU type, such as h100")
     prefill_gpu: str | None = Field(None, description="GPU type of the prefill pool, if different")
     decode_gpu: str | None = Field(None, description="GPU type of the decode pool, if different")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from strata.platform import recipe_file, runs
 from strata.platform.errors import UserError
+from strata.platform.model_families import copies, source
 from strata.platform.recipe import DataSection, ServeSection
 from strata.serving import held_out_chat
 
@@ -20,20 +21,23 @@ class Choice:
     questions: Path | None = None  # held-out conversations beside the data of a run
 
 
-def choose(overrides: Sequence[str], run: str | None, model: Path | None, recipe: str | None) -> Choice:
+def choose(overrides: Sequence[str], run: str | None, model: Path | str | None, recipe: str | None) -> Choice:
     if run and model:
         raise UserError("--run and --model exclude each other.", "Use one of them.")
     if model:
         section = recipe_file.load(recipe or recipe_file.DEFAULT, overrides).serve
+        if source.is_remote(str(model)):
+            return Choice(section, source.snapshot(str(model)), copies.name(str(model)), ("--model", str(model), *overrides))
+        model = Path(model)
         return Choice(section, model, model.resolve().name, ("--model", str(model), *overrides))
     chosen = runs.find(run) if run else runs.newest_with_export()
     if not (chosen.export / "config.json").is_file():
         raise UserError(f"Run '{chosen.name}' has no export to serve.", f"Write one: strata export {chosen.name}")
-    source = recipe or str(chosen.path / "recipe.yaml")
+    own = recipe or str(chosen.path / "recipe.yaml")
     words = ("--run", chosen.name, *overrides)
     data = _data_of(chosen)
     knows_python, questions = (not data.all_sets, held_out_chat.find(data)) if data else (False, None)
-    return Choice(recipe_file.load(source, overrides).serve, chosen.export, chosen.name, words, knows_python, questions)
+    return Choice(recipe_file.load(own, overrides).serve, chosen.export, chosen.name, words, knows_python, questions)
 
 
 def _data_of(run: runs.Run) -> DataSection | None:

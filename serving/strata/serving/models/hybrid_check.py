@@ -27,10 +27,13 @@ ALTERNATING = ("Gemma2ForCausalLM",)  # hybrid, but config.json may not have suc
 
 def check_folder(folder: Path) -> None:
     """Checks config.json before anything starts."""
-    config = json.loads((folder / "config.json").read_text())
+    check_config(json.loads((folder / "config.json").read_text()))
+
+
+def check_config(config: Mapping[str, Any]) -> None:
     text = config.get("text_config") or config
     kinds = _kinds(text) or next((name for name in ONLY_IF_MIXED if text.get(name)), None)
-    _refuse(kinds or next((name for name in ALTERNATING if name in config["architectures"]), None))
+    _refuse(kinds or next((name for name in ALTERNATING if name in config.get("architectures", ())), None))
 
 
 def check_loaded(text_config: Any, is_hybrid: bool) -> None:

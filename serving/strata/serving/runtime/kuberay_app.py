@@ -14,6 +14,8 @@ from ray.serve import Application
 
 from strata.platform import recipe_file
 from strata.platform.errors import UserError
+from strata.platform.model_families import copies, source
+from strata.platform.recipe import ServeSection
 from strata.serving.models import adapter, hybrid_check, model_dir
 from strata.serving.runtime import app
 from strata.serving.spec import EngineSpec, GatewaySpec, Network
@@ -24,24 +26,40 @@ SECRET = "STRATA_LINK_SECRET"
 
 class Arguments(BaseModel):
     recipe: str
-    model: Path  # a folder mounted on every node
+    # A folder that every node mounts; or an id on Hugging Face or a bucket's URI, which `strata model pull` has copied in each
+    # pod before Ray starts.
+    model: str
     name: str | None = None  # model name in the API; default: the run's name
 
 
 def application(arguments: Arguments) -> Application:
-    folder = arguments.model
-    model_dir.check(folder)
     section = recipe_file.load(arguments.recipe).serve
-    if section.adapter == "apart":
-        adapter.check(section, folder)
-    if section.prefill.replicas > 0:
-        hybrid_check.check_folder(folder)
-    name = arguments.name or (folder.parent.name if folder.name == "export" else folder.name)
+    folder = _folder(arguments.model, section)
+    name = arguments.name or copies.name(arguments.model)
     network = Network(None, _secret())
     prefill, decode = (
         replace(EngineSpec.of(role, section, folder, name, network), on_own_nodes=True) for role in ("prefill", "decode")
     )
     return app.build(replace(GatewaySpec.of(section, name, network), on_every_node=True), prefill, decode)
+
+
+def _folder(model: str, section: ServeSection) -> Path:
+    """Folder of the model in the pods of engines. This process runs on the head, which has the shared storage but no copy."""
+    remote = source.is_remote(model)
+    folder = copies.found(model) if remote else Path(model)
+    if folder is None:
+        if section.adapter == "apart":
+            fix = "Copy the export to the shared storage and serve it from there, or set serve.adapter=merged."
+            raise UserError(f"serve.adapter=apart needs the files of {model} where the application is built.", fix)
+        if section.prefill.replicas > 0:
+            hybrid_check.check_config(source.read_config(model))
+        return copies.place(model)
+    model_dir.check(folder)
+    if section.adapter == "apart":
+        adapter.check(section, folder)
+    if section.prefill.replicas > 0:
+        hybrid_check.check_folder(folder)
+    return folder
 
 
 def _secret() -> bytes:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from strata.platform.errors import UserError
 from strata.platform.files import write_atomic
-from strata.platform.model_families import registry, source
+from strata.platform.model_families import hub, registry, source
 from strata.platform.model_families.family import Location
 from strata.platform.recipe import ModelSection
 from strata.training.checkpoint.tensor_files import INDEX, TensorFiles
@@ -164,7 +164,7 @@ def copy_small_files(folder: Path, to: Path) -> None:
 
 
 def _small_files(folder: Path) -> Iterator[Path]:
-    names = {path.name: path for pattern in (*source.SMALL_FILES, INDEX) for path in folder.glob(pattern) if path.is_file()}
+    names = {path.name: path for pattern in (*hub.SMALL_FILES, INDEX) for path in folder.glob(pattern) if path.is_file()}
     yield from (names[name] for name in sorted(names))
 
 

@@ -8,22 +8,19 @@ Delete when: `TorchConfig` accepts `init_method="file"` or a `file://` URL.
 
 import os
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.train.torch.config import (
-    TorchConfig,
-    _set_torch_distributed_env_vars,
-    _setup_torch_process_group,
-    _TorchBackend,
-)
+from ray.train.torch.config import TorchConfig, _set_torch_distributed_env_vars, _setup_torch_process_group
 
 from strata.platform.ray_cluster import local_ray
+from strata.training.patches.worker_start import StartBackend, StartConfig
 
 
-class FileBackend(_TorchBackend):  # type: ignore[misc]
-    def on_start(self, worker_group: Any, backend_config: TorchConfig) -> None:
+class FileBackend(StartBackend):
+    def set_up(self, worker_group: Any, backend_config: TorchConfig) -> None:
         gpu = worker_group.get_resources_per_worker().get("GPU", 0) > 0
         file = local_ray.TEMP_DIR / f"rendezvous-{uuid.uuid4().hex}"
         worker_group.execute(_set_torch_distributed_env_vars)
@@ -44,11 +41,11 @@ class FileBackend(_TorchBackend):  # type: ignore[misc]
 
 
 @dataclass
-class FileConfig(TorchConfig):  # type: ignore[misc]
+class FileConfig(StartConfig):
     @property
     def backend_cls(self) -> type[FileBackend]:
         return FileBackend
 
 
-def torch_config() -> TorchConfig:
-    return TorchConfig() if "RAY_ADDRESS" in os.environ else FileConfig()
+def torch_config(each_start: Callable[[], Callable[[int], None]] | None = None) -> StartConfig:
+    return StartConfig(each_start=each_start) if "RAY_ADDRESS" in os.environ else FileConfig(each_start=each_start)
