@@ -111,6 +111,7 @@ FOLDERS = {
     "platform.ray_patches": set(),
     "platform.ray_cluster": {"ray_patches"},
     "deploy.kuberay": set(),
+    "deploy.checks": set(),
     "dashboards.boards": set(),
 }
 MOST_MODULES = 15  # in one folder
