@@ -22,7 +22,7 @@ from .crd import FOLDER, definition
 Document = dict[str, Any]
 Steps = tuple[str | int, ...]
 
-QUICK = settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+QUICK = settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 COMPONENTS = ("kueue", "monitoring-gke", "network-policy", "grafana")
 
 
@@ -160,7 +160,7 @@ ANY: dict[str, Callable[[Document], Any]] = {
 }
 
 
-@settings(QUICK, max_examples=25)
+@QUICK
 @given(data=st.data())
 def test_mutations_of_any_object(crds: Path, data: st.DataObject) -> None:
     checked = [document for document in rendered() if validate.has_schema(document, crds)]

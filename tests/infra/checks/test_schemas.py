@@ -142,6 +142,17 @@ def test_a_misspelled_kind_of_a_known_group_is_wrong_and_others_are_not_checked(
     assert schemas.has_schema(box({}), crds)
 
 
+def test_a_folder_with_kuberays_definitions_only(tmp_path: Path) -> None:
+    (tmp_path / "ray.io_rayjobs.yaml").write_text(definition({}, "RayJob", "ray.io"))
+    job, monitor = (
+        box({}, apiVersion="ray.io/v1", kind="RayJob"),
+        box({}, apiVersion="monitoring.coreos.com/v1", kind="PodMonitor"),
+    )
+    assert schemas.has_schema(job, tmp_path) and not schemas.has_schema(monitor, tmp_path)
+    assert validate.problems([monitor], tmp_path) == []
+    assert [problem.path for problem in validate.problems([{**job, "spec": {"a": 1}}], tmp_path)] == ["spec"]
+
+
 def test_a_file_may_hold_several_definitions(tmp_path: Path) -> None:
     both = definition(SPEC, kind="Other") + "---\n" + definition(SPEC) + "---\n{}\n---\nkind: ConfigMap\n"
     (tmp_path / "all.yaml").write_text(both)
