@@ -1,7 +1,7 @@
 """Kubernetes objects as dictionaries: YAML reading and writing, and accessors for Ray clusters, pod templates and containers."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
 
@@ -16,10 +16,11 @@ RAY_KINDS = ("RayCluster", "RayJob", "RayService")
 class KubernetesLoader(yaml.CSafeLoader):
     """YAML loader that reads dates and '=' as strings, as Kubernetes does."""
 
-    yaml_implicit_resolvers: ClassVar = {
-        first: [(tag, pattern) for tag, pattern in resolvers if tag.rpartition(":")[2] not in ("timestamp", "value")]
-        for first, resolvers in yaml.CSafeLoader.yaml_implicit_resolvers.items()
-    }
+
+KubernetesLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag.rpartition(":")[2] not in ("timestamp", "value")]
+    for first, resolvers in yaml.CSafeLoader.yaml_implicit_resolvers.items()
+}
 
 
 class StrictLoader(KubernetesLoader):
