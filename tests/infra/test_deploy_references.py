@@ -290,6 +290,10 @@ def test_services_of_routes_are_rendered_or_kuberays() -> None:
     assert found(route("strata-serve-svc"), named("RayService", "strata")) == []
     assert found(route("strata-serve-svc"), named("RayService", "other")) == [missing]
     assert found(route("strata-head-svc"), named("RayCluster", "strata")) == []
+    options = {"clusterUpgradeOptions": {"gatewayClassName": "istio"}}
+    assert found(route("strata-gateway-istio"), named("RayService", "strata", {"upgradeStrategy": options})) == []
+    assert found(route("own-istio"), named("Gateway", "own", {"gatewayClassName": "istio"})) == []
+    assert found(route("own-istio"), named("Gateway", "own", {"gatewayClassName": "other"})) != []
 
 
 def test_networks_of_a_pod() -> None:

@@ -167,6 +167,23 @@ def test_an_equals_sign_and_a_date_are_strings(tmp_path: Path) -> None:
     assert paths(box({"operator": "!="}), tmp_path) == ["spec.operator"]
 
 
+@pytest.mark.parametrize(
+    ("pattern", "text", "matches"),
+    [
+        ("^[a-z]+$", "abc", True),
+        ("^[a-z]+$", "abc\n", False),
+        ("^(?i)(abc)?$", "ABC", True),
+        ("^(?i)(abc)?$", "ABD", False),
+        ("(?i)^a|b$", "B", True),
+        ("^a\\$", "a$x", True),
+        ("b", "abc", True),
+    ],
+)
+def test_patterns_are_gos(tmp_path: Path, pattern: str, text: str, matches: bool) -> None:
+    (tmp_path / "crd.yaml").write_text(definition({"properties": {"text": {"type": "string", "pattern": pattern}}}))
+    assert paths(box({"text": text}), tmp_path) == ([] if matches else ["spec.text"])
+
+
 def test_defaults_are_applied_before_validation() -> None:
     schema: Document = {
         "properties": {

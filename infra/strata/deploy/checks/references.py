@@ -100,6 +100,10 @@ def _there(documents: list[Document]) -> dict[Key, Document]:
             case "RayService":
                 created = [("Service", f"{name}-serve-svc"), ("Service", f"{name}-head-svc")]
                 created += [("Gateway", f"{name}-gateway"), ("HTTPRoute", f"{name}-httproute")]
+                options = (spec.get("upgradeStrategy") or {}).get("clusterUpgradeOptions") or {}
+                created += [("Service", f"{name}-gateway-{options.get('gatewayClassName')}")]  # by Istio
+            case "Gateway":
+                created = [("Service", f"{name}-{spec.get('gatewayClassName')}")]  # by Istio
             case "RayCluster":
                 created = [("Service", f"{name}-head-svc")]
             case "Certificate" if isinstance(spec.get("secretName"), str):

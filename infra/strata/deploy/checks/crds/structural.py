@@ -1,6 +1,8 @@
 """Validation by the structural schema of a CRD, as an API server does it with fieldValidation=Strict."""
 
+import re
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 from jsonschema import Draft202012Validator, ValidationError
@@ -106,11 +108,26 @@ def _integer_range(_: Any, name: str, value: Any, schema: Document) -> Iterator[
         yield ValidationError(f"{value} is out of the range of {name}")
 
 
+def _matches(_: Any, pattern: str, value: Any, schema: Document) -> Iterator[ValidationError]:
+    if isinstance(value, str) and not _compiled(pattern).search(value):
+        yield ValidationError(f"{value!r} does not match {pattern!r}")
+
+
+@lru_cache(maxsize=512)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    """Go's regular expression as Python's: flags may be anywhere, and `$` does not match before a newline at the end."""
+    flags = "".join(re.findall(r"\(\?([a-z]+)\)", pattern))
+    body = re.sub(r"\(\?[a-z]+\)", "", pattern)
+    body = re.sub(r"(?<!\\)\$$", r"\\Z", body)
+    return re.compile(f"(?{flags})(?:{body})" if flags else body)
+
+
 _Validator = extend(
     Draft202012Validator,
     {
         "x-kubernetes-list-map-keys": _distinct_keys,
         "x-kubernetes-list-type": _distinct_items,
         "format": _integer_range,
+        "pattern": _matches,
     },
 )
