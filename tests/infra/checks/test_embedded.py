@@ -26,6 +26,7 @@ def texts_of(document: Document) -> list[tuple[str, str]]:
         ("a.json", "", "is not valid JSON"),
         ("a.json", "{'a': 1}", "is not valid JSON"),
         ("a.json", '{"a": 1, "a": 2}', "the key 'a' occurs twice"),
+        ("a.json", '{"a": NaN}', "NaN is not a number"),
         ("a.yaml", "a: 1\n---\nb: [2]\n", None),
         ("a.yml", "a: [1\n", "is not valid YAML"),
         ("a.yaml", "a: 1\na: 2\n", "the key 'a' occurs twice"),

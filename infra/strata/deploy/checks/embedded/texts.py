@@ -50,7 +50,7 @@ def _yaml(text: str) -> Iterator[Finding]:
 
 def _json(text: str) -> Iterator[Finding]:
     try:
-        json.loads(text, object_pairs_hook=_distinct)
+        json.loads(text, object_pairs_hook=_distinct, parse_constant=_no_number)
     except ValueError as error:
         yield Finding("", f"is not valid JSON: {error}")
 
@@ -62,6 +62,10 @@ def _distinct(pairs: list[tuple[str, Any]]) -> Document:
             raise ValueError(f"the key '{key}' occurs twice")
         found[key] = value
     return found
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is not a number of JSON")
 
 
 def _annotations(metadata: Document) -> Iterator[Finding]:
