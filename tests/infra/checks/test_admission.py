@@ -1,10 +1,10 @@
-"""Pods that a namespace rejects, and workloads that Kueue never admits."""
+"""Pods that a namespace rejects, queues that Kueue rejects, and workloads that it never admits."""
 
 from typing import Any
 
 import pytest
 
-from strata.deploy.checks import pod_security, quotas
+from strata.deploy.checks import kueue, pod_security, quotas
 
 Document = dict[str, Any]
 
@@ -162,3 +162,70 @@ def test_limits_are_requests_if_there_are_none() -> None:
     container = workload["spec"]["headGroupSpec"]["template"]["spec"]["containers"][0]
     container["resources"] = {"limits": {"cpu": "4"}}
     assert waiting(workload, *queues({"cpu": "7"})) == ["requests 8 cpu; ClusterQueue big has 7"]
+
+
+# Queues
+
+CPU, MEMORY = {"name": "cpu", "nominalQuota": "4"}, {"name": "memory", "nominalQuota": "1Gi"}
+
+
+def group(*resources: Document, name: str = "f", covered: tuple[str, ...] = ("cpu", "memory")) -> Document:
+    return {"coveredResources": list(covered), "flavors": [{"name": name, "resources": list(resources)}]}
+
+
+def refused(kind: str = "ClusterQueue", **spec: Any) -> list[tuple[str, str]]:
+    document = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": kind, "metadata": {"name": "q"}, "spec": spec}
+    return [(finding.path.removeprefix("spec."), finding.message) for finding in kueue.findings(document)]
+
+
+GROUPS = "resourceGroups[0]"
+FIRST = f"{GROUPS}.flavors[0].resources[0]"
+
+
+@pytest.mark.parametrize(
+    ("groups", "path"),
+    [
+        ([group(CPU, MEMORY)], None),
+        ([group(MEMORY, CPU)], f"{GROUPS}.flavors[0].resources"),
+        ([group(CPU)], f"{GROUPS}.flavors[0].resources"),
+        ([group(CPU, CPU, covered=("cpu", "cpu"))], f"{GROUPS}.coveredResources"),
+        ([group(CPU, covered=("cpu",)), group(MEMORY, name="g", covered=("memory",))], None),
+        ([group(CPU, covered=("cpu",)), group(MEMORY, covered=("memory",))], "resourceGroups[1].flavors[0].name"),
+        ([group(CPU, covered=("cpu",)), group(CPU, name="g", covered=("cpu",))], "resourceGroups[1].coveredResources"),
+        ([group({**CPU, "nominalQuota": "-1"}, MEMORY)], f"{FIRST}.nominalQuota"),
+        ([group({**CPU, "nominalQuota": "4 cores"}, MEMORY)], f"{FIRST}.nominalQuota"),
+        ([group({**CPU, "nominalQuota": "0"}, MEMORY)], None),
+    ],
+)
+def test_resources_of_queues(groups: list[Document], path: str | None) -> None:
+    assert [where for where, _ in refused(resourceGroups=groups)] == ([path] if path else [])
+    assert [where for where, _ in refused("Cohort", resourceGroups=groups)] == ([path] if path else [])
+
+
+@pytest.mark.parametrize(
+    ("limits", "cohort", "path"),
+    [
+        ({"borrowingLimit": "9"}, True, None),
+        ({"borrowingLimit": "9"}, False, "borrowingLimit"),
+        ({"borrowingLimit": "-1"}, True, "borrowingLimit"),
+        ({"lendingLimit": "4"}, True, None),
+        ({"lendingLimit": "4001m"}, True, "lendingLimit"),
+        ({"lendingLimit": "1"}, False, "lendingLimit"),
+    ],
+)
+def test_limits_of_queues(limits: Document, cohort: bool, path: str | None) -> None:
+    groups = [group({**CPU, **limits}, MEMORY)]
+    spec = {"cohortName": "c"} if cohort else {}
+    assert [where for where, _ in refused(resourceGroups=groups, **spec)] == ([f"{FIRST}.{path}"] if path else [])
+
+
+def test_a_cohort_may_lend_more_than_its_own() -> None:
+    assert refused("Cohort", parentName="all", resourceGroups=[group({**CPU, "lendingLimit": "9"}, MEMORY)]) == []
+
+
+def test_admission_checks_and_local_queues() -> None:
+    checks = {"admissionChecks": [{"name": "c", "onFlavors": ["f", "g"]}]}
+    found = refused(resourceGroups=[group(CPU, MEMORY)], admissionChecksStrategy=checks)
+    assert found == [("admissionChecksStrategy.admissionChecks[0].onFlavors", "g is not a flavor of this queue")]
+    assert [path for path, _ in refused("LocalQueue")] == ["clusterQueue"]
+    assert refused("LocalQueue", clusterQueue="q") == []

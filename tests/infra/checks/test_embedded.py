@@ -212,6 +212,17 @@ def test_rules_of_prometheus(kind: str, change: Document, path: str | None, mess
     assert path is None or message in found[0][1]
 
 
+@pytest.mark.parametrize(("pattern", "valid"), [("a|b.*", True), ("(?i)abc", True), ("a(b", False), ("[", False), ("*", False)])
+def test_patterns_of_monitors(pattern: str, valid: bool) -> None:
+    for kind, endpoints, relabeling in (
+        ("PodMonitor", "podMetricsEndpoints", "metricRelabelings"),
+        ("PodMonitoring", "endpoints", "metricRelabeling"),
+    ):
+        spec = {endpoints: [{"port": "a"}, {relabeling: [{"action": "keep", "regex": pattern}]}]}
+        found = [finding.path for finding in prometheus_rules.findings({"kind": kind, "metadata": {"name": "m"}, "spec": spec})]
+        assert found == ([] if valid else [f"spec.{endpoints}[1].{relabeling}[0].regex"])
+
+
 def test_groups_of_rules() -> None:
     twice = {
         "kind": "Rules",

@@ -1,13 +1,12 @@
 """Validation by the structural schema of a CRD, as an API server does it with fieldValidation=Strict."""
 
-import re
 from collections.abc import Iterator
-from functools import lru_cache
 from typing import Any
 
 from jsonschema import Draft202012Validator, ValidationError
 from jsonschema.validators import extend
 
+from strata.deploy.checks import patterns
 from strata.deploy.documents import Document
 from strata.deploy.problem import Finding, dotted
 
@@ -109,17 +108,8 @@ def _integer_range(_: Any, name: str, value: Any, schema: Document) -> Iterator[
 
 
 def _matches(_: Any, pattern: str, value: Any, schema: Document) -> Iterator[ValidationError]:
-    if isinstance(value, str) and not _compiled(pattern).search(value):
+    if isinstance(value, str) and not patterns.compiled(pattern).search(value):
         yield ValidationError(f"{value!r} does not match {pattern!r}")
-
-
-@lru_cache(maxsize=512)
-def _compiled(pattern: str) -> re.Pattern[str]:
-    """Go's regular expression as Python's: flags may be anywhere, and `$` does not match before a newline at the end."""
-    flags = "".join(re.findall(r"\(\?([a-z]+)\)", pattern))
-    body = re.sub(r"\(\?[a-z]+\)", "", pattern)
-    body = re.sub(r"(?<!\\)\$$", r"\\Z", body)
-    return re.compile(f"(?{flags})(?:{body})" if flags else body)
 
 
 _Validator = extend(

@@ -1,4 +1,7 @@
-"""Prometheus rules in PrometheusRule, Rules, ClusterRules and ConfigMaps: queries, durations, names and templates."""
+"""Prometheus rules in PrometheusRule, Rules, ClusterRules and ConfigMaps: queries, durations, names and templates.
+
+Patterns of monitors' relabelings too: Prometheus rejects its whole configuration for one that is broken.
+"""
 
 import re
 from collections import Counter
@@ -7,18 +10,22 @@ from typing import Any
 
 import yaml
 
+from strata.deploy.checks import patterns
 from strata.deploy.documents import Document
 from strata.deploy.problem import Finding
 
 KINDS = ("PrometheusRule", "Rules", "ClusterRules", "GlobalRules")
 DURATION = re.compile(r"0|(?=.)(\d+y)?(\d+w)?(\d+d)?(\d+h)?(\d+m)?(\d+s)?(\d+ms)?")
 METRIC = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+MONITORS = ("PodMonitor", "ServiceMonitor", "PodMonitoring", "ClusterPodMonitoring")
 LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
 
 def findings(document: Document) -> Iterator[Finding]:
     if document["kind"] in KINDS:
         yield from _groups((document.get("spec") or {}).get("groups") or [], "spec.groups")
+    elif document["kind"] in MONITORS:
+        yield from _patterns(document.get("spec"), "spec")
     elif document["kind"] == "ConfigMap":
         for key, text in (document.get("data") or {}).items():
             yield from _groups(_file_groups(key, text), f"data.{key}.groups")
@@ -67,6 +74,21 @@ def _rule(rule: Document) -> Iterator[Finding]:
                 yield Finding(f"{field}.{key}", "is not a label's name: letters, digits and '_'")
             if str(value).count("{{") != str(value).count("}}"):
                 yield Finding(f"{field}.{key}", "has a template without an end: '{{' and '}}' differ in number")
+
+
+def _patterns(node: Any, path: str) -> Iterator[Finding]:
+    """Patterns of relabelings, anywhere in a monitor."""
+    if isinstance(node, list):
+        for i, item in enumerate(node):
+            yield from _patterns(item, f"{path}[{i}]")
+    for field, value in node.items() if isinstance(node, dict) else ():
+        if field == "regex" and isinstance(value, str):
+            try:
+                patterns.compiled(value)
+            except re.error as error:
+                yield Finding(f"{path}.regex", f"is not a pattern: {error}")
+        else:
+            yield from _patterns(value, f"{path}.{field}")
 
 
 def _durations(value: Document, fields: tuple[str, ...]) -> Iterator[Finding]:
