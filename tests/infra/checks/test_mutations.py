@@ -23,6 +23,7 @@ Document = dict[str, Any]
 Steps = tuple[str | int, ...]
 
 QUICK = settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+SLOW = ("RayJob", "RayService")
 COMPONENTS = ("kueue", "monitoring-gke", "network-policy", "grafana")
 
 
@@ -118,11 +119,11 @@ def mutations(schema: Document, value: Any, steps: Steps) -> Iterator[Mutation]:
 
 @lru_cache
 def schema_mutations(crds: Path) -> list[tuple[int, list[Mutation]]]:
-    """Mutations of each rendered object whose kind the folder defines."""
+    """Mutations of each rendered object whose kind the folder defines. Of KubeRay's, which are slow to parse, one."""
     found = []
     for i, document in enumerate(rendered()):
         group, version = document["apiVersion"].rpartition("/")[::2]
-        if version in (served := definitions.served(crds, group, document["kind"])):
+        if document["kind"] not in SLOW and version in (served := definitions.served(crds, group, document["kind"])):
             found.append((i, list(mutations(served[version], document, ()))))
     return found
 
@@ -163,14 +164,16 @@ ANY: dict[str, Callable[[Document], Any]] = {
 @QUICK
 @given(data=st.data())
 def test_mutations_of_any_object(crds: Path, data: st.DataObject) -> None:
-    checked = [document for document in rendered() if validate.has_schema(document, crds)]
+    checked = [document for document in rendered() if document["kind"] not in SLOW]
+    checked = [document for document in checked if validate.has_schema(document, crds)]
     document = copy.deepcopy(data.draw(st.sampled_from(checked)))
     ANY[data.draw(st.sampled_from(sorted(ANY)))](document)
     assert documents.title(document) in {problem.object for problem in validate.problems([document], crds)}
 
 
 def test_a_misspelled_kind_or_version_is_wrong(crds: Path) -> None:
-    for each in {document["kind"]: document for document in rendered() if validate.has_schema(document, crds)}.values():
+    by_kind = {document["kind"]: document for document in rendered() if document["kind"] not in SLOW}
+    for each in [document for document in by_kind.values() if validate.has_schema(document, crds)]:
         kind, version = {**each, "kind": f"{each['kind']}s"}, {**each, "apiVersion": f"{each['apiVersion']}gamma9"}
         assert {problem.path for problem in validate.problems([kind], crds)} == {"kind"}
         assert {problem.path for problem in validate.problems([version], crds)} <= {"kind", "apiVersion"} != set()
