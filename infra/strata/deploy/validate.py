@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from strata.deploy.checks import kueue, pod_security, pods, quotas, references, schemas, selectors, syntax
+from strata.deploy.checks import choices, kueue, pod_security, pods, quotas, references, schemas, selectors, syntax
 from strata.deploy.checks.crds import cel
 from strata.deploy.checks.embedded import prometheus_rules, recipes, serve_config, texts
 from strata.deploy.documents import Document, title
@@ -11,7 +11,15 @@ from strata.deploy.kuberay import rules
 from strata.deploy.problem import Finding, Problem
 
 RAY_GROUP = "ray.io/"
-OF_ONE = (syntax.findings, pods.findings, kueue.findings, texts.findings, recipes.findings, prometheus_rules.findings)
+OF_ONE = (
+    syntax.findings,
+    choices.findings,
+    pods.findings,
+    kueue.findings,
+    texts.findings,
+    recipes.findings,
+    prometheus_rules.findings,
+)
 OF_ALL = (
     references.findings,
     selectors.findings,

@@ -164,6 +164,7 @@ TRAIN = "strata train --recipe /etc/strata/recipe.yaml --run demo"
         (job("strata train --recipe 8xh1000"), "there is no built-in recipe '8xh1000'"),
         (job("python other.py --recipe nothing"), None),
         (job("strata train --recipe 'x"), "is not a shell command"),
+        (job(""), "is not set: the job has no command"),
     ],
 )
 def test_recipes_of_jobs(documents: list[Document], message: str | None) -> None:
@@ -221,6 +222,17 @@ def test_patterns_of_monitors(pattern: str, valid: bool) -> None:
         spec = {endpoints: [{"port": "a"}, {relabeling: [{"action": "keep", "regex": pattern}]}]}
         found = [finding.path for finding in prometheus_rules.findings({"kind": kind, "metadata": {"name": "m"}, "spec": spec})]
         assert found == ([] if valid else [f"spec.{endpoints}[1].{relabeling}[0].regex"])
+
+
+@pytest.mark.parametrize(("text", "valid"), [("30s", True), ("1m30s", True), ("30 sec", False), ("1.5s", False)])
+def test_intervals_of_monitors(text: str, valid: bool) -> None:
+    for kind, endpoints, field in (
+        ("PodMonitor", "podMetricsEndpoints", "scrapeTimeout"),
+        ("PodMonitoring", "endpoints", "interval"),
+    ):
+        document = {"kind": kind, "metadata": {"name": "m"}, "spec": {endpoints: [{"port": "a", field: text}]}}
+        found = [finding.path for finding in prometheus_rules.findings(document)]
+        assert found == ([] if valid else [f"spec.{endpoints}[0].{field}"])
 
 
 def test_groups_of_rules() -> None:

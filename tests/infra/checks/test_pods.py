@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from strata.deploy.checks import pods, quantities, syntax
+from strata.deploy.checks import choices, pods, quantities, syntax
 
 Document = dict[str, Any]
 
@@ -172,6 +172,46 @@ def test_storage_of_claims() -> None:
     assert [finding.path for finding in pods.findings(stateful)] == [
         "spec.volumeClaimTemplates[0].spec.resources.requests.storage"
     ]
+
+
+def test_grace_periods() -> None:
+    assert found(terminationGracePeriodSeconds=0) == []
+    assert found(terminationGracePeriodSeconds=-1) == [("terminationGracePeriodSeconds", "-1 is negative")]
+
+
+@pytest.mark.parametrize(
+    ("pod", "path"),
+    [
+        ({"restartPolicy": "Never"}, None),
+        ({"restartPolicy": "Sometimes"}, "restartPolicy"),
+        ({"dnsPolicy": "None"}, None),
+        ({"containers": [{"name": "c", "imagePullPolicy": "Allways"}]}, "containers[0].imagePullPolicy"),
+        ({"containers": [{"name": "c", "ports": [{"protocol": "tcp"}]}]}, "containers[0].ports[0].protocol"),
+        ({"tolerations": [{"operator": "Exists", "effect": "NoSchedule"}, {"key": "a"}]}, None),
+        ({"tolerations": [{"operator": "Exist"}]}, "tolerations[0].operator"),
+        ({"tolerations": [{"operator": "In"}]}, "tolerations[0].operator"),
+        ({"tolerations": [{"operator": "Exists", "effect": "NoScheduling"}]}, "tolerations[0].effect"),
+        ({"securityContext": {"seccompProfile": {"type": "Default"}}}, "securityContext.seccompProfile.type"),
+        ({"volumes": [{"name": "v", "emptyDir": {"medium": "memory"}}]}, "volumes[0].emptyDir.medium"),
+        ({"affinity": {"nodeAffinity": {"x": [{"matchExpressions": [{"operator": "In"}]}]}}}, None),
+    ],
+)
+def test_choices_of_pods(pod: Document, path: str | None) -> None:
+    workload = {"kind": "Deployment", "metadata": {"name": "d"}, "spec": {"template": {"spec": pod}}}
+    assert [finding.path for finding in choices.findings(workload)] == ([f"spec.template.spec.{path}"] if path else [])
+    ray = {"kind": "RayCluster", "metadata": {"name": "r"}, "spec": {"headGroupSpec": {"template": {"spec": pod}}}}
+    assert [finding.path for finding in choices.findings(ray)] == ([f"spec.headGroupSpec.template.spec.{path}"] if path else [])
+
+
+def test_choices_of_objects() -> None:
+    def wrong_choices(kind: str, **spec: Any) -> list[str]:
+        return [finding.path for finding in choices.findings({"kind": kind, "metadata": {"name": "a"}, "spec": spec})]
+
+    assert wrong_choices("NetworkPolicy", policyTypes=["Ingress", "Egress"]) == []
+    assert wrong_choices("NetworkPolicy", policyTypes=["Ingress", "In"]) == ["spec.policyTypes"]
+    assert wrong_choices("PersistentVolumeClaim", accessModes=["ReadWriteAll"]) == ["spec.accessModes"]
+    assert wrong_choices("StatefulSet", updateStrategy={"type": "Recreate"}) == ["spec.updateStrategy.type"]
+    assert wrong_choices("Other", accessModes=["ReadWriteAll"]) == [], "the field may mean something else there"
 
 
 # Names, labels and annotations

@@ -147,4 +147,7 @@ def test_every_pod_needs_the_recipe_and_the_model() -> None:
 
 def test_other_objects_have_no_configuration() -> None:
     assert found([{"kind": "RayService", "metadata": {"name": "s"}, "spec": {}}]) == []
+    [service_, _] = service(CONFIG)
+    del service_["spec"]["serveConfigV2"]
+    assert found([service_]) == [("spec.serveConfigV2", "is not set: the service has no application")]
     assert found([{"kind": "Other", "metadata": {"name": "s"}, "spec": {"serveConfigV2": "x"}}]) == []

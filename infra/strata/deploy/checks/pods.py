@@ -43,6 +43,8 @@ def _claims(document: Document) -> Iterator[tuple[str, Document]]:
 
 def _template(template: Document, document: Document) -> Iterator[Finding]:
     pod = template["spec"]
+    if (pod.get("terminationGracePeriodSeconds") or 0) < 0:
+        yield Finding("spec.terminationGracePeriodSeconds", f"{pod['terminationGracePeriodSeconds']} is negative")
     listed = pod.get("volumes") or []
     volumes = {volume["name"]: volume for volume in listed}
     if document["kind"] == "StatefulSet":

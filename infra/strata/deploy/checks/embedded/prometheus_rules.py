@@ -1,6 +1,6 @@
 """Prometheus rules in PrometheusRule, Rules, ClusterRules and ConfigMaps: queries, durations, names and templates.
 
-Patterns of monitors' relabelings too: Prometheus rejects its whole configuration for one that is broken.
+Intervals and patterns of monitors too: Prometheus rejects its whole configuration for one that is broken.
 """
 
 import re
@@ -26,6 +26,10 @@ def findings(document: Document) -> Iterator[Finding]:
         yield from _groups((document.get("spec") or {}).get("groups") or [], "spec.groups")
     elif document["kind"] in MONITORS:
         yield from _patterns(document.get("spec"), "spec")
+        for key in ("podMetricsEndpoints", "endpoints"):
+            for i, endpoint in enumerate((document.get("spec") or {}).get(key) or []):
+                found = _durations(endpoint, ("interval", "timeout", "scrapeTimeout"))
+                yield from (finding.below(f"spec.{key}[{i}]") for finding in found)
     elif document["kind"] == "ConfigMap":
         for key, text in (document.get("data") or {}).items():
             yield from _groups(_file_groups(key, text), f"data.{key}.groups")

@@ -35,14 +35,18 @@ def of_jobs(documents: list[Document]) -> Iterator[tuple[Document, Finding]]:
     """Findings of the commands of RayJobs: the head must see the recipe that they name."""
     for document in documents:
         found, entrypoint = cluster_spec(document), (document.get("spec") or {}).get("entrypoint")
-        if document["kind"] != "RayJob" or not entrypoint:
+        if document["kind"] != "RayJob" or found is None:
+            continue
+        if not entrypoint:
+            if document["spec"].get("submissionMode") != "InteractiveMode":
+                yield document, Finding("spec.entrypoint", "is not set: the job has no command")
             continue
         try:
             words = shlex.split(entrypoint)
         except ValueError as error:
             yield document, Finding("spec.entrypoint", f"is not a shell command: {error}")
             continue
-        head = ((found[1] if found else {}).get("headGroupSpec") or {}).get("template")
+        head = (found[1].get("headGroupSpec") or {}).get("template")
         for recipe in _named(words):
             if head is not None and (reason := readable(recipe, head, document, documents)):
                 yield document, Finding("spec.entrypoint", reason)

@@ -14,7 +14,7 @@ from typing import Any, get_args
 import yaml
 
 from strata.deploy.checks.embedded import mounts, recipes
-from strata.deploy.documents import Document, StrictLoader, pod_templates
+from strata.deploy.documents import Document, StrictLoader, cluster_spec, pod_templates
 from strata.deploy.problem import Finding, dotted
 
 FIELD = "spec.serveConfigV2"
@@ -24,8 +24,12 @@ ROUTE = re.compile(r"/|(/[^/{}]+)+")  # Ray Serve checks it only when it deploys
 
 def findings(documents: list[Document]) -> Iterator[tuple[Document, Finding]]:
     for document in documents:
-        text = (document.get("spec") or {}).get("serveConfigV2")
-        if document["kind"] == "RayService" and text is not None:
+        if document["kind"] != "RayService" or cluster_spec(document) is None:
+            continue
+        text = document["spec"].get("serveConfigV2")
+        if text is None:
+            yield document, Finding(FIELD, "is not set: the service has no application")
+        else:
             yield from ((document, finding.below(FIELD)) for finding in _findings(text, document, documents))
 
 
