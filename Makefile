@@ -11,7 +11,7 @@ PROFILE ?= laptop
 RECIPE ?= laptop
 RUN ?=
 TARGET ?= kind
-CRDS ?= .strata/kuberay-crds
+CRDS ?= .strata/crds
 ARGS ?=
 STRATA := $(VENV)/bin/strata
 # Two processes share the tests (tests/selection.py). pytest ends with 5 if ARGS selects no test of a kind.
@@ -100,9 +100,8 @@ pictures: setup ## redraw the pictures of docs/layouts.md and docs/planner.md
 deploy: setup ## show the changes of RECIPE on a cluster (TARGET=gke, ack or kind), confirm, apply; ARGS="--image R:T --with auth"
 	@$(STRATA) deploy apply --target "$(TARGET)" --recipe "$(RECIPE)" $(if $(RUN),--run "$(RUN)") $(ARGS)
 
-crds: ## fetch KubeRay's definitions for 'strata deploy check' and the tests: STRATA_KUBERAY_CRDS=$(CRDS)
-	@for kind in rayclusters rayjobs rayservices; do curl -fsSL --create-dirs -o "$(CRDS)/ray.io_$$kind.yaml" \
-	  "https://raw.githubusercontent.com/ray-project/kuberay/v1.7.0/ray-operator/config/crd/bases/ray.io_$$kind.yaml"; done
+crds: ## fetch the definitions of infra/crds.txt for 'strata deploy check' and the tests: STRATA_KUBERAY_CRDS=$(CRDS)
+	@infra/fetch-crds "$(CRDS)"
 
 check: setup ## lint, types and the fast tests: before every commit
 	@SECONDS=0; $(MAKE) --no-print-directory lint; $(FAST_TESTS); $(TOOK)

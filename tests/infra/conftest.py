@@ -1,10 +1,9 @@
-"""Session-wide caches of kustomize builds and Kubernetes schemas."""
+"""Session-wide cache of kustomize builds."""
 
 import functools
 from collections.abc import Iterator
 from typing import Any
 
-import kubernetes_validate.utils
 import pytest
 
 from strata.deploy import render
@@ -16,5 +15,4 @@ def cached_builds() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         cached: Any = functools.cache(render.build)
         patch.setattr(render, "build", cached)
-        patch.setattr(kubernetes_validate.utils, "schema_contents", functools.cache(kubernetes_validate.utils.schema_contents))
         yield

@@ -1,4 +1,4 @@
-"""Limits of names and images, options of a rendering, files that it writes, and strict schemas."""
+"""Limits of names and images, options of a rendering, and files that it writes."""
 
 import json
 import subprocess
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from strata.deploy import changes, kubectl, refusals, render, schemas, targets, validate
+from strata.deploy import changes, kubectl, refusals, render, targets
 from strata.deploy.render import Order
 from strata.platform.errors import UserError
 from strata.platform.recipe import Recipe
@@ -332,122 +332,3 @@ def test_the_reason_of_a_failure(answers: dict[str, Any], answer: tuple[int, str
     assert error.value.cause == f"'kubectl apply' failed: {reason}"
     answers["apply"] = (0, "done", "a warning")
     assert kubectl.run_checked(["apply", "-f"]) == "done"
-
-
-# Schemas
-
-
-DEFINITION = """
-spec:
-  group: ray.io
-  names: {kind: RayJob}
-  versions:
-  - name: v1
-    served: true
-    schema:
-      openAPIV3Schema:
-        properties:
-          apiVersion: {type: string}
-          kind: {type: string}
-          metadata: {type: object}
-          spec:
-            type: object
-            required: [name]
-            properties:
-              name: {type: string}
-              note: {type: string, nullable: true}
-              size: {x-kubernetes-int-or-string: true}
-              narrow: {x-kubernetes-int-or-string: true, anyOf: [{type: integer}]}
-              free: {type: object, properties: {a: {type: integer}}, x-kubernetes-preserve-unknown-fields: true}
-              map: {type: object, additionalProperties: {type: object, properties: {a: {type: integer}}}}
-              bare: {type: array, x-kubernetes-list-map-keys: [name], items: {x-kubernetes-preserve-unknown-fields: true}}
-              list:
-                type: array
-                x-kubernetes-list-map-keys: [port, protocol]
-                items:
-                  type: object
-                  properties: {port: {type: integer}, protocol: {type: string, default: TCP}, x: {type: integer}}
-  - name: v1alpha1
-    served: false
-    schema: {openAPIV3Schema: {properties: {}}}
-"""
-
-
-@pytest.mark.parametrize(
-    ("spec", "path"),
-    [
-        ({}, None),
-        ({"nam": 1}, "spec"),
-        ({"name": None}, "spec.name"),
-        ({"note": None}, None),
-        ({"note": 1}, "spec.note"),
-        ({"size": 1}, None),
-        ({"size": "1"}, None),
-        ({"size": 1.5}, "spec.size"),
-        ({"narrow": 1}, None),
-        ({"narrow": "1"}, "spec.narrow"),
-        ({"free": {"b": 1}}, None),
-        ({"free": {"a": "1"}}, "spec.free.a"),
-        ({"map": {"x": {"a": 1}}}, None),
-        ({"map": {"x": {"b": 1}}}, "spec.map.x"),
-        ({"list": [{"port": 1}, {"port": 2}]}, None),
-        ({"list": [{"port": 1}, {"port": 1, "protocol": "UDP"}]}, None),
-        ({"list": [{"port": 1, "x": 1}, {"port": 1, "protocol": "TCP", "x": 2}]}, "spec.list[1]"),
-        ({"list": [{"prt": 1}]}, "spec.list[0]"),
-        ({"list": "x"}, "spec.list"),
-        ({"bare": [{"name": "a"}, {"name": "b"}, {}, 1]}, None),
-        ({"bare": [{"name": "a"}, {"name": "a"}]}, "spec.bare[1]"),
-    ],
-)
-def test_schemas_forbid_unknown_fields_and_repeated_keys(tmp_path: Path, spec: dict[str, Any], path: str | None) -> None:
-    (tmp_path / "crd.yaml").write_text(DEFINITION)
-    document = {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": {"name": "a"}, "spec": {"name": "x", **spec}}
-    assert [finding.path for finding in schemas.of_kuberay(document, tmp_path)] == ([path] if path else [])
-
-
-def test_only_served_versions_have_a_schema(tmp_path: Path) -> None:
-    (tmp_path / "crd.yaml").write_text(DEFINITION)
-    document = {"apiVersion": "ray.io/v1alpha1", "kind": "RayJob", "metadata": {"name": "a"}}
-    [finding] = schemas.of_kuberay(document, tmp_path)
-    assert (finding.path, "is not defined" in finding.message) == ("kind", True)
-
-
-def test_labels_are_strings(tmp_path: Path) -> None:
-    (tmp_path / "crd.yaml").write_text(DEFINITION)
-    metadata = {"name": "a", "labels": {"a": 1}, "annotations": {"b": "c"}}
-    document = {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": metadata, "spec": {"name": "x"}}
-    assert [finding.path for finding in schemas.of_kuberay(document, tmp_path)] == ["metadata.labels.a"]
-
-
-@pytest.mark.parametrize(
-    ("document", "paths"),
-    [
-        ({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "a"}}, []),
-        ({"kind": "Secret", "metadata": {"name": "a"}}, ["apiVersion"]),
-        ({"apiVersion": 1, "metadata": {"name": "a"}}, ["apiVersion", "kind"]),
-        ({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": 1}}, ["metadata.name"]),
-        ({"apiVersion": "v1", "kind": "Secret", "metadata": "a"}, ["metadata.name"]),
-        ({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "a"}, "dat": {}}, [""]),
-    ],
-)
-def test_required_fields_are_checked_before_the_schema(document: dict[str, Any], paths: list[str]) -> None:
-    assert [problem.path for problem in validate.problems([document], None)] == paths
-
-
-def test_rules_and_references_are_checked_only_if_the_schemas_are_met() -> None:
-    """A RayJob without a cluster breaks a rule of the operator; the Secret breaks its schema."""
-    job = {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": {"name": "a"}, "spec": {}}
-    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "a"}}
-    assert [str(each) for each in validate.problems([job, secret], None)] == [
-        "RayJob/a: spec.rayClusterSpec: must be set, or clusterSelector"
-    ]
-    assert [each.object for each in validate.problems([job, {**secret, "dat": {}}], None)] == ["Secret/a"]
-    assert [str(each) for each in validate.problems([secret, secret], None)] == ["Secret/a: metadata.name: Secret/a occurs twice"]
-
-
-def test_kinds_with_a_schema() -> None:
-    ray, other = {"apiVersion": "ray.io/v1", "kind": "RayJob"}, {"apiVersion": "monitoring.coreos.com/v1", "kind": "PodMonitor"}
-    assert validate.has_schema(ray, Path("/crds"))
-    assert not validate.has_schema(ray, None)
-    assert not validate.has_schema(other, Path("/crds"))
-    assert validate.has_schema({"apiVersion": "v1", "kind": "Secret"}, None)

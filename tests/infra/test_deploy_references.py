@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from strata.deploy import documents, references
+from strata.deploy import documents
+from strata.deploy.checks import pods, references, selectors
 from strata.deploy.problem import Finding, Problem, dotted
 
 Document = dict[str, Any]
@@ -33,7 +34,13 @@ def ray_cluster(container: Document | None = None, name: str = "lab", part: str 
 
 
 def found(*objects: Document) -> list[tuple[str, str, str]]:
-    return [(documents.title(each), finding.path, finding.message) for each, finding in references.findings(list(objects))]
+    pairs = [*references.findings(list(objects)), *selectors.findings(list(objects))]
+    pairs += [(each, finding) for each in objects for finding in pods.findings(each)]
+    return [(documents.title(each), finding.path, finding.message) for each, finding in pairs]
+
+
+def noted(*objects: Document) -> list[str]:
+    return [finding.message for _, finding in references.notes(list(objects))]
 
 
 CONTAINER = "spec.template.spec.containers[0]"
@@ -152,7 +159,6 @@ def test_init_containers_come_first() -> None:
     ("pod", "path", "missing"),
     [
         ({"serviceAccountName": "me"}, "serviceAccountName", "ServiceAccount me"),
-        ({"volumes": [{"name": "v", "secret": {"secretName": "s"}}]}, "volumes[0].secret", "Secret s"),
         ({"volumes": [{"name": "v", "configMap": {"name": "m"}}]}, "volumes[0].configMap", "ConfigMap m"),
         (
             {"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "p"}}]},
@@ -169,7 +175,7 @@ def test_names_in_a_pod_must_exist(pod: Document, path: str, missing: str) -> No
 
 @pytest.mark.parametrize(
     ("reference", "kind"),
-    [("secretKeyRef", "Secret"), ("configMapKeyRef", "ConfigMap"), ("secretRef", "Secret"), ("configMapRef", "ConfigMap")],
+    [("configMapKeyRef", "ConfigMap"), ("configMapRef", "ConfigMap")],
 )
 def test_names_in_the_environment_must_exist(reference: str, kind: str) -> None:
     def using(**value: Any) -> Document:
@@ -193,10 +199,111 @@ def test_keys_must_exist_in_objects_with_data(field: str) -> None:
     assert found(user, named("Secret", "s")) == [], "an object without data is filled in elsewhere"
 
 
-@pytest.mark.parametrize("name", ["strata-link", "strata-api-keys", "strata-redis"])
-def test_secrets_created_by_hand_may_be_missing(name: str) -> None:
-    assert found(deployment(volumes=[{"name": "v", "secret": {"secretName": name}}])) == []
-    assert found(deployment(volumes=[{"name": "v", "configMap": {"name": name}}])) != []
+@pytest.mark.parametrize(
+    "user",
+    [
+        deployment(volumes=[{"name": "v", "secret": {"secretName": "s"}}]),
+        deployment(volumes=[{"name": "v", "projected": {"sources": [{"secret": {"name": "s"}}]}}]),
+        deployment(imagePullSecrets=[{"name": "s"}]),
+        deployment({"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]}),
+        deployment({"envFrom": [{"secretRef": {"name": "s"}}]}),
+    ],
+)
+def test_secrets_may_be_created_by_hand_and_are_noted(user: Document) -> None:
+    assert found(user) == []
+    assert noted(user) == noted(user, user) == ["Secret s must exist on the cluster"]
+    assert noted(user, named("Secret", "s")) == []
+    assert noted(user, named("Certificate", "c", {"secretName": "s", "issuerRef": {"name": "i"}})) == [
+        "Issuer i must exist on the cluster"
+    ]
+
+
+def test_a_reference_does_not_leave_its_namespace() -> None:
+    user, target = deployment(volumes=[{"name": "v", "configMap": {"name": "m"}}]), named("ConfigMap", "m")
+    user["metadata"]["namespace"] = target["metadata"]["namespace"] = "one"
+    assert found(user, target) == []
+    assert noted(user, target) == ["Namespace one must exist on the cluster"]
+    assert noted(user, target, named("Namespace", "one")) == []
+    target["metadata"]["namespace"] = "two"
+    assert [message for _, _, message in found(user, target)] == ["ConfigMap m is not among the objects"]
+
+
+def labelled(kind: str, label: str, value: str) -> Document:
+    return {"kind": kind, "metadata": {"name": "a", "labels": {label: value}}}
+
+
+QUEUE = {"resourceGroups": [{"flavors": [{"name": "f"}]}], "admissionChecksStrategy": {"admissionChecks": [{"name": "c"}]}}
+
+
+@pytest.mark.parametrize(
+    ("user", "path", "kind", "name"),
+    [
+        (labelled("RayJob", "kueue.x-k8s.io/queue-name", "q"), "metadata.labels.kueue.x-k8s.io/queue-name", "LocalQueue", "q"),
+        (
+            labelled("RayJob", "kueue.x-k8s.io/priority-class", "q"),
+            "metadata.labels.kueue.x-k8s.io/priority-class",
+            "WorkloadPriorityClass",
+            "q",
+        ),
+        (labelled("RayJob", "volcano.sh/queue-name", "q"), "metadata.labels.volcano.sh/queue-name", "Queue", "q"),
+        (named("LocalQueue", "l", {"clusterQueue": "q"}), "spec.clusterQueue", "ClusterQueue", "q"),
+        (named("ClusterQueue", "q", QUEUE), "spec.resourceGroups[0].flavors[0].name", "ResourceFlavor", "f"),
+        (named("ClusterQueue", "q", QUEUE), "spec.admissionChecksStrategy.admissionChecks[0].name", "AdmissionCheck", "c"),
+        (named("ResourceFlavor", "f", {"topologyName": "t"}), "spec.topologyName", "Topology", "t"),
+        (
+            named("AdmissionCheck", "c", {"parameters": {"kind": "ProvisioningRequestConfig", "name": "p"}}),
+            "spec.parameters.name",
+            "ProvisioningRequestConfig",
+            "p",
+        ),
+        (
+            named("Network", "n", {"parametersRef": {"kind": "GKENetworkParamSet", "name": "p"}}),
+            "spec.parametersRef.name",
+            "GKENetworkParamSet",
+            "p",
+        ),
+        (deployment(priorityClassName="p"), "spec.template.spec.priorityClassName", "PriorityClass", "p"),
+        (named("PersistentVolumeClaim", "c", {"volumeName": "v"}), "spec.volumeName", "PersistentVolume", "v"),
+        (named("Certificate", "c", {"issuerRef": {"name": "i"}}), "spec.issuerRef.name", "Issuer", "i"),
+        (named("HTTPRoute", "r", {"parentRefs": [{"name": "g"}]}), "spec.parentRefs[0].name", "Gateway", "g"),
+    ],
+)
+def test_objects_of_an_administrator_are_required_only_beside_others_of_their_kind(
+    user: Document, path: str, kind: str, name: str
+) -> None:
+    others = [("ClusterQueue", "q"), ("ResourceFlavor", "f"), ("AdmissionCheck", "c")]
+    beside = [named(other, title) for other, title in others if other not in (kind, user["kind"])]
+    assert found(user, *beside) == []
+    assert f"{kind} {name} must exist on the cluster" in noted(user, *beside)
+    assert found(user, *beside, named(kind, name)) == []
+    assert found(user, *beside, named(kind, "other")) == [
+        (documents.title(user), path, f"{kind} {name} is not among the objects")
+    ]
+
+
+def test_services_of_routes_are_rendered_or_kuberays() -> None:
+    def route(service: str) -> Document:
+        return named("HTTPRoute", "r", {"rules": [{"backendRefs": [{"name": service}]}]})
+
+    missing = ("HTTPRoute/r", "spec.rules[0].backendRefs[0].name", "Service strata-serve-svc is not among the objects")
+    assert found(route("strata-serve-svc")) == [missing]
+    assert found(route("strata-serve-svc"), named("RayService", "strata")) == []
+    assert found(route("strata-serve-svc"), named("RayService", "other")) == [missing]
+    assert found(route("strata-head-svc"), named("RayCluster", "strata")) == []
+    options = {"clusterUpgradeOptions": {"gatewayClassName": "istio"}}
+    assert found(route("strata-gateway-istio"), named("RayService", "strata", {"upgradeStrategy": options})) == []
+    assert found(route("own-istio"), named("Gateway", "own", {"gatewayClassName": "istio"})) == []
+    assert found(route("own-istio"), named("Gateway", "own", {"gatewayClassName": "other"})) != []
+
+
+def test_networks_of_a_pod() -> None:
+    pod = deployment()
+    interfaces = '[{"interfaceName":"eth0","network":"default"},{"interfaceName":"eth1","network":"fast"}]'
+    pod["spec"]["template"]["metadata"]["annotations"] = {"networking.gke.io/interfaces": interfaces}
+    assert noted(pod) == ["Network fast must exist on the cluster"]
+    [(_, path, message)] = found(pod, named("Network", "slow"))
+    assert path == "spec.template.metadata.annotations.networking.gke.io/interfaces"
+    assert message == "Network fast is not among the objects"
 
 
 def test_fields_that_only_look_like_references_are_ignored() -> None:
@@ -342,7 +449,8 @@ def test_a_services_named_ports_exist_on_its_pods() -> None:
     pods = deployment({"ports": [{"name": "http", "containerPort": 80}]})
 
     def service(*ports: Any) -> Document:
-        return named("Service", "s", {"selector": {"app": "a"}, "ports": [{"targetPort": port} for port in ports]})
+        listed = [{"name": f"p{i}", "port": i, "targetPort": port} for i, port in enumerate(ports)]
+        return named("Service", "s", {"selector": {"app": "a"}, "ports": listed})
 
     assert found(pods, service("http", 81)) == []
     assert found(pods, service("http", "https")) == [
@@ -351,7 +459,7 @@ def test_a_services_named_ports_exist_on_its_pods() -> None:
     assert found(pods, named("Service", "s", {"selector": {"app": "b"}})) == [
         ("Service/s", "spec.selector", "no pod of these objects has these labels")
     ]
-    assert found(pods, named("Service", "s", {"ports": [{"targetPort": "https"}]})) == [], "endpoints set by hand"
+    assert found(pods, named("Service", "s", {"ports": [{"port": 1, "targetPort": "https"}]})) == [], "endpoints set by hand"
 
 
 def monitor(kind: str, endpoints: str, selector: Document, port: str = "metrics") -> Document:
@@ -373,3 +481,83 @@ def test_monitors_of_our_pods_find_them_if_all_parts_are_present(kind: str, endp
     assert found(*parts, monitor(kind, endpoints, every, "other")) == [
         (f"{kind}/m", f"spec.{endpoints}[0].port", "none of the selected pods has a port named other")
     ]
+
+
+def test_limits_of_budgets() -> None:
+    def limits(**spec: Any) -> list[str]:
+        return [message for _, _, message in found(named("PodDisruptionBudget", "b", spec))]
+
+    assert limits(minAvailable=0) == limits(maxUnavailable="10%") == []
+    assert limits(minAvailable=0, maxUnavailable=1) == ["minAvailable and maxUnavailable exclude each other"]
+
+
+def in_namespace(document: Document, namespace: str) -> Document:
+    return {**document, "metadata": {**document["metadata"], "namespace": namespace}}
+
+
+def test_selectors_match_pods_of_their_own_namespace() -> None:
+    pods_of_one = in_namespace(deployment(), "one")
+    for selecting in (budget(matchLabels={"app": "a"}), named("Service", "s", {"selector": {"app": "a"}})):
+        assert found(pods_of_one, in_namespace(selecting, "one")) == []
+        assert [message for _, _, message in found(pods_of_one, in_namespace(selecting, "two"))] == [
+            "no pod of these objects has these labels"
+        ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "endpoints", "selected", "matches"),
+    [
+        ("PodMonitor", "podMetricsEndpoints", {}, False),
+        ("PodMonitor", "podMetricsEndpoints", {"any": True}, True),
+        ("PodMonitor", "podMetricsEndpoints", {"matchNames": ["one"]}, True),
+        ("PodMonitor", "podMetricsEndpoints", {"matchNames": ["two"]}, False),
+        ("PodMonitoring", "endpoints", {}, False),
+        ("ClusterPodMonitoring", "endpoints", {}, True),
+    ],
+)
+def test_namespaces_of_monitors(kind: str, endpoints: str, selected: Document, matches: bool) -> None:
+    container = {"ports": [{"name": "metrics", "containerPort": 80}]}
+    parts = [in_namespace(ray_cluster(container, name=part, part=part), "one") for part in ("train", "serve", "lab")]
+    other = in_namespace(monitor(kind, endpoints, {"matchLabels": {"ray.io/is-ray-node": "yes"}}), "two")
+    other["spec"]["namespaceSelector"] = selected
+    assert (found(*parts, other) == []) is matches
+
+
+@pytest.mark.parametrize(
+    ("labels", "whole", "matches"),
+    [
+        ({"strata.dev/part": "other"}, True, False),
+        ({"ray.io/node-type": "head"}, True, True),
+        ({"strata.dev/part": "other"}, False, True),
+        ({"gateway.networking.k8s.io/gateway-name": "g"}, True, True),  # pods of others
+    ],
+)
+def test_network_policies_select_our_pods(labels: dict[str, str], whole: bool, matches: bool) -> None:
+    parts = [ray_cluster(name=part, part=part) for part in ("train", "serve", "lab")]
+    policy = named("NetworkPolicy", "n", {"podSelector": {"matchLabels": labels}})
+    problems = found(*parts[: 3 if whole else 2], policy)
+    assert (problems == []) is matches
+    assert matches or problems[0][:2] == ("NetworkPolicy/n", "spec.podSelector")
+
+
+def test_workloads_select_their_own_pods() -> None:
+    workload = deployment()
+    workload["spec"]["selector"] = {"matchLabels": {"app": "a"}}
+    assert found(workload) == []
+    workload["spec"]["selector"] = {"matchLabels": {"app": "b"}}
+    assert found(workload) == [("Deployment/d", "spec.selector", "does not match the labels of spec.template")]
+
+
+@pytest.mark.parametrize(
+    ("ports", "message"),
+    [
+        ([{"port": 80}], None),
+        ([{"port": 80}, {"port": 81}], "each needs a name, because there are several"),
+        ([{"port": 80, "name": "a"}, {"port": 81, "name": "a"}], "the name a occurs twice"),
+        ([{"port": 80, "name": "a"}, {"port": 80, "name": "b"}], "the port 80 (TCP) occurs twice"),
+        ([{"port": 80, "name": "a"}, {"port": 80, "name": "b", "protocol": "UDP"}], None),
+    ],
+)
+def test_ports_of_services(ports: list[Document], message: str | None) -> None:
+    expected = [("Service/s", "spec.ports", message)] if message else []
+    assert found(named("Service", "s", {"ports": ports})) == expected

@@ -298,12 +298,28 @@ def test_render_to_a_single_file(tmp_path: Path) -> None:
     assert strata_deploy("check", "--file", str(file)).exit_code == 0
 
 
-def test_check_reports_missing_schemas(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_reports_missing_schemas(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("STRATA_KUBERAY_CRDS", raising=False)
-    output = strata_deploy("check", *GKE).stdout
-    assert "RayJob/strata-8xh100" in output
-    assert "checked by KubeRay's rules, not by its schemas" in output
-    assert "nothing wrong" in output
+    monkeypatch.setenv("STRATA_HOME", str(tmp_path))
+    result = strata_deploy("check", *GKE, "--with", "kueue,monitoring-gke")
+    assert result.exit_code == 0
+    for title, kind in (
+        ("RayJob/strata-8xh100", "ray.io/v1 RayJob"),
+        ("ClusterQueue/strata.strata-8xh100", "kueue.x-k8s.io/v1beta2 ClusterQueue"),
+    ):
+        assert f"not checked  {title}  there is no schema of {kind}\n" in result.stdout
+    assert "ok     Namespace/strata\n" in result.stdout
+    assert "Secret strata-link must exist on the cluster in the namespace strata" in result.stdout
+    unchecked = result.stdout.count("not checked  ")
+    assert result.stdout.endswith(f", {unchecked} not checked, nothing wrong\n")
+
+
+def test_check_finds_the_definitions_that_make_crds_fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("STRATA_KUBERAY_CRDS", raising=False)
+    monkeypatch.setenv("STRATA_HOME", str(tmp_path))
+    (tmp_path / ".strata" / "crds").mkdir(parents=True)
+    with pytest.raises(UserError, match="There are no CRDs in"):
+        strata_deploy("check", *GKE)
 
 
 def test_check_prints_the_path_of_a_problem(tmp_path: Path) -> None:

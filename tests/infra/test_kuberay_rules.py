@@ -245,6 +245,8 @@ def rule(policy: str, ttl: int = 0, **condition: str) -> dict[str, Any]:
             "SidecarMode",
         ),
         ({"runtimeEnvYAML": "a: ["}, "runtimeEnvYAML", "not valid YAML"),
+        ({"runtimeEnvYAML": "a: 1\na: 2"}, "runtimeEnvYAML", "the key 'a' occurs twice"),
+        ({"runtimeEnvYAML": "text"}, "runtimeEnvYAML", "is not a mapping"),
         (
             {"rayClusterSpec.authOptions": {"mode": "token", "enableK8sTokenAuth": True}},
             "rayClusterSpec.authOptions.enableK8sTokenAuth",
@@ -602,3 +604,19 @@ def test_valid_services(changes: Changes) -> None:
 def test_units_of_the_initializing_timeout(timeout: str, valid: bool) -> None:
     annotations = {"ray.io/initializing-timeout": timeout}
     assert (found("RayService", {"rayClusterConfig": CLUSTER}, annotations=annotations) == []) is valid
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["a", "b"], None),
+        (["a", "b", "a"], "the group name a occurs twice"),
+        (["a b"], "the group name 'a b' is not a valid label"),
+        (["a" * 63], None),
+        (["a" * 64], f"the group name '{'a' * 64}' is not a valid label"),
+        ([""], "the group name '' is not a valid label"),
+    ],
+)
+def test_names_of_worker_groups(names: list[str], message: str | None) -> None:
+    spec = {**CLUSTER, "workerGroupSpecs": [{**WORKERS, "groupName": name} for name in names]}
+    assert found("RayCluster", spec) == ([("spec.workerGroupSpecs", message)] if message else [])

@@ -36,14 +36,20 @@ def together(preferred: set[str]) -> tuple[str, ...]:
     return tuple(name for name in COMPONENTS if name not in left_out)
 
 
+def targets(component: str) -> tuple[str, ...]:
+    return render.ONLY_ON.get(component, (OVERLAYS, ""))[0]
+
+
 ALL = [
     together({"volcano", "nvml", "monitoring", "spot"}),
     together({"kueue", "dcgm", "monitoring-gke"}),
     together({"kueue", "dcgm", "monitoring-arms", "reservation"}),
 ]
-# Every overlay with all compatible components, and each component alone on GKE, because it must not depend on another.
-BUILDS: list[tuple[str, tuple[str, ...]]] = [(overlay, components) for overlay in OVERLAYS for components in [(), *ALL]]
-BUILDS += [("gke", (component,)) for component in COMPONENTS]
+# Every overlay with all compatible components, and each component alone, because it must not depend on another.
+BUILDS: list[tuple[str, tuple[str, ...]]] = [
+    (overlay, tuple(each for each in components if overlay in targets(each))) for overlay in OVERLAYS for components in [(), *ALL]
+]
+BUILDS += [(targets(component)[0], (component,)) for component in COMPONENTS]
 
 
 def build(overlay: str, components: tuple[str, ...] = ()) -> list[Document]:

@@ -49,7 +49,11 @@ def rendered(monkeypatch: pytest.MonkeyPatch) -> Render:
     real = render.build
 
     def build(overlay: Path, components: tuple[str, ...], image: str) -> list[Document]:
-        return real(overlay, tuple(each for each in components if each in ("kueue", "topology")), image)
+        built = real(overlay, tuple(each for each in components if each in ("kueue", "topology")), image)
+        if NETWORKS.keys() & set(components):
+            [namespace] = [document for document in built if document["kind"] == "Namespace"]
+            namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] = "privileged"
+        return built
 
     monkeypatch.setattr(render, "build", build)
 
@@ -207,7 +211,7 @@ def test_rendered_networks_are_valid_and_change_only_gpu_pods(rendered: Render, 
     changed = rendered(component)
     assert problems(list(changed.values()), CRDS) == []
     assert plain.keys() == changed.keys()
-    differing = {name for name in plain if plain[name] != changed[name]} - {"ConfigMap/strata-demo-recipe"}
+    differing = {name for name in plain if plain[name] != changed[name]} - {"ConfigMap/strata-demo-recipe", "Namespace/strata"}
     trained = {"RayJob/strata-demo", "RayCluster/strata-lab"}
     assert differing == (trained | {"RayService/strata"} if NETWORKS[component].engines else trained)
     for name in differing:

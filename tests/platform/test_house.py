@@ -116,6 +116,7 @@ FOLDERS = {
     "deploy.teams": {"kuberay"},
     "deploy.networks": set(),
     "deploy.addons": set(),
+    "deploy.checks": set(),
     "dashboards.boards": set(),
 }
 MOST_MODULES = 15  # in one folder

@@ -27,7 +27,10 @@ RunName = Annotated[str | None, typer.Option("--run", help="Name of the run to t
 Only = Annotated[str | None, typer.Option(help="Render only train, serve or lab, with the common objects.")]
 With = Annotated[str, typer.Option("--with", help="Components to add, such as volcano,spot.")]
 Image = Annotated[str | None, typer.Option(help="Container image. Overrides deploy.image.")]
-Crds = Annotated[Path | None, typer.Option(help=f"Folder with KubeRay's CRDs. Default: the environment variable {CRDS}.")]
+Crds = Annotated[
+    Path | None,
+    typer.Option(help=f"Folder with CRDs ('make crds'). Default: the environment variable {CRDS}, or .strata/crds."),
+]
 
 
 def render(
@@ -68,7 +71,7 @@ def check(
     ] = None,
     crds: Crds = None,
 ) -> None:
-    """Validate manifests without a cluster: schemas, KubeRay's own rules, and references between objects."""
+    """Validate manifests without a cluster: schemas, KubeRay's own rules, texts inside objects, and references between them."""
     if (target is None) == (file is None):
         raise UserError("check needs either --target or --file.", "Set --target and --recipe, or --file, but not both.")
     documents = _read(file) if file else _rendered(str(target), recipe, overrides, run, only, with_, image)
@@ -168,23 +171,45 @@ def _read(place: Path) -> "list[Document]":
 
 def _checked(documents: "list[Document]", crds: Path | None, console: Console) -> "list[Problem]":
     from strata.deploy.documents import title
-    from strata.deploy.validate import has_schema, problems
+    from strata.deploy.validate import evaluates_rules, has_schema, notes, problems
 
-    folder = crds or (Path(os.environ[CRDS]) if os.environ.get(CRDS) else None)
+    folder = crds or _crds()
     found = problems(documents, folder)
+    wrong = {problem.object for problem in found}
+    unchecked = 0
     for document in documents:
-        name = title(document)
-        own = [problem for problem in found if problem.object == name]
-        if not own:
-            console.print(f"[green]ok[/]     {name}" + ("" if has_schema(document, folder) else " (no schema)"))
-        for problem in own:
-            console.print(f"[bold red]wrong[/]  {name}  {escape(f'{problem.path}: {problem.message}')}")
-    if folder is None:
+        if title(document) in wrong:
+            continue
+        if has_schema(document, folder):
+            console.print(f"[green]ok[/]     {title(document)}")
+        else:
+            unchecked += 1
+            kind = f"{document['apiVersion']} {document['kind']}"
+            console.print(f"[yellow]not checked[/]  {title(document)}  there is no schema of {escape(kind)}")
+    for problem in found:
+        console.print(f"[bold red]wrong[/]  {problem.object}  {escape(f'{problem.path}: {problem.message}')}")
+    for note in [] if found else notes(documents, folder):
+        console.print(f"note   {note.object}  {escape(f'{note.path}: {note.message}'.removeprefix(': '))}")
+    if unchecked:
         console.print(
-            f"Ray objects were checked by KubeRay's rules, not by its schemas. For schemas, set --crds or {CRDS} ('make crds')."
+            f"{unchecked} objects were checked by KubeRay's rules and references, not by schemas. 'make crds' fetches schemas; "
+            f"set --crds or {CRDS} for another folder."
         )
-    console.print(f"{len(documents)} objects, {len(found)} wrong" if found else f"{len(documents)} objects, nothing wrong")
+    if folder is not None and not evaluates_rules():
+        console.print("CEL rules of CRDs were not evaluated: the package cel-expr-python is not installed.")
+    counts = [f"{len(documents)} objects", *([f"{unchecked} not checked"] if unchecked else [])]
+    console.print(", ".join([*counts, f"{len(found)} wrong" if found else "nothing wrong"]))
     return found
+
+
+def _crds() -> Path | None:
+    """Folder of CRDs: the environment's, or the one that 'make crds' writes, if it exists."""
+    from strata.platform.files import cache_dir
+
+    if os.environ.get(CRDS):
+        return Path(os.environ[CRDS])
+    fetched = cache_dir() / "crds"
+    return fetched if fetched.is_dir() else None
 
 
 def _print(changes: "Changes") -> None:

@@ -13,8 +13,31 @@ Document = dict[str, Any]
 RAY_KINDS = ("RayCluster", "RayJob", "RayService")
 
 
+class KubernetesLoader(yaml.CSafeLoader):
+    """YAML loader that reads dates and '=' as strings, as Kubernetes does."""
+
+
+KubernetesLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag.rpartition(":")[2] not in ("timestamp", "value")]
+    for first, resolvers in yaml.CSafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+class StrictLoader(KubernetesLoader):
+    """YAML loader that rejects a key which occurs twice in a mapping, as the API server does. YAML's loaders take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(None, None, f"the key '{key.value}' occurs twice", key.start_mark)
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
 def read(text: str) -> list[Document]:
-    return [document for document in yaml.load_all(text, Loader=yaml.CSafeLoader) if document]
+    return [document for document in yaml.load_all(text, Loader=StrictLoader) if document]
 
 
 def write(documents: list[Document]) -> str:

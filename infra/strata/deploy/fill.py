@@ -26,8 +26,8 @@ from strata.deploy.names import (
     TRAIN_BUDGET,
     TRAIN_JOB,
 )
+from strata.deploy.quantities import GIB, exact, number
 from strata.deploy.targets import SELECTORS
-from strata.deploy.teams.quantities import GIB, exact, number
 from strata.platform import recipe_file
 from strata.platform.recipe import Recipe
 

@@ -40,6 +40,7 @@ ONLY_ON = {
     "flex-start": (("gke",), "it is for Google's Dynamic Workload Scheduler"),
     "reservation": (("gke",), "it is for reservations of Compute Engine"),
     **networks.ONLY_ON,
+    "tls": (("gke", "ack"), "kind has no gateway in front of the endpoint"),
     "history-server": (("gke",), "it stores history in the Cloud Storage bucket, and the storage of the others is no bucket"),
 }
 # Components that a component adds to.

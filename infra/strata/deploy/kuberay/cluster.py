@@ -23,6 +23,7 @@ def of_cluster(spec: Document, annotations: dict[str, str], path: str) -> Iterat
     yield from (finding.below(f"{path}.headGroupSpec") for finding in _group(head))
     for i, group in enumerate(spec.get("workerGroupSpecs") or []):
         yield from (finding.below(f"{path}.workerGroupSpecs[{i}]") for finding in _worker_group(group, spec))
+    yield from (finding.below(f"{path}.workerGroupSpecs") for finding in _group_names(spec.get("workerGroupSpecs") or []))
     rules = (_fault_tolerance(spec, head, annotations), _autoscaler(spec, head), _auth(spec))
     yield from (finding.below(path) for rule in rules for finding in rule)
 
@@ -37,6 +38,16 @@ def _group(group: Document) -> Iterator[Finding]:
     for key, value in (group.get("labels") or {}).items():
         if not LABEL_KEY.fullmatch(key) or not LABEL_VALUE.fullmatch(value):
             yield Finding("labels", f"'{key}: {value}' is not a valid label")
+
+
+def _group_names(groups: list[Document]) -> Iterator[Finding]:
+    """Requires names that can be labels of pods, each once. The operator does not check it, and counts pods by these labels."""
+    names = [str(group.get("groupName", "")) for group in groups]
+    for name in dict.fromkeys(names):
+        if not name or not LABEL_VALUE.fullmatch(name):
+            yield Finding("", f"the group name '{name}' is not a valid label")
+        elif names.count(name) > 1:
+            yield Finding("", f"the group name {name} occurs twice")
 
 
 def _worker_group(group: Document, spec: Document) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import yaml
 
-from strata.deploy.documents import Document
+from strata.deploy.documents import Document, StrictLoader
 from strata.deploy.kuberay.cluster import autoscales, of_cluster, pod
 from strata.deploy.problem import Finding
 
@@ -44,12 +44,17 @@ def of_job(spec: Document, annotations: dict[str, str]) -> Iterator[Finding]:
         if (cluster.get("authOptions") or {}).get("enableK8sTokenAuth"):
             yield Finding("spec.rayClusterSpec.authOptions.enableK8sTokenAuth", "is not supported for a RayJob")
         yield from of_cluster(cluster, annotations, "spec.rayClusterSpec")
-    try:
-        yaml.safe_load(spec.get("runtimeEnvYAML") or "")
-    except yaml.YAMLError:
-        yield Finding("spec.runtimeEnvYAML", "is not valid YAML")
+    yield from _runtime_environment(spec.get("runtimeEnvYAML") or "{}")
     if spec.get("deletionStrategy") is not None:
         yield from (finding.below("spec.deletionStrategy") for finding in _deletion(spec))
+
+
+def _runtime_environment(text: str) -> Iterator[Finding]:
+    try:
+        if not isinstance(yaml.load(text, Loader=StrictLoader), dict):
+            yield Finding("spec.runtimeEnvYAML", "is not a mapping")
+    except yaml.YAMLError as error:
+        yield Finding("spec.runtimeEnvYAML", f"is not valid YAML: {' '.join(str(error).split())}")
 
 
 def _sidecar(spec: Document) -> Iterator[Finding]:

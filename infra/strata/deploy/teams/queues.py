@@ -12,8 +12,8 @@ from fractions import Fraction
 from strata.deploy.documents import RAY_KINDS, Document, title
 from strata.deploy.layout import Group
 from strata.deploy.names import BASE, GPU_RESOURCE, QUEUE_LABEL
+from strata.deploy.quantities import Amounts, add, number, text, times
 from strata.deploy.targets import Target
-from strata.deploy.teams.quantities import Amounts, add, number, text, times
 from strata.deploy.teams.quota import cluster_requests, run_quota, team_quota
 from strata.deploy.teams.scopes import run_name
 from strata.platform.errors import UserError

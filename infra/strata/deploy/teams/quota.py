@@ -11,8 +11,8 @@ from typing import Any
 from strata.deploy.documents import RAY_KINDS, Document, cluster_spec, worker_groups
 from strata.deploy.layout import Group, head_growth
 from strata.deploy.names import GPU_RESOURCE
+from strata.deploy.quantities import GIB, Amounts, add, largest, number, times
 from strata.deploy.targets import Target
-from strata.deploy.teams.quantities import GIB, Amounts, add, largest, number, times
 
 
 def cluster_requests(document: Document) -> Amounts:

@@ -1,21 +1,43 @@
 """Kubernetes quantities, such as 500m or 16Gi, as exact numbers."""
 
 import math
+import re
 from collections.abc import Mapping
 from fractions import Fraction
+from typing import Any
 
-SUFFIXES = {"m": Fraction(1, 1000)}
-SUFFIXES |= {letter: Fraction(1000**power) for power, letter in enumerate("kMGTP", start=1)}
-SUFFIXES |= {f"{letter}i": Fraction(1024**power) for power, letter in enumerate("KMGTP", start=1)}
+# https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity
+QUANTITY = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?")
+SUFFIXES = {
+    **{f"{letter}i": Fraction(1024) ** power for power, letter in enumerate("KMGTPE", 1)},
+    **{letter: Fraction(1000) ** power for power, letter in enumerate("kMGTPE", 1)},
+    **{letter: Fraction(1, 1000) ** power for power, letter in enumerate("mun", 1)},
+}
 GIB = 2**30
 
 Amounts = dict[str, Fraction]
 
 
+def parse(value: Any) -> Fraction | None:
+    """Exact value of a quantity; None if it has no valid syntax."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    match = QUANTITY.fullmatch(str(value))
+    if match is None:
+        return None
+    number, suffix = match.groups()
+    if suffix is None:
+        return Fraction(number)
+    if suffix in SUFFIXES:
+        return Fraction(number) * SUFFIXES[suffix]
+    return Fraction(number) * Fraction(10) ** int(suffix[1:])
+
+
 def number(quantity: str | int | float) -> Fraction:
-    text = str(quantity)
-    suffix = next((each for each in sorted(SUFFIXES, key=len, reverse=True) if text.endswith(each)), "")
-    return Fraction(text.removesuffix(suffix)) * SUFFIXES.get(suffix, 1)
+    """Exact value of a quantity of our own manifests."""
+    found = parse(quantity)
+    assert found is not None, quantity
+    return found
 
 
 def text(resource: str, amount: Fraction) -> str:

@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import pytest
 
-from strata.deploy.teams.quantities import add, exact, largest, number, text, times
+from strata.deploy.quantities import add, exact, largest, number, text, times
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""Schemas of other projects' kinds, from their CustomResourceDefinitions: strict validation, defaults and CEL rules."""
