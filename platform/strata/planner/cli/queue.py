@@ -57,6 +57,7 @@ def plan_queue(
     from strata.planner.cluster.jobs import generate
     from strata.planner.cluster.policies import POLICIES, Rules
     from strata.planner.cluster.simulate import simulate
+    from strata.platform import benchmark_record
 
     size = min(gpus_per_node, gpus)
     if gpus % size:
@@ -80,6 +81,7 @@ def plan_queue(
 
     def data() -> dict[str, Any]:
         return {
+            **benchmark_record.header("plan-queue"),
             "gpus": gpus,
             "gpus_per_node": size,
             "block": block,

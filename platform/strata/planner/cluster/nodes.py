@@ -7,7 +7,10 @@ end before the reservation begins may use.
 
 from collections.abc import Iterable, Iterator, Mapping
 
-OPEN, RESERVED = 0, 1
+Pools = tuple[int, ...]
+OPEN: Pools = (0,)
+RESERVED: Pools = (1,)
+ANY: Pools = (0, 1)
 
 Allocation = tuple[tuple[int, int], ...]  # node, GPUs
 
@@ -23,30 +26,30 @@ class Nodes:
         self.blocks = -(-count // block)
         self._pool = bytearray(count)
         # Nodes by pool, free GPUs and block, as bits; and their number by pool and free GPUs.
-        self._bits = [[[0] * self.blocks for _ in range(size + 1)] for _ in (OPEN, RESERVED)]
-        self._count = [[0] * (size + 1) for _ in (OPEN, RESERVED)]
+        self._bits = [[[0] * self.blocks for _ in range(size + 1)] for _ in ANY]
+        self._count = [[0] * (size + 1) for _ in ANY]
         for node in range(count):
-            self._bits[OPEN][size][node // block] |= 1 << node % block
-        self._count[OPEN][size] = count
+            self._bits[0][size][node // block] |= 1 << node % block
+        self._count[0][size] = count
 
-    def counts(self) -> list[int]:
+    def counts(self, pools: Pools = ANY) -> list[int]:
         """Number of nodes by free GPUs."""
-        return [a + b for a, b in zip(*self._count, strict=True)]
+        return [a + b for a, b in zip(*self._count, strict=True)] if len(pools) > 1 else self._count[pools[0]]
 
-    def fits(self, gpus: int, reserved: bool) -> bool:
-        return fits(self.counts() if reserved else self._count[OPEN], gpus)
+    def fits(self, gpus: int, pools: Pools = ANY) -> bool:
+        return gpus <= self.idle and fits(self.counts(pools), gpus)
 
-    def place(self, gpus: int, reserved: bool) -> Allocation | None:
-        """Take the GPUs of a gang, all or none. `reserved`: it may use reserved nodes too."""
-        if gpus > self.idle or not self.fits(gpus, reserved):
+    def place(self, gpus: int, pools: Pools = ANY) -> Allocation | None:
+        """Take the GPUs of a gang from nodes of these pools, all or none."""
+        if not self.fits(gpus, pools):
             return None
         whole, rest = divmod(gpus, self.size)
-        nodes = self._whole(whole, reserved)
+        nodes = self._whole(whole, pools)
         taken = [(node, self.size) for node in nodes]
         for node in nodes:
             self._set(node, 0)
         if rest:
-            node = self._partial(rest, reserved, {node // self.block for node in nodes})
+            node = self._partial(rest, pools, {node // self.block for node in nodes})
             self._set(node, self.free[node] - rest)
             taken.append((node, rest))
         return tuple(taken)
@@ -56,10 +59,10 @@ class Nodes:
             self._set(node, self.free[node] + gpus)
 
     def reserve(self, nodes: Iterable[int]) -> None:
-        self._move(nodes, RESERVED)
+        self._move(nodes, 1)
 
     def open(self, nodes: Iterable[int]) -> None:
-        self._move(nodes, OPEN)
+        self._move(nodes, 0)
 
     def spanned(self, allocation: Allocation) -> int:
         """Blocks of a gang."""
@@ -86,10 +89,10 @@ class Nodes:
         """Nodes that are wholly free, the last first: jobs that fill gaps take the first."""
         return (node for node in range(len(self.free) - 1, -1, -1) if self.free[node] == self.size)
 
-    def _whole(self, count: int, reserved: bool) -> list[int]:
+    def _whole(self, count: int, pools: Pools) -> list[int]:
         if not count:
             return []
-        bits = self._seen(self.size, reserved)
+        bits = self._seen(self.size, pools)
         found: list[int] = []
         if not self.compact:
             for block, mask in enumerate(bits):
@@ -108,29 +111,29 @@ class Nodes:
             del left[block]
         return found
 
-    def _partial(self, gpus: int, reserved: bool, near: set[int]) -> int:
+    def _partial(self, gpus: int, pools: Pools, near: set[int]) -> int:
         """Best fit: the node with the fewest free GPUs that suffice. Compact gangs look into their own blocks first; single
         nodes go where the fewest nodes are wholly free, so that whole blocks stay free."""
         if self.compact and near:
             for free in range(gpus, self.size + 1):
-                bits = self._seen(free, reserved)
+                bits = self._seen(free, pools)
                 for block in sorted(near):
                     if bits[block]:
                         return self._lowest(bits[block], block, 1)[0]
         for free in range(gpus, self.size + 1):
-            if not (self._count[OPEN][free] or (reserved and self._count[RESERVED][free])):
+            if not any(self._count[pool][free] for pool in pools):
                 continue
-            bits = self._seen(free, reserved)
+            bits = self._seen(free, pools)
             blocks = [block for block, mask in enumerate(bits) if mask]
             if self.compact:
-                whole = self._seen(self.size, True)
+                whole = self._seen(self.size, ANY)
                 blocks = [min(blocks, key=lambda block: (whole[block].bit_count(), block))]
             return self._lowest(bits[blocks[0]], blocks[0], 1)[0]
         raise AssertionError("a gang that fits has a node")
 
-    def _seen(self, free: int, reserved: bool) -> list[int]:
-        bits = self._bits[OPEN][free]
-        return [a | b for a, b in zip(bits, self._bits[RESERVED][free], strict=True)] if reserved else bits
+    def _seen(self, free: int, pools: Pools) -> list[int]:
+        first, *others = (self._bits[pool][free] for pool in pools)
+        return [a | b for a, b in zip(first, others[0], strict=True)] if others else first
 
     def _lowest(self, mask: int, block: int, most: int) -> list[int]:
         found = []

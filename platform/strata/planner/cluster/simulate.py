@@ -13,9 +13,14 @@ from heapq import heappop, heappush
 from math import inf
 
 from strata.planner.cluster.jobs import Job, Team, in_order
-from strata.planner.cluster.nodes import Allocation, Nodes, fits
+from strata.planner.cluster.nodes import ANY, OPEN, RESERVED, Allocation, Nodes, Pools, fits
 from strata.planner.cluster.policies import Policy, Rules
 from strata.planner.cluster.quotas import Cohort
+
+# Nodes to try in turn. A job that ends by the reserved start takes reserved nodes first, and leaves the others to longer jobs.
+FIRST = (ANY,)
+SHORT = (RESERVED, ANY)
+LONG = (OPEN,)
 
 
 @dataclass(frozen=True)
@@ -161,10 +166,10 @@ class _Simulation:
         """Seconds until the job ends if it starts now."""
         return self.left[job] + self.restarts[job]
 
-    def _start(self, job: int, queue: list[tuple[float, int]], position: int, reserved: bool) -> bool:
+    def _start(self, job: int, queue: list[tuple[float, int]], position: int, tries: Iterable[Pools]) -> bool:
         """Start a waiting job if its whole gang fits."""
         one = self.jobs[job]
-        allocation = self.nodes.place(one.gpus, reserved)
+        allocation = next((found for pools in tries if (found := self.nodes.place(one.gpus, pools))), None)
         if allocation is None:
             return False
         del queue[position]
@@ -258,7 +263,7 @@ class _Simulation:
             job = queue[0][1]
             if self.reservation and self.reservation.job != job:
                 self._cancel()  # a job of higher priority has come first
-            if not self._start(job, queue, 0, True):
+            if not self._start(job, queue, 0, FIRST):
                 break
         if queue and queue[0][1] not in self.since:
             self.since = {queue[0][1]: self.now}
@@ -269,7 +274,7 @@ class _Simulation:
 
     def _fill(self, queue: list[tuple[float, int]], reservation: _Reservation) -> bool:
         """Backfill behind the first job of a queue. Returns whether any job started."""
-        if not self.nodes.fits(min(self.sizes), True):
+        if not self.nodes.fits(min(self.sizes)):
             return False
         # A gang fits wherever a larger one does, so one failure settles all sizes from there on.
         too_large, too_large_for_long = inf, inf
@@ -279,7 +284,7 @@ class _Simulation:
             gpus, short = self.jobs[job].gpus, self.now + self._needs(job) <= reservation.time_s
             if gpus >= (too_large if short else too_large_for_long):
                 position += 1
-            elif self._start(job, queue, position, short):
+            elif self._start(job, queue, position, SHORT if short else LONG):
                 filled = True
             elif short:
                 too_large = too_large_for_long = min(gpus, too_large)
@@ -389,10 +394,10 @@ class _Simulation:
         if not self.cohort.admits(one.team, one.gpus):
             return False
         if held is None or held.job == job:
-            return self._start(job, queue, position, True)
+            return self._start(job, queue, position, FIRST)
         if self.now + self._needs(job) <= held.time_s:
-            return self._start(job, queue, position, True)
-        if one.team == self.jobs[held.job].team or one.gpus > held.spare or not self._start(job, queue, position, False):
+            return self._start(job, queue, position, SHORT)
+        if one.team == self.jobs[held.job].team or one.gpus > held.spare or not self._start(job, queue, position, LONG):
             return False
         held.spare -= one.gpus
         return True

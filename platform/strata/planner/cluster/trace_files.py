@@ -39,10 +39,13 @@ def read(path: Path) -> list[Job]:
 
 def _table(text: str, path: Path) -> list[Job]:
     lines = csv.DictReader(text.splitlines(), skipinitialspace=True)
-    columns = set(lines.fieldnames or ())
+    columns = set(text.splitlines()[0].replace(" ", "").split(",")) if text else set()
     for needed, reader in READERS:
         if needed <= columns:
-            return list(_jobs(lines, reader, path))
+            try:
+                return list(_jobs(lines, reader, path))
+            except csv.Error as error:
+                raise UserError(f"--trace {shown(path, 200)} is not CSV: {error}.", "Correct the file.") from None
     first = text.splitlines()[0] if text else ""
     raise UserError(
         f"--trace {shown(path, 200)} has none of the known formats: its first line is '{shown(first)}'.",
