@@ -1,6 +1,8 @@
 """Plan of a fleet: limits of control planes, monitoring, storage, failures and spares, at every size."""
 
 import math
+import re
+from pathlib import Path
 
 import pytest
 
@@ -44,6 +46,17 @@ def test_a_hundred_thousand_gpus() -> None:
     assert plan.remote_write_senders == math.ceil(plan.samples_per_s / 6 * 0.1 / 2000)
     assert plan.storage_bytes == 6 * 4 * STATE
     assert (plan.head_cpus, plan.head_bytes) == (64, 256e9)
+
+
+def test_series_are_those_that_the_monitoring_page_counts(root: Path) -> None:
+    text = (root / "docs" / "monitoring.md").read_text()
+    for row, figure in (
+        ("node", limits.SERIES_PER_NODE),
+        ("training run", limits.SERIES_PER_RUN),
+        ("GPU[^|]*", limits.SERIES_PER_GPU),
+    ):
+        counted = re.search(rf"^\| {row} \| (?:about )?([\d,]+) \|$", text, re.MULTILINE)
+        assert counted and float(counted[1].replace(",", "")) == figure.value, row
 
 
 def test_a_run_lies_in_one_kubernetes_cluster() -> None:

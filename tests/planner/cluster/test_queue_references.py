@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from queue_audit import audit, first_starts
 
-from strata.planner.cluster.figures import summarise
+from strata.planner.cluster.figures import means, percentile, summarise
 from strata.planner.cluster.jobs import Job, Team
 from strata.planner.cluster.policies import POLICIES, Rules
 from strata.planner.cluster.simulate import Outcome, simulate
@@ -197,3 +197,29 @@ def test_figures_of_a_small_queue() -> None:
     assert figures.all.gpu_hours == pytest.approx(450 / 3600)
     assert (figures.utilisation, figures.makespan_s) == (1.0, 250)  # while jobs are submitted: 0 to 100
     assert figures.at_head_s == 100 and math.isclose(figures.bound_s, 130)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=30), st.integers(1, 40), st.floats(0.1, 50), st.floats(0.1, 60))
+def test_means_over_parts_of_time(times: list[float], bins: int, begin: float, length: float) -> None:
+    """They average to the mean over the whole time, and a value that never changes stays the same in every part."""
+    times = sorted({0.0, *times})
+    values = [float(number % 7) for number in range(len(times))]
+    found = means(times, values, begin, begin + length, bins)
+    assert sum(found) / bins == pytest.approx(means(times, values, begin, begin + length, 1)[0])
+    assert max(found) <= 6 + 1e-9
+    assert means(times, [3.0] * len(times), begin, begin + length, bins) == pytest.approx([3.0] * bins)
+
+
+def test_means_of_a_step() -> None:
+    assert means([0, 10, 30], [1, 2, 5], 5, 45, 4) == pytest.approx([1.5, 2, 3.5, 5])
+    assert means([0, 10], [1, 2], 5, 5, 3) == [0, 0, 0]
+    # Edges that floats do not hit: a third of 0.1 is not a multiple of itself.
+    edges = [number * 0.1 / 3 for number in range(30)]
+    assert means(edges, [float(number) for number in range(30)], 0, 1.0, 30) == pytest.approx(range(30))
+
+
+def test_percentiles_are_nearest_ranks() -> None:
+    ordered = [float(number) for number in range(1, 101)]
+    assert [percentile(ordered, share) for share in (0, 0.5, 0.95, 0.99, 1)] == [1, 50, 95, 99, 100]
+    assert percentile([7.0], 0.99) == 7 and percentile([1.0, 2.0, 3.0], 0.5) == 2

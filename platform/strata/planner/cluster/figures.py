@@ -125,10 +125,10 @@ def means(times: Sequence[float], values: Sequence[float], begin: float, end: fl
         low = max(times[number], begin)
         high = min(times[number + 1] if number + 1 < len(times) else end, end)
         while low < high:
-            at = min(bins - 1, int((low - begin) / width))
-            until = high if at == bins - 1 else min(high, begin + (at + 1) * width)
-            until = until if until > low else high  # a part too short for a float
-            sums[at] += value * (until - low)
+            at = int((low - begin) / width)
+            at += begin + (at + 1) * width <= low  # rounded down from an edge
+            until = high if at >= bins - 1 else min(high, begin + (at + 1) * width)
+            sums[min(at, bins - 1)] += value * (until - low)
             low = until
     return [total / width for total in sums]
 
