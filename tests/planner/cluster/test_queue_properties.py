@@ -36,6 +36,14 @@ def test_gangs_are_whole_no_gpu_is_used_twice_quotas_add_up_and_work_is_conserve
     audit(simulate(trace, NODES, SIZE, policy, TEAMS, BLOCK, RULES), NODES, SIZE, TEAMS, RULES)
 
 
+@settings(max_examples=40, deadline=None)
+@given(traces, st.sampled_from(["priority", "fair"]))
+def test_preemption_at_no_cost_loses_nothing(trace: list[Job], name: str) -> None:
+    """A preempted job may go on at once on other nodes."""
+    rules = Rules(save_s=0.0, restart_s=0.0, ageing_s=40.0)
+    audit(simulate(trace, NODES, SIZE, POLICIES[name], TEAMS, BLOCK, rules), NODES, SIZE, TEAMS, rules)
+
+
 @settings(max_examples=60, deadline=None)
 @given(traces, st.sampled_from(["easy", "topology"]))
 def test_backfill_does_not_delay_a_reserved_start(trace: list[Job], name: str) -> None:

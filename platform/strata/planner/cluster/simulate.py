@@ -108,7 +108,7 @@ class _Simulation:
         self.queues: dict[str, list[tuple[float, int]]] = {}
         self.sizes: Counter[int] = Counter()  # of waiting jobs
         self.running: dict[int, _Running] = {}
-        self.ends: list[tuple[float, int]] = []  # also of jobs that were preempted since; `_ended` tells
+        self.ends: list[tuple[float, int]] = []  # also of jobs that were preempted since; `_current` tells
         self.reservation: _Reservation | None = None
         self.now = 0.0
         self.segments: list[Segment] = []
@@ -192,15 +192,14 @@ class _Simulation:
         self.nodes.release(held.allocation)
         if self.cohort:
             self.cohort.give_back(one.team, one.gpus)
-        done = held.useful_s is None
-        useful = self.left[job] if held.useful_s is None else held.useful_s
-        lost = held.overhead_s if done else held.end_s - held.start_s - useful
-        blocks = self.nodes.spanned(held.allocation)
-        self.segments.append(Segment(job, held.start_s, held.end_s, useful, lost, held.allocation, blocks))
-        if not done:
+        useful, lost = self.left[job], held.overhead_s
+        if held.useful_s is not None:
+            useful, lost = held.useful_s, held.end_s - held.start_s - held.useful_s
             self.left[job] -= useful
             self.restarts[job] = self.rules.restart_s
             self._wait(job)
+        blocks = self.nodes.spanned(held.allocation)
+        self.segments.append(Segment(job, held.start_s, held.end_s, useful, lost, held.allocation, blocks))
 
     def _preempt(self, job: int) -> None:
         held = self.running[job]
@@ -224,11 +223,12 @@ class _Simulation:
         self._cancel()
         one, counts, later, ends = self.jobs[job], self.nodes.counts(), dict[int, int](), self.ends.copy()
         freed: Counter[str] = Counter()
-        time = self.now
+        time, seen = self.now, set[int]()  # a job that was preempted and went on at once has two entries
         while not (fits(counts, one.gpus) and self._quota_left(one, freed) >= 0):
             end = heappop(ends)
-            if self._current(end):
+            if self._current(end) and end[1] not in seen:
                 time = end[0]
+                seen.add(end[1])
                 self._free(end[1], counts, later, freed)
         found = _Reservation(job, time, self.nodes.enough(one.gpus, later), self._quota_left(one, freed))
         self.nodes.reserve(found.nodes)
@@ -272,27 +272,22 @@ class _Simulation:
                 self._make_space(queue[0][1], self._lower(queue[0][1]))
             self._fill(queue, self._reserve(queue[0][1]))
 
-    def _fill(self, queue: list[tuple[float, int]], reservation: _Reservation) -> bool:
-        """Backfill behind the first job of a queue. Returns whether any job started."""
+    def _fill(self, queue: list[tuple[float, int]], reservation: _Reservation) -> None:
+        """Backfill behind the first job of a queue."""
         if not self.nodes.fits(min(self.sizes)):
-            return False
+            return
         # A gang fits wherever a larger one does, so one failure settles all sizes from there on.
         too_large, too_large_for_long = inf, inf
-        position, filled = 1, False
+        position = 1
         for _ in range(min(len(queue) - 1, self.rules.depth)):
             job = queue[position][1]
             gpus, short = self.jobs[job].gpus, self.now + self._needs(job) <= reservation.time_s
-            if gpus >= (too_large if short else too_large_for_long):
-                position += 1
-            elif self._start(job, queue, position, SHORT if short else LONG):
-                filled = True
-            elif short:
-                too_large = too_large_for_long = min(gpus, too_large)
-                position += 1
-            else:
-                too_large_for_long = gpus
-                position += 1
-        return filled
+            if gpus < (too_large if short else too_large_for_long):
+                if self._start(job, queue, position, SHORT if short else LONG):
+                    continue
+                too_large_for_long = min(gpus, too_large_for_long)
+                too_large = gpus if short else too_large
+            position += 1
 
     # Preemption.
 
