@@ -103,8 +103,10 @@ class _Simulation:
         ageing = rules.ageing_s if policy.preempts else 0.0
         # With ageing, the order of two waiting jobs never changes: a priority is worth a fixed time in the queue.
         self.keys = [(job.submit_s - job.priority * ageing, number) for number, job in enumerate(self.jobs)]
-        self.left = [job.duration_s for job in self.jobs]
-        self.restarts = [0.0] * len(self.jobs)
+        self.lowest = min((job.priority for job in self.jobs), default=0)
+        self.sized = [job.gpus for job in self.jobs]
+        self.left = [job.duration_s for job in self.jobs]  # seconds of progress
+        self.needs = self.left.copy()  # seconds from the next start to the end, with a restart
         self.queues: dict[str, list[tuple[float, int]]] = {}
         self.sizes: Counter[int] = Counter()  # of waiting jobs
         self.running: dict[int, _Running] = {}
@@ -162,10 +164,6 @@ class _Simulation:
         insort(self.queues.setdefault(self.jobs[job].team if self.cohort else "", []), self.keys[job])
         self.sizes[self.jobs[job].gpus] += 1
 
-    def _needs(self, job: int) -> float:
-        """Seconds until the job ends if it starts now."""
-        return self.left[job] + self.restarts[job]
-
     def _start(self, job: int, queue: list[tuple[float, int]], position: int, tries: Iterable[Pools]) -> bool:
         """Start a waiting job if its whole gang fits."""
         one = self.jobs[job]
@@ -176,7 +174,8 @@ class _Simulation:
         self.sizes[one.gpus] -= 1
         if not self.sizes[one.gpus]:
             del self.sizes[one.gpus]
-        self.running[job] = _Running(self.now, self.now + self._needs(job), allocation, self.restarts[job])
+        restart = self.rules.restart_s if self.needs[job] > self.left[job] else 0.0
+        self.running[job] = _Running(self.now, self.now + self.needs[job], allocation, restart)
         heappush(self.ends, (self.running[job].end_s, job))
         if self.cohort:
             self.cohort.take(one.team, one.gpus)
@@ -196,7 +195,7 @@ class _Simulation:
         if held.useful_s is not None:
             useful, lost = held.useful_s, held.end_s - held.start_s - held.useful_s
             self.left[job] -= useful
-            self.restarts[job] = self.rules.restart_s
+            self.needs[job] = self.left[job] + self.rules.restart_s
             self._wait(job)
         blocks = self.nodes.spanned(held.allocation)
         self.segments.append(Segment(job, held.start_s, held.end_s, useful, lost, held.allocation, blocks))
@@ -268,7 +267,7 @@ class _Simulation:
         if queue and queue[0][1] not in self.since:
             self.since = {queue[0][1]: self.now}
         if queue and self.policy.backfill:
-            if self.policy.preempts:
+            if self.policy.preempts and self.jobs[queue[0][1]].priority > self.lowest:
                 self._make_space(queue[0][1], self._lower(queue[0][1]))
             self._fill(queue, self._reserve(queue[0][1]))
 
@@ -277,16 +276,17 @@ class _Simulation:
         if not self.nodes.fits(min(self.sizes)):
             return
         # A gang fits wherever a larger one does, so one failure settles all sizes from there on.
-        too_large, too_large_for_long = inf, inf
-        position = 1
+        too_large, too_large_for_long, position = inf, inf, 1
         for _ in range(min(len(queue) - 1, self.rules.depth)):
             job = queue[position][1]
-            gpus, short = self.jobs[job].gpus, self.now + self._needs(job) <= reservation.time_s
-            if gpus < (too_large if short else too_large_for_long):
-                if self._start(job, queue, position, SHORT if short else LONG):
-                    continue
-                too_large_for_long = min(gpus, too_large_for_long)
-                too_large = gpus if short else too_large
+            gpus = self.sized[job]
+            if gpus < too_large:
+                short = self.now + self.needs[job] <= reservation.time_s
+                if short or gpus < too_large_for_long:
+                    if self._start(job, queue, position, SHORT if short else LONG):
+                        continue
+                    too_large_for_long = min(gpus, too_large_for_long)
+                    too_large = gpus if short else too_large
             position += 1
 
     # Preemption.
@@ -356,15 +356,15 @@ class _Simulation:
             job, queue = heads[0]
             if self.reservation and self.reservation.job != job:
                 self._cancel()
-            if self._admit(job, queue, 0):
+            if self._admit(job, queue):
                 continue
             assert self.cohort
             if self.cohort.within(self.jobs[job].team, self.jobs[job].gpus):
                 self._make_space(job, self._borrowers(job))
             reservation = self._reserve(job)
-            if any(self._admit(other, line, 0) for other, line in heads[1:]) or self._fill_team(queue, reservation):
-                continue
-            return
+            if not any(self._admit(other, line) for other, line in heads[1:]):
+                self._fill_team(queue, reservation)
+                return
 
     def _heads(self) -> list[tuple[int, list[tuple[float, int]]]]:
         """The first job of each team: those within their quotas by the time they have been first, then those that borrow by
@@ -382,25 +382,33 @@ class _Simulation:
             self.since.setdefault(job, self.now)
         return sorted(heads, key=rank)
 
-    def _admit(self, job: int, queue: list[tuple[float, int]], position: int) -> bool:
-        """Start a job if its team's quota, the cohort and the reservation of another job allow it."""
+    def _admit(self, job: int, queue: list[tuple[float, int]]) -> bool:
+        """Start the first job of a team if its quota, the cohort and the reservation of another job allow it."""
         one, held = self.jobs[job], self.reservation
         assert self.cohort
         if not self.cohort.admits(one.team, one.gpus):
             return False
         if held is None or held.job == job:
-            return self._start(job, queue, position, FIRST)
-        if self.now + self._needs(job) <= held.time_s:
-            return self._start(job, queue, position, SHORT)
-        if one.team == self.jobs[held.job].team or one.gpus > held.spare or not self._start(job, queue, position, LONG):
+            return self._start(job, queue, 0, FIRST)
+        if self.now + self.needs[job] <= held.time_s:
+            return self._start(job, queue, 0, SHORT)
+        if one.gpus > held.spare or not self._start(job, queue, 0, LONG):
             return False
         held.spare -= one.gpus
         return True
 
-    def _fill_team(self, queue: list[tuple[float, int]], reservation: _Reservation) -> bool:
-        """Start a job behind its team's first if it ends by the reserved start."""
-        for position in range(1, min(len(queue), self.rules.depth + 1)):
+    def _fill_team(self, queue: list[tuple[float, int]], reservation: _Reservation) -> None:
+        """Start jobs behind their team's first if they end by the reserved start."""
+        assert self.cohort
+        team = self.jobs[queue[0][1]].team
+        if not (self.cohort.admits(team, 1) and self.nodes.fits(min(self.sizes))):
+            return
+        position, too_large = 1, inf
+        for _ in range(min(len(queue) - 1, self.rules.depth)):
             job = queue[position][1]
-            if self.now + self._needs(job) <= reservation.time_s and self._admit(job, queue, position):
-                return True
-        return False
+            gpus = self.sized[job]
+            if gpus < too_large and self.now + self.needs[job] <= reservation.time_s:
+                if self.cohort.admits(team, gpus) and self._start(job, queue, position, SHORT):
+                    continue
+                too_large = gpus  # neither quotas nor nodes have more left later
+            position += 1
