@@ -136,7 +136,7 @@ class Nodes:
         return [a | b for a, b in zip(first, others[0], strict=True)] if others else first
 
     def _lowest(self, mask: int, block: int, most: int) -> list[int]:
-        found = []
+        found: list[int] = []
         while mask and len(found) < most:
             bit = mask & -mask
             found.append(block * self.block + bit.bit_length() - 1)
