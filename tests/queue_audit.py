@@ -72,7 +72,8 @@ def work_is_conserved(outcome: Outcome, rules: Rules) -> None:
 
 
 def moments(segments: Sequence[Segment]) -> list[tuple[float, bool, Segment]]:
-    """Ends and starts in order of time; at the same time ends come first."""
+    """Ends and starts in order of time; at the same time ends come first. A job that is preempted as it starts holds nothing."""
+    segments = [segment for segment in segments if segment.end_s > segment.start_s]
     found = [(segment.end_s, False, segment) for segment in segments] + [(segment.start_s, True, segment) for segment in segments]
     return sorted(found, key=lambda moment: (moment[0], moment[1]))
 
