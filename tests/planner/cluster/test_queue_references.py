@@ -123,6 +123,12 @@ def test_as_few_jobs_are_preempted_as_suffice() -> None:
     assert next(outcome.jobs[each.job].name for each in outcome.segments) == "2"
 
 
+def test_a_job_that_ends_with_the_checkpoint_counts_as_free() -> None:
+    jobs = [job("1", 2, 0, 60), job("2", 2, 1, 500), job("3", 2, 2, 500), job("high", 4, 50, 5, priority=1)]
+    outcome = run("priority", jobs, nodes=6)
+    assert outcome.preemptions == 1 and first_starts(outcome)["high"] == 60
+
+
 def test_equal_priorities_do_not_preempt_each_other() -> None:
     jobs = [job("1", 4, 0, 100, priority=1), job("2", 4, 1, 5, priority=1)]
     assert run("priority", jobs, nodes=4).preemptions == 0
@@ -135,6 +141,13 @@ def test_ageing_bounds_the_wait_of_a_low_priority(ageing: float, waits: tuple[fl
     stream = [job(f"{number:03d}", 1, 10 * number, 20, priority=1) for number in range(200)]
     low = starts("priority", [*stream, job("low", 4, 0, 50)], nodes=4, rules=rules)["low"]
     assert waits[0] <= low <= waits[1]
+
+
+def test_the_turn_of_a_job_begins_again_when_a_higher_priority_goes_ahead() -> None:
+    jobs = [job("1", 2, 0, 40), job("large", 4, 1, 10), job("high", 2, 30, 45, priority=1)]
+    outcome = run("priority", jobs, nodes=4, rules=Rules(save_s=1, restart_s=1, ageing_s=100))
+    assert first_starts(outcome) == {"1": 0, "high": 30, "large": 75}
+    assert outcome.at_head == {1: 45}  # from 30 on
 
 
 def test_a_large_job_does_not_starve_behind_small_ones() -> None:
@@ -172,6 +185,15 @@ def test_a_borrowing_limit_holds_while_gpus_are_idle() -> None:
 def test_gpus_beyond_all_quotas_stay_idle() -> None:
     jobs = [job("a1", 4, 0, 100), job("a2", 1, 1, 100)]
     assert starts("fair", jobs, nodes=8, teams=(Team("a", 4),)) == {"a1": 0, "a2": 100}
+
+
+def test_a_reservation_counts_the_cohort_too() -> None:
+    """GPUs are idle beyond the quotas. b waits for c's first job; of c's others only one fits beside it."""
+    teams = (Team("a", 4), Team("b", 4), Team("c", 5))
+    jobs = [job("a1", 4, 0, 1000), job("a2", 4, 0, 1000), job("c1", 2, 0, 103, team="c"), job("b1", 4, 100, 10, team="b")]
+    late = [job("c2", 1, 101, 500, team="c"), job("c3", 1, 102, 500, team="c")]
+    found = starts("fair", [*jobs, *late], nodes=20, teams=teams)
+    assert (found["b1"], found["c2"], found["c3"]) == (103, 101, 113)
 
 
 def test_the_team_with_the_smaller_share_borrows_first() -> None:

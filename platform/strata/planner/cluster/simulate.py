@@ -264,6 +264,7 @@ class _Simulation:
                 self._cancel()  # a job of higher priority has come first
             if not self._start(job, queue, 0, FIRST):
                 break
+            self.since.clear()  # whoever is next has its turn from now on, also if this job came ahead by its priority
         if queue and queue[0][1] not in self.since:
             self.since = {queue[0][1]: self.now}
         if queue and self.policy.backfill:
