@@ -7,6 +7,10 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from strata.planner.cluster import draw as queue_plot
+from strata.planner.cluster.jobs import Team, generate
+from strata.planner.cluster.policies import POLICIES
+from strata.planner.cluster.simulate import simulate as simulate_queue
 from strata.planner.layout import Schedule
 from strata.planner.pipeline.simulate import even, simulate
 from strata.planner.pipeline.timeline import draw
@@ -43,6 +47,14 @@ def allreduce() -> None:
     figure.savefig(FOLDER / "allreduce.png", dpi=110)
 
 
+def queue() -> None:
+    """Draws utilisation and waiting jobs of the trace of docs/results/planner.md under every policy."""
+    jobs = generate(512, 3000, 0.95, {"a": 3, "b": 1}, 1)
+    teams = [Team("a", 256), Team("b", 256)]
+    outcomes = [simulate_queue(jobs, 64, 8, policy, teams, 8) for policy in POLICIES.values()]
+    queue_plot.draw(outcomes, FOLDER / "queue.png", "3,000 jobs on 512 GPUs, load 0.95")
+
+
 def _bytes(size: float) -> str:
     unit, factor = next(pair for pair in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)) if size >= pair[1])
     return f"{size / factor:g} {unit}"
@@ -53,3 +65,4 @@ if __name__ == "__main__":
     timeline("1f1b", 1, "1F1B")
     timeline("zbv", 2, "ZBV")
     allreduce()
+    queue()

@@ -1,9 +1,10 @@
-"""Tables of the planner's errors: `strata plan validate`, and the errors by regime."""
+"""Tables of the planner: errors of `strata plan validate` and by regime, and queue times of `strata plan queue`."""
 
 import json
 
 from docgen.markdown import bold, signed, table
 from docgen.record import Run
+from strata.planner.units import show
 from strata.planner.validation import check_training
 from strata.planner.validation.trust import ERRORS, REGIMES
 
@@ -37,3 +38,36 @@ def regimes() -> str:
     return table(("regime", "figures", "mean error", "lowest", "highest"), shown, numeric=1) + (
         "\n\nA negative error is a predicted time (or memory) below the published one."
     )
+
+
+def plan_queue(run: Run) -> str:
+    """Queue times and use of the cluster by policy, then queue times by team. A first job that waits beyond its bound is bold."""
+    found = run["policies"]
+    times = ("mean wait", "p95", "p99", "longest")
+    columns = ("policy", *times, "at head", "slowdown", "used", "fragments", "blocks", "preemptions")
+    rows = [
+        (
+            name,
+            *_waits(one["all"]),
+            bold(show(one["at_head_s"], "s"), one["at_head_s"] > one["bound_s"]),
+            f"{one['all']['slowdown']:.1f}",
+            f"{one['utilisation']:.1%}",
+            f"{one['fragmentation']:.1%}",
+            f"{one['blocks']:.2f}",
+            f"{one['preemptions']:,}",
+        )
+        for name, one in found.items()
+    ]
+    teams = [
+        (name, team, f"{waits['jobs']:,}", f"{waits['gpu_hours']:,.0f}", *_waits(waits), f"{waits['slowdown']:.1f}")
+        for name, one in found.items()
+        for team, waits in one["teams"].items()
+    ]
+    quotas = ", ".join(f"{team['name']} {team['quota']:,}" for team in run["teams"])
+    about = f"{run['jobs']:,} jobs ({run['source']}) on {run['gpus']:,} GPUs; quotas: {quotas}."
+    by_team = table(("policy", "team", "jobs", "GPU-hours", *times, "slowdown"), teams, numeric=2)
+    return f"{about}\n\n{table(columns, rows, numeric=1)}\n\n{by_team}"
+
+
+def _waits(waits: dict[str, float]) -> list[str]:
+    return [show(waits[name], "s") for name in ("mean_s", "p95_s", "p99_s", "longest_s")]

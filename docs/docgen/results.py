@@ -38,6 +38,7 @@ TABLES: dict[str, Callable[[Run], str]] = {
     "chaos-edges": faults.chaos_edges,
     "hostile": faults.hostile,
     "plan-validate": planner.plan_validate,
+    "plan-queue": planner.plan_queue,
     "table": generic,
 }
 COMPUTED: dict[str, Callable[[], str]] = {

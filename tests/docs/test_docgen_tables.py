@@ -318,6 +318,30 @@ def test_the_summary_of_the_kernels() -> None:
     assert "Bars: 1 met, 0 missed." in text and "beside inputs" not in text
 
 
+def test_queues_of_the_planner() -> None:
+    waits = {
+        "jobs": 3,
+        "gpu_hours": 1234.5,
+        "mean_s": 60.0,
+        "p95_s": 7200.0,
+        "p99_s": 7200.0,
+        "longest_s": 7200.0,
+        "slowdown": 1.25,
+    }
+    figures = {"utilisation": 0.5, "fragmentation": 0.0125, "blocks": 1.5, "preemptions": 1000, "bound_s": 100.0}
+    policies = {
+        name: {"all": waits, "teams": {"a": waits}, "at_head_s": at_head, **figures}
+        for name, at_head in (("x", 100.0), ("y", 101.0))
+    }
+    run = {"policies": policies, "teams": [{"name": "a", "quota": 1024}], "jobs": 3, "source": "mine", "gpus": 2048}
+    text = planner.plan_queue(run)
+    assert text.startswith("3 jobs (mine) on 2,048 GPUs; quotas: a 1,024.")
+    times = ["60 s", "2 h", "2 h", "2 h"]
+    use = ["1.2", "50.0%", "1.2%", "1.50", "1,000"]
+    assert rows(text) == [["x", *times, "100 s", *use], ["y", *times, "**101 s**", *use]]
+    assert rows(text.split("\n\n", 2)[2]) == [[name, "a", "3", "1,234", *times, "1.2"] for name in "xy"]
+
+
 def test_errors_of_the_planner() -> None:
     def check(**changes: Any) -> dict[str, Any]:
         figures = {"x": [1, 2], "y": [3]}

@@ -9,6 +9,7 @@ from pathlib import Path
 import beside
 import pytest
 import torch
+import typer
 from docgen import record, results
 from typer.testing import CliRunner
 
@@ -19,7 +20,7 @@ from strata.kernels.bench.ceilings import Ceilings
 from strata.kernels.bench.harness import Result, Row
 from strata.kernels.bench.vllm_engine import Answer as Generated
 from strata.kernels.bench.vllm_engine import Engine
-from strata.planner.cli import comparison
+from strata.planner.cli import comparison, queue
 from strata.platform import benchmark_record, recipe_file
 from strata.platform.cli import build
 from strata.serving.bench import report as serving_report
@@ -126,6 +127,15 @@ def plan_validate() -> record.Run:
     return run
 
 
+def plan_queue() -> record.Run:
+    app = typer.Typer()
+    app.command()(queue.plan_queue)
+    done = CliRunner().invoke(app, ["--gpus", "64", "--jobs", "50", "--json", "-"])
+    assert done.exit_code == 0, done.output
+    run: record.Run = json.loads(done.stdout)
+    return run
+
+
 def finetune() -> record.Run:
     rounds = {
         "liger": [Round([1.0], 1000.0, 2.0, 2**31)],
@@ -170,6 +180,10 @@ RUNS: dict[str, tuple[Callable[[], record.Run], list[str]]] = {
     "chaos-edges": (chaos_edges, ["endpoint starts", "| decode | came up |", "| gcs + gateway | **with a traceback** |"]),
     "hostile": (hostile, ["| 5xx | **1** |", "5 x 200, 9 x 400", "2 MiB", "STRATA_FUZZ_SEED=7 STRATA_HOSTILE=15 pytest"]),
     "plan-validate": (plan_validate, ["| step time | 23 | 3.7% | 11.9% | mean 6%, worst 15% |"]),
+    "plan-queue": (
+        plan_queue,
+        ["50 jobs (generated, seed 0, load 0.9) on 64 GPUs; quotas: a 32, b 32.", "| fair | b | "],
+    ),
 }
 
 

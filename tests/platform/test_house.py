@@ -61,11 +61,13 @@ FOLDERS = {
     "planner.serving": {"catalogue"},
     "planner.step": {"catalogue", "collectives", "pipeline"},
     "planner.reliability": {"catalogue", "serving"},
+    "planner.cluster": {"catalogue", "reliability", "serving"},
     "planner.memory": {"catalogue", "pipeline", "step"},
     "planner.search": {"catalogue", "collectives", "memory", "pipeline", "step"},
     "planner.validation": {"catalogue", "collectives", "memory", "step"},
     "planner.cli": {
         "catalogue",
+        "cluster",
         "collectives",
         "memory",
         "pipeline",

@@ -113,3 +113,20 @@ DEADLINE = Range(0, 1_000_000, above=True)  # days
 RANKS = Range(2, 10_000_000)
 INSIDE = Range(1, 65_536)
 PROCESSES = Range(2, 16)  # of `collectives --measure`, each with a torch of its own
+
+# Of a simulated queue: its time grows with jobs and with nodes.
+QUEUE_GPUS = Range(1, 262_144)
+JOBS = Range(1, 1_000_000)
+LOAD = Range(0.01, 10)
+SEED = Range(0, 2**32)
+NODE_GPUS = Range(1, 64)
+BLOCK = Range(1, 4096)  # nodes
+PAUSE = Range(0, 86_400)  # seconds of a checkpoint or a restart
+AGEING = Range(0, 8760)  # hours
+
+# Of a fleet: of its monitoring and its storage.
+FLEET_GPUS = Range(1, 1_000_000)
+RETENTION = Range(0, 3650, above=True)  # days
+SCRAPE = Range(1, 3600)  # seconds
+STALLED = Range(1e-6, 0.5)  # share of time
+CHECKPOINTS = Range(1, 10_000)

@@ -1,4 +1,4 @@
-"""`strata plan` and `plan list`. `search.py`, `validate.py` and `studies.py` have the other plan commands.
+"""`strata plan` and `plan list`. The other modules of this folder have the other plan commands.
 
 Light imports only: the command line loads this module to print its help.
 """
@@ -180,7 +180,7 @@ def _start(recipe: str | None, model: str | None, words: list[str]) -> tuple["Sh
         raise UserError("--recipe and --model both name a model.", "Use one of them.")
     if recipe is None:
         if words:
-            known = "search, serve, failures, schedule, collectives, validate, list"
+            known = "search, serve, failures, schedule, collectives, cluster, queue, validate, list"
             raise UserError(
                 f"'{words[0]}' is not a plan command, and section.key=value arguments need --recipe.",
                 f"The commands are {known}.",
