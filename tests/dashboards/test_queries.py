@@ -90,8 +90,8 @@ P99 = "histogram_quantile(0.99, sum by (le) (rate(strata_serve_{}_seconds_bucket
         (
             "oncall",
             "GPU memory",
-            'max by (cluster, node, gpu, name) (strata:gpu_memory_used:bytes{cluster=~"$cluster"}) / '
-            'max by (cluster, node, gpu, name) (strata:gpu_memory_total:bytes{cluster=~"$cluster"})',
+            'max by (cluster, node, gpu, name) (strata:gpu:memory_used_bytes{cluster=~"$cluster"}) / '
+            'max by (cluster, node, gpu, name) (strata:gpu:memory_total_bytes{cluster=~"$cluster"})',
         ),
     ],
 )

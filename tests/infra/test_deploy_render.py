@@ -384,7 +384,7 @@ def test_apply_with_yes_and_without_changes(cluster: Any) -> None:
         (["--with", "volcano,kueue"], "exclude each other", "Remove all but one"),
         (["--with", "flex-start"], "flex-start needs the component kueue", "--with kueue,flex-start"),
         (["--with", "spot,reservation"], "a node is bought in one way", "Remove all but one"),
-        (["--with", "dcgm,nvml"], "both would report the same GPUs", "Remove all but one"),
+        (["--with", "dcgm,dcgm-profiling"], "they are one exporter", "Remove all but one"),
         (["--with", "monitoring,monitoring-gke"], "both would scrape the same pods", "Remove all but one"),
         (["--with", "monitoring-gke,monitoring-arms"], "both would scrape the same pods", "Remove all but one"),
         (["--with", "monitoring-arms"], "not for gke: it is for Alibaba Cloud's", "Remove it"),

@@ -93,6 +93,24 @@ class Nvml:
     def nvmlDeviceGetCurrentClocksThrottleReasons(self, card: Any) -> Any:
         return self._of(card, "nvmlDeviceGetCurrentClocksThrottleReasons")["throttle_reasons"]
 
+    def nvmlDeviceGetTotalEccErrors(self, card: Any, kind: int, counter: int) -> Any:
+        assert counter == pynvml.NVML_VOLATILE_ECC
+        names = {pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED: "corrected", pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED: "uncorrected"}
+        return self._of(card, "nvmlDeviceGetTotalEccErrors")["ecc_errors"][names[kind]]
+
+    def nvmlDeviceGetRemappedRows(self, card: Any) -> Any:
+        rows = self._of(card, "nvmlDeviceGetRemappedRows")["remapped_rows"]
+        return rows["corrected"], rows["uncorrected"], rows["pending"], rows["failed"]
+
+    def nvmlDeviceGetFieldValues(self, card: Any, fields: list[int]) -> Any:
+        counts = self._of(card, "nvmlDeviceGetFieldValues")["nvlink_errors"]
+        return [
+            SimpleNamespace(nvmlReturn=pynvml.NVML_SUCCESS, value=SimpleNamespace(ullVal=counts[str(field)]))
+            if str(field) in counts
+            else SimpleNamespace(nvmlReturn=pynvml.NVML_ERROR_NOT_SUPPORTED, value=SimpleNamespace(ullVal=0))
+            for field in fields
+        ]
+
     def nvmlDeviceGetComputeRunningProcesses(self, card: Any) -> Any:
         processes = self._of(card, "nvmlDeviceGetComputeRunningProcesses")["processes"]
         return [SimpleNamespace(pid=p["pid"], usedGpuMemory=p["memory"]) for p in processes]

@@ -46,14 +46,14 @@ JOB_STATUS = Series("kuberay_job_deployment_status", ("name", "namespace", "depl
 DCGM_XID = Series("DCGM_FI_DEV_XID_ERRORS", ("cluster", "Hostname", "gpu", "modelName"), "dcgm")
 
 # Recording rules, infra/prometheus/rules: series of Strata's GPU exporter, DCGM and Ray under one name.
-GPU = ("cluster", "node", "gpu", "name")
-GPU_UTILIZATION = Series("strata:gpu_utilization:ratio", GPU, "gpu rules")
-GPU_MEMORY_USED = Series("strata:gpu_memory_used:bytes", GPU, "gpu rules")
-GPU_MEMORY_TOTAL = Series("strata:gpu_memory_total:bytes", GPU, "gpu rules")
-GPU_POWER = Series("strata:gpu_power:watts", GPU, "gpu rules")
-GPU_TEMPERATURE = Series("strata:gpu_temperature:celsius", GPU, "gpu rules")
-GPU_SM_CLOCK = Series("strata:gpu_sm_clock:hertz", GPU, "gpu rules")
-GPU_THROTTLED = Series("strata:gpu_throttled:bool", (*GPU, "reason"), "gpu rules")
+GPU = ("cluster", "namespace", "ray_io_cluster", "node", "gpu", "name")
+GPU_UTILIZATION = Series("strata:gpu:utilization", GPU, "gpu rules")
+GPU_MEMORY_USED = Series("strata:gpu:memory_used_bytes", GPU, "gpu rules")
+GPU_MEMORY_TOTAL = Series("strata:gpu:memory_total_bytes", GPU, "gpu rules")
+GPU_POWER = Series("strata:gpu:power_watts", GPU, "gpu rules")
+GPU_TEMPERATURE = Series("strata:gpu:temperature_celsius", GPU, "gpu rules")
+GPU_SM_CLOCK = Series("strata:gpu:sm_clock_hertz", GPU, "gpu rules")
+GPU_THROTTLED = Series("strata:gpu:throttled", (*GPU, "reason"), "gpu rules")
 
 # Recording rules: the share of TTFT and of ITL observations that missed their objective.
 SLO = ("cluster", "model")

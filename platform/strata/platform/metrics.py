@@ -56,6 +56,14 @@ TRAIN_STEP_SECONDS = Metric(
     "Time of the last step by phase: data, forward, backward, optimizer, checkpoint",
     ("run", "phase"),
 )
+# Compared between ranks of one pipeline stage, which do the same work. With ZeRO-3 or tensor parallelism the forward pass waits
+# for other ranks, so that a whole group looks slow.
+TRAIN_RANK_SECONDS = Metric(
+    "strata_train_rank_seconds",
+    "gauge",
+    "Data and forward time of a rank's last step, before it waits for other ranks' gradients",
+    ("run", "rank", "stage"),
+)
 TRAIN_PEAK_MEMORY = Metric("strata_train_peak_memory_bytes", "gauge", "Peak memory of rank 0 so far", RUN)
 TRAIN_CHECKPOINT_STALL = Metric(
     "strata_train_checkpoint_stall_seconds", "gauge", "Time that the last checkpoint blocked training", RUN
@@ -90,6 +98,7 @@ TRAINING = (
     TRAIN_TOKENS_PER_SECOND,
     TRAIN_MFU,
     TRAIN_STEP_SECONDS,
+    TRAIN_RANK_SECONDS,
     TRAIN_PEAK_MEMORY,
     TRAIN_CHECKPOINT_STALL,
     TRAIN_CHECKPOINT_SAVE,
@@ -256,6 +265,7 @@ SERVING = (SERVE_REPLICAS, *SERVING_GATEWAY, *SERVING_ENGINE)
 GPU = ("node", "gpu", "name")  # gpu: its index on the node; name: the card's model
 
 GPU_COUNT = OwnMetric("strata_gpu_devices", "gauge", "GPUs that the node's driver shows", ("node",))
+GPU_INFO = OwnMetric("strata_gpu_info", "gauge", "1 for each GPU; uuid: its identity in every program", (*GPU, "uuid"))
 GPU_UTILIZATION = OwnMetric("strata_gpu_utilization_ratio", "gauge", "Share of the time in which a kernel ran, 0 to 1", GPU)
 GPU_MEMORY_USED = OwnMetric("strata_gpu_memory_used_bytes", "gauge", "Memory in use, of every process", GPU)
 GPU_MEMORY_TOTAL = OwnMetric("strata_gpu_memory_total_bytes", "gauge", "Memory of the card", GPU)
@@ -268,6 +278,24 @@ GPU_THROTTLED = OwnMetric(
     "strata_gpu_throttled", "gauge", "1 while the clock is held down, by reason: power, thermal, hardware", (*GPU, "reason")
 )
 GPU_XID = OwnMetric("strata_gpu_xid_errors_total", "counter", "Errors the driver reported, by their XID number", (*GPU, "xid"))
+GPU_ECC_ERRORS = OwnMetric(
+    "strata_gpu_ecc_errors_total", "counter", "Memory errors since the driver was loaded: corrected, uncorrected", (*GPU, "kind")
+)
+GPU_REMAPPED_ROWS = OwnMetric(
+    "strata_gpu_remapped_rows", "gauge", "Memory rows replaced by spare ones after errors: corrected, uncorrected", (*GPU, "kind")
+)
+GPU_ROW_REMAP = OwnMetric(
+    "strata_gpu_row_remap",
+    "gauge",
+    "1 while a row waits for a reset to be replaced (pending), or if that failed (failed)",
+    (*GPU, "state"),
+)
+GPU_NVLINK_ERRORS = OwnMetric(
+    "strata_gpu_nvlink_errors_total",
+    "counter",
+    "NVLink errors over all links of the card: crc_flit, crc_data, replay, recovery",
+    (*GPU, "kind"),
+)
 GPU_PROCESS_MEMORY = OwnMetric(
     "strata_gpu_process_memory_bytes",
     "gauge",
@@ -280,6 +308,7 @@ GPU_PROCESS_UTILIZATION = OwnMetric(
 
 GPUS = (
     GPU_COUNT,
+    GPU_INFO,
     GPU_UTILIZATION,
     GPU_MEMORY_USED,
     GPU_MEMORY_TOTAL,
@@ -290,6 +319,10 @@ GPUS = (
     GPU_SM_CLOCK_MAX,
     GPU_THROTTLED,
     GPU_XID,
+    GPU_ECC_ERRORS,
+    GPU_REMAPPED_ROWS,
+    GPU_ROW_REMAP,
+    GPU_NVLINK_ERRORS,
     GPU_PROCESS_MEMORY,
     GPU_PROCESS_UTILIZATION,
 )

@@ -8,7 +8,7 @@ import platform
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, start_http_server
@@ -16,6 +16,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 from rich.console import Console
 
+from strata.monitoring.gpu.health import Health
 from strata.monitoring.gpu.nvml import THROTTLES, Cards, Gpu, Reading
 from strata.monitoring.gpu.xid import XidCounts
 from strata.platform import metrics
@@ -127,6 +128,7 @@ def families(node: str, reading: Reading, xids: dict[int, dict[int, int]]) -> It
     made[metrics.GPU_COUNT].add_metric((node,), len(reading.gpus))
     for gpu in reading.gpus:
         labels = (node, str(gpu.index), gpu.name)
+        made[metrics.GPU_INFO].add_metric((*labels, gpu.uuid), 1)
         for metric, value in _gauges(gpu).items():
             if value is not None:
                 made[metric].add_metric(labels, value)
@@ -135,6 +137,9 @@ def families(node: str, reading: Reading, xids: dict[int, dict[int, int]]) -> It
                 made[metrics.GPU_THROTTLED].add_metric((*labels, reason), reason in gpu.throttles)
         for xid, count in sorted(xids.get(gpu.index, {}).items()):
             made[metrics.GPU_XID].add_metric((*labels, str(xid)), count)
+        for metric, values in _errors(gpu.health).items():
+            for kind, value in values.items():
+                made[metric].add_metric((*labels, kind), value)
         for process in gpu.processes:
             process_labels = (*labels, str(process.pid), process.actor)
             if process.memory is not None:
@@ -147,6 +152,15 @@ def families(node: str, reading: Reading, xids: dict[int, dict[int, int]]) -> It
 def _family(metric: OwnMetric) -> Family:
     kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
     return kind(metric.name, metric.help, labels=metric.labels)
+
+
+def _errors(health: Health) -> dict[OwnMetric, Mapping[str, float]]:
+    return {
+        metrics.GPU_ECC_ERRORS: health.ecc_errors,
+        metrics.GPU_REMAPPED_ROWS: health.remapped_rows,
+        metrics.GPU_ROW_REMAP: health.row_remap,
+        metrics.GPU_NVLINK_ERRORS: health.nvlink_errors,
+    }
 
 
 def _gauges(gpu: Gpu) -> dict[OwnMetric, float | None]:

@@ -10,7 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from strata.monitoring.gpu import health
 from strata.monitoring.gpu.actors import actor_of
+from strata.monitoring.gpu.health import Health
 
 # The driver stores several seconds of samples. This is the period of the card's own utilization, so the two are comparable.
 PROCESS_SAMPLES_S = 1.0
@@ -38,6 +40,7 @@ class Gpu:
     sm_clock: float | None  # hertz
     sm_clock_max: float | None
     throttles: frozenset[str] | None  # names from THROTTLES; None if the card does not report them
+    health: Health
     processes: tuple[GpuProcess, ...]
 
 
@@ -140,6 +143,7 @@ def _read(nvml: Any, index: int, actor: Callable[[int], str]) -> Gpu:
         sm_clock=_times(query(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM), 1e6),
         sm_clock_max=_times(query(nvml.nvmlDeviceGetMaxClockInfo, nvml.NVML_CLOCK_SM), 1e6),
         throttles=None if reasons is None else _throttles(nvml, reasons),
+        health=health.read(nvml, query),
         processes=_processes(nvml, query, actor),
     )
 
