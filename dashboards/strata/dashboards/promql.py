@@ -1,7 +1,8 @@
 """PromQL expressions built from metric definitions.
 
 Every selector filters by the dashboard variables that the metric has a label for. A restarted worker or replica creates new
-series (Ray labels them by worker), so every query aggregates.
+series (Ray labels them by worker), so every query aggregates. A query over a range of time reads no series per GPU: at 16,384
+GPUs it would read millions of samples, and draw thousands of lines.
 """
 
 from strata.dashboards import series
@@ -10,19 +11,32 @@ from strata.platform import metrics
 
 RATE = "[$__rate_interval]"
 OBJECTIVE = 0.99  # share of TTFT and of ITL observations that must be in time
+WORST = 10  # series in a panel of the highest or lowest values
+# Labels by dashboard variable.
+FILTERS = {
+    "cluster": "cluster",
+    "ray_cluster": "ray_io_cluster",
+    "team": "namespace",
+    "node": "node",
+    "run": "run",
+    "model": "model",
+}
+STEP = "5m"  # the windows of the team rules, which a subquery adds up without overlap
 
 
 def select(what: Readable, *matchers: str, suffix: str = "") -> str:
     """Selector of a metric. The variable `replica` filters engine metrics only; gateway metrics cover the whole endpoint."""
-    variables: list[str] = [label for label in ("cluster", "run", "model") if label in labels(what)]
+    narrowed = [*matchers, *(f'{label}=~"${name}"' for name, label in FILTERS.items() if label in labels(what))]
     if what in metrics.SERVING_ENGINE:
-        variables.append("replica")
-    narrowed = [*matchers, *(f'{name}=~"${name}"' for name in variables)]
+        narrowed.append('replica=~"$replica"')
     return what.exported + suffix + ("{" + ", ".join(narrowed) + "}" if narrowed else "")
 
 
 def labels(what: Readable) -> tuple[str, ...]:
-    return what.labels if isinstance(what, series.Series) else ("cluster", *what.labels)
+    """Labels of a series in Prometheus. A node's GPU exporter runs in a namespace of its own and belongs to no Ray cluster."""
+    if isinstance(what, series.Series):
+        return what.labels
+    return ("cluster", *what.labels) if what in metrics.GPUS else (*series.POD, *what.labels)
 
 
 def highest(what: Readable, *by: str, matchers: tuple[str, ...] = ()) -> str:
@@ -55,3 +69,21 @@ def buckets(what: Readable) -> str:
 def burn(misses: Readable) -> str:
     """Burn rate of an objective: misses relative to the allowed share. At 1, the error budget lasts exactly its period."""
     return f"{highest(misses, 'cluster', 'model')} / {1 - OBJECTIVE:.2f}"
+
+
+def most(values: str) -> str:
+    return f"topk({WORST}, {values})"
+
+
+def least(values: str) -> str:
+    return f"bottomk({WORST}, {values})"
+
+
+def spread(values: str) -> dict[str, str]:
+    """Highest, median and lowest of many series, by their legends: three lines for any number of nodes."""
+    return {"highest": f"max({values})", "median": f"quantile(0.5, {values})", "lowest": f"min({values})"}
+
+
+def over_range(amounts: Readable, *by: str) -> str:
+    """Sum of the 5-minute amounts of a team rule over the dashboard's time range."""
+    return f"sum by ({', '.join(by)}) (sum_over_time({select(amounts)}[$__range:{STEP}]))"
