@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from strata.dashboards import boards
-from strata.dashboards.alert_links import with_panels
+from strata.dashboards.alert_panels import with_panels
 from strata.dashboards.alert_rules import Group
 from strata.dashboards.board import DATA_SOURCE, Board
 from strata.dashboards.generate import board_text
