@@ -24,8 +24,8 @@ NODES = series.NODE_CPUS.exported
 VARIABLES = {
     "cluster": f'label_values({{__name__=~"{NODES}|{REPLICAS}"}}, cluster)',
     "ray_cluster": f'label_values({{__name__=~"{NODES}|{REPLICAS}", cluster=~"$cluster"}}, ray_io_cluster)',
-    "team": f'label_values({{__name__=~"{NODES}|{series.TEAM_GPUS.exported}", cluster=~"$cluster"}}, namespace)',
-    "node": f'label_values({{__name__=~"{NODES}|{series.NODE_GPUS.exported}", cluster=~"$cluster", namespace=~"$team"}}, node)',
+    "team": f'label_values({{__name__=~"{NODES}|{series.TEAM_GPUS.exported}", cluster=~"$cluster|nodes"}}, namespace)',
+    "node": f'label_values({{__name__=~"{NODES}|{series.NODE_GPUS.exported}", namespace=~"$team"}}, node)',
     "run": f'label_values({metrics.TRAIN_STEP.exported}{{cluster=~"$cluster"}}, run)',
     "model": f'label_values({REPLICAS}{{cluster=~"$cluster"}}, model)',
     "replica": f'label_values({REPLICAS}{{cluster=~"$cluster", model=~"$model", role!="gateway"}}, replica)',

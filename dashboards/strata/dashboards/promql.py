@@ -21,15 +21,30 @@ FILTERS = {
     "run": "run",
     "model": "model",
 }
+NODE_EXPORTERS = "nodes"
 STEP = "5m"  # the windows of the team rules, which a subquery adds up without overlap
 
 
 def select(what: Readable, *matchers: str, suffix: str = "") -> str:
     """Selector of a metric. The variable `replica` filters engine metrics only; gateway metrics cover the whole endpoint."""
-    narrowed = [*matchers, *(f'{label}=~"${name}"' for name, label in FILTERS.items() if label in labels(what))]
+    narrowed = [*matchers, *(f'{label}=~"{_values(name, what)}"' for name, label in FILTERS.items() if label in labels(what))]
     if what in metrics.SERVING_ENGINE:
         narrowed.append('replica=~"$replica"')
     return what.exported + suffix + ("{" + ", ".join(narrowed) + "}" if narrowed else "")
+
+
+def _values(variable: str, what: Readable) -> str:
+    """Values of a variable as a regular expression. Where `cluster` is the name of a Ray cluster, the exporters of nodes, which
+    belong to none, have the value `nodes`."""
+    return f"${variable}|{NODE_EXPORTERS}" if variable == "cluster" and _is_of_nodes(what) else f"${variable}"
+
+
+def _is_of_nodes(what: Readable) -> bool:
+    return (
+        what.source in ("dcgm", "gpu rules", "fleet rules", "team rules")
+        if isinstance(what, series.Series)
+        else what in metrics.GPUS
+    )
 
 
 def labels(what: Readable) -> tuple[str, ...]:
