@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from strata.dashboards.board import DATA_SOURCE
+from strata.monitoring.prometheus import runbooks
 from strata.platform.errors import UserError
 
 UID_LENGTH = 40  # Grafana's limit
@@ -45,7 +46,7 @@ def read(files: Path) -> list[Group]:
         )
     groups = []
     for file in sorted(files.glob("*.yaml")):
-        for group in yaml.safe_load(file.read_text())["groups"]:
+        for group in yaml.safe_load(runbooks.with_base(file.read_text()))["groups"]:
             alerts = [rule for rule in group["rules"] if "alert" in rule]
             if alerts:
                 rules = tuple(_rule(alert, _title(alert, alerts)) for alert in alerts)

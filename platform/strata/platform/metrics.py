@@ -56,6 +56,14 @@ TRAIN_STEP_SECONDS = Metric(
     "Time of the last step by phase: data, forward, backward, optimizer, checkpoint",
     ("run", "phase"),
 )
+# Compared between ranks of one pipeline stage, which do the same work. With ZeRO-3 or tensor parallelism the forward pass waits
+# for other ranks, so that a whole group looks slow.
+TRAIN_RANK_SECONDS = Metric(
+    "strata_train_rank_seconds",
+    "gauge",
+    "Data and forward time of a rank's last step, before it waits for other ranks' gradients",
+    ("run", "rank", "stage"),
+)
 TRAIN_PEAK_MEMORY = Metric("strata_train_peak_memory_bytes", "gauge", "Peak memory of rank 0 so far", RUN)
 TRAIN_CHECKPOINT_STALL = Metric(
     "strata_train_checkpoint_stall_seconds", "gauge", "Time that the last checkpoint blocked training", RUN
@@ -90,6 +98,7 @@ TRAINING = (
     TRAIN_TOKENS_PER_SECOND,
     TRAIN_MFU,
     TRAIN_STEP_SECONDS,
+    TRAIN_RANK_SECONDS,
     TRAIN_PEAK_MEMORY,
     TRAIN_CHECKPOINT_STALL,
     TRAIN_CHECKPOINT_SAVE,

@@ -6,7 +6,7 @@ import pytest
 from strata.platform import metrics
 from strata.training.metrics import telemetry as module
 from strata.training.metrics.records import Record
-from strata.training.metrics.telemetry import Telemetry, checkpoint_failures
+from strata.training.metrics.telemetry import Telemetry, checkpoint_failures, rank_seconds
 
 PLAIN = Record(step=3, loss=2.5, lr=0.1, grad_norm=None, tokens_per_s=10.0, time=0.0)
 FULL: Record = {
@@ -65,6 +65,7 @@ def test_every_training_metric_reaches_prometheus(exported: dict[tuple[str, ...]
     telemetry.saved(3, 4096, at=1e9)
     telemetry.not_finite()
     checkpoint_failures("mine")()
+    rank_seconds("mine", rank=7, stage=1)(FULL)
     assert {series[0] for series in exported} == {metric.name for metric in metrics.TRAINING}
     assert all(series[1] == "mine" for series in exported)
     assert exported["strata_train_steps_planned", "mine"] == 100
@@ -77,6 +78,16 @@ def test_every_training_metric_reaches_prometheus(exported: dict[tuple[str, ...]
     assert exported["strata_train_checkpoint_timestamp_seconds", "mine"] == 1e9
     assert exported["strata_train_checkpoint_bytes", "mine"] == 4096
     assert exported["strata_train_not_finite_total", "mine"] == 1
+
+
+def test_a_rank_exports_its_time_before_the_gradients_are_exchanged(exported: dict[tuple[str, ...], float]) -> None:
+    seconds = {"data": 0.5, "forward": 0.2, "backward": 0.4, "optimizer": 8.0, "checkpoint": 16.0}
+    rank_seconds("mine", rank=7, stage=1)({**PLAIN, "seconds": seconds})
+    rank_seconds("mine", rank=8, stage=1)({**PLAIN, "seconds": {"forward": 0.3}})
+    assert exported == {
+        ("strata_train_rank_seconds", "mine", "7", "1"): pytest.approx(0.7),
+        ("strata_train_rank_seconds", "mine", "8", "1"): pytest.approx(0.3),
+    }
 
 
 def test_unknown_values_are_not_exported(exported: dict[tuple[str, ...], float]) -> None:

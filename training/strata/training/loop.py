@@ -39,7 +39,7 @@ from strata.training.memory import peak_memory
 from strata.training.metrics import records
 from strata.training.metrics.records import Record
 from strata.training.metrics.stopwatch import Stopwatch
-from strata.training.metrics.telemetry import Telemetry, checkpoint_failures
+from strata.training.metrics.telemetry import Telemetry, checkpoint_failures, rank_seconds
 from strata.training.metrics.trackers import Trackers
 from strata.training.model import flops
 from strata.training.preferences import losses
@@ -118,7 +118,7 @@ def train_worker(config: dict[str, Job]) -> Outcome:
             worker, saver, step = _begin(job)
         except UserError as problem:
             return Outcome(0, problem=problem)
-        return train(worker, step, _silent, saver, problem=lambda: _explained(job, saver.problem))
+        return train(worker, step, worker.exported(), saver, problem=lambda: _explained(job, saver.problem))
     tokens_per_step = job.train.batch * job.model.context
     telemetry = Telemetry(job.run.name, job.train.steps, tokens_per_step, restarts=_starts(job))
     run = Run(job.run)
@@ -132,12 +132,16 @@ def train_worker(config: dict[str, Job]) -> Outcome:
             worker, saver, step = _begin(job)
         except UserError as problem:
             return Outcome(0, problem=problem)
-        report = _reporter(job, step, saver, telemetry, history, continuations, trackers)
+        report, exported = _reporter(job, step, saver, telemetry, history, continuations, trackers), worker.exported()
+
+        def report_all(record: Record) -> None:
+            exported(record)
+            report(record)
 
         def failure() -> UserError | None:
             return _explained(job, saver.problem or history.problem or continuations.problem)
 
-        return train(worker, step, report, saver, telemetry.not_finite, failure)
+        return train(worker, step, report_all, saver, telemetry.not_finite, failure)
 
 
 def _begin(job: Job) -> tuple["Worker", Saver, int]:
@@ -278,6 +282,10 @@ class Worker:
         if self.job.train.lora and self.job.train.lora.dropout:
             here = place(self.rank, self.job.parallel)
             torch.manual_seed(hash((self.job.train.seed, step, here.stage, here.data, here.sequence)))
+
+    def exported(self) -> Callable[[Record], None]:
+        """Exports this rank's time of a step, to find a slow rank."""
+        return rank_seconds(self.job.run.name, self.rank, place(self.rank, self.job.parallel).stage)
 
     def agree(self, problem: UserError | None) -> UserError | None:
         """The problem of the lowest rank that has one. Called by all ranks."""

@@ -13,13 +13,14 @@ from typing import Any
 
 import yaml
 
-from strata.monitoring.prometheus import scrape
+from strata.monitoring.prometheus import runbooks, scrape
 from strata.monitoring.prometheus.server import rules_dir
 from strata.platform import yaml_text
 from strata.platform.files import write_atomic
 
-NAMESPACE = "strata"
-INTERVAL = "15s"  # scrape and rule evaluation interval
+NAMESPACE = "strata"  # of a team's Ray clusters; each team has its monitors
+SHARED_NAMESPACE = "strata-monitoring"  # of what all teams share: exporters, rules, and monitors of the cluster's programs
+INTERVAL = "15s"  # scrape interval, and evaluation interval of groups that set none
 # kube-prometheus-stack reads only objects labelled with its release name. Patch the label if the release has another name.
 LABELS = {"app.kubernetes.io/part-of": "strata", "strata.dev/part": "monitoring", "release": "prometheus"}
 GOOGLE_LABELS = {name: value for name, value in LABELS.items() if name != "release"}
@@ -29,41 +30,51 @@ ENGINE_POD = {"matchLabels": {"ray.io/node-type": "worker"}}  # the monitor sele
 GPU_POD = {
     "matchExpressions": [{"key": "app.kubernetes.io/name", "operator": "In", "values": ["strata-gpu-exporter", "dcgm-exporter"]}]
 }
-OPERATOR_POD = {"matchLabels": {"app.kubernetes.io/name": "kuberay-operator"}}
+OPERATOR_POD = {"matchLabels": {"app.kubernetes.io/name": "kuberay-operator"}}  # the label of KubeRay's Helm chart
+KUBE_STATE_POD = {"matchLabels": {"app.kubernetes.io/name": "kube-state-metrics"}}  # the label of its Helm chart
+KUBE_STATE_PORT = 8080
 
-RAY_CLUSTER = {"sourceLabels": ["__meta_kubernetes_pod_label_ray_io_cluster"], "targetLabel": "cluster"}
+# The Ray cluster is in `ray_io_cluster` everywhere. `cluster` is the same on the Prometheus operator; Google's managed Prometheus
+# reserves it for the name of the GKE cluster.
+RAY_CLUSTER = [
+    {"sourceLabels": ["__meta_kubernetes_pod_label_ray_io_cluster"], "targetLabel": label} for label in ("cluster", "ray_io_cluster")
+]
 NODE = {"sourceLabels": ["__meta_kubernetes_pod_node_name"], "targetLabel": "node"}
 DROP_RAY_LABELS = {"action": "labeldrop", "regex": scrape.RAY_DROPPED_LABELS}
 ALL_GPU_SERIES = (*scrape.GPU_SERIES, *scrape.DCGM_SERIES)
-# Node exporters belong to no Ray cluster. DCGM labels a GPU with the pod that uses it (the scrape renames the label to
-# `exported_pod`), and KubeRay names worker pods CLUSTER-GROUP-worker-SUFFIX. Other GPUs get the cluster `nodes`.
+# Node exporters belong to no Ray cluster; rules find that of each GPU.
 NODES_CLUSTER = {"targetLabel": "cluster", "replacement": "nodes"}
-CLUSTER_OF_POD = {"sourceLabels": ["exported_pod"], "regex": "(.+)-[^-]+-worker-[^-]+", "targetLabel": "cluster"}
-# The operator exports objects of all namespaces.
-IN_OUR_NAMESPACE = {"sourceLabels": ["namespace"], "regex": NAMESPACE, "action": "keep"}
+# The operator names the object in `name`: a RayCluster in some series, a RayJob or a RayService in others.
 CLUSTER_IS_OBJECT = {"sourceLabels": ["name"], "targetLabel": "cluster"}
+RAY_CLUSTER_IS_OBJECT = {
+    "sourceLabels": ["__name__", "name"],
+    "regex": "kuberay_cluster_.*;(.+)",
+    "targetLabel": "ray_io_cluster",
+}
 
 
 def pod_monitors() -> list[dict[str, Any]]:
     """PodMonitors. They select pods, head and workers alike, because a RayService creates two Services for its head."""
     return [
-        _pod_monitor("strata-ray", RAY_POD, "metrics", [RAY_CLUSTER, NODE], [_keep(scrape.RAY_SERIES), DROP_RAY_LABELS]),
+        _pod_monitor("strata-ray", NAMESPACE, RAY_POD, "metrics", [*RAY_CLUSTER, NODE], [_keep(scrape.RAY_SERIES), DROP_RAY_LABELS]),
         _pod_monitor(
             "strata-endpoint",
+            NAMESPACE,
             ENGINE_POD,
             "serve",
-            [RAY_CLUSTER],
+            RAY_CLUSTER,
             [_keep(scrape.ENDPOINT_SERIES)],
             # By default every gateway exports the series of the whole endpoint, and every gateway is scraped.
             params={"scope": ["node"]},
         ),
-        _pod_monitor("strata-gpu", GPU_POD, "gpu-metrics", [NODES_CLUSTER], [_keep(ALL_GPU_SERIES), CLUSTER_OF_POD]),
+        _pod_monitor("strata-gpu", SHARED_NAMESPACE, GPU_POD, "gpu-metrics", [NODES_CLUSTER], [_keep(ALL_GPU_SERIES)]),
         _pod_monitor(
             "strata-kuberay",
+            SHARED_NAMESPACE,
             OPERATOR_POD,
             "http",
             [],
-            [_keep(scrape.KUBERAY_SERIES), IN_OUR_NAMESPACE, CLUSTER_IS_OBJECT],
+            [_keep(scrape.KUBERAY_SERIES), CLUSTER_IS_OBJECT, RAY_CLUSTER_IS_OBJECT],
             namespaces={"any": True},  # the operator's namespace is not known
             honorLabels=True,  # `namespace` is the object's, not the operator's
         ),
@@ -72,6 +83,7 @@ def pod_monitors() -> list[dict[str, Any]]:
 
 def _pod_monitor(
     name: str,
+    namespace: str,
     selector: dict[str, Any],
     port: str,
     relabelings: list[dict[str, Any]],
@@ -85,9 +97,9 @@ def _pod_monitor(
     return {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PodMonitor",
-        "metadata": {"name": name, "namespace": NAMESPACE, "labels": LABELS},
+        "metadata": {"name": name, "namespace": namespace, "labels": LABELS},
         "spec": {
-            "namespaceSelector": namespaces or {"matchNames": [NAMESPACE]},
+            **({"namespaceSelector": namespaces} if namespaces else {}),  # by default the monitor's own
             "selector": selector,
             "podMetricsEndpoints": [{**endpoint, "metricRelabelings": metric_relabelings}],
         },
@@ -95,43 +107,64 @@ def _pod_monitor(
 
 
 def prometheus_rules() -> list[dict[str, Any]]:
-    metadata = {"name": "strata", "namespace": NAMESPACE, "labels": LABELS}
+    metadata = {"name": "strata", "namespace": SHARED_NAMESPACE, "labels": LABELS}
     return [
         {"apiVersion": "monitoring.coreos.com/v1", "kind": "PrometheusRule", "metadata": metadata, "spec": {"groups": _groups()}}
     ]
 
 
 def pod_monitorings() -> list[dict[str, Any]]:
-    """PodMonitoring objects for Google's managed Prometheus, which reserves the label `cluster` for the GKE cluster. The Ray
-    cluster is in `ray_cluster`."""
-    ray_cluster = [{"from": "ray.io/cluster", "to": "ray_cluster"}]
+    """Monitors for Google's managed Prometheus. A PodMonitoring selects pods of its own namespace, a ClusterPodMonitoring of all."""
+    ray_cluster = [{"from": "ray.io/cluster", "to": "ray_io_cluster"}]
+    # No target labels: they would rename the exporter's own `namespace`, `pod` and `container`, which are the object's.
+    respected: dict[str, Any] = {"metadata": []}
     return [
         _pod_monitoring(
             "strata-ray",
+            NAMESPACE,
             RAY_POD,
             {"metadata": ["pod", "container", "node"], "fromPod": ray_cluster},
             {"port": "metrics", "metricRelabeling": [_keep(scrape.RAY_SERIES), DROP_RAY_LABELS]},
         ),
         _pod_monitoring(
             "strata-endpoint",
+            NAMESPACE,
             ENGINE_POD,
             {"metadata": ["pod", "container"], "fromPod": ray_cluster},
             {"port": "serve", "params": {"scope": ["node"]}, "metricRelabeling": [_keep(scrape.ENDPOINT_SERIES)]},
         ),
         _pod_monitoring(
             "strata-gpu",
+            SHARED_NAMESPACE,
             GPU_POD,
             {"metadata": ["pod", "container"]},  # not `node`: the exporter sets it
             {"port": "gpu-metrics", "metricRelabeling": [_keep(ALL_GPU_SERIES)]},
         ),
+        _pod_monitoring(
+            "strata-kuberay",
+            None,
+            OPERATOR_POD,
+            respected,
+            {"port": "http", "metricRelabeling": [_keep(scrape.KUBERAY_SERIES), RAY_CLUSTER_IS_OBJECT]},
+        ),
+        _pod_monitoring(
+            "strata-kube-state-metrics",
+            None,
+            KUBE_STATE_POD,
+            respected,
+            {"port": KUBE_STATE_PORT, "metricRelabeling": [_keep(scrape.KUBE_STATE_SERIES)]},
+        ),
     ]
 
 
-def _pod_monitoring(name: str, selector: dict[str, Any], labels: dict[str, Any], endpoint: dict[str, Any]) -> dict[str, Any]:
+def _pod_monitoring(
+    name: str, namespace: str | None, selector: dict[str, Any], labels: dict[str, Any], endpoint: dict[str, Any]
+) -> dict[str, Any]:
+    """A PodMonitoring, or without a namespace a ClusterPodMonitoring."""
     return {
         "apiVersion": "monitoring.googleapis.com/v1",
-        "kind": "PodMonitoring",
-        "metadata": {"name": name, "namespace": NAMESPACE, "labels": GOOGLE_LABELS},
+        "kind": "PodMonitoring" if namespace else "ClusterPodMonitoring",
+        "metadata": {"name": name, **({"namespace": namespace} if namespace else {}), "labels": GOOGLE_LABELS},
         "spec": {
             "selector": selector,
             "endpoints": [{"interval": INTERVAL, "path": "/metrics", **endpoint}],
@@ -158,8 +191,9 @@ def _keep(names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _groups() -> list[dict[str, Any]]:
-    groups = [group for file in sorted(rules_dir().glob("*.yaml")) for group in yaml.safe_load(file.read_text())["groups"]]
-    return [{"name": group["name"], "interval": INTERVAL, "rules": group["rules"]} for group in groups]
+    texts = [runbooks.with_base(file.read_text()) for file in sorted(rules_dir().glob("*.yaml"))]
+    groups = [group for text in texts for group in yaml.safe_load(text)["groups"]]
+    return [{"name": group["name"], "interval": group.get("interval", INTERVAL), "rules": group["rules"]} for group in groups]
 
 
 FILES: dict[str, Callable[[], list[dict[str, Any]]]] = {

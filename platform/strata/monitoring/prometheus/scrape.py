@@ -25,6 +25,8 @@ RAY_SERIES = (
     "ray_node_gpus_utilization",
     "ray_node_gram_(available|used)",
     "ray_node_gpu_(power_milliwatts|temperature_celsius)",
+    "ray_object_store_(available|used)_memory",
+    "ray_memory_manager_worker_eviction_total",
     "ray_cluster_(active|failed|pending)_nodes",
     "ray_gcs_placement_group_count",
     "ray_internal_num_infeasible_scheduling_classes",
@@ -32,15 +34,19 @@ RAY_SERIES = (
 ENDPOINT_SERIES = ("strata_serve_.*",)  # the endpoint also exports vLLM's series, about a thousand lines per replica
 GPU_SERIES = ("strata_gpu_.*",)
 DCGM_SERIES = (
-    "DCGM_FI_DEV_(GPU_UTIL|FB_USED|FB_FREE|POWER_USAGE|GPU_TEMP|SM_CLOCK|XID_ERRORS|CLOCK_THROTTLE_REASONS|CLOCKS_EVENT_REASONS)",
+    "DCGM_FI_DEV_(GPU_UTIL|FB_USED|FB_FREE|POWER_USAGE|GPU_TEMP|SM_CLOCK|CLOCK_THROTTLE_REASONS|CLOCKS_EVENT_REASONS)",
+    "DCGM_FI_DEV_(XID_ERRORS|ECC_DBE_VOL_TOTAL|(UN)?CORRECTABLE_REMAPPED_ROWS|ROW_REMAP_(FAILURE|PENDING))",
+    "DCGM_FI_DEV_NVLINK_(CRC_FLIT|CRC_DATA|REPLAY|RECOVERY)_ERROR_COUNT_TOTAL",
 )
 KUBERAY_SERIES = ("kuberay_(cluster|job|service)_.*",)
+# kube-state-metrics, for restarts and OOM kills of containers. kube-prometheus-stack and ARMS scrape it themselves.
+KUBE_STATE_SERIES = ("kube_pod_container_status_(restarts_total|terminated_reason|last_terminated_reason)",)
 PROMETHEUS_SERIES = ("prometheus_tsdb_head_series", "prometheus_rule_evaluation_failures_total", "process_resident_memory_bytes")
 
 # Labels with the same value on every series of a process. WorkerId stays: without it, series of two workers would collide.
 RAY_DROPPED_LABELS = "otel_scope_.*|Version"
 
-LOCAL_CLUSTER = "local"  # the label `cluster` of every target on this machine
+LOCAL_CLUSTER = "local"  # the labels `cluster` and `ray_io_cluster` of every target on this machine
 GPU_EXPORTER_PORT = 9835
 
 
@@ -107,7 +113,7 @@ def _keep(names: Sequence[str]) -> dict[str, Any]:
 
 
 def _target(addresses: Sequence[str], **labels: str) -> dict[str, Any]:
-    return {"targets": list(addresses), "labels": {"cluster": LOCAL_CLUSTER, **labels}}
+    return {"targets": list(addresses), "labels": {"cluster": LOCAL_CLUSTER, "ray_io_cluster": LOCAL_CLUSTER, **labels}}
 
 
 def ray_targets(temp_dir: Path) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import yaml
 
-from strata.monitoring.prometheus import scrape
+from strata.monitoring.prometheus import runbooks, scrape
 from strata.platform import processes
 from strata.platform.errors import UserError
 from strata.platform.files import write_atomic
@@ -47,7 +47,7 @@ def write_files(folder: Path, port: int, endpoints: Sequence[str], gpu_port: int
     write_atomic(config, yaml.safe_dump(scrape.laptop(folder, port, endpoints, gpu_port), sort_keys=False))
     shutil.rmtree(folder / "rules", ignore_errors=True)
     for rules in sorted(rules_dir().glob("*.yaml")):
-        write_atomic(folder / "rules" / rules.name, rules.read_bytes())
+        write_atomic(folder / "rules" / rules.name, runbooks.with_base(rules.read_text()))
     write_ray_targets(folder)
     return config
 

@@ -29,6 +29,7 @@ GAUGES = {
     "checkpoint_stall_s": metrics.TRAIN_CHECKPOINT_STALL,
     "checkpoint_s": metrics.TRAIN_CHECKPOINT_SAVE,
 }
+OF_EVERY_RANK = (metrics.TRAIN_CHECKPOINT_FAILURES, metrics.TRAIN_RANK_SECONDS)
 REPEAT_S = 5.0  # Ray exports gauges every 10 seconds
 
 
@@ -39,6 +40,22 @@ def checkpoint_failures(run: str) -> Callable[[], None]:
     metric = metrics.TRAIN_CHECKPOINT_FAILURES
     counter = Counter(metric.name, metric.help, metric.labels).set_default_tags({"run": run})
     return lambda: counter.inc(1)
+
+
+def rank_seconds(run: str, rank: int, stage: int) -> Callable[[Record], None]:
+    """Gauge to set on every rank after a step: one series per rank, from times that the rank measures anyway. It is not repeated:
+    the series of a rank that hangs ends."""
+    from ray.util.metrics import Gauge
+
+    metric = metrics.TRAIN_RANK_SECONDS
+    tags = {"run": run, "rank": str(rank), "stage": str(stage)}
+    gauge = Gauge(metric.name, metric.help, metric.labels).set_default_tags(tags)
+
+    def record(record: Record) -> None:
+        seconds = record.get("seconds", {})
+        gauge.set(seconds.get("data", 0.0) + seconds.get("forward", 0.0))
+
+    return record
 
 
 class Telemetry:
@@ -56,7 +73,7 @@ class Telemetry:
         self._series: dict[Metric, Any] = {
             metric: kinds[metric.kind](metric.name, metric.help, metric.labels).set_default_tags({"run": run})
             for metric in metrics.TRAINING
-            if metric is not metrics.TRAIN_CHECKPOINT_FAILURES
+            if metric not in OF_EVERY_RANK
         }
         self._last: dict[tuple[Metric, str | None], float] = {}
         self._lock = threading.Lock()  # an old value must not overwrite a new one
