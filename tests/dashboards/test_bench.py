@@ -36,8 +36,12 @@ def test_nodes_have_eight_gpus_and_the_last_one_the_rest() -> None:
 
 def test_series_pass_the_allowlists_of_the_scrape() -> None:
     node = SMALL.nodes[0]
-    allowed = re.compile(scrape.whole((*scrape.RAY_SERIES, *scrape.DCGM_SERIES, *scrape.GPU_SERIES, *scrape.ENDPOINT_SERIES)))
-    made = [*SMALL.dcgm(node), *SMALL.ray_node(node), *SMALL.ray_gpus(node), *SMALL.processes(node)]
+    allowed = re.compile(
+        scrape.whole(
+            (*scrape.RAY_SERIES, *scrape.DCGM_SERIES, *scrape.GPU_SERIES, *scrape.ENDPOINT_SERIES, *scrape.KUBE_STATE_SERIES)
+        )
+    )
+    made = [*SMALL.dcgm(node), *SMALL.ray_node(node), *SMALL.ray_gpus(node), *SMALL.processes(node), *SMALL.containers(node)]
     made += [*SMALL.training(), *SMALL.on_call(), *SMALL.serving()]
     assert all(allowed.fullmatch(name) for name in names(made))
     assert len({one.text for one in made}) == len(made), "no series twice"
@@ -139,7 +143,7 @@ def test_a_small_fleet_on_a_real_prometheus(own_home: Path) -> None:
 
 
 EMPTY = {
-    *("Alerts", "KubeRay", "Nodes by state", "XID errors", "ECC errors", "NVLink errors", "Remapped rows", "Row remapping"),
-    *("Throttled now", "Slowest clocks", "Power drawn and allowed", "GPUs of no team"),
+    *("Alerts", "KubeRay", "Nodes by state", "XID errors", "Hardware faults", "Throttled now"),
+    *("Slowest clocks", "Power drawn and allowed", "GPUs of no team"),
     *("annotation Deployments", "annotation Restarts"),
 }

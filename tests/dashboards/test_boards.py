@@ -14,6 +14,7 @@ from support import KUBECTL
 from strata.dashboards import alert_links, alert_panels, boards, generate, queries, series, style
 from strata.dashboards.board import VARIABLES
 from strata.dashboards.promql import FILTERS, labels
+from strata.monitoring.prometheus import runbooks
 from strata.platform import metrics
 
 from .promql import drawn_labels, parsed
@@ -182,7 +183,7 @@ def test_cluster_config_maps_have_the_same_boards(root: Path, tmp_path: Path) ->
 
 # Size: a board of 16,384 GPUs is as readable as one of eight.
 
-MANY = {"node", "gpu", "ip", "Hostname", "replica", "pid", "UUID"}  # labels with as many values as there are machines
+MANY = {"node", "gpu", "ip", "rank", "replica", "pid", "pod"}  # labels with as many values as there are machines
 
 
 @pytest.mark.parametrize("query", QUERIES, ids=lambda query: f"{query.board}: {query.panel}")
@@ -197,7 +198,7 @@ def test_no_panel_draws_a_line_per_machine(query: queries.Query) -> None:
 def test_ranges_of_time_read_no_series_per_gpu() -> None:
     for query in QUERIES:
         if not query.instant:
-            assert not [read.exported for read in query.reads() if "gpu" in labels(read)], query
+            assert not [read.exported for read in query.reads() if {"gpu", "rank"} & set(labels(read))], query
 
 
 def test_alert_tables_link_to_runbook_and_boards() -> None:
@@ -205,7 +206,7 @@ def test_alert_tables_link_to_runbook_and_boards() -> None:
     [override] = table["fieldConfig"]["overrides"]
     assert override["matcher"] == {"id": "byName", "options": "alertname"}
     links = {link["title"]: link["url"] for link in override["properties"][0]["value"]}
-    assert links["Runbook"].endswith("#${__value.text}")
+    assert links["Runbooks"] == f"{runbooks.BASE}#alerts"
     boards_linked = {re.search(r"/d/([\w-]+)\?", url)[1] for url in links.values() if url.startswith("/d/")}  # type: ignore[index]
     assert boards_linked <= set(BOARDS) and len(boards_linked) == 3
     for url in links.values():

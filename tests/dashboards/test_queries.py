@@ -52,8 +52,11 @@ ENGINE_FILTER = f'{GATEWAY_FILTER}, replica=~"$replica"'
         (promql.or_zero("events", "there", "a", "b"), "events or on (a, b) there * 0"),
         (
             promql.burn(series.FIRST_TOKEN_MISSES["1h"]),
-            "max by (cluster, model) (strata:serve_first_token:slo_miss_ratio_rate1h"
-            '{cluster=~"$cluster", model=~"$model"}) / 0.01',
+            f"max by (cluster, model) (strata:serve_first_token:slo_miss_ratio_rate1h{{{GATEWAY_FILTER}}}) / 0.01",
+        ),
+        (
+            promql.burn(series.ERRORS["6h"], promql.AVAILABILITY),
+            f"max by (cluster, model) (strata:serve_errors:ratio_rate6h{{{GATEWAY_FILTER}}}) / 0.001",
         ),
         (promql.most("x"), "topk(10, x)"),
         (promql.least("x"), "bottomk(10, x)"),

@@ -112,6 +112,7 @@ FOLDERS = {
     "platform.ray_cluster": {"ray_patches"},
     "deploy.kuberay": set(),
     "dashboards.boards": set(),
+    "dashboards.bench": {"boards"},
 }
 MOST_MODULES = 15  # in one folder
 

@@ -1,12 +1,12 @@
 """Links from alerts to boards and from panels to runbooks."""
 
-RUNBOOKS = "https://strata.example/docs/monitoring.md"
+from strata.monitoring.prometheus import runbooks
 
 TIME = "${__url_time_range}"
 CLUSTER = "var-cluster=${__data.fields.cluster}"
 # Links of a row in the table of alerts, with its labels as variables of the board they lead to.
 OF_AN_ALERT = {
-    "Runbook": f"{RUNBOOKS}#${{__value.text}}",
+    "Runbooks": f"{runbooks.BASE}#alerts",  # a link cannot lower the case of a name, as the anchors of runbooks have it
     "Cluster board": f"/d/strata-cluster?{CLUSTER}&var-node=${{__data.fields.node}}&{TIME}",
     "Training board": f"/d/strata-training?{CLUSTER}&var-run=${{__data.fields.run}}&{TIME}",
     "Serving board": f"/d/strata-serving?{CLUSTER}&var-model=${{__data.fields.model}}&{TIME}",
@@ -14,4 +14,4 @@ OF_AN_ALERT = {
 
 
 def runbook(alert: str) -> str:
-    return f"{RUNBOOKS}#{alert.lower()}"
+    return f"{runbooks.BASE}#{alert.lower()}"

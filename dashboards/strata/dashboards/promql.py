@@ -11,6 +11,7 @@ from strata.platform import metrics
 
 RATE = "[$__rate_interval]"
 OBJECTIVE = 0.99  # share of TTFT and of ITL observations that must be in time
+AVAILABILITY = 0.999  # share of requests without a server error, and of time with a decode replica
 WORST = 10  # series in a panel of the highest or lowest values
 # Labels by dashboard variable.
 FILTERS = {
@@ -40,11 +41,7 @@ def _values(variable: str, what: Readable) -> str:
 
 
 def _is_of_nodes(what: Readable) -> bool:
-    return (
-        what.source in ("dcgm", "gpu rules", "fleet rules", "team rules")
-        if isinstance(what, series.Series)
-        else what in metrics.GPUS
-    )
+    return what.source in ("gpu rules", "fleet rules", "team rules") if isinstance(what, series.Series) else what in metrics.GPUS
 
 
 def labels(what: Readable) -> tuple[str, ...]:
@@ -81,9 +78,9 @@ def buckets(what: Readable) -> str:
     return f"sum by (le) (increase({select(what, suffix='_bucket')}{RATE}))"
 
 
-def burn(misses: Readable) -> str:
+def burn(misses: Readable, objective: float = OBJECTIVE) -> str:
     """Burn rate of an objective: misses relative to the allowed share. At 1, the error budget lasts exactly its period."""
-    return f"{highest(misses, 'cluster', 'model')} / {1 - OBJECTIVE:.2f}"
+    return f"{highest(misses, 'cluster', 'model')} / {1 - objective:.3g}"
 
 
 def most(values: str) -> str:

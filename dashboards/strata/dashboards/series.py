@@ -10,7 +10,7 @@ from typing import Literal
 
 from strata.platform.metrics import Metric
 
-Source = Literal["ray", "autoscaler", "kuberay", "dcgm", "gpu rules", "fleet rules", "team rules", "slo rules", "alerts"]
+Source = Literal["ray", "autoscaler", "kuberay", "gpu rules", "fleet rules", "team rules", "slo rules", "alerts"]
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,6 @@ CLUSTER_PROVISIONED = Series("kuberay_cluster_condition_provisioned", ("name", "
 SERVICE_READY = Series("kuberay_service_condition_ready", ("name", "namespace", "condition"), "kuberay")
 JOB_STATUS = Series("kuberay_job_deployment_status", ("name", "namespace", "deployment_status"), "kuberay")
 
-# NVIDIA's DCGM exporter. The XID of the last error, or 0. Strata's exporter counts errors instead.
-DCGM_XID = Series("DCGM_FI_DEV_XID_ERRORS", ("cluster", "Hostname", "gpu", "modelName"), "dcgm")
-
 # Recording rules, gpu.yaml: series of Strata's GPU exporter, DCGM and Ray under one name. One series per GPU, so dashboards read
 # them at one instant only. `namespace` and `ray_io_cluster` are those of the pod that uses the GPU.
 GPU = (*POD, "node", "gpu", "name")
@@ -57,9 +54,12 @@ GPU_SM_CLOCK = Series("strata:gpu:sm_clock_hertz", GPU, "gpu rules")
 GPU_THROTTLED = Series("strata:gpu:throttled", (*GPU, "reason"), "gpu rules")
 GPU_ACTOR_UTILIZATION = Series("strata:gpu_actor:utilization", (*POD, "node", "gpu", "actor"), "gpu rules")
 GPU_ACTOR_MEMORY = Series("strata:gpu_actor:memory_used_bytes", (*POD, "node", "gpu", "actor"), "gpu rules")
+# Only where there is a fault.
+GPU_FAULTS = Series("strata:gpu:faults", ("node", "gpu", "name", "fault"), "gpu rules")
+GPU_XID = Series("strata:gpu:xid_errors", ("node", "gpu", "name", "xid"), "gpu rules")
 PER_GPU = (
     *(GPU_MEMORY_USED, GPU_MEMORY_TOTAL, GPU_TEMPERATURE, GPU_SM_CLOCK, GPU_THROTTLED),
-    *(GPU_ACTOR_UTILIZATION, GPU_ACTOR_MEMORY),
+    *(GPU_ACTOR_UTILIZATION, GPU_ACTOR_MEMORY, GPU_FAULTS, GPU_XID),
 )
 
 # Recording rules, fleet.yaml: the GPUs of a node, and the numbers of GPUs up to a bound. Few enough for a range of hours.
@@ -88,8 +88,8 @@ TEAM_IDLE_COST = Series("strata:team_idle_cost_dollars:sum5m", TEAM, "team rules
 TEAM_COST_RATE = Series("strata:team_cost:dollars_per_hour", TEAM, "team rules")
 TEAM_IDLE_COST_RATE = Series("strata:team_idle_cost:dollars_per_hour", TEAM, "team rules")
 
-# Recording rules: the share of TTFT and of ITL observations that missed their objective.
-SLO = ("cluster", "model")
+# Recording rules: the share of TTFT and of ITL observations, of requests and of time that missed their objective.
+SLO = (*POD, "model")
 WINDOWS = ("5m", "30m", "1h", "6h")
 FIRST_TOKEN_MISSES = {
     window: Series(f"strata:serve_first_token:slo_miss_ratio_rate{window}", SLO, "slo rules") for window in WINDOWS
@@ -97,6 +97,9 @@ FIRST_TOKEN_MISSES = {
 INTER_TOKEN_MISSES = {
     window: Series(f"strata:serve_inter_token:slo_miss_ratio_rate{window}", SLO, "slo rules") for window in WINDOWS
 }
+ERRORS = {window: Series(f"strata:serve_errors:ratio_rate{window}", SLO, "slo rules") for window in WINDOWS}
+UNAVAILABLE = {window: Series(f"strata:serve_unavailable:ratio{window}", SLO, "slo rules") for window in WINDOWS}
+OBJECTIVES = (FIRST_TOKEN_MISSES, INTER_TOKEN_MISSES, ERRORS, UNAVAILABLE)
 
 # Prometheus itself: one series per pending or firing alert, with the alert's own labels besides these.
 ALERTS = Series("ALERTS", ("cluster", "alertname", "alertstate", "severity"), "alerts")
@@ -105,13 +108,11 @@ EVERY = (
     *(NODE_CPU_PERCENT, NODE_CPUS, NODE_MEMORY_USED, NODE_MEMORY_TOTAL, NODE_DISK_PERCENT, NODE_RECEIVED, NODE_SENT),
     *(NODES_ACTIVE, NODES_PENDING, NODES_FAILED),
     *(CLUSTER_PROVISIONED, SERVICE_READY, JOB_STATUS),
-    DCGM_XID,
     *PER_GPU,
     *(NODE_GPUS, NODE_UTILIZATION, NODE_GPU_MEMORY_USED, NODE_GPU_MEMORY_TOTAL, NODE_POWER, NODE_TEMPERATURE, NODE_SM_CLOCK),
     *(THROTTLED_GPUS, UTILIZATION_BUCKETS, TEMPERATURE_BUCKETS),
     *(TEAM_GPUS, TEAM_IDLE_GPUS, TEAM_POWER, TEAM_GPU_HOURS, TEAM_IDLE_HOURS, TEAM_ENERGY, TEAM_COST, TEAM_IDLE_COST),
     *(TEAM_COST_RATE, TEAM_IDLE_COST_RATE),
-    *FIRST_TOKEN_MISSES.values(),
-    *INTER_TOKEN_MISSES.values(),
+    *(missed for misses in OBJECTIVES for missed in misses.values()),
     ALERTS,
 )

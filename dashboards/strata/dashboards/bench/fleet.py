@@ -8,17 +8,22 @@ import random
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from pathlib import Path
 
+from strata.dashboards import series
 from strata.monitoring.prometheus import scrape
 from strata.platform import metrics
+from strata.platform.errors import UserError
 from strata.platform.metrics import Metric, ServeMetric
 
+COUNTERS = Path(__file__).parents[4] / "infra" / "components" / "dcgm" / "counters.csv"
 GPUS_PER_NODE = 8
 NODES_PER_RAY_CLUSTER = 64
 RAY_CLUSTERS_PER_TEAM = 2
 FREE_EVERY, SERVING_EVERY = 48, 64  # one in so many nodes
 CLUSTER = "fleet"
+SERVING_POD = f'cluster="{CLUSTER}",namespace="serving",ray_io_cluster="serve"'
 MODEL = "NVIDIA H200"
 SCRAPE_S = 15
 HOUR_S = 3600
@@ -40,6 +45,8 @@ RAY_NODE_MEANS = {
     "ray_node_disk_utilization_percentage": 55.0,
     "ray_node_network_receive_speed": 1e9,
     "ray_node_network_send_speed": 1e9,
+    "ray_object_store_used_memory": 1e10,
+    "ray_object_store_available_memory": 9e10,
 }
 RAY_GPU_MEANS = {
     "ray_node_gpus_utilization": 90.0,
@@ -72,7 +79,7 @@ TEAM_RULES = {
 }
 BUCKET_RULES = {"strata:gpu_utilization:bucket": ("0.05", "0.25", "0.5", "0.75", "0.9", "+Inf")}
 BUCKET_RULES["strata:gpu_temperature:bucket"] = ("50", "60", "70", "80", "88", "+Inf")
-WINDOWS = ("5m", "30m", "1h", "6h")
+OBJECTIVES = tuple(misses[window].exported for misses in series.OBJECTIVES for window in series.WINDOWS)
 # Values of the labels that only some metrics have.
 VALUES = {
     "route": ("/v1/completions",),
@@ -162,19 +169,28 @@ class Fleet:
             for name, mean in RAY_NODE_MEANS.items():
                 yield Series(f"{name}{{{labels}}}", mean)
 
+    def containers(self, node: Node) -> Iterator[Series]:
+        """kube-state-metrics of the node's Ray pod."""
+        if node.team:
+            container = f'container="ray-{"head" if node.is_head else "worker"}"'
+            yield Series(f'kube_pod_container_status_restarts_total{{namespace="{node.team}",{_pod(node)},{container}}}', 0.0)
+
     def ray_gpus(self, node: Node) -> Iterator[Series]:
         if node.team:
             for gpu in self.gpus_of(node):
                 card = f'GpuIndex="{gpu}",GpuDeviceName="{MODEL}",GpuUuid="GPU-{node.number:05d}-{gpu}"'
-                labels = f'{_ray_labels(node)},pod="{node.ray_cluster}-worker-{node.number}",{card}'
+                labels = _ray_labels(node)
                 for name, mean in RAY_GPU_MEANS.items():
-                    yield Series(f"{name}{{{labels}}}", mean)
+                    yield Series(f"{name}{{{labels},{card}}}", mean)
+                rank = f'run="{node.ray_cluster}",rank="{node.number * GPUS_PER_NODE + gpu}",stage="0"'
+                yield Series(f"{metrics.TRAIN_RANK_SECONDS.exported}{{{labels},{rank}}}", 0.5)
 
     def training(self) -> Iterator[Series]:
         for node in self.nodes:
             if node.is_head:
                 for metric in metrics.TRAINING:
-                    yield from _series(metric, f'{node.pod},run="{node.ray_cluster}"')
+                    if metric != metrics.TRAIN_RANK_SECONDS:  # of every worker: `ray_gpus`
+                        yield from _series(metric, f'{node.pod},run="{node.ray_cluster}"')
 
     def on_call(self) -> Iterator[Series]:
         """Series of the endpoint that the on-call board reads."""
@@ -187,9 +203,8 @@ class Fleet:
     def _endpoint(self, wanted: Callable[[Metric], bool]) -> Iterator[Series]:
         """A gateway and two engines on every serving node."""
         for node in self.nodes[::SERVING_EVERY]:
-            pod = f'cluster="{CLUSTER}",namespace="serving",ray_io_cluster="serve"'
             for role in ("gateway", "decode", "prefill"):
-                labels = f'{pod},model="large",role="{role}",replica="{role}-{node.number}"'
+                labels = f'{SERVING_POD},model="large",role="{role}",replica="{role}-{node.number}"'
                 own = metrics.SERVING_GATEWAY if role == "gateway" else metrics.SERVING_ENGINE
                 for metric in (metrics.SERVE_REPLICAS, *own):
                     if wanted(metric):
@@ -220,10 +235,8 @@ class Fleet:
                 yield Series(f'{name}{{{owner.pod},name="{MODEL}"}}', mean)
 
     def objectives(self) -> Iterator[Series]:
-        for what in ("first_token", "inter_token"):
-            for window in WINDOWS:
-                name = f"strata:serve_{what}:slo_miss_ratio_rate{window}"
-                yield Series(f'{name}{{cluster="{CLUSTER}",model="large"}}', 0.005)
+        for name in OBJECTIVES:
+            yield Series(f'{name}{{{SERVING_POD},model="large"}}', 0.005)
 
 
 ON_CALL = frozenset(
@@ -237,19 +250,25 @@ ON_CALL = frozenset(
 )
 
 
+@cache
 def dcgm_names() -> list[str]:
-    """Names that the scrape keeps, from its regular expressions of the form PREFIX(A|B)."""
-    found = []
-    for pattern in scrape.DCGM_SERIES:
-        prefix, choices = re.fullmatch(r"(\w+)(?:\(([\w|]+)\))?", pattern).groups()  # type: ignore[union-attr]
-        found += [f"{prefix}{choice}" for choice in (choices or "").split("|")]
-    return found
+    """Names of the exporter's counters file that the scrape stores."""
+    if not COUNTERS.is_file():
+        raise UserError(
+            "The counters of the DCGM exporter do not exist in an installed package.", "Run this command in a checkout."
+        )
+    names = [line.split(",")[0].strip() for line in COUNTERS.read_text().splitlines()]
+    return [name for name in names if re.fullmatch(scrape.whole(scrape.DCGM_SERIES), name)]
 
 
 def _ray_labels(node: Node) -> str:
-    head = str(node.is_head).lower()
+    kind = f'IsHeadNode="{str(node.is_head).lower()}",RayNodeType="{"head" if node.is_head else "worker"}"'
     ip = f"10.{node.number >> 16}.{node.number >> 8 & 255}.{node.number & 255}"
-    return f'{node.pod},node="{node.name}",ip="{ip}",IsHeadNode="{head}",SessionName="session-{node.ray_cluster}"'
+    return f'{node.pod},{_pod(node)},node="{node.name}",ip="{ip}",{kind},SessionName="session-{node.ray_cluster}"'
+
+
+def _pod(node: Node) -> str:
+    return f'pod="{node.ray_cluster}-worker-{node.number}"'
 
 
 def _series(metric: Metric, labels: str) -> Iterator[Series]:

@@ -29,7 +29,7 @@ class Pages:
         every = [
             series
             for node in nodes
-            for make in (fleet.dcgm, fleet.processes, fleet.ray_node, fleet.ray_gpus)
+            for make in (fleet.dcgm, fleet.processes, fleet.ray_node, fleet.ray_gpus, fleet.containers)
             for series in make(node)
         ]
         return text(every, 0.0, random.Random(1)), text(every, 0.0, random.Random(2))

@@ -37,6 +37,11 @@ def across(
     return lines(title, description, unit, *(Line(expr, word) for word, expr in spread(values).items()), limits=limits, top=top)
 
 
+def ever(what: series.Series, label: str) -> str:
+    """Events of the time range. Their series exist only while there is one."""
+    return f"max by (node, gpu, {label}) (max_over_time({select(what)}[$__range]))"
+
+
 NODE_LOAD = highest(series.NODE_CPU_PERCENT, *NODE)
 NODE_MEMORY = f"{highest(series.NODE_MEMORY_USED, *NODE)} / {highest(series.NODE_MEMORY_TOTAL, *NODE)}"
 NODE_DISK = highest(series.NODE_DISK_PERCENT, *NODE)
@@ -161,16 +166,20 @@ GPUS = row(
             ),
             bars(
                 "XID errors",
-                "GPUs with driver errors in the time range, by XID number; with DCGM, the number of the last error.",
-                Unit.NONE,
-                Line(
-                    most(f"sum by ({', '.join((*GPU, 'xid'))}) (increase({select(metrics.GPU_XID)}[$__range])) > 0"),
-                    f"{EACH_GPU} XID {{{{xid}}}}: errors",
-                ),
-                Line(most(f"{highest(series.DCGM_XID, 'cluster', 'Hostname', 'gpu')} > 0"), "{{Hostname}} gpu {{gpu}}: last XID"),
+                "GPUs with driver errors in the time range, by XID number.",
+                Unit.COUNT,
+                Line(most(ever(series.GPU_XID, "xid")), f"{EACH_GPU} XID {{{{xid}}}}"),
             ).about("StrataGpuXidError"),
         ),
     ),
+    bars(
+        "Hardware faults",
+        "GPUs with uncorrected memory errors, replaced memory rows or NVLink errors in the time range.",
+        Unit.COUNT,
+        Line(most(ever(series.GPU_FAULTS, "fault")), f"{EACH_GPU} {{{{fault}}}}"),
+    )
+    .wide(24)
+    .about("StrataGpuEccError", "StrataGpuRowRemapFailed", "StrataGpuRowsRemapped", "StrataGpuNvlinkErrors"),
 )
 
 HARDWARE = row(
@@ -224,30 +233,6 @@ HARDWARE = row(
 )
 
 
-def errors(title: str, description: str, metric: metrics.Metric, label: str) -> Panel:
-    """GPUs with errors of a kind in the time range. The counter starts when the driver is loaded."""
-    grown = f"sum by ({', '.join((*GPU, label))}) (increase({select(metric)}[$__range]))"
-    return bars(title, description, Unit.NONE, Line(most(f"{grown} > 0"), f"{EACH_GPU} {{{{{label}}}}}"))
-
-
-def states(title: str, description: str, metric: metrics.Metric, label: str) -> Panel:
-    return bars(title, description, Unit.NONE, Line(most(f"{highest(metric, *GPU, label)} > 0"), f"{EACH_GPU} {{{{{label}}}}}"))
-
-
-FAULTS = row(
-    "Memory and link errors",
-    *even(
-        6,
-        (
-            errors("ECC errors", "GPUs with memory errors in the time range.", metrics.GPU_ECC_ERRORS, "kind"),
-            errors("NVLink errors", "GPUs with link errors in the time range.", metrics.GPU_NVLINK_ERRORS, "kind"),
-            states("Remapped rows", "GPUs with memory rows replaced by spare ones.", metrics.GPU_REMAPPED_ROWS, "kind"),
-            states("Row remapping", "GPUs that need a reset, or have no spare rows left.", metrics.GPU_ROW_REMAP, "state"),
-        ),
-    ),
-    collapsed=True,
-)
-
 PROCESSES = row(
     "GPU processes",
     bars(
@@ -284,7 +269,7 @@ NODES = row(
         NODE_DISK,
         FULL_PERCENT,
         100,
-    ),
+    ).about("StrataDiskFilling", "StrataDiskFull"),
     *even(
         8,
         (
@@ -333,6 +318,6 @@ BOARD = Board(
     title="Strata: Cluster and GPU load",
     description="Nodes and GPUs: utilization, memory, temperature, errors and processes.",
     variables=("cluster", "ray_cluster", "team", "node"),
-    rows=(SUMMARY, GPUS, HARDWARE, FAULTS, PROCESSES, NODES, SCALING),
+    rows=(SUMMARY, GPUS, HARDWARE, PROCESSES, NODES, SCALING),
     annotations=(DEPLOYMENTS,),
 )

@@ -4,7 +4,19 @@ from strata.dashboards import series
 from strata.dashboards.board import Board, even, row
 from strata.dashboards.boards.annotations import DEPLOYMENTS, WORKER_RESTARTS
 from strata.dashboards.panels import Line, Panel, alert_list, bars, lines, number, table_of
-from strata.dashboards.promql import burn, highest, least, most, or_zero, per_second, quantile, select, summed
+from strata.dashboards.promql import (
+    AVAILABILITY,
+    OBJECTIVE,
+    burn,
+    highest,
+    least,
+    most,
+    or_zero,
+    per_second,
+    quantile,
+    select,
+    summed,
+)
 from strata.dashboards.style import ANSWERING, ANY, BURN, BUSY, CHECKPOINT_AGE, FIRST_TOKEN, FULL, HOT, INTER_TOKEN, MISSED, Unit
 from strata.platform import metrics
 
@@ -21,8 +33,8 @@ def of(metric: metrics.Metric) -> str:
     return highest(metric, *RUN)
 
 
-def burning(title: str, what: str, misses: dict[str, series.Series], *alerts: str) -> Panel:
-    each = (Line(burn(misses[window]), f"{{{{model}}}} over {window}") for window in series.WINDOWS)
+def burning(title: str, what: str, misses: dict[str, series.Series], *alerts: str, objective: float = OBJECTIVE) -> Panel:
+    each = (Line(burn(misses[window], objective), f"{{{{model}}}} over {window}") for window in series.WINDOWS)
     return lines(
         title,
         f"Error budget burn rate of the {what} objective. Pages when both 5m and 1h are above 14.4.",
@@ -103,6 +115,22 @@ ENDPOINT = row(
     ),
     burning("TTFT: burn rate", "TTFT", series.FIRST_TOKEN_MISSES, "StrataFirstTokenSloBurnFast", "StrataFirstTokenSloBurnSlow"),
     burning("ITL: burn rate", "ITL", series.INTER_TOKEN_MISSES, "StrataInterTokenSloBurnFast", "StrataInterTokenSloBurnSlow"),
+    burning(
+        "Errors: burn rate",
+        "error",
+        series.ERRORS,
+        "StrataErrorBudgetBurnFast",
+        "StrataErrorBudgetBurnSlow",
+        objective=AVAILABILITY,
+    ),
+    burning(
+        "Availability: burn rate",
+        "availability",
+        series.UNAVAILABLE,
+        "StrataAvailabilityBurnFast",
+        "StrataAvailabilityBurnSlow",
+        objective=AVAILABILITY,
+    ),
 )
 
 RUNS = row(

@@ -129,7 +129,7 @@ TRAFFIC = row(
                 Unit.COUNT,
                 Line(summed(metrics.SERVE_IN_FLIGHT, *MODEL), f"{EACH} in flight"),
                 Line(summed(metrics.SERVE_QUEUED, *MODEL), f"{EACH} queued"),
-            ),
+            ).about("StrataQueueGrowing"),
         ),
     ),
 )
@@ -139,7 +139,9 @@ TROUBLE = row(
     *even(
         6,
         (
-            events("Rejections", "Requests not admitted, by reason.", metrics.SERVE_REJECTIONS, "reason"),
+            events("Rejections", "Requests not admitted, by reason.", metrics.SERVE_REJECTIONS, "reason").about(
+                "StrataRequestsRejected"
+            ),
             events(
                 "Retries",
                 "Requests retried on another replica before their first token, by reason.",
@@ -221,7 +223,7 @@ ENGINES = row(
         Line(f"avg by ({', '.join(POOL)}) ({select(metrics.SERVE_KV_USAGE)})", f"{EACH_POOL} mean"),
         limits=FULL,
         top=1,
-    ),
+    ).about("StrataKvCacheExhausted"),
     *even(
         8,
         (
@@ -236,7 +238,7 @@ ENGINES = row(
                 "Sequences in the queues of all engines of a pool.",
                 Unit.COUNT,
                 Line(summed(metrics.SERVE_WAITING, *POOL), EACH_POOL),
-            ),
+            ).about("StrataPrefillDecodeImbalance"),
             lines(
                 "Prefix cache hit rate",
                 "Share of prompt tokens found in the prefix caches of a pool.",

@@ -3,7 +3,7 @@
 from strata.dashboards.board import Board, even, row
 from strata.dashboards.boards.annotations import DEPLOYMENTS, WORKER_RESTARTS
 from strata.dashboards.panels import Line, bars, lines
-from strata.dashboards.promql import highest, or_zero, per_second
+from strata.dashboards.promql import highest, most, or_zero, per_second
 from strata.dashboards.style import ANY, CHECKPOINT_AGE, Unit
 from strata.platform import metrics
 
@@ -30,7 +30,7 @@ SUMMARY = row(
     ).wide(8),
     lines("Step", "Completed optimizer steps. A flat line is a stalled run.", Unit.STEPS, Line(of(metrics.TRAIN_STEP), EACH))
     .wide(8)
-    .about("StrataTrainingStalled"),
+    .about("StrataTrainingStalled", "StrataCollectiveHung"),
     lines(
         "Restarts",
         "Restarts of the workers after a failure, and losses that were not finite, since the run began.",
@@ -87,7 +87,13 @@ SPEED = row(
         Line(highest(metrics.TRAIN_STEP_SECONDS, *RUN, "phase"), f"{EACH} {{{{phase}}}}"),
         stacked=True,
     ),
-    lines("Peak memory", "Peak memory of rank 0.", Unit.BYTES, Line(of(metrics.TRAIN_PEAK_MEMORY), EACH)),
+    bars(
+        "Slowest ranks",
+        "Data and forward time of a rank's last step. All ranks wait for the slowest one.",
+        Unit.SECONDS,
+        Line(most(highest(metrics.TRAIN_RANK_SECONDS, *RUN, "rank")), f"{EACH} rank {{{{rank}}}}"),
+    ).about("StrataStraggler"),
+    lines("Peak memory", "Peak memory of rank 0.", Unit.BYTES, Line(of(metrics.TRAIN_PEAK_MEMORY), EACH)).wide(24),
 )
 
 CHECKPOINTS = row(
