@@ -9,6 +9,7 @@ def monitoring(run: Run) -> str:
         ("GPUs, nodes", f"{run['gpus']:,}, {run['nodes']:,}"),
         ("series in Prometheus", f"{run['series']:,}"),
         ("of these scraped", f"{run['scraped_series']:,}"),
+        ("of these for remote write", f"{run['remote_write_series']:,}"),
         ("series per GPU", f"{run['series'] / run['gpus']:.0f}"),
         ("samples per second", f"{run['samples_per_second']:,.0f}"),
         ("bytes per sample on disk", f"{run['bytes_per_sample']:.2f}"),

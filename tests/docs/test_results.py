@@ -144,7 +144,7 @@ def finetune() -> record.Run:
 def monitoring() -> record.Run:
     timings = (Timing("strata-cluster", "GPUs", 0.1, 3), Timing("strata-cluster", "Nodes", 2.5, 1))
     rules = {"a": 0.2, "b": 0.5}
-    return monitoring_report.as_json(MeasuredBoards(Fleet(16), 1000, 1.5, 500, 400, 33.3, 2**30, rules, timings, 0.7))
+    return monitoring_report.as_json(MeasuredBoards(Fleet(16), 1000, 1.5, 500, 400, 40, 33.3, 2**30, rules, timings, 0.7))
 
 
 RUNS: dict[str, tuple[Callable[[], record.Run], list[str]]] = {

@@ -28,6 +28,12 @@ CORES = 2
 ROUNDS = 3
 POINTS = 900  # of a panel of half the width, on a screen of 1,920 pixels
 QUERY_TIMEOUT_S = 60.0
+# Series for long-term storage, as in docs/monitoring.md: aggregates, runs, endpoints and alerts, but no series per GPU.
+REMOTE_WRITE = (
+    "strata:(node|team|gpus|serve|train)_.*|strata:gpu_(utilization|temperature|price):.*"
+    "|ray_strata_train_.*|strata_serve_.*|ALERTS"
+)
+PER_RANK = "ray_strata_train_rank_seconds"
 UNITS = {"m": 60, "h": HOUR_S, "d": 24 * HOUR_S}
 
 
@@ -46,6 +52,7 @@ class Measured:
     bytes_per_sample: float  # in the blocks on the disk
     series: int  # in the server's head, scraped and recorded
     scraped_series: int
+    remote_write_series: int
     samples_per_second: float
     memory_bytes: int
     rule_seconds: dict[str, float]  # by group, of the last evaluation
@@ -87,6 +94,7 @@ def measure(settings: Settings, say: Callable[[str], None]) -> Measured:
                 bytes_per_sample=size / samples,
                 series=int(counters["prometheus_tsdb_head_series"]),
                 scraped_series=scraped,
+                remote_write_series=_count(client, f'{{__name__=~"{REMOTE_WRITE}", __name__!="{PER_RANK}"}}'),
                 samples_per_second=rate,
                 memory_bytes=int(counters["process_resident_memory_bytes"]),
                 rule_seconds=_rules(client),
@@ -145,8 +153,16 @@ def _scrape(client: httpx.Client, seconds: float) -> tuple[int, float]:
     time.sleep(seconds * 3 / 4)
     after, took = _metrics(client), time.monotonic() - began
     name = name if name in after else "prometheus_tsdb_head_samples_appended_total"
-    found = _query(client, "sum(scrape_samples_post_metric_relabeling)")["result"]
-    return int(float(found[0]["value"][1])) if found else 0, (after[name] - before[name]) / took
+    return _number(client, "sum(scrape_samples_post_metric_relabeling)"), (after[name] - before[name]) / took
+
+
+def _count(client: httpx.Client, selector: str) -> int:
+    return _number(client, f"count({selector})")
+
+
+def _number(client: httpx.Client, expr: str) -> int:
+    found = _query(client, expr)["result"]
+    return int(float(found[0]["value"][1])) if found else 0
 
 
 def _metrics(client: httpx.Client) -> dict[str, float]:

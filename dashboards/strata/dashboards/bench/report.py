@@ -26,6 +26,7 @@ def as_json(measured: Measured) -> dict[str, Any]:
         "prometheus_cores": CORES,
         "load_before_queries": measured.load,
         "scraped_series": measured.scraped_series,
+        "remote_write_series": measured.remote_write_series,
         "series": measured.series,
         "samples_per_second": measured.samples_per_second,
         "bytes_per_sample": measured.bytes_per_sample,
@@ -56,6 +57,7 @@ def show(run: dict[str, Any], console: Console) -> None:
     for name, value in (
         ("GPUs, nodes", f"{run['gpus']:,}, {run['nodes']:,}"),
         ("series, of these scraped", f"{run['series']:,}, {run['scraped_series']:,}"),
+        ("series for remote write", f"{run['remote_write_series']:,}"),
         ("samples per second", f"{run['samples_per_second']:,.0f}"),
         ("bytes per sample on disk", f"{run['bytes_per_sample']:.2f}"),
         ("memory of Prometheus", f"{run['memory_bytes'] / 2**30:.1f} GiB"),
