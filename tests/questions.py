@@ -16,7 +16,7 @@ RULES = [
 ]
 RECORDS = {rule["record"]: rule["expr"] for rule in RULES if "record" in rule}
 ALERTS = {rule["alert"]: rule["expr"] for rule in RULES if "alert" in rule}
-EXPRESSIONS = [*(panel.resolved() for panel in PANELS), *RECORDS.values(), *ALERTS.values()]
+EXPRESSIONS = [*(panel.resolved() for panel in PANELS), *(rule["expr"] for rule in RULES)]  # rules may share a record's name
 NAMES = {name for expr in EXPRESSIONS for name in parsed(expr).names}
 
 

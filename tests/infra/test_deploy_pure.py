@@ -196,7 +196,8 @@ def test_kustomize_gets_the_name_and_the_tag_or_digest(image: str, expected: dic
     [
         ("gke", ("volcano", "kueue"), "volcano and kueue exclude each other"),
         ("gke", ("kueue",), None),
-        ("kind", ("dcgm", "nvml"), "dcgm and nvml exclude each other"),
+        ("kind", ("dcgm", "dcgm-profiling"), "dcgm and dcgm-profiling exclude each other"),
+        ("kind", ("dcgm", "nvml"), None),
         ("ack", ("dcgm",), None),
         ("kind", ("nvml",), None),
         ("gke", ("nvml",), "The component nvml is not for gke"),

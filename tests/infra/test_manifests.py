@@ -116,7 +116,8 @@ def assert_hardened(document: Document, template: Document) -> None:
             assert image == IMAGE, f"{name}: {image}"
         assert {"cpu", "memory"} <= container["resources"]["requests"].keys() & container["resources"]["limits"].keys(), name
         security = container["securityContext"]
-        assert security["allowPrivilegeEscalation"] is False and security["capabilities"] == {"drop": ["ALL"]}, name
+        assert security["allowPrivilegeEscalation"] is False and security["capabilities"]["drop"] == ["ALL"], name
+        assert "add" not in security["capabilities"] or name in AS_ROOT, name  # test_dcgm_reads_its_own_counters
     if name not in AS_ROOT:
         assert pod["securityContext"]["runAsNonRoot"] is True and pod["securityContext"]["runAsUser"] > 0, name
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, name
@@ -358,16 +359,44 @@ def test_network_policies_allow_only_required_traffic() -> None:
     assert pods and not any(pod.get("hostNetwork") for pod in pods), "network policies do not apply to the host network"
 
 
-@pytest.mark.parametrize(("component", "exporter"), [("dcgm", "dcgm-exporter"), ("nvml", "strata-gpu-exporter")])
+EXPORTERS = [("dcgm", "dcgm-exporter"), ("dcgm-profiling", "dcgm-exporter"), ("nvml", "strata-gpu-exporter")]
+
+
+@pytest.mark.parametrize(("component", "exporter"), EXPORTERS)
 def test_gpu_exporters_run_on_every_gpu_node_without_a_gpu_request(component: str, exporter: str) -> None:
     documents = build("ack", (component,))
-    pod = find(documents, f"DaemonSet/{exporter}")["spec"]["template"]["spec"]
+    found = find(documents, f"DaemonSet/{exporter}")
+    pod = found["spec"]["template"]["spec"]
     assert all("nvidia.com/gpu" not in resources for resources in pod["containers"][0]["resources"].values())
     assert pod["tolerations"] == [{"operator": "Exists", "effect": "NoSchedule"}]
-    # The exporter mounts host paths, which requires a privileged namespace; no other component does.
+    # The exporter reads the host, which requires a privileged namespace; that of the Ray pods is none.
     enforced = "pod-security.kubernetes.io/enforce"
-    assert find(documents, "Namespace/strata")["metadata"]["labels"][enforced] == "privileged"
-    assert find(build("ack"), "Namespace/strata")["metadata"]["labels"][enforced] == "baseline"
+    assert found["metadata"]["namespace"] == "strata-monitoring"
+    assert find(documents, "Namespace/strata-monitoring")["metadata"]["labels"][enforced] == "privileged"
+    assert find(documents, "Namespace/strata") == find(build("ack"), "Namespace/strata")
+    assert find(documents, "Namespace/strata")["metadata"]["labels"][enforced] != "privileged"
+    assert not [title(document) for document in build("ack") if document["metadata"]["name"] == "strata-monitoring"]
+
+
+@pytest.mark.parametrize(("component", "added"), [("dcgm", None), ("dcgm-profiling", ["SYS_ADMIN"])])
+def test_dcgm_reads_its_own_counters(component: str, added: list[str] | None) -> None:
+    """Profiling fields come with their capability, and only then."""
+    documents = build("ack", (component,))
+    [counters] = [document for document in documents if document["kind"] == "ConfigMap" and "counters.csv" in document["data"]]
+    assert counters["metadata"]["namespace"] == "strata-monitoring"
+    pod = find(documents, "DaemonSet/dcgm-exporter")["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    [volume] = [volume for volume in pod["volumes"] if "configMap" in volume]
+    [mount] = [mount for mount in container["volumeMounts"] if mount["name"] == volume["name"]]
+    assert volume["configMap"]["name"] == counters["metadata"]["name"], (
+        "with the hash of the content, so that a change restarts it"
+    )
+    settings = {each["name"]: each.get("value") for each in container["env"]}
+    assert settings["DCGM_EXPORTER_COLLECTORS"] == f"{mount['mountPath']}/counters.csv"
+    assert settings["DCGM_EXPORTER_KUBERNETES"] == "true"
+    capabilities = container["securityContext"]["capabilities"]
+    assert capabilities["drop"] == ["ALL"] and capabilities.get("add") == added
+    assert bool(re.search(r"^DCGM_FI_PROF_", counters["data"]["counters.csv"], re.MULTILINE)) == bool(added)
 
 
 # The guides

@@ -285,7 +285,10 @@ GPU_REMAPPED_ROWS = OwnMetric(
     "strata_gpu_remapped_rows", "gauge", "Memory rows replaced by spare ones after errors: corrected, uncorrected", (*GPU, "kind")
 )
 GPU_ROW_REMAP = OwnMetric(
-    "strata_gpu_row_remap", "gauge", "1 while a row waits for a reset to be replaced (pending) or could not be (failed)", (*GPU, "state")
+    "strata_gpu_row_remap",
+    "gauge",
+    "1 while a row waits for a reset to be replaced (pending), or if that failed (failed)",
+    (*GPU, "state"),
 )
 GPU_NVLINK_ERRORS = OwnMetric(
     "strata_gpu_nvlink_errors_total",

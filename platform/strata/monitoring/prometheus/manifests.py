@@ -37,7 +37,8 @@ KUBE_STATE_PORT = 8080
 # The Ray cluster is in `ray_io_cluster` everywhere. `cluster` is the same on the Prometheus operator; Google's managed Prometheus
 # reserves it for the name of the GKE cluster.
 RAY_CLUSTER = [
-    {"sourceLabels": ["__meta_kubernetes_pod_label_ray_io_cluster"], "targetLabel": label} for label in ("cluster", "ray_io_cluster")
+    {"sourceLabels": ["__meta_kubernetes_pod_label_ray_io_cluster"], "targetLabel": label}
+    for label in ("cluster", "ray_io_cluster")
 ]
 NODE = {"sourceLabels": ["__meta_kubernetes_pod_node_name"], "targetLabel": "node"}
 DROP_RAY_LABELS = {"action": "labeldrop", "regex": scrape.RAY_DROPPED_LABELS}
@@ -56,7 +57,9 @@ RAY_CLUSTER_IS_OBJECT = {
 def pod_monitors() -> list[dict[str, Any]]:
     """PodMonitors. They select pods, head and workers alike, because a RayService creates two Services for its head."""
     return [
-        _pod_monitor("strata-ray", NAMESPACE, RAY_POD, "metrics", [*RAY_CLUSTER, NODE], [_keep(scrape.RAY_SERIES), DROP_RAY_LABELS]),
+        _pod_monitor(
+            "strata-ray", NAMESPACE, RAY_POD, "metrics", [*RAY_CLUSTER, NODE], [_keep(scrape.RAY_SERIES), DROP_RAY_LABELS]
+        ),
         _pod_monitor(
             "strata-endpoint",
             NAMESPACE,
@@ -114,7 +117,7 @@ def prometheus_rules() -> list[dict[str, Any]]:
 
 
 def pod_monitorings() -> list[dict[str, Any]]:
-    """Monitors for Google's managed Prometheus. A PodMonitoring selects pods of its own namespace, a ClusterPodMonitoring of all."""
+    """Monitors for Google's managed Prometheus. A PodMonitoring selects pods of its namespace, a ClusterPodMonitoring of all."""
     ray_cluster = [{"from": "ray.io/cluster", "to": "ray_io_cluster"}]
     # No target labels: they would rename the exporter's own `namespace`, `pod` and `container`, which are the object's.
     respected: dict[str, Any] = {"metadata": []}
