@@ -79,7 +79,7 @@ def test_samples_of_one_block_lie_within_it_and_before_the_end() -> None:
     second = history._write_window(file, span, 10 * history.BLOCK_S, end)
     assert history._write_window(file, span, 8 * history.BLOCK_S, end) == 0
     lines = [line.split(" ") for line in file.getvalue().splitlines()]
-    assert len(lines) == first + second == 2 * 7
+    assert len(lines) == first + second == 2 * 8
     times = sorted({int(time) for *_, time in lines})
     assert times == list(range(end - 100 - (end - 100) % 15, end, 15))
     assert {float(value) for name, value, time in lines if name == "b"} == {3.0 * time for time in times}
@@ -126,6 +126,7 @@ def test_report() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.rotation
 def test_a_small_fleet_on_a_real_prometheus(own_home: Path) -> None:
     try:
         server.binary("prometheus")

@@ -81,7 +81,7 @@ def test_gpus_and_processes_with_actors() -> None:
 
 def test_card_without_values_and_lost_card() -> None:
     process = GpuProcess(7, "[/odd] name", None, None)
-    without_values = Gpu(0, "unknown", "unknown", None, None, None, None, None, None, None, None, None, (process,))
+    without_values = Gpu(0, "unknown", "unknown", *[None] * 9, health=Health(), processes=(process,))
     text = shown(Reading((without_values,), (Lost(1, "GPU is lost"),)))
     assert row(text, "-/- GiB") == "0 unknown - -/- GiB - -"
     assert "GPU 1 does not respond: GPU is lost" in text

@@ -131,7 +131,7 @@ def _prometheus(folder: Path, data: Path, port: int, paths: tuple[str, ...], set
 
 def configuration(port: int, paths: tuple[str, ...], scrape_s: int) -> dict[str, Any]:
     """One target per page. Its own labels are dropped: the pages have those of nodes and pods."""
-    groups = [{"targets": [f"127.0.0.1:{port}"], "labels": {"__metrics_path__": path}} for path in paths]
+    groups = [{"targets": [f"127.0.0.1:{port}"], "labels": {"__metrics_path__": path, "page": path}} for path in paths]
     return {
         "global": {"scrape_interval": f"{scrape_s}s", "scrape_timeout": f"{scrape_s}s", "evaluation_interval": f"{scrape_s}s"},
         "rule_files": [str(server.rules_dir() / "*.yaml")],
@@ -139,7 +139,7 @@ def configuration(port: int, paths: tuple[str, ...], scrape_s: int) -> dict[str,
             {
                 "job_name": "fleet",
                 "static_configs": groups,
-                "metric_relabel_configs": [{"action": "labeldrop", "regex": "instance|job"}],
+                "metric_relabel_configs": [{"action": "labeldrop", "regex": "instance|job|page"}],
             }
         ],
     }
