@@ -4,6 +4,7 @@ import math
 import pytest
 from rich.console import Console
 
+from strata.monitoring.gpu.health import Health
 from strata.monitoring.gpu.nvml import Gpu, GpuProcess, Lost, Reading
 from strata.monitoring.top.endpoint import Absent, Endpoint, Latency, Recently, Replica
 from strata.monitoring.top.machine import Cores
@@ -81,7 +82,7 @@ def test_gpus_and_processes_with_actors() -> None:
 
 def test_card_without_values_and_lost_card() -> None:
     process = GpuProcess(7, "[/odd] name", None, None)
-    without_values = Gpu(0, "unknown", "unknown", *[None] * 9, health=Health(), processes=(process,))
+    without_values = Gpu(0, "unknown", "unknown", *[None] * 9, health=Health({}, {}, {}, {}), processes=(process,))
     text = shown(Reading((without_values,), (Lost(1, "GPU is lost"),)))
     assert row(text, "-/- GiB") == "0 unknown - -/- GiB - -"
     assert "GPU 1 does not respond: GPU is lost" in text

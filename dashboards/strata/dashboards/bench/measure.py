@@ -206,7 +206,7 @@ def _timings(client: httpx.Client) -> Iterator[Timing]:
             assert found is not None, name
             selector = re.sub(r"\$\w+", ".*", found[1])
             now = time.time()
-            parameters = {"match[]": selector, "start": now - HOUR_S, "end": now}
+            parameters: dict[str, str | float] = {"match[]": selector, "start": now - HOUR_S, "end": now}
             return len(client.get(f"/api/v1/label/{found[2]}/values", params=parameters).json()["data"])
 
         yield _timed("variables", name, list_values)
