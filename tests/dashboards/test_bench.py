@@ -108,7 +108,11 @@ def test_pages_alternate_and_counters_move(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def measured(slowest: float) -> Measured:
-    timings = (Timing("strata-a", "p", 0.1, 3), Timing("strata-a", "q", slowest, 0), Timing("variables", "node", 0.2, 9))
+    timings = (
+        Timing("strata-a", "p", 0.1, 3, 70),
+        Timing("strata-a", "q", slowest, 0, 7),
+        Timing("variables", "node", 0.2, 9, 0),
+    )
     return Measured(Fleet(16), 1000, 1.5, 500, 400, 40, 33.3, 2**30, {"strata-gpu": 0.25, "strata-fleet": 0.5}, timings, 0.7)
 
 
@@ -117,7 +121,7 @@ def test_report() -> None:
     assert (run["gpus"], run["nodes"], run["series"], run["bar_s"]) == (16, 2, 500, 2.0)
     first, second = run["boards"]
     assert (first["board"], first["queries"], first["slowest"], first["slowest_s"]) == ("strata-a", 2, "q", 2.5)
-    assert (first["median_s"], first["most_series"], first["empty"]) == (1.3, 3, 1)
+    assert (first["median_s"], first["most_series"], first["most_samples"], first["empty"]) == (1.3, 3, 70, 1)
     assert second["board"] == "variables"
     console = Console(file=io.StringIO(), width=150)
     report.show(run, console)

@@ -34,6 +34,7 @@ REMOTE_WRITE = (
     "|ray_strata_train_.*|strata_serve_.*|ALERTS"
 )
 PER_RANK = "ray_strata_train_rank_seconds"
+Answer = tuple[int, int]  # series, samples read
 UNITS = {"m": 60, "h": HOUR_S, "d": 24 * HOUR_S}
 
 
@@ -43,6 +44,7 @@ class Timing:
     panel: str
     seconds: float  # the slowest of several rounds
     series: int  # in the answer
+    samples: int  # that Prometheus read for it; unlike the time, this does not depend on the load of the machine
 
 
 @dataclass(frozen=True)
@@ -193,32 +195,33 @@ def _timings(client: httpx.Client) -> Iterator[Timing]:
         for query in queries.of(board):
             expr = query.resolved(rate_interval=f"{max(4 * SCRAPE_S, step + SCRAPE_S)}s", time_range=f"{seconds}s")
 
-            def ask(expr: str = expr, instant: bool = query.instant, seconds: int = seconds, step: int = step) -> int:
+            def ask(expr: str = expr, instant: bool = query.instant, seconds: int = seconds, step: int = step) -> Answer:
                 now = time.time()
-                span = {} if instant else {"start": now - seconds, "end": now, "step": step}
-                return len(_query(client, expr, **(span or {"time": now}))["result"])
+                span = {"time": now} if instant else {"start": now - seconds, "end": now, "step": step}
+                data = _query(client, expr, stats="all", **span)
+                return len(data["result"]), int(data["stats"]["samples"]["totalQueryableSamples"])
 
             yield _timed(board.uid, query.panel, ask)
     for name, definition in VARIABLES.items():
 
-        def list_values(name: str = name, definition: str = definition) -> int:
+        def list_values(name: str = name, definition: str = definition) -> Answer:
             found = re.fullmatch(r"label_values\((.*), (\w+)\)", definition)
             assert found is not None, name
             selector = re.sub(r"\$\w+", ".*", found[1])
             now = time.time()
             parameters: dict[str, str | float] = {"match[]": selector, "start": now - HOUR_S, "end": now}
-            return len(client.get(f"/api/v1/label/{found[2]}/values", params=parameters).json()["data"])
+            return len(client.get(f"/api/v1/label/{found[2]}/values", params=parameters).json()["data"]), 0
 
         yield _timed("variables", name, list_values)
 
 
-def _timed(board: str, panel: str, ask: Callable[[], int]) -> Timing:
-    took, series = [], 0
+def _timed(board: str, panel: str, ask: Callable[[], Answer]) -> Timing:
+    took, answer = [], (0, 0)
     for _ in range(ROUNDS):
         began = time.monotonic()
-        series = ask()
+        answer = ask()
         took.append(time.monotonic() - began)
-    return Timing(board, panel, max(took), series)
+    return Timing(board, panel, max(took), *answer)
 
 
 def range_seconds(since: str) -> int:
