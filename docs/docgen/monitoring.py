@@ -25,12 +25,22 @@ def monitoring(run: Run) -> str:
             milliseconds(board["median_s"]),
             bold(milliseconds(board["slowest_s"]), board["slowest_s"] > run["bar_s"]),
             board["slowest"],
+            milliseconds(board["most_cpu_s"]),
             str(board["most_series"]),
             f"{board['most_samples']:,}",
         )
         for board in run["boards"]
     ]
-    columns = ("board", "queries", "median", "slowest", "its panel", "series in an answer, at most", "samples read, at most")
+    columns = (
+        "board",
+        "queries",
+        "median",
+        "slowest",
+        "its panel",
+        "CPU time, at most",
+        "series in an answer, at most",
+        "samples read, at most",
+    )
     method = (
         f"Prometheus has {run['prometheus_cores']} cores. Every query ran three times with the default time range of its board; "
         f"the time is the slowest. Aim: under {run['bar_s']:.0f} s."

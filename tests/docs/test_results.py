@@ -142,7 +142,7 @@ def finetune() -> record.Run:
 
 # A run of each kind, as its benchmark writes it, and what its table must have.
 def monitoring() -> record.Run:
-    timings = (Timing("strata-cluster", "GPUs", 0.1, 3, 9000), Timing("strata-cluster", "Nodes", 2.5, 1, 5))
+    timings = (Timing("strata-cluster", "GPUs", 0.1, 0.05, 3, 9000), Timing("strata-cluster", "Nodes", 2.5, 0.4, 1, 5))
     rules = {"a": 0.2, "b": 0.5}
     return monitoring_report.as_json(MeasuredBoards(Fleet(16), 1000, 1.5, 500, 400, 40, 33.3, 2**30, rules, timings, 0.7))
 
@@ -183,7 +183,7 @@ RUNS: dict[str, tuple[Callable[[], record.Run], list[str]]] = {
         monitoring,
         [
             "| of these scraped | 400 |",
-            "| cluster | 2 | 1,300 ms | **2,500 ms** | Nodes | 3 | 9,000 |",
+            "| cluster | 2 | 1,300 ms | **2,500 ms** | Nodes | 400 ms | 3 | 9,000 |",
             "| slowest rule group | b, 0.5 s |",
         ],
     ),

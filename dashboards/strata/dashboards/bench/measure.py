@@ -35,6 +35,7 @@ REMOTE_WRITE = (
 )
 PER_RANK = "ray_strata_train_rank_seconds"
 Answer = tuple[int, int]  # series, samples read
+Running = tuple[httpx.Client, psutil.Process]
 UNITS = {"m": 60, "h": HOUR_S, "d": 24 * HOUR_S}
 
 
@@ -43,8 +44,9 @@ class Timing:
     board: str
     panel: str
     seconds: float  # the slowest of several rounds
+    cpu_seconds: float  # of Prometheus, the least of several rounds: scrapes and rules go on meanwhile
     series: int  # in the answer
-    samples: int  # that Prometheus read for it; unlike the time, this does not depend on the load of the machine
+    samples: int  # that Prometheus read for it
 
 
 @dataclass(frozen=True)
@@ -83,12 +85,12 @@ def measure(settings: Settings, say: Callable[[str], None]) -> Measured:
         samples = history.write(fleet, data, int(time.time()), say)
         size = sum(file.stat().st_size for file in data.rglob("*") if file.is_file())
         pages = targets.Pages(fleet)
-        with targets.serving(pages) as port, _prometheus(folder, data, port, pages.paths, settings) as client:
+        with targets.serving(pages) as port, _prometheus(folder, data, port, pages.paths, settings) as (client, process):
             say(f"scraping for {settings.live_s:.0f} s")
             scraped, rate = _scrape(client, settings.live_s)
             load = psutil.getloadavg()[0]
             say(f"{len(queries.every())} queries, {ROUNDS} times each")
-            timings = tuple(_timings(client))
+            timings = tuple(_timings(client, process))
             counters = _metrics(client)
             return Measured(
                 fleet=fleet,
@@ -106,7 +108,7 @@ def measure(settings: Settings, say: Callable[[str], None]) -> Measured:
 
 
 @contextmanager
-def _prometheus(folder: Path, data: Path, port: int, paths: tuple[str, ...], settings: Settings) -> Iterator[httpx.Client]:
+def _prometheus(folder: Path, data: Path, port: int, paths: tuple[str, ...], settings: Settings) -> Iterator[Running]:
     config = folder / "prometheus.yml"
     write_atomic(config, yaml.safe_dump(configuration(port, paths, settings.scrape_s)))
     with ports.reserve() as held:
@@ -128,7 +130,7 @@ def _prometheus(folder: Path, data: Path, port: int, paths: tuple[str, ...], set
                 if process.poll() is not None or time.monotonic() > deadline:
                     raise UserError(f"Prometheus did not start: {server.last_line(log)}", "Compare its log with this version.")
                 time.sleep(0.1)
-            yield client
+            yield client, psutil.Process(process.pid)
 
 
 def configuration(port: int, paths: tuple[str, ...], scrape_s: int) -> dict[str, Any]:
@@ -188,7 +190,7 @@ def _query(client: httpx.Client, expr: str, **parameters: Any) -> Any:
     return answer["data"]
 
 
-def _timings(client: httpx.Client) -> Iterator[Timing]:
+def _timings(client: httpx.Client, process: psutil.Process) -> Iterator[Timing]:
     for board in boards.every():
         seconds = range_seconds(board.since)
         step = step_seconds(seconds)
@@ -201,7 +203,7 @@ def _timings(client: httpx.Client) -> Iterator[Timing]:
                 data = _query(client, expr, stats="all", **span)
                 return len(data["result"]), int(data["stats"]["samples"]["totalQueryableSamples"])
 
-            yield _timed(board.uid, query.panel, ask)
+            yield _timed(process, board.uid, query.panel, ask)
     for name, definition in VARIABLES.items():
 
         def list_values(name: str = name, definition: str = definition) -> Answer:
@@ -212,16 +214,18 @@ def _timings(client: httpx.Client) -> Iterator[Timing]:
             parameters: dict[str, str | float] = {"match[]": selector, "start": now - HOUR_S, "end": now}
             return len(client.get(f"/api/v1/label/{found[2]}/values", params=parameters).json()["data"]), 0
 
-        yield _timed("variables", name, list_values)
+        yield _timed(process, "variables", name, list_values)
 
 
-def _timed(board: str, panel: str, ask: Callable[[], Answer]) -> Timing:
-    took, answer = [], (0, 0)
+def _timed(process: psutil.Process, board: str, panel: str, ask: Callable[[], Answer]) -> Timing:
+    took, used, answer = [], [], (0, 0)
     for _ in range(ROUNDS):
-        began = time.monotonic()
+        began, cpu = time.monotonic(), process.cpu_times()
         answer = ask()
         took.append(time.monotonic() - began)
-    return Timing(board, panel, max(took), *answer)
+        after = process.cpu_times()
+        used.append(after.user + after.system - cpu.user - cpu.system)
+    return Timing(board, panel, max(took), min(used), *answer)
 
 
 def range_seconds(since: str) -> int:

@@ -47,6 +47,7 @@ def _board(name: str, timings: list[Timing]) -> dict[str, Any]:
         "median_s": median(timings),
         "slowest_s": slowest.seconds,
         "slowest": slowest.panel,
+        "most_cpu_s": max(timing.cpu_seconds for timing in timings),
         "most_series": max(timing.series for timing in timings),
         "most_samples": max(timing.samples for timing in timings),
         "empty": sum(timing.series == 0 for timing in timings),
@@ -67,7 +68,7 @@ def show(run: dict[str, Any], console: Console) -> None:
     ):
         facts.add_row(name, value)
     console.print(facts)
-    table = Table("board", "queries", "median", "slowest", "panel", "series", "samples", "empty", box=None, pad_edge=False)
+    table = Table("board", "queries", "median", "slowest", "panel", "CPU", "series", "samples", "empty", box=None, pad_edge=False)
     for board in run["boards"]:
         style = "bold red" if board["slowest_s"] > run["bar_s"] else ""
         table.add_row(
@@ -76,6 +77,7 @@ def show(run: dict[str, Any], console: Console) -> None:
             f"{board['median_s']:.3f} s",
             f"{board['slowest_s']:.3f} s",
             board["slowest"],
+            f"{board['most_cpu_s']:.2f} s",
             str(board["most_series"]),
             f"{board['most_samples']:,}",
             str(board["empty"]),
