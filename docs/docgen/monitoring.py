@@ -37,9 +37,9 @@ def monitoring(run: Run) -> str:
         "median",
         "slowest",
         "its panel",
-        "CPU time, at most",
-        "series in an answer, at most",
-        "samples read, at most",
+        "most CPU time",
+        "most series in an answer",
+        "most samples read",
     )
     method = (
         f"Prometheus has {run['prometheus_cores']} cores. Every query ran three times with the default time range of its board; "

@@ -109,8 +109,8 @@ def test_pages_alternate_and_counters_move(monkeypatch: pytest.MonkeyPatch) -> N
 
 def measured(slowest: float) -> Measured:
     timings = (
-        Timing("strata-a", "p", 0.1, 3, 70),
-        Timing("strata-a", "q", slowest, 0, 7),
+        Timing("strata-a", "p", 0.1, 0.1, 3, 70),
+        Timing("strata-a", "q", slowest, 0.3, 0, 7),
         Timing("variables", "node", 0.2, 0.1, 9, 0),
     )
     return Measured(Fleet(16), 1000, 1.5, 500, 400, 40, 33.3, 2**30, {"strata-gpu": 0.25, "strata-fleet": 0.5}, timings, 0.7)
