@@ -198,6 +198,8 @@ def test_kustomize_gets_the_name_and_the_tag_or_digest(image: str, expected: dic
         ("gke", ("kueue",), None),
         ("kind", ("dcgm", "dcgm-profiling"), "dcgm and dcgm-profiling exclude each other"),
         ("kind", ("dcgm", "nvml"), None),
+        ("gke", ("dcgm-gke",), None),
+        ("ack", ("dcgm-gke",), "The component dcgm-gke is not for ack"),
         ("ack", ("dcgm",), None),
         ("kind", ("nvml",), None),
         ("gke", ("nvml",), "The component nvml is not for gke"),

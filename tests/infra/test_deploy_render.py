@@ -358,7 +358,7 @@ def test_apply_with_yes_and_without_changes(cluster: Any) -> None:
     ("words", "cause", "fix"),
     [
         (["--with", "volcano,kueue"], "exclude each other", "Remove all but one"),
-        (["--with", "dcgm,dcgm-profiling"], "the second contains the first", "Remove all but one"),
+        (["--with", "dcgm,dcgm-profiling"], "they are one exporter", "Remove all but one"),
         (["--with", "monitoring,monitoring-gke"], "both would scrape the same pods", "Remove all but one"),
         (["--with", "monitoring-gke,monitoring-arms"], "both would scrape the same pods", "Remove all but one"),
         (["--with", "monitoring-arms"], "not for gke: it is for Alibaba Cloud's", "Remove it"),

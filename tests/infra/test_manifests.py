@@ -116,6 +116,9 @@ def assert_hardened(document: Document, template: Document) -> None:
             assert image == IMAGE, f"{name}: {image}"
         assert {"cpu", "memory"} <= container["resources"]["requests"].keys() & container["resources"]["limits"].keys(), name
         security = container["securityContext"]
+        if security.get("privileged"):
+            assert name in AS_ROOT, name  # dcgm-gke
+            continue
         assert security["allowPrivilegeEscalation"] is False and security["capabilities"]["drop"] == ["ALL"], name
         assert "add" not in security["capabilities"] or name in AS_ROOT, name  # test_dcgm_reads_its_own_counters
     if name not in AS_ROOT:
@@ -359,7 +362,10 @@ def test_network_policies_allow_only_required_traffic() -> None:
     assert pods and not any(pod.get("hostNetwork") for pod in pods), "network policies do not apply to the host network"
 
 
-EXPORTERS = [("dcgm", "dcgm-exporter"), ("dcgm-profiling", "dcgm-exporter"), ("nvml", "strata-gpu-exporter")]
+EXPORTERS = [
+    *((component, "dcgm-exporter") for component in ("dcgm", "dcgm-gke", "dcgm-profiling")),
+    ("nvml", "strata-gpu-exporter"),
+]
 
 
 @pytest.mark.parametrize(("component", "exporter"), EXPORTERS)
@@ -397,6 +403,18 @@ def test_dcgm_reads_its_own_counters(component: str, added: list[str] | None) ->
     capabilities = container["securityContext"]["capabilities"]
     assert capabilities["drop"] == ["ALL"] and capabilities.get("add") == added
     assert bool(re.search(r"^DCGM_FI_PROF_", counters["data"]["counters.csv"], re.MULTILINE)) == bool(added)
+
+
+def test_dcgm_on_gke_takes_the_driver_from_the_host() -> None:
+    plain, google = (find(build("gke", (name,)), "DaemonSet/dcgm-exporter") for name in ("dcgm", "dcgm-gke"))
+    (before, after) = (each["spec"]["template"]["spec"] for each in (plain, google))
+    [container] = after["containers"]
+    assert container["securityContext"] == {"privileged": True, "runAsUser": 0}
+    driver = {"name": "driver", "hostPath": {"path": "/home/kubernetes/bin/nvidia", "type": "Directory"}}
+    assert after["volumes"] == [*before["volumes"], driver]
+    [mount] = [mount for mount in container["volumeMounts"] if mount["name"] == "driver"]
+    libraries = {"name": "LD_LIBRARY_PATH", "value": f"{mount['mountPath']}/lib64"}
+    assert container["env"] == [*before["containers"][0]["env"], libraries]
 
 
 # The guides

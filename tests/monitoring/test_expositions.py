@@ -5,12 +5,12 @@ export, derived from their sources or recorded."""
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import promql_parser
 import pytest
 import yaml
-from prometheus_client.parser import text_string_to_metric_families
 from questions import PANELS, RULES, series_of
 from support import ROOT
 
@@ -30,16 +30,24 @@ OLD_NAMES = {"DCGM_FI_DEV_CLOCK_THROTTLE_REASONS"}  # in exporters that the clus
 
 
 def exposed(file: str) -> dict[str, set[str]]:
-    """Labels by name of the series in a file."""
-    families = text_string_to_metric_families((EXPOSITIONS / file).read_text())
-    samples = [sample for family in families for sample in family.samples]
-    return {name: {label for each in samples if each.name == name for label in each.labels} for name in {s.name for s in samples}}
+    """Labels by name of the series in a file. As Prometheus reads them: the Python client renames counters without `_total`."""
+    lines = re.findall(r"^(\w+)\{(.*)\} 1$", (EXPOSITIONS / file).read_text(), re.MULTILINE)
+    assert lines
+    return {name: set(re.findall(r'(\w+)=""', labels)) for name, labels in lines}
 
 
 def ray_agent() -> dict[str, set[str]]:
     from ray.dashboard.modules.reporter.reporter_agent import METRICS_GAUGES
 
-    return {metrics.RAY_PREFIX + name: set(gauge._tag_keys) for name, gauge in METRICS_GAUGES.items()}
+    return {metrics.RAY_PREFIX + name: set(gauge.view.columns) for name, gauge in METRICS_GAUGES.items()}
+
+
+def ray_panels() -> dict[str, set[str]]:
+    """Names in Ray's own dashboards, for counters that exist from the first event on."""
+    from ray.dashboard.modules.metrics.dashboards import default_dashboard_panels
+
+    text = Path(default_dashboard_panels.__file__).read_text()
+    return {name: set() for name in re.findall(r"ray_\w+_total", text)}
 
 
 def own() -> dict[str, set[str]]:
@@ -70,6 +78,7 @@ def recorded() -> dict[str, set[str]]:
 @pytest.fixture(scope="module")
 def known() -> dict[str, set[str]]:
     foreign = {
+        **ray_panels(),
         **ray_agent(),
         **exposed("ray.txt"),
         **exposed("kuberay_operator.txt"),

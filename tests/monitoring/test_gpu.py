@@ -11,6 +11,7 @@ import pytest
 from support import starts_fast
 
 from strata.monitoring.gpu.actors import UNKNOWN, actor_of
+from strata.monitoring.gpu.health import Health
 from strata.monitoring.gpu.nvml import Cards
 
 from .nvml_stand_in import Nvml, recorded, recorded_cards
@@ -171,3 +172,24 @@ def test_command_module_imports_nothing_heavy() -> None:
         "assert not {'torch', 'ray', 'vllm', 'pynvml', 'httpx', 'prometheus_client'} & set(sys.modules)"
     )
     assert starts_fast(sys.executable, "-c", probe)
+
+
+def test_errors_are_read_by_kind() -> None:
+    healthy, damaged = (gpu.health for gpu in recorded_cards().read().gpus)
+    assert healthy.ecc_errors == {"corrected": 3, "uncorrected": 0}
+    assert damaged.ecc_errors == {"corrected": 0, "uncorrected": 1}
+    assert damaged.remapped_rows == {"corrected": 0, "uncorrected": 1}
+    assert damaged.row_remap == {"pending": True, "failed": False} and not any(healthy.row_remap.values())
+    assert damaged.nvlink_errors == {"crc_flit": 12, "crc_data": 0, "replay": 2, "recovery": 1}
+
+
+def test_card_without_ecc_row_remapping_or_nvlink_reports_none_of_them() -> None:
+    """A card without NVLink answers the call, and refuses each counter."""
+    values = recorded()
+    values[1]["nvlink_errors"] = {}
+    nvml = Nvml(values)
+    for call in ("nvmlDeviceGetTotalEccErrors", "nvmlDeviceGetRemappedRows", "nvmlDeviceGetFieldValues"):
+        nvml.broken[0, call] = pynvml.NVML_ERROR_NOT_SUPPORTED
+    consumer, alone = (gpu.health for gpu in cards(nvml).read().gpus)
+    assert consumer == Health({}, {}, {}, {})
+    assert alone.nvlink_errors == {} and alone.ecc_errors

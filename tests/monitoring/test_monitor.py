@@ -83,7 +83,7 @@ def test_running_ray_clusters_are_found(tmp_path: Path) -> None:
     session(tmp_path, os.getppid(), 1003)
     [found] = json.loads(scrape.ray_targets(tmp_path))
     assert found["targets"] == ["127.0.0.1:1002", "127.0.0.1:1003"]
-    assert found["labels"] == {"cluster": "local", "node": node_name()}
+    assert found["labels"] == {"cluster": "local", "ray_io_cluster": "local", "node": node_name()}
 
 
 def test_endpoints_are_scraped_by_their_scheme(tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ def _check_what_it_scraped(monitor: Monitor) -> None:
     assert "4 targets up (down: strata-endpoint-http at" in monitor.output.read_text()
     losses = [series["metric"] for series in monitor.query_api("query", query="ray_strata_train_loss")["result"]]
     assert sorted(loss["WorkerId"] for loss in losses) == ["w1", "w2"]
-    assert set(losses[0]) == {"__name__", "run", "WorkerId", "cluster", "node", "job", "instance"}
+    assert set(losses[0]) == {"__name__", "run", "WorkerId", "cluster", "ray_io_cluster", "node", "job", "instance"}
     names = monitor.query_api("label/__name__/values")
     assert "strata_serve_replicas" in names and "strata_gpu_devices" in names
     assert not [name for name in names if name.startswith(("ray_grpc", "vllm"))]

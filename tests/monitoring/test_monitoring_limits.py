@@ -15,6 +15,7 @@ from rich.bar import Bar
 from rich.console import Console
 
 from strata.monitoring import monitor
+from strata.monitoring.gpu.health import Health
 from strata.monitoring.gpu.nvml import Cards, Gpu, GpuProcess, Reading
 from strata.monitoring.prometheus import scrape, server
 from strata.monitoring.top import endpoint, machine, screen
@@ -304,6 +305,7 @@ def gpu(**changes: Any) -> Gpu:
         "sm_clock": 1e9,
         "sm_clock_max": 2e9,
         "throttles": frozenset({"thermal", "power"}),
+        "health": Health({}, {}, {}, {}),
         "processes": (),
     }
     return Gpu(**(values | changes))
@@ -463,7 +465,7 @@ def test_agents_of_live_sessions_are_scraped(tmp_path: Path, monkeypatch: pytest
     session(f"session_2023_{me.pid}", ("metrics_export_port_1", "70"), ("metrics_export_port_2", ""))  # being written
     session("session_latest", port)
     [target] = json.loads(scrape.ray_targets(tmp_path))
-    assert target == {"targets": ["127.0.0.1:7001"], "labels": {"cluster": "local", "node": "n"}}
+    assert target == {"targets": ["127.0.0.1:7001"], "labels": {"cluster": "local", "ray_io_cluster": "local", "node": "n"}}
 
 
 # Prometheus

@@ -69,7 +69,7 @@ def counters(file: Path) -> list[tuple[str, str]]:
 
 
 def exposition(origin: str, metrics: Iterable[Metric]) -> str:
-    lines = [f"# Derived from {origin} by derive.py."]
+    lines = [f"# {origin}"]
     for name, kind, labels in metrics:
         pairs = ",".join(label + '=""' for label in labels)
         lines += [f"# TYPE {name} {kind}", f"{name}{{{pairs}}} 1"]
@@ -81,12 +81,12 @@ def main(clones: Path) -> None:
     watched = counters(COUNTERS)
     labels += tuple(name for name, kind in watched if kind == "label")
     written = {
-        "kuberay_operator.txt": exposition(f"KubeRay {KUBERAY}", kuberay(clones / "kuberay")),
+        "kuberay_operator.txt": exposition(f"KubeRay {KUBERAY}, from its source", kuberay(clones / "kuberay")),
         "kube_state_metrics.txt": exposition(
-            f"kube-state-metrics {KUBE_STATE_METRICS}", kube_state_metrics(clones / "kube-state-metrics")
+            f"kube-state-metrics {KUBE_STATE_METRICS}, from its documentation", kube_state_metrics(clones / "kube-state-metrics")
         ),
         "dcgm_exporter.txt": exposition(
-            f"dcgm-exporter {DCGM_EXPORTER} and infra/components/dcgm-profiling/counters.csv",
+            f"dcgm-exporter {DCGM_EXPORTER}, from its source and infra/components/dcgm-profiling/counters.csv",
             [(name, kind, labels) for name, kind in watched if kind != "label"],
         ),
         "dcgm_fields.txt": "\n".join(dcgm_fields(clones / "dcgm-exporter", clones / "go-dcgm")) + "\n",
