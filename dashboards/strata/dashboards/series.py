@@ -66,6 +66,7 @@ PER_GPU = (
 GPU_NODE = (*POD, "node")
 NODE_GPUS = Series("strata:node_gpus:count", GPU_NODE, "fleet rules")
 NODE_UTILIZATION = Series("strata:node_gpu_utilization:avg", GPU_NODE, "fleet rules")
+NODE_UTILIZATION_SUM = Series("strata:node_gpu_utilization:sum", GPU_NODE, "fleet rules")
 NODE_GPU_MEMORY_USED = Series("strata:node_gpu_memory_used:bytes", GPU_NODE, "fleet rules")
 NODE_GPU_MEMORY_TOTAL = Series("strata:node_gpu_memory_total:bytes", GPU_NODE, "fleet rules")
 NODE_POWER = Series("strata:node_gpu_power:watts", GPU_NODE, "fleet rules")
@@ -109,7 +110,8 @@ EVERY = (
     *(NODES_ACTIVE, NODES_PENDING, NODES_FAILED),
     *(CLUSTER_PROVISIONED, SERVICE_READY, JOB_STATUS),
     *PER_GPU,
-    *(NODE_GPUS, NODE_UTILIZATION, NODE_GPU_MEMORY_USED, NODE_GPU_MEMORY_TOTAL, NODE_POWER, NODE_TEMPERATURE, NODE_SM_CLOCK),
+    *(NODE_GPUS, NODE_UTILIZATION, NODE_UTILIZATION_SUM, NODE_GPU_MEMORY_USED, NODE_GPU_MEMORY_TOTAL),
+    *(NODE_POWER, NODE_TEMPERATURE, NODE_SM_CLOCK),
     *(THROTTLED_GPUS, UTILIZATION_BUCKETS, TEMPERATURE_BUCKETS),
     *(TEAM_GPUS, TEAM_IDLE_GPUS, TEAM_POWER, TEAM_GPU_HOURS, TEAM_IDLE_HOURS, TEAM_ENERGY, TEAM_COST, TEAM_IDLE_COST),
     *(TEAM_COST_RATE, TEAM_IDLE_COST_RATE),

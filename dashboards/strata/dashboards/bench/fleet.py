@@ -59,6 +59,7 @@ RAY_GPU_MEANS = {
 NODE_RULES = {
     "strata:node_gpus:count": 8.0,
     "strata:node_gpu_utilization:avg": 0.9,
+    "strata:node_gpu_utilization:sum": 7.2,
     "strata:node_gpu_memory_used:bytes": 9e11,
     "strata:node_gpu_memory_total:bytes": 1.2e12,
     "strata:node_gpu_power:watts": 4800.0,

@@ -69,10 +69,7 @@ SUMMARY = row(
                 "GPU utilization",
                 "Share of the time in which a kernel ran, mean over all GPUs.",
                 Unit.RATIO,
-                Line(
-                    f"sum({select(series.NODE_UTILIZATION)} * {select(series.NODE_GPUS)}) / sum({select(series.NODE_GPUS)})",
-                    "busy",
-                ),
+                Line(f"sum({select(series.NODE_UTILIZATION_SUM)}) / sum({select(series.NODE_GPUS)})", "busy"),
                 BUSY,
                 empty="no GPU",
             ),
@@ -107,11 +104,7 @@ GPUS = row(
         "Utilization by Ray cluster",
         "Mean over the GPUs of each Ray cluster. A GPU at 100% may still use few of its multiprocessors.",
         Unit.RATIO,
-        Line(
-            f"sum by ({', '.join(OWNER)}) ({select(series.NODE_UTILIZATION)} * {select(series.NODE_GPUS)})"
-            f" / {summed(series.NODE_GPUS, *OWNER)}",
-            EACH_OWNER,
-        ),
+        Line(f"{summed(series.NODE_UTILIZATION_SUM, *OWNER)} / {summed(series.NODE_GPUS, *OWNER)}", EACH_OWNER),
         top=1,
     ),
     *even(
