@@ -225,7 +225,7 @@ def _timed(process: psutil.Process, board: str, panel: str, ask: Callable[[], An
         took.append(time.monotonic() - began)
         after = process.cpu_times()
         used.append(after.user + after.system - cpu.user - cpu.system)
-    return Timing(board, panel, max(took), min(used), *answer)
+    return Timing(board, panel, max(took), max(0.0, min(used)), *answer)  # a difference of floats may be below zero
 
 
 def range_seconds(since: str) -> int:
