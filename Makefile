@@ -21,7 +21,7 @@ SLOW_TESTS = { $(PYTEST) -m slow $(ARGS) || [ $$? -eq 5 ]; }
 TOOK = echo "make $@ took $$((SECONDS / 60)) min $$((SECONDS % 60)) s"
 export PYTHONUNBUFFERED := 1
 
-.PHONY: help setup train serve chat doctor runs demo finetune bench-startup bench-serve bench-transfer chaos bench-train bench-checkpoint bench-memory bench-kernels monitor top dashboards docs results pictures deploy crds check test test-gpu lint clean lock
+.PHONY: help setup train serve chat doctor runs demo finetune bench-startup bench-serve bench-transfer chaos bench-train bench-checkpoint bench-memory bench-kernels bench-monitoring monitor top dashboards docs results pictures deploy crds check test test-gpu lint clean lock
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -78,6 +78,9 @@ bench-checkpoint: setup ## step stalls of asynchronous and synchronous checkpoin
 
 bench-memory: setup ## memory of workers on this machine beside the prediction of 'strata plan'
 	@$(STRATA) bench memory $(ARGS)
+
+bench-monitoring: setup ## board queries and rules on a real Prometheus with simulated GPUs; ARGS="--gpus 1024"
+	@$(STRATA) bench monitoring $(ARGS)
 
 monitor: setup ## monitor this machine with Prometheus, and Grafana if it is installed; ARGS="--port 9091"
 	@$(STRATA) monitor $(ARGS)

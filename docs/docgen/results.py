@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from docgen import faults, headline, kernels, planner, record, serving, training
+from docgen import faults, headline, kernels, monitoring, planner, record, serving, training
 from docgen.markdown import table
 from docgen.record import Run
 
@@ -39,6 +39,7 @@ TABLES: dict[str, Callable[[Run], str]] = {
     "hostile": faults.hostile,
     "plan-validate": planner.plan_validate,
     "plan-queue": planner.plan_queue,
+    "monitoring": monitoring.monitoring,
     "table": generic,
 }
 COMPUTED: dict[str, Callable[[], str]] = {

@@ -28,3 +28,24 @@ def parsed(expr: str) -> Parsed:
 
     promql_parser.walk(promql_parser.parse(expr), visit)
     return found
+
+
+def drawn_labels(expr: str) -> set[str]:
+    """Labels that distinguish the series of a result, as far as aggregations limit them; `*` without one."""
+
+    def labels(node: promql_parser.Expr) -> set[str]:
+        if isinstance(node, promql_parser.AggregateExpr):
+            if str(node.op) in ("topk", "bottomk"):
+                return labels(node.expr)
+            return set(node.modifier.labels) if node.modifier is not None else set()
+        if isinstance(node, promql_parser.BinaryExpr):
+            return labels(node.lhs) | labels(node.rhs)
+        if isinstance(node, promql_parser.Call):
+            return {label for argument in node.args for label in labels(argument)}
+        if isinstance(node, promql_parser.NumberLiteral):
+            return set()
+        if isinstance(node, promql_parser.VectorSelector):
+            return {"*"}
+        return labels(node.expr)
+
+    return labels(promql_parser.parse(expr))

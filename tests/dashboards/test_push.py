@@ -161,7 +161,7 @@ def test_push_needs_confirmation(push: Push, store: Store) -> None:
 def test_confirmation_is_respected(push: Push, store: Store, monkeypatch: pytest.MonkeyPatch, answer: str, writes: bool) -> None:
     monkeypatch.setattr(commands, "_is_interactive", lambda: True)
     result = push(answer=answer)
-    assert "Push 7 changes?" in result.output
+    assert "Push 8 changes?" in result.output
     assert bool(store.writes) == writes
 
 

@@ -11,21 +11,26 @@ from strata.dashboards.panels import Line
 from strata.dashboards.style import Limits, Unit
 from strata.platform import metrics
 
-GATEWAY_FILTER = 'cluster=~"$cluster", model=~"$model"'
+POD_FILTER = 'cluster=~"$cluster", ray_io_cluster=~"$ray_cluster", namespace=~"$team"'
+NODE_FILTER = 'cluster=~"$cluster|nodes", ray_io_cluster=~"$ray_cluster", namespace=~"$team", node=~"$node"'
+GATEWAY_FILTER = f'{POD_FILTER}, model=~"$model"'
 ENGINE_FILTER = f'{GATEWAY_FILTER}, replica=~"$replica"'
 
 
 @pytest.mark.parametrize(
     ("made", "expected"),
     [
-        (promql.select(metrics.TRAIN_LOSS), 'ray_strata_train_loss{cluster=~"$cluster", run=~"$run"}'),
+        (promql.select(metrics.TRAIN_LOSS), f'ray_strata_train_loss{{{POD_FILTER}, run=~"$run"}}'),
         (promql.select(metrics.SERVE_REQUESTS), f"strata_serve_requests_total{{{GATEWAY_FILTER}}}"),
         (promql.select(metrics.SERVE_KV_USAGE, 'a="b"'), f'strata_serve_kv_cache_usage{{a="b", {ENGINE_FILTER}}}'),
-        (promql.select(series.JOB_STATUS), "kuberay_job_deployment_status"),
-        (promql.select(series.NODE_CPUS, suffix="_x"), 'ray_node_cpu_count_x{cluster=~"$cluster"}'),
+        (promql.select(series.JOB_STATUS), 'kuberay_job_deployment_status{namespace=~"$team"}'),
+        (promql.select(series.NODE_CPUS, suffix="_x"), f'ray_node_cpu_count_x{{{POD_FILTER}, node=~"$node"}}'),
+        # The exporter of a node belongs to no Ray cluster and no team.
+        (promql.select(metrics.GPU_COUNT), 'strata_gpu_devices{cluster=~"$cluster|nodes", node=~"$node"}'),
+        (promql.select(series.GPU_TEMPERATURE), f"strata:gpu:temperature_celsius{{{NODE_FILTER}}}"),
         (
             promql.highest(metrics.TRAIN_STEP, "cluster", "run"),
-            'max by (cluster, run) (ray_strata_train_step{cluster=~"$cluster", run=~"$run"})',
+            f'max by (cluster, run) (ray_strata_train_step{{{POD_FILTER}, run=~"$run"}})',
         ),
         (
             promql.summed(metrics.SERVE_REPLICAS, "role", matchers=('role="decode"',)),
@@ -48,6 +53,17 @@ ENGINE_FILTER = f'{GATEWAY_FILTER}, replica=~"$replica"'
         (
             promql.burn(series.FIRST_TOKEN_MISSES["1h"]),
             f"max by (cluster, model) (strata:serve_first_token:slo_miss_ratio_rate1h{{{GATEWAY_FILTER}}}) / 0.01",
+        ),
+        (
+            promql.burn(series.ERRORS["6h"], promql.AVAILABILITY),
+            f"max by (cluster, model) (strata:serve_errors:ratio_rate6h{{{GATEWAY_FILTER}}}) / 0.001",
+        ),
+        (promql.most("x"), "topk(10, x)"),
+        (promql.least("x"), "bottomk(10, x)"),
+        (
+            promql.over_range(series.TEAM_COST, "namespace"),
+            'sum by (namespace) (sum_over_time(strata:team_cost_dollars:sum5m{cluster=~"$cluster|nodes", '
+            'ray_io_cluster=~"$ray_cluster", namespace=~"$team"}[$__range:5m]))',
         ),
     ],
 )
@@ -80,18 +96,18 @@ P99 = "histogram_quantile(0.99, sum by (le) (rate(strata_serve_{}_seconds_bucket
         (
             "oncall",
             "Checkpoint age",
-            'time() - max by (cluster, run) (ray_strata_train_checkpoint_timestamp_seconds{cluster=~"$cluster", run=~"$run"})',
+            f'time() - max by (cluster, run) (ray_strata_train_checkpoint_timestamp_seconds{{{POD_FILTER}, run=~"$run"}})',
         ),
         (
             "oncall",
             "Throughput",
-            'sum by (cluster, run) (rate(ray_strata_train_tokens_total{cluster=~"$cluster", run=~"$run"}[$__rate_interval]))',
+            f'sum by (cluster, run) (rate(ray_strata_train_tokens_total{{{POD_FILTER}, run=~"$run"}}[$__rate_interval]))',
         ),
         (
             "oncall",
-            "GPU memory",
-            'max by (cluster, node, gpu, name) (strata:gpu:memory_used_bytes{cluster=~"$cluster"}) / '
-            'max by (cluster, node, gpu, name) (strata:gpu:memory_total_bytes{cluster=~"$cluster"})',
+            "Fullest GPUs",
+            f"topk(10, max by (cluster, node, gpu) (strata:gpu:memory_used_bytes{{{NODE_FILTER}}}) / "
+            f"max by (cluster, node, gpu) (strata:gpu:memory_total_bytes{{{NODE_FILTER}}}))",
         ),
     ],
 )
@@ -101,9 +117,10 @@ def test_queries_of_the_on_call_board(board: str, panel: str, expected: str) -> 
 
 def test_a_query_is_resolved_reads_series_and_needs_their_sources() -> None:
     query = queries.Query(
-        "b", "p", 'rate(ray_strata_train_loss{run=~"$run"}[$__rate_interval]) + ray_node_cpu_count{x="$model"} + y'
+        "b", "p", 'rate(ray_strata_train_loss{run=~"$run"}[$__rate_interval]) + ray_node_cpu_count{x="$model"} + y[$__range:5m]'
     )
-    assert query.resolved(run="a") == 'rate(ray_strata_train_loss{run=~"a"}[1m]) + ray_node_cpu_count{x=".*"} + y'
+    resolved = query.resolved(run="a", time_range="3h")
+    assert resolved == 'rate(ray_strata_train_loss{run=~"a"}[1m]) + ray_node_cpu_count{x=".*"} + y[3h:5m]'
     assert query.reads() == (metrics.TRAIN_LOSS, series.NODE_CPUS)
     assert query.sources() == {"ray"}
     histogram = queries.Query("b", "p", "strata_serve_first_token_seconds_bucket")
@@ -138,6 +155,7 @@ def test_limits_of_quantities() -> None:
         "BURN": (1.0, 6.0, False),
         "MISSED": (0.005, 0.01, False),
         "BUSY": (0.5, 0.1, True),
+        "IDLE": (0.1, 0.3, False),
         "ANSWERING": (1, 1, True),
         "CHECKPOINT_AGE": (1800, 3600, False),
     }
@@ -196,9 +214,16 @@ def test_bars_tables_and_heatmaps() -> None:
     table = drawn(panels.table_of("t", "d", "x"))
     assert table["targets"][0]["instant"] and table["targets"][0]["format"] == "table"
     assert table["transformations"][0]["options"]["indexByName"] == {"severity": 0, "alertname": 1}
+    two = drawn(panels.bars("t", "d", Unit.RATIO, A, B))
+    assert [(target["refId"], target["expr"], target["instant"]) for target in two["targets"]] == [
+        ("A", "a", True),
+        ("B", "b", True),
+    ]
     heat = drawn(panels.heat("t", "d", "x"))
     assert heat["targets"][0]["range"] and heat["targets"][0]["format"] == "heatmap"
     assert heat["targets"][0]["legendFormat"] == "{{le}}" and heat["options"]["calculate"] is False
+    assert heat["fieldConfig"]["defaults"]["unit"] == "s"
+    assert drawn(panels.heat("t", "d", "x", Unit.CELSIUS))["options"]["yAxis"]["unit"] == "celsius"
     alerts = drawn(panels.alert_list("t", "d"))["options"]
     assert {state for state, on in alerts["stateFilter"].items() if on} == {"firing", "pending", "error"}
     assert alerts["maxItems"] == 20

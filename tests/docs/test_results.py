@@ -13,6 +13,10 @@ import typer
 from docgen import record, results
 from typer.testing import CliRunner
 
+from strata.dashboards.bench import report as monitoring_report
+from strata.dashboards.bench.fleet import Fleet
+from strata.dashboards.bench.measure import Measured as MeasuredBoards
+from strata.dashboards.bench.measure import Timing
 from strata.kernels.bench import report as kernel_report
 from strata.kernels.bench import vllm_plugin
 from strata.kernels.bench.case import OURS, Bar, Case
@@ -147,6 +151,12 @@ def finetune() -> record.Run:
 
 
 # A run of each kind, as its benchmark writes it, and what its table must have.
+def monitoring() -> record.Run:
+    timings = (Timing("strata-cluster", "GPUs", 0.1, 0.05, 3, 9000), Timing("strata-cluster", "Nodes", 2.5, 0.4, 1, 5))
+    rules = {"a": 0.2, "b": 0.5}
+    return monitoring_report.as_json(MeasuredBoards(Fleet(16), 1000, 1.5, 500, 400, 40, 33.3, 2**30, rules, timings, 0.7))
+
+
 RUNS: dict[str, tuple[Callable[[], record.Run], list[str]]] = {
     "serve": (
         lambda: serve("uniform"),
@@ -179,6 +189,14 @@ RUNS: dict[str, tuple[Callable[[], record.Run], list[str]]] = {
     "chaos": (chaos, ["| answers lost | **1** |", "| decode | 1 | 3.0 s | 3.0 s |", "| gateway | 1 | **never** |"]),
     "chaos-edges": (chaos_edges, ["endpoint starts", "| decode | came up |", "| gcs + gateway | **with a traceback** |"]),
     "hostile": (hostile, ["| 5xx | **1** |", "5 x 200, 9 x 400", "2 MiB", "STRATA_FUZZ_SEED=7 STRATA_HOSTILE=15 pytest"]),
+    "monitoring": (
+        monitoring,
+        [
+            "| of these scraped | 400 |",
+            "| cluster | 2 | 1,300 ms | **2,500 ms** | Nodes | 400 ms | 3 | 9,000 |",
+            "| slowest rule group | b, 0.5 s |",
+        ],
+    ),
     "plan-validate": (plan_validate, ["| step time | 23 | 3.7% | 11.9% | mean 6%, worst 15% |"]),
     "plan-queue": (
         plan_queue,

@@ -182,6 +182,8 @@ def serving(answer: str, port: int = 0, status: int = 200) -> Iterator[int]:
             self.end_headers()
             self.wfile.write(answer.encode())
 
+        do_POST = do_GET
+
         def log_message(self, *_: object) -> None:
             pass
 

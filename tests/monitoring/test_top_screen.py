@@ -8,8 +8,9 @@ from strata.monitoring.gpu.health import Health
 from strata.monitoring.gpu.nvml import Gpu, GpuProcess, Lost, Reading
 from strata.monitoring.top.endpoint import Absent, Endpoint, Latency, Recently, Replica
 from strata.monitoring.top.machine import Cores
+from strata.monitoring.top.parts import duration, levels, milliseconds, sparkline
 from strata.monitoring.top.runs import Progress
-from strata.monitoring.top.screen import Snapshot, duration, levels, milliseconds, sparkline
+from strata.monitoring.top.screen import Snapshot
 
 from .nvml_stand_in import recorded_cards
 

@@ -120,6 +120,7 @@ FOLDERS = {
     "deploy.addons": set(),
     "deploy.checks": set(),
     "dashboards.boards": set(),
+    "dashboards.bench": {"boards"},
 }
 MOST_MODULES = 15  # in one folder
 

@@ -1,6 +1,7 @@
 """Commands `strata dashboards build` and `strata dashboards push`."""
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,17 +12,24 @@ if TYPE_CHECKING:
     from strata.dashboards.push import Step
 
 
-def dashboards_build() -> None:
-    """Regenerate the dashboards' JSON (dashboards/generated) and ConfigMaps (infra/components/grafana)."""
+def dashboards_build(
+    prices: Annotated[
+        Path | None, typer.Option(help="Dollars per GPU-hour; by default infra/prometheus/prices.yaml.", show_default=False)
+    ] = None,
+) -> None:
+    """Regenerate dashboards (dashboards/generated, infra/components/grafana) and price rules (infra/prometheus/rules)."""
     from strata.dashboards import generate
+    from strata.dashboards.prices import FILE, RULES
 
     if not (generate.ROOT / generate.JSON).is_dir():
         raise UserError(
             "The folder dashboards/generated does not exist in an installed package.", "Run this command in a checkout."
         )
-    changed = generate.write()
+    changed = generate.write(price_file=prices or generate.ROOT / FILE)
     for path in changed:
         print(f"wrote {path}" if (generate.ROOT / path).exists() else f"removed {path}")
+    if RULES in changed:
+        print("For a cluster, also run: python -m strata.monitoring.prometheus.manifests")
     if not changed:
         print("Every file is up to date.")
 

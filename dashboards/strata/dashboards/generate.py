@@ -1,4 +1,5 @@
 """Writes each dashboard as JSON, and as a ConfigMap for a Grafana on Kubernetes that loads dashboards from ConfigMaps.
+Also writes the recording rules of the prices that the teams board reads.
 
 The ConfigMap contains a second copy of the JSON, because Kustomize reads no files above its own folder.
 """
@@ -8,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from strata.dashboards import boards
+from strata.dashboards import boards, prices
 from strata.dashboards.board import Board
 from strata.platform import yaml_text
 
@@ -33,9 +34,9 @@ def files() -> dict[Path, str]:
     return written
 
 
-def write(root: Path = ROOT) -> list[Path]:
-    """Writes the files and removes those without a dashboard. Returns the paths that changed."""
-    made = files()
+def write(root: Path = ROOT, price_file: Path = ROOT / prices.FILE) -> list[Path]:
+    """Writes dashboards and price rules, and removes the files without a dashboard. Returns the paths that changed."""
+    made = {**files(), prices.RULES: prices.rules_text(prices.read(price_file))}
     changed = []
     for path, text in made.items():
         target = root / path

@@ -16,6 +16,7 @@ from grafana_foundation_sdk.models import common, dashboard
 from grafana_foundation_sdk.models import heatmap as heatmap_models
 from grafana_foundation_sdk.models import prometheus as prometheus_models
 
+from strata.dashboards import alert_links
 from strata.dashboards.style import COLOURS, PLAIN, Limits, Unit
 
 SOURCE = common.DataSourceRef(type_val="prometheus", uid="${datasource}")
@@ -48,9 +49,17 @@ class Panel:
     logarithmic: bool = False
     top: float | None = None
     empty: str = "-"  # text of a number panel without data
+    alerts: tuple[str, ...] = ()  # alerts on the panel's values; the panel links to their runbooks
 
     def wide(self, width: int) -> "Panel":
         return replace(self, width=width)
+
+    def about(self, *alerts: str) -> "Panel":
+        return replace(self, alerts=alerts)
+
+    def is_instant(self) -> bool:
+        """True if the panel reads the last values only, and not their course."""
+        return self.kind in ("bars", "table")
 
     def builder(self) -> Builder[dashboard.Panel]:
         return DRAWN_BY[self.kind](self)
@@ -73,12 +82,14 @@ def number(title: str, description: str, unit: Unit, query: Line, limits: Limits
     return Panel(title, description, unit, (query,), "number", 4, limits, empty=empty)
 
 
-def bars(title: str, description: str, unit: Unit, query: Line, limits: Limits | None = None, top: float | None = None) -> Panel:
-    return Panel(title, description, unit, (query,), "bars", limits=limits, top=top)
+def bars(
+    title: str, description: str, unit: Unit, *queries: Line, limits: Limits | None = None, top: float | None = None
+) -> Panel:
+    return Panel(title, description, unit, queries, "bars", limits=limits, top=top)
 
 
-def heat(title: str, description: str, expr: str) -> Panel:
-    return Panel(title, description, Unit.SECONDS, (Line(expr, "{{le}}"),), "heat")
+def heat(title: str, description: str, expr: str, unit: Unit = Unit.SECONDS) -> Panel:
+    return Panel(title, description, unit, (Line(expr, "{{le}}"),), "heat")
 
 
 def table_of(title: str, description: str, expr: str) -> Panel:
@@ -167,7 +178,10 @@ def _table(panel: Panel) -> Builder[dashboard.Panel]:
     hide = dashboard.DataTransformerConfig(
         id_val="organize", options={"excludeByName": dict.fromkeys(unread, True), "indexByName": {"severity": 0, "alertname": 1}}
     )
-    made = table.Panel().with_transformation(hide).filterable(True).no_value("nothing")
+    links = dashboard.DynamicConfigValue(
+        "links", [{"title": title, "url": url} for title, url in alert_links.OF_AN_ALERT.items()]
+    )
+    made = table.Panel().with_transformation(hide).filterable(True).no_value("nothing").override_by_name("alertname", [links])
     return _common(panel, made)
 
 
@@ -198,19 +212,29 @@ def _colour(mode: dashboard.FieldColorModeId) -> dashboard_builders.FieldColor:
     return dashboard_builders.FieldColor().mode(mode)
 
 
+def _runbook(alert: str) -> dashboard_builders.DashboardLink:
+    return (
+        dashboard_builders.DashboardLink(f"Runbook: {alert}")
+        .type(dashboard.DashboardLinkType.LINK)
+        .url(alert_links.runbook(alert))
+        .target_blank(True)
+    )
+
+
 AnyPanel = timeseries.Panel | stat.Panel | bargauge.Panel | heatmap.Panel | table.Panel | dashboard_builders.Panel
 
 
 def _common(panel: Panel, made: AnyPanel) -> Builder[dashboard.Panel]:
     made.title(panel.title).description(panel.description).unit(panel.unit).datasource(SOURCE)
     made.height(NUMBER_HEIGHT if panel.kind == "number" else HEIGHT).span(panel.width)
+    made.links([_runbook(alert) for alert in panel.alerts])
     if panel.top is not None:
         made.max(panel.top)
     steps = panel.limits.steps() if panel.limits else [dashboard.Threshold(value=None, color=PLAIN)]
     made.thresholds(dashboard_builders.ThresholdsConfig().mode(dashboard.ThresholdsMode.ABSOLUTE).steps(steps))
     for line, ref in zip(panel.lines, "ABCDEFGH", strict=False):
         query = prometheus_builders.Dataquery().datasource(SOURCE).expr(line.expr).legend_format(line.legend).ref_id(ref)
-        if panel.kind in ("bars", "table"):
+        if panel.is_instant():
             query.instant()
         else:
             query.range()

@@ -1,7 +1,8 @@
 """PromQL expressions built from metric definitions.
 
 Every selector filters by the dashboard variables that the metric has a label for. A restarted worker or replica creates new
-series (Ray labels them by worker), so every query aggregates.
+series (Ray labels them by worker), so every query aggregates. A query over a range of time reads no series per GPU: at 16,384
+GPUs it would read millions of samples, and draw thousands of lines.
 """
 
 from strata.dashboards import series
@@ -10,19 +11,44 @@ from strata.platform import metrics
 
 RATE = "[$__rate_interval]"
 OBJECTIVE = 0.99  # share of TTFT and of ITL observations that must be in time
+AVAILABILITY = 0.999  # share of requests without a server error, and of time with a decode replica
+WORST = 10  # series in a panel of the highest or lowest values
+# Labels by dashboard variable.
+FILTERS = {
+    "cluster": "cluster",
+    "ray_cluster": "ray_io_cluster",
+    "team": "namespace",
+    "node": "node",
+    "run": "run",
+    "model": "model",
+}
+NODE_EXPORTERS = "nodes"
+STEP = "5m"  # the windows of the team rules, which a subquery adds up without overlap
 
 
 def select(what: Readable, *matchers: str, suffix: str = "") -> str:
     """Selector of a metric. The variable `replica` filters engine metrics only; gateway metrics cover the whole endpoint."""
-    variables: list[str] = [label for label in ("cluster", "run", "model") if label in labels(what)]
+    narrowed = [*matchers, *(f'{label}=~"{_values(name, what)}"' for name, label in FILTERS.items() if label in labels(what))]
     if what in metrics.SERVING_ENGINE:
-        variables.append("replica")
-    narrowed = [*matchers, *(f'{name}=~"${name}"' for name in variables)]
+        narrowed.append('replica=~"$replica"')
     return what.exported + suffix + ("{" + ", ".join(narrowed) + "}" if narrowed else "")
 
 
+def _values(variable: str, what: Readable) -> str:
+    """Values of a variable as a regular expression. Where `cluster` is the name of a Ray cluster, the exporters of nodes, which
+    belong to none, have the value `nodes`."""
+    return f"${variable}|{NODE_EXPORTERS}" if variable == "cluster" and _is_of_nodes(what) else f"${variable}"
+
+
+def _is_of_nodes(what: Readable) -> bool:
+    return what.source in ("gpu rules", "fleet rules", "team rules") if isinstance(what, series.Series) else what in metrics.GPUS
+
+
 def labels(what: Readable) -> tuple[str, ...]:
-    return what.labels if isinstance(what, series.Series) else ("cluster", *what.labels)
+    """Labels of a series in Prometheus. A node's GPU exporter runs in a namespace of its own and belongs to no Ray cluster."""
+    if isinstance(what, series.Series):
+        return what.labels
+    return ("cluster", *what.labels) if what in metrics.GPUS else (*series.POD, *what.labels)
 
 
 def highest(what: Readable, *by: str, matchers: tuple[str, ...] = ()) -> str:
@@ -52,6 +78,24 @@ def buckets(what: Readable) -> str:
     return f"sum by (le) (increase({select(what, suffix='_bucket')}{RATE}))"
 
 
-def burn(misses: Readable) -> str:
+def burn(misses: Readable, objective: float = OBJECTIVE) -> str:
     """Burn rate of an objective: misses relative to the allowed share. At 1, the error budget lasts exactly its period."""
-    return f"{highest(misses, 'cluster', 'model')} / {1 - OBJECTIVE:.2f}"
+    return f"{highest(misses, 'cluster', 'model')} / {1 - objective:.3g}"
+
+
+def most(values: str) -> str:
+    return f"topk({WORST}, {values})"
+
+
+def least(values: str) -> str:
+    return f"bottomk({WORST}, {values})"
+
+
+def spread(values: str) -> dict[str, str]:
+    """Highest, median and lowest of many series, by their legends: three lines for any number of nodes."""
+    return {"highest": f"max({values})", "median": f"quantile(0.5, {values})", "lowest": f"min({values})"}
+
+
+def over_range(amounts: Readable, *by: str) -> str:
+    """Sum of the 5-minute amounts of a team rule over the dashboard's time range."""
+    return f"sum by ({', '.join(by)}) (sum_over_time({select(amounts)}[$__range:{STEP}]))"

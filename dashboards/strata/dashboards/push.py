@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from strata.dashboards import boards
+from strata.dashboards.alert_panels import with_panels
 from strata.dashboards.alert_rules import Group
 from strata.dashboards.board import DATA_SOURCE, Board
 from strata.dashboards.generate import board_text
@@ -138,7 +139,7 @@ def _board(grafana: Grafana, board: Board, folder_uid: str) -> Step:
 
 def _alerts(grafana: Grafana, group: Group, folder_uid: str) -> Step:
     what = f"alerts {group.name} ({len(group.rules)})"
-    ours = group.json(folder_uid)
+    ours = with_panels(group.json(folder_uid))
     save = _then(grafana.save_alert_group, folder_uid, ours)
     there = grafana.alert_group(folder_uid, group.name)
     if there is None or not there.get("rules"):

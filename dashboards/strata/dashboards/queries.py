@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 
 from strata.dashboards import boards, series
+from strata.dashboards.board import Board
 from strata.dashboards.series import Readable, Source
 from strata.platform import metrics
 
@@ -18,18 +19,33 @@ class Query:
     board: str
     panel: str
     expr: str
+    instant: bool = False  # one value per series, not their course over the time range
 
     def resolved(
         self,
         *,
         cluster: str = ".*",
+        ray_cluster: str = ".*",
+        team: str = ".*",
+        node: str = ".*",
         run: str = ".*",
         model: str = ".*",
         replica: str = ".*",
         rate_interval: str = "1m",
+        time_range: str = "1h",
     ) -> str:
         """The query as Grafana sends it. Values of variables are regular expressions."""
-        values = {"__rate_interval": rate_interval, "cluster": cluster, "run": run, "model": model, "replica": replica}
+        values = {
+            "__rate_interval": rate_interval,
+            "__range": time_range,
+            "cluster": cluster,
+            "ray_cluster": ray_cluster,
+            "team": team,
+            "node": node,
+            "run": run,
+            "model": model,
+            "replica": replica,
+        }
         return re.sub(r"\$(\w+)", lambda found: values[found[1]], self.expr)
 
     def reads(self) -> tuple[Readable, ...]:
@@ -42,5 +58,10 @@ class Query:
 
 
 def every() -> list[Query]:
-    panels = [(board, panel) for board in boards.every() for panel in board.panels()]
-    return [Query(board.uid, panel.title, line.expr) for board, panel in panels for line in panel.lines]
+    return [query for board in boards.every() for query in of(board)]
+
+
+def of(board: Board) -> list[Query]:
+    """Queries of the panels, and of the annotations, which Grafana sends once for the whole dashboard."""
+    panels = [Query(board.uid, panel.title, line.expr, panel.is_instant()) for panel in board.panels() for line in panel.lines]
+    return panels + [Query(board.uid, f"annotation {mark.name}", mark.expr) for mark in board.annotations]

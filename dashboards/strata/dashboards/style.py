@@ -24,6 +24,10 @@ class Unit(StrEnum):
     STEPS = "suffix: steps"
     BURN = "suffix:x"
     WATTS = "watt"
+    ENERGY = "suffix: kWh"
+    DOLLARS = "currencyUSD"
+    DOLLARS_PER_HOUR = "suffix: $/h"
+    GPU_HOURS = "suffix: GPU-hours"
     CELSIUS = "celsius"
     HERTZ = "hertz"
     NUMBER = "sci"
@@ -55,6 +59,7 @@ INTER_TOKEN = Limits(watch=0.05, bad=0.1)
 BURN = Limits(watch=1.0, bad=6.0)  # 6: the threshold of the slow burn-rate alert
 MISSED = Limits(watch=0.005, bad=0.01)  # 0.01: the objective allows 1%
 BUSY = Limits(watch=0.5, bad=0.1, falling=True)  # utilization of a GPU
+IDLE = Limits(watch=0.1, bad=0.3)  # share of the GPUs of a team
 ANSWERING = Limits(watch=1, bad=1, falling=True)
 CHECKPOINT_AGE = Limits(watch=1800, bad=3600)
 

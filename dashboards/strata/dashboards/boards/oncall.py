@@ -2,12 +2,25 @@
 
 from strata.dashboards import series
 from strata.dashboards.board import Board, even, row
+from strata.dashboards.boards.annotations import DEPLOYMENTS, WORKER_RESTARTS
 from strata.dashboards.panels import Line, Panel, alert_list, bars, lines, number, table_of
-from strata.dashboards.promql import burn, highest, or_zero, per_second, quantile, select, summed
+from strata.dashboards.promql import (
+    AVAILABILITY,
+    OBJECTIVE,
+    burn,
+    highest,
+    least,
+    most,
+    or_zero,
+    per_second,
+    quantile,
+    select,
+    summed,
+)
 from strata.dashboards.style import ANSWERING, ANY, BURN, BUSY, CHECKPOINT_AGE, FIRST_TOKEN, FULL, HOT, INTER_TOKEN, MISSED, Unit
 from strata.platform import metrics
 
-GPU = ("cluster", "node", "gpu", "name")
+GPU = ("cluster", "node", "gpu")
 RUN = ("cluster", "run")
 MODEL = ("cluster", "model")
 FIRING = ('alertstate="firing"',)
@@ -20,22 +33,22 @@ def of(metric: metrics.Metric) -> str:
     return highest(metric, *RUN)
 
 
-def burning(title: str, what: str, misses: dict[str, series.Series]) -> Panel:
-    each = (Line(burn(misses[window]), f"{{{{model}}}} over {window}") for window in series.WINDOWS)
+def burning(title: str, what: str, misses: dict[str, series.Series], *alerts: str, objective: float = OBJECTIVE) -> Panel:
+    each = (Line(burn(misses[window], objective), f"{{{{model}}}} over {window}") for window in series.WINDOWS)
     return lines(
         title,
         f"Error budget burn rate of the {what} objective. Pages when both 5m and 1h are above 14.4.",
         Unit.BURN,
         *each,
         limits=BURN,
-    )
+    ).about(*alerts)
 
 
 ALERTS = row(
     "Firing alerts",
     table_of(
         "Alerts",
-        "Firing alerts with their labels.",
+        "Firing alerts with their labels. A name links to its runbook and to the boards.",
         select(series.ALERTS, *FIRING),
     ).wide(12),
     alert_list("Grafana alerts", "Pending and firing alerts of rules that Grafana evaluates.").wide(6),
@@ -68,7 +81,7 @@ ENDPOINT = row(
                 Line(summed(metrics.SERVE_REPLICAS, "role", matchers=('role="decode"',)), "up"),
                 ANSWERING,
                 empty="none",
-            ),
+            ).about("StrataEndpointDown"),
             number(
                 "Server errors",
                 "Share of requests answered with a 5xx status.",
@@ -97,11 +110,27 @@ ENDPOINT = row(
                 Unit.RATIO,
                 Line(f"max({highest(metrics.SERVE_KV_USAGE, *MODEL)})", "in use"),
                 FULL,
-            ),
+            ).about("StrataKvCacheFull"),
         ),
     ),
-    burning("TTFT: burn rate", "TTFT", series.FIRST_TOKEN_MISSES),
-    burning("ITL: burn rate", "ITL", series.INTER_TOKEN_MISSES),
+    burning("TTFT: burn rate", "TTFT", series.FIRST_TOKEN_MISSES, "StrataFirstTokenSloBurnFast", "StrataFirstTokenSloBurnSlow"),
+    burning("ITL: burn rate", "ITL", series.INTER_TOKEN_MISSES, "StrataInterTokenSloBurnFast", "StrataInterTokenSloBurnSlow"),
+    burning(
+        "Errors: burn rate",
+        "error",
+        series.ERRORS,
+        "StrataErrorBudgetBurnFast",
+        "StrataErrorBudgetBurnSlow",
+        objective=AVAILABILITY,
+    ),
+    burning(
+        "Availability: burn rate",
+        "availability",
+        series.UNAVAILABLE,
+        "StrataAvailabilityBurnFast",
+        "StrataAvailabilityBurnSlow",
+        objective=AVAILABILITY,
+    ),
 )
 
 RUNS = row(
@@ -146,29 +175,27 @@ GPUS = row(
         8,
         (
             bars(
-                "GPU utilization",
-                "Share of the time in which a kernel ran, per GPU.",
+                "Least busy nodes",
+                "Mean share of the time in which a kernel ran, over the GPUs of a node.",
                 Unit.RATIO,
-                Line(highest(series.GPU_UTILIZATION, *GPU), EACH_GPU),
-                BUSY,
+                Line(least(f"avg by (cluster, node) ({select(series.NODE_UTILIZATION)})"), "{{node}}"),
+                limits=BUSY,
                 top=1,
             ),
             bars(
-                "GPU memory",
-                "Share of memory in use, per GPU.",
+                "Fullest GPUs",
+                "Share of memory in use.",
                 Unit.RATIO,
-                Line(
-                    f"{highest(series.GPU_MEMORY_USED, *GPU)} / {highest(series.GPU_MEMORY_TOTAL, *GPU)}", "{{node}} gpu {{gpu}}"
-                ),
-                FULL,
+                Line(most(f"{highest(series.GPU_MEMORY_USED, *GPU)} / {highest(series.GPU_MEMORY_TOTAL, *GPU)}"), EACH_GPU),
+                limits=FULL,
                 top=1,
             ),
             bars(
-                "Temperature",
-                "Chip temperature, per GPU.",
+                "Hottest GPUs",
+                "Chip temperature.",
                 Unit.CELSIUS,
-                Line(highest(series.GPU_TEMPERATURE, *GPU), EACH_GPU),
-                HOT,
+                Line(most(highest(series.GPU_TEMPERATURE, *GPU)), EACH_GPU),
+                limits=HOT,
                 top=100,
             ),
         ),
@@ -179,7 +206,8 @@ BOARD = Board(
     uid="strata-oncall",
     title="Strata: On call",
     description="Firing alerts, SLO burn rates, endpoint health, training progress and GPUs.",
-    variables=("cluster", "run", "model", "replica"),
+    variables=("cluster", "ray_cluster", "team", "node", "run", "model", "replica"),
     rows=(ALERTS, ENDPOINT, RUNS, GPUS),
     since="now-3h",
+    annotations=(WORKER_RESTARTS, DEPLOYMENTS),
 )

@@ -1,8 +1,9 @@
 """Serving board: client latency, traffic, errors, prefill placement and engines."""
 
 from strata.dashboards.board import Board, even, row
-from strata.dashboards.panels import Line, Panel, heat, lines, number
-from strata.dashboards.promql import buckets, highest, or_zero, per_second, quantile, summed
+from strata.dashboards.boards.annotations import DEPLOYMENTS
+from strata.dashboards.panels import Line, Panel, bars, heat, lines, number
+from strata.dashboards.promql import buckets, highest, most, or_zero, per_second, quantile, select, summed
 from strata.dashboards.style import ANSWERING, ANY_PER_SECOND, FIRST_TOKEN, FULL, INTER_TOKEN, Limits, Unit
 from strata.platform import metrics
 
@@ -10,6 +11,8 @@ MODEL = ("cluster", "model")
 EACH = "{{model}}"
 REPLICA = (*MODEL, "role", "replica")
 EACH_REPLICA = "{{role}} {{replica}}"
+POOL = (*MODEL, "role")
+EACH_POOL = "{{model}} {{role}}"
 
 
 def quantiles(title: str, description: str, metric: metrics.Metric, limits: Limits | None = None) -> Panel:
@@ -126,7 +129,7 @@ TRAFFIC = row(
                 Unit.COUNT,
                 Line(summed(metrics.SERVE_IN_FLIGHT, *MODEL), f"{EACH} in flight"),
                 Line(summed(metrics.SERVE_QUEUED, *MODEL), f"{EACH} queued"),
-            ),
+            ).about("StrataQueueGrowing"),
         ),
     ),
 )
@@ -136,7 +139,9 @@ TROUBLE = row(
     *even(
         6,
         (
-            events("Rejections", "Requests not admitted, by reason.", metrics.SERVE_REJECTIONS, "reason"),
+            events("Rejections", "Requests not admitted, by reason.", metrics.SERVE_REJECTIONS, "reason").about(
+                "StrataRequestsRejected"
+            ),
             events(
                 "Retries",
                 "Requests retried on another replica before their first token, by reason.",
@@ -169,7 +174,7 @@ PREFILL = row(
         Unit.PER_SECOND,
         Line(per_second(metrics.SERVE_PREFILLS, *MODEL, "where", "reason"), f"{EACH} {{{{where}}}}: {{{{reason}}}}"),
         stacked=True,
-    ),
+    ).about("StrataPrefillFallback"),
     *even(
         8,
         (
@@ -179,9 +184,9 @@ PREFILL = row(
             quantiles("KV transfer time", "Time of one transfer of KV blocks between engines.", metrics.SERVE_KV_SECONDS),
             lines(
                 "KV transfer rate",
-                "Bytes per second that decode engines read from prefill engines.",
+                "Bytes per second that all decode engines read from prefill engines.",
                 Unit.BYTES_PER_SECOND,
-                Line(per_second(metrics.SERVE_KV_BYTES, *REPLICA), EACH_REPLICA),
+                Line(per_second(metrics.SERVE_KV_BYTES, *MODEL), EACH),
             ),
         ),
     ),
@@ -193,10 +198,13 @@ PREFILL = row(
                 "Remote prefills that failed and ran again elsewhere.",
                 metrics.SERVE_REMOTE_PREFILL_FAILURES,
             ),
-            events("Failed KV transfers", "Transfers of KV blocks that failed.", metrics.SERVE_KV_FAILURES),
+            events("Failed KV transfers", "Transfers of KV blocks that failed.", metrics.SERVE_KV_FAILURES).about(
+                "StrataKvTransfersFailing"
+            ),
             events("Expired KV", "Prefilled prompts whose KV blocks were never read.", metrics.SERVE_KV_EXPIRED),
         ),
     ),
+    collapsed=True,
 )
 
 ENGINES = row(
@@ -209,45 +217,62 @@ ENGINES = row(
     ),
     lines(
         "KV cache usage",
-        "Share of KV blocks in use. At 1, sequences are preempted.",
+        "Share of KV blocks in use: on the fullest engine of a pool, and their mean. At 1, sequences are preempted.",
         Unit.RATIO,
-        Line(highest(metrics.SERVE_KV_USAGE, *REPLICA), EACH_REPLICA),
+        Line(highest(metrics.SERVE_KV_USAGE, *POOL), f"{EACH_POOL} highest"),
+        Line(f"avg by ({', '.join(POOL)}) ({select(metrics.SERVE_KV_USAGE)})", f"{EACH_POOL} mean"),
         limits=FULL,
         top=1,
-    ),
+    ).about("StrataKvCacheExhausted"),
     *even(
         8,
         (
             lines(
                 "Running sequences",
-                "Sequences in the batch of each engine.",
+                "Sequences in the batches of all engines of a pool.",
                 Unit.COUNT,
-                Line(summed(metrics.SERVE_RUNNING, *REPLICA), EACH_REPLICA),
+                Line(summed(metrics.SERVE_RUNNING, *POOL), EACH_POOL),
             ),
             lines(
                 "Waiting sequences",
-                "Sequences in the queue of each engine.",
+                "Sequences in the queues of all engines of a pool.",
                 Unit.COUNT,
-                Line(summed(metrics.SERVE_WAITING, *REPLICA), EACH_REPLICA),
-            ),
+                Line(summed(metrics.SERVE_WAITING, *POOL), EACH_POOL),
+            ).about("StrataPrefillDecodeImbalance"),
             lines(
                 "Prefix cache hit rate",
-                "Share of prompt tokens found in the prefix cache.",
+                "Share of prompt tokens found in the prefix caches of a pool.",
                 Unit.RATIO,
                 Line(
-                    f"{per_second(metrics.SERVE_PREFIX_HIT, *REPLICA)} / {per_second(metrics.SERVE_PREFIX_QUERIED, *REPLICA)}",
-                    EACH_REPLICA,
+                    f"{per_second(metrics.SERVE_PREFIX_HIT, *POOL)} / {per_second(metrics.SERVE_PREFIX_QUERIED, *POOL)}",
+                    EACH_POOL,
                 ),
                 top=1,
             ),
         ),
     ),
+    bars(
+        "Fullest engines",
+        "Engines with the highest share of KV blocks in use.",
+        Unit.RATIO,
+        Line(most(highest(metrics.SERVE_KV_USAGE, *REPLICA)), EACH_REPLICA),
+        limits=FULL,
+        top=1,
+    ),
+    bars(
+        "Longest queues",
+        "Engines with the most waiting sequences.",
+        Unit.COUNT,
+        Line(most(summed(metrics.SERVE_WAITING, *REPLICA)), EACH_REPLICA),
+    ),
+    collapsed=True,
 )
 
 BOARD = Board(
     uid="strata-serving",
     title="Strata: Serving",
     description="Endpoint: client latency, traffic, errors, prefill placement, KV transfer and engines.",
-    variables=("cluster", "model", "replica"),
+    variables=("cluster", "ray_cluster", "team", "model", "replica"),
     rows=(SUMMARY, LATENCY, TRAFFIC, TROUBLE, PREFILL, ENGINES),
+    annotations=(DEPLOYMENTS,),
 )

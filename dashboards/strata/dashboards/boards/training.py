@@ -1,8 +1,9 @@
 """Training board: loss, throughput, step time and checkpoints of runs."""
 
 from strata.dashboards.board import Board, even, row
+from strata.dashboards.boards.annotations import DEPLOYMENTS, WORKER_RESTARTS
 from strata.dashboards.panels import Line, bars, lines
-from strata.dashboards.promql import highest, or_zero, per_second
+from strata.dashboards.promql import highest, most, or_zero, per_second
 from strata.dashboards.style import ANY, CHECKPOINT_AGE, Unit
 from strata.platform import metrics
 
@@ -27,9 +28,9 @@ SUMMARY = row(
         Line(f"{of(metrics.TRAIN_STEP)} / {of(metrics.TRAIN_STEPS_PLANNED)}", EACH),
         top=1,
     ).wide(8),
-    lines(
-        "Step", "Completed optimizer steps. A flat line is a stalled run.", Unit.STEPS, Line(of(metrics.TRAIN_STEP), EACH)
-    ).wide(8),
+    lines("Step", "Completed optimizer steps. A flat line is a stalled run.", Unit.STEPS, Line(of(metrics.TRAIN_STEP), EACH))
+    .wide(8)
+    .about("StrataTrainingStalled", "StrataCollectiveHung"),
     lines(
         "Restarts",
         "Restarts of the workers after a failure, and losses that were not finite, since the run began.",
@@ -37,12 +38,16 @@ SUMMARY = row(
         Line(count(metrics.TRAIN_RESTARTS), f"{EACH} restarts"),
         Line(count(metrics.TRAIN_NOT_FINITE), f"{EACH} not finite"),
         limits=ANY,
-    ).wide(8),
+    )
+    .wide(8)
+    .about("StrataWorkersRestarted", "StrataWorkersRestartLoop", "StrataLossNotFinite"),
 )
 
 LEARNING = row(
     "Learning",
-    lines("Loss", "Loss of each step, in nats per token.", Unit.NATS, Line(of(metrics.TRAIN_LOSS), EACH), logarithmic=True),
+    lines("Loss", "Loss of each step, in nats per token.", Unit.NATS, Line(of(metrics.TRAIN_LOSS), EACH), logarithmic=True).about(
+        "StrataLossSpiking"
+    ),
     lines(
         "Validation loss",
         "Loss of the last evaluation. It rises while the training loss falls in case of overfitting.",
@@ -74,7 +79,7 @@ SPEED = row(
         "Model FLOPs utilization: model FLOP/s over the peak of the devices.",
         Unit.RATIO,
         Line(of(metrics.TRAIN_MFU), EACH),
-    ),
+    ).about("StrataMfuDropped"),
     lines(
         "Step time by phase",
         "Step time by phase: data, forward, backward, optimizer, checkpoint.",
@@ -82,7 +87,13 @@ SPEED = row(
         Line(highest(metrics.TRAIN_STEP_SECONDS, *RUN, "phase"), f"{EACH} {{{{phase}}}}"),
         stacked=True,
     ),
-    lines("Peak memory", "Peak memory of rank 0.", Unit.BYTES, Line(of(metrics.TRAIN_PEAK_MEMORY), EACH)),
+    bars(
+        "Slowest ranks",
+        "Data and forward time of a rank's last step. All ranks wait for the slowest one.",
+        Unit.SECONDS,
+        Line(most(highest(metrics.TRAIN_RANK_SECONDS, *RUN, "rank")), f"{EACH} rank {{{{rank}}}}"),
+    ).about("StrataStraggler"),
+    lines("Peak memory", "Peak memory of rank 0.", Unit.BYTES, Line(of(metrics.TRAIN_PEAK_MEMORY), EACH)).wide(24),
 )
 
 CHECKPOINTS = row(
@@ -96,7 +107,7 @@ CHECKPOINTS = row(
                 Unit.SECONDS,
                 Line(f"time() - {of(metrics.TRAIN_CHECKPOINT_TIME)}", EACH),
                 limits=CHECKPOINT_AGE,
-            ),
+            ).about("StrataCheckpointTooOld"),
             lines(
                 "Steps since the last checkpoint",
                 "Steps that a failure would repeat.",
@@ -109,7 +120,7 @@ CHECKPOINTS = row(
                 Unit.COUNT,
                 Line(count(metrics.TRAIN_CHECKPOINT_FAILURES), EACH),
                 limits=ANY,
-            ),
+            ).about("StrataCheckpointFailing"),
             lines(
                 "Stall",
                 "Time that the last checkpoint stalled training.",
@@ -125,13 +136,15 @@ CHECKPOINTS = row(
             lines("Size", "Bytes of the last complete checkpoint.", Unit.BYTES, Line(of(metrics.TRAIN_CHECKPOINT_BYTES), EACH)),
         ),
     ),
+    collapsed=True,
 )
 
 BOARD = Board(
     uid="strata-training",
     title="Strata: Training",
     description="Runs: loss, throughput, step time by phase and checkpoints.",
-    variables=("cluster", "run"),
+    variables=("cluster", "ray_cluster", "team", "run"),
     rows=(SUMMARY, LEARNING, SPEED, CHECKPOINTS),
     since="now-3h",
+    annotations=(WORKER_RESTARTS, DEPLOYMENTS),
 )
