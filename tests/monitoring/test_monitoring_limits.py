@@ -18,7 +18,7 @@ from strata.monitoring import monitor
 from strata.monitoring.gpu.health import Health
 from strata.monitoring.gpu.nvml import Cards, Gpu, GpuProcess, Reading
 from strata.monitoring.prometheus import scrape, server
-from strata.monitoring.top import endpoint, machine, screen
+from strata.monitoring.top import endpoint, machine, parts, screen
 from strata.monitoring.top import runs as top_runs
 from strata.monitoring.top.endpoint import Absent, Endpoint, EndpointWatch, quantile
 from strata.monitoring.top.machine import Cores
@@ -281,11 +281,11 @@ def test_levels_have_eight_steps(share: float, block: str) -> None:
     ("share", "colour"), [(0.0, "green"), (0.79, "green"), (0.8, "yellow"), (0.94, "yellow"), (0.95, "red"), (1.5, "red")]
 )
 def test_bars_are_red_when_full(share: float, colour: str) -> None:
-    bar = screen._bar(share, 8)
+    bar = parts.bar(share, 8)
     assert isinstance(bar, Bar) and bar.style.color and bar.style.color.name == colour
     assert (bar.begin, bar.end, bar.size, bar.width) == (0.0, min(1.0, share), 1.0, 8)
-    assert screen._bar(None, 8) == screen._bar(share, 0) == ""
-    assert screen._bar(share, 8, "cyan").style.color.name == "cyan"  # type: ignore[union-attr]
+    assert parts.bar(None, 8) == parts.bar(share, 0) == ""
+    assert parts.bar(share, 8, "cyan").style.color.name == "cyan"  # type: ignore[union-attr]
 
 
 GIB = 2**30
@@ -360,7 +360,8 @@ def test_a_run_without_a_step_for_a_minute_is_marked(silent: float, marked: bool
 def test_the_pace_of_a_run() -> None:
     run = Progress("r", 10, 100, (), (), 1234.5, 0.456, 90.0, 7200.0, 1.0)
     assert screen._pace(run).plain == "10/100  1,234 tokens/s  MFU 46%  2 min left  saved 2.0 h ago"
-    assert text_of(screen._runs([Progress("r", 0, 0, (3.0,), (), None, None, None, None, 1.0)], 0)) == ["r 0/0", "loss 3.000 ▁"]
+    first = Progress("r", 0, 0, (3.0,), (), None, None, None, None, 1.0)
+    assert text_of(screen.run_table([first], 0)) == ["r 0/0", "loss 3.000 ▁"]
 
 
 def test_what_was_refused() -> None:

@@ -353,11 +353,11 @@ def test_defaults() -> None:
             "decode": pool,
             "remote_prefill": {"when": "cheaper", "min_tokens": 256, "max_queue_s": 2.0, "stall_weight": 0.25},
         },
-        "deploy": {"name": "strata", "namespace": "strata", "priority": "normal"}
+        "deploy": {"name": "strata", "namespace": "strata", "priority": "normal", "model_cache_gib": 200}
         | dict.fromkeys(
             ("image", "storage", "gpu", "prefill_gpu", "decode_gpu", "gpus_per_node", "nodes", "cpus", "memory_gib"), None
         )
-        | dict.fromkeys(("reservation", "quota_gpus", "borrow_gpus"), None),
+        | dict.fromkeys(("reservation", "quota_gpus", "borrow_gpus", "model", "network", "rdma_resource"), None),
     }
 
 

@@ -27,7 +27,7 @@ LEASE_S = Figure(10, "seconds between renewals of a node's lease: the kubelet's 
 
 # Series, as counted in docs/monitoring.md.
 SERIES_PER_GPU = Figure(80, "both exporters and the rules")
-SERIES_PER_NODE = Figure(17, "of Ray's node metrics, those that the scrape retains")
+SERIES_PER_NODE = Figure(19, "of Ray's node metrics, those that the scrape retains")
 SERIES_PER_RUN = Figure(20, "training metrics of a run")
 
 # Prometheus.
