@@ -25,11 +25,7 @@ Readable = Metric | Series
 # Ray's reporter agent, one per node: ray/dashboard/modules/reporter/reporter_agent.py, labels in ray/dashboard/consts.py.
 POD = ("cluster", "ray_io_cluster", "namespace")
 NODE = (*POD, "node", "ip", "IsHeadNode", "RayNodeType", "SessionName")
-NODE_CPU_PERCENT = Series("ray_node_cpu_utilization", NODE, "ray")  # 0 to 100
 NODE_CPUS = Series("ray_node_cpu_count", NODE, "ray")
-NODE_MEMORY_USED = Series("ray_node_mem_used", NODE, "ray")
-NODE_MEMORY_TOTAL = Series("ray_node_mem_total", NODE, "ray")
-NODE_DISK_PERCENT = Series("ray_node_disk_utilization_percentage", NODE, "ray")
 NODE_RECEIVED = Series("ray_node_network_receive_speed", NODE, "ray")  # bytes per second
 NODE_SENT = Series("ray_node_network_send_speed", NODE, "ray")
 
@@ -64,6 +60,10 @@ PER_GPU = (
 
 # Recording rules, fleet.yaml: the GPUs of a node, and the numbers of GPUs up to a bound. Few enough for a range of hours.
 GPU_NODE = (*POD, "node")
+RAY_NODE = (*GPU_NODE, "ip")
+NODE_CPU = Series("strata:node_cpu:percent", RAY_NODE, "fleet rules")  # 0 to 100
+NODE_MEMORY = Series("strata:node_memory:ratio", RAY_NODE, "fleet rules")
+NODE_DISK = Series("strata:node_disk:percent", RAY_NODE, "fleet rules")  # 0 to 100
 NODE_GPUS = Series("strata:node_gpus:count", GPU_NODE, "fleet rules")
 NODE_UTILIZATION = Series("strata:node_gpu_utilization:avg", GPU_NODE, "fleet rules")
 NODE_UTILIZATION_SUM = Series("strata:node_gpu_utilization:sum", GPU_NODE, "fleet rules")
@@ -106,10 +106,11 @@ OBJECTIVES = (FIRST_TOKEN_MISSES, INTER_TOKEN_MISSES, ERRORS, UNAVAILABLE)
 ALERTS = Series("ALERTS", ("cluster", "alertname", "alertstate", "severity"), "alerts")
 
 EVERY = (
-    *(NODE_CPU_PERCENT, NODE_CPUS, NODE_MEMORY_USED, NODE_MEMORY_TOTAL, NODE_DISK_PERCENT, NODE_RECEIVED, NODE_SENT),
+    *(NODE_CPUS, NODE_RECEIVED, NODE_SENT),
     *(NODES_ACTIVE, NODES_PENDING, NODES_FAILED),
     *(CLUSTER_PROVISIONED, SERVICE_READY, JOB_STATUS),
     *PER_GPU,
+    *(NODE_CPU, NODE_MEMORY, NODE_DISK),
     *(NODE_GPUS, NODE_UTILIZATION, NODE_UTILIZATION_SUM, NODE_GPU_MEMORY_USED, NODE_GPU_MEMORY_TOTAL),
     *(NODE_POWER, NODE_TEMPERATURE, NODE_SM_CLOCK),
     *(THROTTLED_GPUS, UTILIZATION_BUCKETS, TEMPERATURE_BUCKETS),

@@ -8,7 +8,7 @@ import typer
 
 def bench_monitoring(
     gpus: Annotated[int, typer.Option(help="GPUs of the simulated fleet, eight to a node.", min=8)] = 16384,
-    live: Annotated[float, typer.Option(help="Seconds of scraping before the queries.", min=5)] = 90,
+    live: Annotated[float, typer.Option(help="Seconds of scraping before the queries.", min=5)] = 150,
     json: Annotated[Path | None, typer.Option(help="Output file. Default: bench/monitoring.json in the cache folder.")] = None,
 ) -> None:
     """Time every board query on a real Prometheus with the series of a large fleet.

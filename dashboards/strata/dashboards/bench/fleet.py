@@ -66,6 +66,7 @@ NODE_RULES = {
     "strata:node_gpu_temperature:max": 65.0,
     "strata:node_gpu_sm_clock:min": 1.8e9,
 }
+RAY_NODE_RULES = {"strata:node_cpu:percent": 40.0, "strata:node_memory:ratio": 0.4, "strata:node_disk:percent": 55.0}
 TEAM_RULES = {
     "strata:team_gpus:count": 512.0,
     "strata:team_gpus_idle:count": 10.0,
@@ -223,6 +224,8 @@ class Fleet:
         for node in self.nodes:
             for name, mean in NODE_RULES.items():
                 yield Series(f'{name}{{{node.pod},node="{node.name}"}}', mean)
+            for name, mean in RAY_NODE_RULES.items() if node.team else ():
+                yield Series(f'{name}{{{node.pod},node="{node.name}",ip="{_ip(node)}"}}', mean)
         for owner in self.owners:
             for name, bounds in BUCKET_RULES.items():
                 for number, bound in enumerate(bounds):
@@ -264,8 +267,11 @@ def dcgm_names() -> list[str]:
 
 def _ray_labels(node: Node) -> str:
     kind = f'IsHeadNode="{str(node.is_head).lower()}",RayNodeType="{"head" if node.is_head else "worker"}"'
-    ip = f"10.{node.number >> 16}.{node.number >> 8 & 255}.{node.number & 255}"
-    return f'{node.pod},{_pod(node)},node="{node.name}",ip="{ip}",{kind},SessionName="session-{node.ray_cluster}"'
+    return f'{node.pod},{_pod(node)},node="{node.name}",ip="{_ip(node)}",{kind},SessionName="session-{node.ray_cluster}"'
+
+
+def _ip(node: Node) -> str:
+    return f"10.{node.number >> 16}.{node.number >> 8 & 255}.{node.number & 255}"
 
 
 def _pod(node: Node) -> str:

@@ -19,7 +19,7 @@ from strata.dashboards import boards, queries
 from strata.dashboards.bench import history, targets
 from strata.dashboards.bench.fleet import HOUR_S, SCRAPE_S, Fleet
 from strata.dashboards.board import VARIABLES
-from strata.monitoring.prometheus import server
+from strata.monitoring.prometheus import manifests, server
 from strata.platform import ports, processes
 from strata.platform.errors import UserError
 from strata.platform.files import cache_dir, write_atomic
@@ -110,7 +110,9 @@ def measure(settings: Settings, say: Callable[[str], None]) -> Measured:
 @contextmanager
 def _prometheus(folder: Path, data: Path, port: int, paths: tuple[str, ...], settings: Settings) -> Iterator[Running]:
     config = folder / "prometheus.yml"
-    write_atomic(config, yaml.safe_dump(configuration(port, paths, settings.scrape_s)))
+    rules = folder / "rules.yaml"
+    write_atomic(rules, yaml.safe_dump({"groups": manifests.groups()}))
+    write_atomic(config, yaml.safe_dump(configuration(port, paths, rules, settings.scrape_s)))
     with ports.reserve() as held:
         command = [
             server.binary("prometheus"),
@@ -133,12 +135,12 @@ def _prometheus(folder: Path, data: Path, port: int, paths: tuple[str, ...], set
             yield client, psutil.Process(process.pid)
 
 
-def configuration(port: int, paths: tuple[str, ...], scrape_s: int) -> dict[str, Any]:
+def configuration(port: int, paths: tuple[str, ...], rules: Path, scrape_s: int) -> dict[str, Any]:
     """One target per page. Its own labels are dropped: the pages have those of nodes and pods."""
     groups = [{"targets": [f"127.0.0.1:{port}"], "labels": {"__metrics_path__": path, "page": path}} for path in paths]
     return {
         "global": {"scrape_interval": f"{scrape_s}s", "scrape_timeout": f"{scrape_s}s", "evaluation_interval": f"{scrape_s}s"},
-        "rule_files": [str(server.rules_dir() / "*.yaml")],
+        "rule_files": [str(rules)],
         "scrape_configs": [
             {
                 "job_name": "fleet",

@@ -42,9 +42,9 @@ def ever(what: series.Series, label: str) -> str:
     return f"max by (node, gpu, {label}) (max_over_time({select(what)}[$__range]))"
 
 
-NODE_LOAD = highest(series.NODE_CPU_PERCENT, *NODE)
-NODE_MEMORY = f"{highest(series.NODE_MEMORY_USED, *NODE)} / {highest(series.NODE_MEMORY_TOTAL, *NODE)}"
-NODE_DISK = highest(series.NODE_DISK_PERCENT, *NODE)
+NODE_LOAD = highest(series.NODE_CPU, *NODE)
+NODE_MEMORY = highest(series.NODE_MEMORY, *NODE)
+NODE_DISK = highest(series.NODE_DISK, *NODE)
 
 SUMMARY = row(
     "Now",

@@ -20,7 +20,9 @@ from strata.platform.files import write_atomic
 
 NAMESPACE = "strata"  # of a team's Ray clusters; each team has its monitors
 SHARED_NAMESPACE = "strata-monitoring"  # of what all teams share: exporters, rules, and monitors of the cluster's programs
-INTERVAL = "15s"  # scrape interval, and evaluation interval of groups that set none
+INTERVAL = "15s"  # scrape interval, and evaluation interval of most groups
+# Groups with rules for every GPU of the cluster. At 16,384 GPUs one evaluation takes longer than a scrape interval.
+FLEET_GROUPS, FLEET_INTERVAL = ("strata-gpu", "strata-fleet", "strata-teams"), "60s"
 # kube-prometheus-stack reads only objects labelled with its release name. Patch the label if the release has another name.
 LABELS = {"app.kubernetes.io/part-of": "strata", "strata.dev/part": "monitoring", "release": "prometheus"}
 GOOGLE_LABELS = {name: value for name, value in LABELS.items() if name != "release"}
@@ -112,7 +114,7 @@ def _pod_monitor(
 def prometheus_rules() -> list[dict[str, Any]]:
     metadata = {"name": "strata", "namespace": SHARED_NAMESPACE, "labels": LABELS}
     return [
-        {"apiVersion": "monitoring.coreos.com/v1", "kind": "PrometheusRule", "metadata": metadata, "spec": {"groups": _groups()}}
+        {"apiVersion": "monitoring.coreos.com/v1", "kind": "PrometheusRule", "metadata": metadata, "spec": {"groups": groups()}}
     ]
 
 
@@ -184,7 +186,7 @@ def google_rules() -> list[dict[str, Any]]:
             "apiVersion": "monitoring.googleapis.com/v1",
             "kind": "ClusterRules",
             "metadata": metadata,
-            "spec": {"groups": _groups()},
+            "spec": {"groups": groups()},
         }
     ]
 
@@ -193,10 +195,12 @@ def _keep(names: tuple[str, ...]) -> dict[str, Any]:
     return {"sourceLabels": ["__name__"], "regex": scrape.whole(names), "action": "keep"}
 
 
-def _groups() -> list[dict[str, Any]]:
+def groups() -> list[dict[str, Any]]:
+    """Rule groups, with the evaluation intervals of a cluster. A laptop's monitor evaluates all of them at each scrape."""
     texts = [runbooks.with_base(file.read_text()) for file in sorted(rules_dir().glob("*.yaml"))]
-    groups = [group for text in texts for group in yaml.safe_load(text)["groups"]]
-    return [{"name": group["name"], "interval": group.get("interval", INTERVAL), "rules": group["rules"]} for group in groups]
+    every = [group for text in texts for group in yaml.safe_load(text)["groups"]]
+    intervals = dict.fromkeys(FLEET_GROUPS, FLEET_INTERVAL)
+    return [{"interval": intervals.get(group["name"], INTERVAL), **group} for group in every]
 
 
 FILES: dict[str, Callable[[], list[dict[str, Any]]]] = {
