@@ -50,6 +50,36 @@ def bench_kernels(
         raise UserError(f"Strata's kernel failed: {', '.join(failed)}.", "See the table above; the other times are valid.")
 
 
+def bench_compile(
+    model: Annotated[
+        str | None, typer.Option(help="llama-3.2-1b, tiny, or a folder or hub id. Default: llama-3.2-1b; tiny without a GPU.")
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Sequences per step.", min=1)] = 4,
+    tokens: Annotated[int | None, typer.Option(help="Tokens per sequence. Default: 4096; 64 without a GPU.", min=2)] = None,
+    steps: Annotated[int, typer.Option(help="Steps to measure.", min=1)] = 10,
+    warmup: Annotated[int, typer.Option(help="Initial steps to exclude from the measurement.", min=1)] = 5,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="Run only strata, inductor, liger, inductor-causal, liger-causal or eager. Repeatable."),
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="File to write. Default: compile.json among the benchmark results.")] = None,
+) -> None:
+    """Compare training throughput of a Hugging Face model compiled by Inductor alone, with Liger-Kernel, and with backend strata.
+
+    Weights and tokens are random. '-causal' contenders use torch's causal attention without a mask. Exits with 1 if Strata fails."""
+    import torch
+
+    from strata.kernels.bench import training_step
+
+    gpu = torch.cuda.is_available()
+    settings = training_step.Settings(
+        model or ("llama-3.2-1b" if gpu else "tiny"), batch, tokens or (4096 if gpu else 64), steps, warmup
+    )
+    results = training_step.bench(settings, tuple(only or training_step.DEFAULT), json)
+    if failed := [row for row in results if row.contender == "strata" and row.error]:
+        raise UserError(f"Backend strata failed: {failed[0].error}", "The other contenders' results are valid.")
+
+
 def kernels_tune(
     ops: Operations = None,
     ship: Annotated[bool, typer.Option("--ship", help="Write the table shipped with Strata instead of this machine's.")] = False,
