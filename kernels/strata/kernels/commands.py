@@ -1,4 +1,4 @@
-"""Commands `strata kernels ...` and `strata bench kernels`.
+"""Commands `strata kernels ...`, `strata compile report`, `strata bench kernels` and `strata bench compile`.
 
 Imports nothing heavy: the command line loads this module to print its help.
 """
@@ -48,6 +48,18 @@ def bench_kernels(
     outcome = bench(ops or [], quick, json, plot)
     if failed := outcome.failed():
         raise UserError(f"Strata's kernel failed: {', '.join(failed)}.", "See the table above; the other times are valid.")
+
+
+def compile_report(
+    model: Annotated[str, typer.Argument(help="Folder with a config.json, or hub id; weights are not read.")],
+    batch: Annotated[int, typer.Option(help="Sequences in a step.", min=1)] = 2,
+    tokens: Annotated[int, typer.Option(help="Tokens per sequence.", min=2)] = 4096,
+    picture: Annotated[Path | None, typer.Option(help="SVG file to write. Default: graph.svg in this folder.")] = None,
+) -> None:
+    """Show what torch.compile(backend="strata") fuses in a Hugging Face model's training step, and what not and why."""
+    from strata.kernels.graph.report import report
+
+    report(model, batch, tokens, picture)
 
 
 def bench_compile(

@@ -81,7 +81,8 @@ def _form(value: Any, seen: dict[fx.Node, Form]) -> Form:
 def _evaluated(node: fx.Node, seen: dict[fx.Node, Form]) -> Form | None:
     name = operation(node)
     if name == "arange":
-        whole = len(node.args) == 1 and not tensor(node).dtype.is_floating_point and set(node.kwargs) <= {"device", "dtype"}
+        counts = len(node.args) == 1 or (len(node.args) == 2 and node.args[0] == 0)
+        whole = counts and not tensor(node).dtype.is_floating_point and set(node.kwargs) <= {"device", "dtype"}
         return Line((1,), 0) if whole else None
     if name in ("new_ones", "ones"):
         return _constant(True, tensor(node).dim()) if tensor(node).dtype == torch.bool else None

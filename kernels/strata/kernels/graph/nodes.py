@@ -96,10 +96,8 @@ def where(node: fx.Node) -> str:
     path = str(paths[-1]).replace("L['self'].", "").replace("L['self']", "")
     parts = path.replace("_modules['", "").replace("']", "").replace("['", ".").replace("[", ".").replace("]", "").split(".")
     parts = [part for part in parts if part and part not in ("_modules", "modules")]
-    for start, part in enumerate(parts):  # a model inside a function or a wrapper has a longer path
-        if part == "model" or part == "lm_head":
-            return ".".join(parts[start:])
-    return ".".join(parts)
+    roots = [place for place, part in enumerate(parts) if part in ("model", "lm_head")]
+    return ".".join(parts[roots[-1] :] if roots else parts)  # a model inside a function or a wrapper has a longer path
 
 
 def require_no_mutation(first: fx.Node, last: fx.Node) -> None:

@@ -14,7 +14,7 @@ class Fusion:
 
     pattern: str
     where: str
-    nodes: int
+    nodes: tuple[str, ...]
     bytes_saved: int | None
     launches_saved: int
 

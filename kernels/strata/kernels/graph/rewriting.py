@@ -41,10 +41,11 @@ class Rewriting:
         nodes = in_order(self.graph, nodes)
         place = where(nodes[-1])
         outputs = [node for node in nodes if any(user not in nodes for user in node.users)]
+        names = tuple(node.name for node in nodes)
         figures = saved(pattern, nodes, outputs, also)
         with self.graph.inserting_before(nodes[0] if first else nodes[-1]):
             pairs = build()
-        self.record.fused.append(Fusion(pattern, place, len(nodes), *figures))
+        self.record.fused.append(Fusion(pattern, place, names, *figures))
         for before, after in pairs:
             before.replace_all_uses_with(after)
         erase_unused(in_order(self.graph, [*also, *nodes]))

@@ -19,7 +19,7 @@ def saved(
     pattern: str, nodes: Sequence[fx.Node], outputs: Iterable[fx.Node], dropped: Collection[fx.Node] = ()
 ) -> tuple[int | None, int]:
     """(bytes, launches). Bytes are None if a size is symbolic. `dropped` are inputs that the replacement does not read."""
-    kernels = [node for node in nodes if not _is_view(node)]
+    kernels = [node for node in nodes if not is_view(node)]
     before = [size for node in kernels for size in (*map(_bytes, _read(node)), _bytes(node))]
     outside = {source for node in nodes for source in _read(node) if source not in nodes and source not in dropped}
     after = [*map(_bytes, outside), *map(_bytes, outputs)]
@@ -37,7 +37,7 @@ def _read(node: fx.Node) -> set[fx.Node]:
     return {node for node in sources if isinstance(node, fx.Node) and isinstance(node.meta.get("example_value"), Tensor)}
 
 
-def _is_view(node: fx.Node) -> bool:
+def is_view(node: fx.Node) -> bool:
     name = operation(node)
     if name == "reshape":
         return operation(node.args[0]) != "expand"
