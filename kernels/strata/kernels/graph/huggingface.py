@@ -81,8 +81,6 @@ def _silu() -> nn.Module:
 
 def _check_settings(model: Any) -> None:
     config = model.config
-    if config.hidden_act not in ("silu", "swish"):
-        raise UnknownModule(f"the model's activation is '{config.hidden_act}', Strata's operation has silu")
     if hasattr(model, "router_aux_loss_coef") and config._experts_implementation == "eager":
         raise UnknownModule("the experts run in a loop: load the model with experts_implementation='grouped_mm' or 'batched_mm'")
     if model.lm_head.bias is not None:

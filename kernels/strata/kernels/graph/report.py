@@ -144,8 +144,8 @@ def layer(where: str) -> str:
 
 
 def drawing(found: Capture, model: str) -> str:
-    """The second layer and the loss: the first layer's norm has no residual addition before it."""
-    layers = list(dict.fromkeys(layer(box.where) for box in found.before if "layers." in box.where))
-    block = layers[min(1, len(layers) - 1)] if layers else ""
+    """The last layer, and the loss that follows it."""
+    layers = [layer(box.where) for box in found.before if "layers." in box.where]
+    block = layers[-1] if layers else ""
     before, after = (picture.of_one_block(boxes, block) for boxes in (found.before, found.after))
     return picture.svg(before, after, found.patterns(), f"{model}: {block} and the loss")
