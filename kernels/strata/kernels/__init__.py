@@ -1,6 +1,7 @@
 """Triton kernels as torch operators: the same call runs on a laptop's CPU and on Hopper GPUs, with autograd and torch.compile.
 
-Public API: the operations below, and `patch`, which puts them into a Hugging Face model. Each loads on first use, since torch and Triton take seconds to import.
+Public API: the operations below, and `patch`, which puts them into a Hugging Face model. Each loads on first use, since torch and
+Triton take seconds to import.
 """
 
 from importlib import import_module

@@ -78,7 +78,8 @@ def bench_compile(
 ) -> None:
     """Compare training throughput of a Hugging Face model compiled by Inductor alone, with Liger-Kernel, and with backend strata.
 
-    Weights and tokens are random. '-causal' contenders use torch's causal attention without a mask. Exits with 1 if Strata fails."""
+    Weights and tokens are random. '-causal' contenders use torch's causal attention without a mask. Exits with 1 if
+    Strata fails."""
     import torch
 
     from strata.kernels.bench import training_step

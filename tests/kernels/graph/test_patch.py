@@ -75,7 +75,7 @@ def test_unknown_modules_are_named() -> None:
 
 
 def test_settings_without_an_operation_are_named() -> None:
-    with pytest.raises(UnknownModule, match="act_fn.*GELU"):
+    with pytest.raises(UnknownModule, match=r"act_fn.*GELU"):
         strata.kernels.patch(tiny("llama", hidden_act="gelu"))
     with pytest.raises(UnknownModule, match=r"dropout of 0\.1"):
         strata.kernels.patch(tiny("llama", attention_dropout=0.1))

@@ -205,7 +205,9 @@ def test_other_masks_are_left(sees: Callable[[Tensor, Tensor], Tensor], reason: 
 
 def test_other_attention_is_left() -> None:
     padding = torch.ones(2, 1, 6, 6, dtype=torch.bool).tril()
-    assert_left(compiled(lambda q, k, m: attend(q, repeated(k), repeated(k), attn_mask=m), Q, K, padding), "flash_attention", "input")
+    assert_left(
+        compiled(lambda q, k, m: attend(q, repeated(k), repeated(k), attn_mask=m), Q, K, padding), "flash_attention", "input"
+    )
     assert_left(compiled(lambda q, k: attend(q, repeated(k), repeated(k)), Q, K), "flash_attention", "no causal mask")
     longer = normal(2, 4, 9, 8)
     assert_left(compiled(lambda q, k: attend(q, k, k, is_causal=True), Q, longer), "flash_attention", "more keys")
@@ -228,7 +230,9 @@ def logits_loss(x: Tensor, head: Tensor, targets: Tensor, **options: Any) -> Ten
 @pytest.mark.parametrize("options", [{}, {"reduction": "sum"}, {"label_smoothing": 0.1}, {"ignore_index": 3}])
 def test_losses(options: dict[str, Any]) -> None:
     targets = TARGETS.clamp(min=0) if "ignore_index" in options else TARGETS
-    assert compiled(lambda x, w, t: logits_loss(x, w, t, **options), HIDDEN, HEAD, targets).counts() == {"linear_cross_entropy": 1}
+    assert compiled(lambda x, w, t: logits_loss(x, w, t, **options), HIDDEN, HEAD, targets).counts() == {
+        "linear_cross_entropy": 1
+    }
 
 
 def test_a_loss_of_cut_logits() -> None:

@@ -173,9 +173,8 @@ def _compiled(
         return loss
     if contender == "strata":
         graph.register()
-        return torch.compile(
-            loss, backend="strata", fullgraph=True, dynamic=False, options={**options, "record": record}
-        )  # type: ignore[no-any-return]
+        chosen: Any = {**options, "record": record}
+        return torch.compile(loss, backend="strata", fullgraph=True, dynamic=False, options=chosen)
     return torch.compile(loss, dynamic=False)
 
 
@@ -190,7 +189,7 @@ def table(results: list[Measurement]) -> Table:
         shown.add_row(
             row.contender,
             f"{row.tokens_per_second:,.0f}",
-            f"{best / row.tokens_per_second:.2f}×" if best else "",
+            f"{best / row.tokens_per_second:.2f}x" if best else "",
             f"{statistics.median(row.seconds) * 1e3:.1f} ms",
             f"{row.peak_bytes / 2**30:.1f} GiB" if row.peak_bytes else "",
             f"{row.first_step_seconds:.0f} s",

@@ -1,4 +1,4 @@
-"""Strata's operations in other people's models: a `torch.compile` backend that finds them, and `patch` for Hugging Face's models."""
+"""Strata's operations in other models: a `torch.compile` backend that finds them, and `patch` for Hugging Face's models."""
 
 
 def register() -> None:

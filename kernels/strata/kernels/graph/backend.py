@@ -33,10 +33,11 @@ def strata(
     if tail == "aot_eager":
         from torch._dynamo.backends.debugging import aot_eager
 
-        return aot_eager(module, list(inputs))  # type: ignore[no-any-return]
+        return aot_eager(module, list(inputs))
     import torch._inductor
     from torch._inductor.compile_fx import compile_fx
 
     if mode not in (None, "default"):
         settings = {**torch._inductor.list_mode_options(mode), **settings}
-    return compile_fx(module, list(inputs), config_patches=settings or None)  # type: ignore[no-any-return]
+    compiled: Any = compile_fx(module, list(inputs), config_patches=settings or None)
+    return compiled  # type: ignore[no-any-return]

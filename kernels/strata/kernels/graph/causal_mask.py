@@ -1,8 +1,8 @@
 """Proof that an attention mask is causal, with or without a sliding window, for every size.
 
-transformers builds the mask inside the graph from `arange`s. Integers of such a graph are linear in their indices, and its booleans
-are conjunctions of inequalities between them. Nodes are evaluated to these forms; a node that has none, such as an input, ends the
-proof.
+transformers builds the mask inside the graph from `arange`s. Integers of such a graph are linear in their indices, and its
+booleans are conjunctions of inequalities between them. Nodes are evaluated to these forms; a node that has none, such as an
+input, ends the proof.
 """
 
 from dataclasses import dataclass

@@ -27,7 +27,7 @@ def _replace(rewriting: Rewriting, activation: fx.Node) -> None:
     if operation(activation) != "silu":
         raise NoMatch(f"the activation is {operation(activation)}, not silu")
     gate = activation.args[0]
-    if len(activation.args) > 1 and activation.args[1] or activation.kwargs.get("inplace"):
+    if (len(activation.args) > 1 and activation.args[1]) or activation.kwargs.get("inplace"):
         raise NoMatch("silu is in place")
     product = only_user(activation)
     if operation(product) != "mul" or product.kwargs:

@@ -1,7 +1,7 @@
 """Strata's operations in a Hugging Face model, without a compiler: `strata.kernels.patch(model)`.
 
-Only the instance changes, not transformers' classes and functions. A model is patched as a whole or not at all: every decoder layer
-consists of classes whose computation is known here, and any other class is an error that names it.
+Only the instance changes, not transformers' classes and functions. A model is patched as a whole or not at all: it consists of
+classes whose computation is known here, and any other class is an error that names the module.
 
 In training with labels, the patched model returns no logits: the loss is computed without them. In evaluation it returns both.
 """
@@ -51,7 +51,7 @@ def patch(model: Any) -> dict[str, int]:
 def _changes(model: Any, prefix: str) -> list[tuple[Any, str, str, Callable[..., Any]]]:
     """(module, operation, attribute, function) of every replacement."""
     modelling = import_module(f"transformers.models.{prefix.lower()}.modeling_{prefix.lower()}")
-    replaced = {
+    replaced: dict[str, tuple[str, str, Callable[..., Any]]] = {
         "RMSNorm": ("rms_norm", "forward", _norm),
         "MLP": ("swiglu", "forward", _feed_forward),
         "Experts": ("swiglu", "_apply_gate", _gate),
@@ -179,7 +179,7 @@ def _with_loss() -> Callable[..., Any]:
         loss = loss if count is None else loss / count
         return _output(self, outputs, loss, options)
 
-    return forward
+    return forward  # type: ignore[no-any-return]
 
 
 def _backbone(self: Any, input_ids: Tensor | None, options: dict[str, Any]) -> Any:

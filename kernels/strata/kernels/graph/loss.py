@@ -66,7 +66,8 @@ def _replace(rewriting: Rewriting, loss: fx.Node) -> None:
         rows = x
         for node in between:
             if operation(node) == "getitem":
-                rows = like(graph.call_function(operator.getitem, (rows, node.args[1])), loss, tensor(rows)[node.args[1]])
+                index: Any = node.args[1]
+                rows = like(graph.call_function(operator.getitem, (rows, index)), loss, tensor(rows)[index])
         width = tensor(x).shape[-1]
         if tensor(rows).dim() != 2:
             rows = graph.call_method("reshape", (rows, -1, width))
@@ -108,7 +109,7 @@ def _before(node: fx.Node) -> list[Any]:
 
 
 def _cuts_tokens(node: fx.Node) -> bool:
-    """Whether an index selects tokens and all of the vocabulary, such as [..., :-1, :]."""
+    """True for an index of tokens that leaves the vocabulary whole, such as [..., :-1, :]."""
     index = node.args[1]
     if not isinstance(index, tuple) or not all(part is Ellipsis or isinstance(part, slice) for part in index):
         return False

@@ -23,7 +23,7 @@ from strata.platform.files import write_atomic
 
 FORMULA = (
     "Estimated for one forward pass from the shapes, against one kernel per operation: bytes = reads and writes of the replaced "
-    "operations − inputs and outputs of the fused one (the loss also writes and reads its logits); launches = operations − 1. "
+    "operations - inputs and outputs of the fused one (the loss also writes and reads its logits); launches = operations - 1. "
     "Inductor alone merges a part of them."
 )
 

@@ -36,8 +36,8 @@ class Rewriting:
         first: bool = False,
         also: Sequence[fx.Node] = (),
     ) -> None:
-        """Replaces nodes by those that `build` inserts: before the last node, or before the first. `build` returns pairs of an old
-        and a new node. Nodes of `also` are erased too if nothing else uses them."""
+        """Replaces nodes by those that `build` inserts: before the last node, or before the first. `build` returns pairs of an
+        old and a new node. Nodes of `also` are erased too if nothing else uses them."""
         nodes = in_order(self.graph, nodes)
         place = where(nodes[-1])
         outputs = [node for node in nodes if any(user not in nodes for user in node.users)]

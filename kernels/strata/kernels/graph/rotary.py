@@ -1,7 +1,7 @@
 """Rotary embedding of queries and keys, as in Hugging Face's `apply_rotary_pos_emb`: both in one launch.
 
-`x * cos + cat(-x[half:], x[:half]) * sin`. Its tables repeat the cosines of the angles for both halves; the operation takes one half,
-so the repetition is checked.
+The pattern is `x * cos + cat(-x[half:], x[:half]) * sin`. Its tables hold the angles of one half twice; the operation takes them
+once, so the repetition is checked.
 """
 
 import operator
@@ -104,7 +104,7 @@ def _table(node: Any, x: fx.Node, function: str) -> fx.Node:
     if operation(source) != function:
         raise NoMatch(f"the table of the {function} is computed outside of the graph or in another way ('{source}')")
     angles = source.args[0]
-    parts = argument(angles, 0, "tensors") if operation(angles) == "cat" else ()
+    parts: Any = argument(angles, 0, "tensors") if operation(angles) == "cat" else ()
     if len(parts) != 2 or parts[0] is not parts[1] or not is_last(argument(angles, 1, "dim", 0), 3):
         raise NoMatch(f"the halves of the {function} may differ")
     if not same(tensor(table).shape[-1], tensor(x).shape[-1]):
