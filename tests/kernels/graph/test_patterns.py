@@ -273,6 +273,24 @@ def test_other_losses_are_left() -> None:
     assert_left(compiled(classes, HIDDEN, HEAD, TARGETS), "linear_cross_entropy", "weights its classes")
 
 
+def test_products_that_autocast_narrows_are_left() -> None:
+    def loss(x: Tensor, head: Tensor, targets: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return logits_loss(x, head, targets)
+
+    def attention(q: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return attend(q, q, q, is_causal=True)
+
+    assert_left(compiled(loss, HIDDEN, HEAD, TARGETS), "linear_cross_entropy", "torch.bfloat16, torch.float32")
+    assert_left(compiled(attention, Q), "flash_attention", "torch.bfloat16, torch.float32")
+
+
+def test_rows_wider_than_the_kernels_are_left() -> None:
+    x = torch.ones(1, 65537)
+    assert_left(compiled(norm, x, x[0]), "rms_norm", "up to 65536")
+
+
 def test_the_loss_of_no_tokens_is_zero() -> None:
     nothing = torch.full_like(TARGETS, -100)
     step = torch.compile(logits_loss, backend="strata", options={"tail": "eager"})

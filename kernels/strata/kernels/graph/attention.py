@@ -22,8 +22,7 @@ from strata.kernels.graph.nodes import (
 )
 from strata.kernels.graph.record import NoMatch
 from strata.kernels.graph.rewriting import Rewriting
-
-MOST_HEAD_DIM = 256  # of flash attention's GPU kernels
+from strata.kernels.ops.flash_attention.flash_attention import MAX_HEAD_DIM
 
 
 def fuse(rewriting: Rewriting) -> None:
@@ -49,7 +48,7 @@ def _replace(rewriting: Rewriting, attention: fx.Node) -> None:
         raise NoMatch(f"attention has dropout ({dropout})")
     k, repeated_k = _once(k)
     v, repeated_v = _once(v)
-    _check(q, k, v, bool(options.get("enable_gqa")) or bool(repeated_k))
+    _check(q, k, v, attention, bool(options.get("enable_gqa")) or bool(repeated_k))
     if bool(repeated_k) != bool(repeated_v):
         raise NoMatch("only one of keys and values is repeated")
     window, masking = _window(mask, causal, q, k)
@@ -89,7 +88,7 @@ def _once(x: Any) -> tuple[Any, list[fx.Node]]:
     return source, [inserted, spread, x]
 
 
-def _check(q: Any, k: Any, v: Any, grouped: bool) -> None:
+def _check(q: Any, k: Any, v: Any, out: fx.Node, grouped: bool) -> None:
     shape, keys, values = (tensor(x).shape for x in (q, k, v))
     if len(shape) != 4 or len(keys) != 4 or len(values) != 4:
         raise NoMatch("queries, keys and values are not [batch, heads, tokens, head dimension]")
@@ -99,11 +98,11 @@ def _check(q: Any, k: Any, v: Any, grouped: bool) -> None:
         raise NoMatch("the number of heads or their dimension is not fixed")
     if shape[1] % keys[1] or (shape[1] != keys[1] and not grouped):
         raise NoMatch(f"{shape[1]} query heads cannot share {keys[1]} key heads")
-    if shape[3] > MOST_HEAD_DIM:
-        raise NoMatch(f"a head dimension of {shape[3]} is above {MOST_HEAD_DIM}")
-    dtypes = {tensor(x).dtype for x in (q, k, v)}
+    if shape[3] > MAX_HEAD_DIM:
+        raise NoMatch(f"a head dimension of {shape[3]} is above {MAX_HEAD_DIM}")
+    dtypes = {tensor(x).dtype for x in (q, k, v, out)}  # under autocast, the result has another
     if len(dtypes) != 1 or not dtypes <= set(DTYPES):
-        raise NoMatch(f"queries, keys and values are {', '.join(sorted(map(str, dtypes)))}")
+        raise NoMatch(f"queries, keys, values and the result are {', '.join(sorted(map(str, dtypes)))}")
 
 
 def _window(mask: Any, causal: Any, q: fx.Node, k: fx.Node) -> tuple[int | None, list[fx.Node]]:

@@ -36,8 +36,8 @@ def _replace(rewriting: Rewriting, activation: fx.Node) -> None:
     if not isinstance(gate, fx.Node) or not same_shape(tensor(gate).shape, tensor(up).shape):
         raise NoMatch("gate and up have different shapes")
     dtype = tensor(gate).dtype
-    if dtype not in DTYPES or tensor(up).dtype != dtype:
-        raise NoMatch(f"gate is {dtype}, up {tensor(up).dtype}")
+    if dtype not in DTYPES or tensor(up).dtype != dtype or tensor(product).dtype != dtype:
+        raise NoMatch(f"gate is {dtype}, up {tensor(up).dtype}, the product {tensor(product).dtype}")
     require_no_mutation(activation, product)
 
     def build() -> list[tuple[fx.Node, fx.Node]]:

@@ -48,8 +48,9 @@ def _replace(rewriting: Rewriting, loss: fx.Node) -> None:
     vocabulary = tensor(weight).shape[0]
     if tensor(weight).dim() != 2 or not same(tensor(logits).shape[-1], vocabulary) or tensor(logits).dim() != 2:
         raise NoMatch("logits are not flattened to [tokens, vocabulary]")
-    if tensor(x).dtype not in DTYPES or tensor(weight).dtype != tensor(x).dtype:
-        raise NoMatch(f"the projection's input is {tensor(x).dtype}, its weight {tensor(weight).dtype}")
+    dtypes = {tensor(node).dtype for node in (x, weight, projection)}  # under autocast, the result has another
+    if len(dtypes) != 1 or not dtypes <= set(DTYPES):
+        raise NoMatch(f"the projection's input, weight and result are {', '.join(sorted(map(str, dtypes)))}")
     nodes = in_order(rewriting.graph, [projection, *between, loss])
     for node in nodes[:-1]:
         if len(node.users) != 1:

@@ -28,6 +28,7 @@ from strata.kernels.graph.nodes import (
 )
 from strata.kernels.graph.record import NoMatch
 from strata.kernels.graph.rewriting import Rewriting
+from strata.kernels.ops.rms_norm.rms_norm import LARGEST_WIDTH
 
 
 def fuse(rewriting: Rewriting) -> None:
@@ -88,6 +89,8 @@ def _check(x: fx.Node, scaled: fx.Node, rounded: list[fx.Node], product: fx.Node
         raise NoMatch(f"the input is {dtype}")
     if tensor(rounded[0] if rounded else scaled).dtype != dtype:
         raise NoMatch(f"normalised values are not rounded to {dtype} before they are multiplied by the weight")
+    if not isinstance(width := tensor(x).shape[-1], int) or width > LARGEST_WIDTH:
+        raise NoMatch(f"rows of {width} values are not of a fixed width up to {LARGEST_WIDTH}")
     if not isinstance(weight, fx.Node) or not same_shape(tensor(weight).shape, tensor(x).shape[-1:]):
         raise NoMatch("the weight is no vector of the width of the rows")
     if tensor(weight).dtype != dtype or tensor(product).dtype != dtype:

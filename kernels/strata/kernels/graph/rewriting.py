@@ -4,10 +4,11 @@ from collections.abc import Callable, Sequence
 
 from torch import fx
 
-from strata.kernels.graph.nodes import erase_unused, in_order, where
+from strata.kernels.graph.nodes import erase_unused, in_order, tensor, where
 from strata.kernels.graph.record import Fusion, NoMatch, Record, Refusal
 from strata.kernels.graph.savings import saved
 
+DEVICES = ("cpu", "cuda", "meta")
 Pairs = list[tuple[fx.Node, fx.Node]]
 
 
@@ -20,6 +21,8 @@ class Rewriting:
         """Replaces the pattern around an anchor, or records why not."""
         place = where(anchor)
         try:
+            if (device := tensor(anchor).device.type) not in DEVICES:
+                raise NoMatch(f"Strata's operations do not run on {device}")
             replace(self, anchor)
         except NoMatch as reason:
             self.refuse(pattern, place, str(reason))

@@ -123,8 +123,9 @@ def _replace(rewriting: Rewriting, rotations: list[Rotation]) -> None:
     shape, other = tensor(q.x).shape, tensor(k.x).shape
     if len(shape) != 4 or len(other) != 4 or not all(same(shape[dim], other[dim]) for dim in (0, 2, 3)):
         raise NoMatch(f"queries {list(shape)} and keys {list(other)} differ in more than the number of heads")
-    if tensor(q.x).dtype not in DTYPES or tensor(k.x).dtype != tensor(q.x).dtype:
-        raise NoMatch(f"queries are {tensor(q.x).dtype}, keys {tensor(k.x).dtype}")
+    dtypes = {tensor(node).dtype for one in rotations for node in (one.x, one.result)}
+    if len(dtypes) != 1 or not dtypes <= set(DTYPES):
+        raise NoMatch(f"queries, keys and their rotations are {', '.join(sorted(map(str, dtypes)))}")
     cos, sin = _table(q.cos, q.x, "cos"), _table(q.sin, q.x, "sin")
     nodes = [*q.nodes, *k.nodes]
     order = in_order(rewriting.graph, [*nodes, *q.result.users, *k.result.users])
