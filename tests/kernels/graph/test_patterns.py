@@ -187,6 +187,23 @@ def test_causal_masks_with_and_without_a_window(sees: Callable[[Tensor, Tensor],
     assert record.counts() == {"flash_attention": 1}
 
 
+def test_positions_that_are_written_to() -> None:
+    def counted_on(q: Tensor, offset: int) -> Tensor:
+        keys = torch.arange(6)
+        keys += offset
+        return attend(q, q, q, attn_mask=(keys[None, None, None, :] <= torch.arange(6)[None, None, :, None]).expand(2, -1, 6, 6))
+
+    def through_a_view(q: Tensor) -> Tensor:
+        keys = torch.arange(6)
+        keys[2:].fill_(0)
+        return attend(q, q, q, attn_mask=(keys[None, None, None, :] <= torch.arange(6)[None, None, :, None]).expand(2, -1, 6, 6))
+
+    assert compiled(counted_on, Q, 0).counts() == {"flash_attention": 1}
+    torch._dynamo.reset()
+    assert_left(compiled(counted_on, Q, -1), "flash_attention", "not causal")
+    assert_left(compiled(through_a_view, Q), "flash_attention", "in place")
+
+
 @pytest.mark.parametrize(
     ("sees", "reason"),
     [

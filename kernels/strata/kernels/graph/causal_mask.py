@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from strata.kernels.graph.nodes import argument, mutates, operation, tensor
+from strata.kernels.graph.nodes import argument, operation, tensor, written
 from strata.kernels.graph.record import NoMatch
 
 
@@ -67,7 +67,8 @@ def _form(value: Any, seen: dict[fx.Node, Form]) -> Form:
     if not isinstance(value, fx.Node):
         raise NoMatch(f"the mask depends on {value}")
     if value not in seen:
-        if any(mutates(user) for user in value.users):
+        counted_on = len(value.users) == 1 and operation(next(iter(value.users))) == "iadd"  # `positions += offset`
+        if written(value) and not counted_on:
             raise NoMatch(f"'{value.name}' of the mask is changed in place")
         if value.op == "placeholder":
             raise NoMatch(f"the mask depends on the input '{value.name}'")
@@ -86,7 +87,7 @@ def _evaluated(node: fx.Node, seen: dict[fx.Node, Form]) -> Form | None:
         return Line((1,), 0) if whole else None
     if name in ("new_ones", "ones"):
         return _constant(True, tensor(node).dim()) if tensor(node).dtype == torch.bool else None
-    if name in ("add", "sub", "eq", "ne", "le", "lt", "ge", "gt") and len(node.args) == 2:
+    if name in ("add", "iadd", "sub", "eq", "ne", "le", "lt", "ge", "gt") and len(node.args) == 2:
         return _compared(name, *_aligned(_form(node.args[0], seen), _form(node.args[1], seen)))
     if name in ("and_", "__and__", "bitwise_and", "logical_and"):
         one, other = _aligned(_form(node.args[0], seen), _form(node.args[1], seen))
@@ -152,7 +153,7 @@ def _aligned(one: Form, other: Form) -> tuple[Form, Form]:
 def _compared(name: str, one: Form, other: Form) -> Form | None:
     if not isinstance(one, Line) or not isinstance(other, Line):
         return None
-    if name == "add":
+    if name in ("add", "iadd"):
         return Line(tuple(a + b for a, b in zip(one.slopes, other.slopes, strict=True)), one.offset + other.offset)
     more = Line(tuple(a - b for a, b in zip(one.slopes, other.slopes, strict=True)), one.offset - other.offset)
     less = Line(tuple(-slope for slope in more.slopes), -more.offset)

@@ -11,6 +11,7 @@ from strata.kernels.graph.record import NoMatch
 
 MODULES = ("_operator", "torch", "torch.nn.functional", "torch._C._nn")
 CASTS = ("to", "float", "half", "bfloat16", "type")
+MAY_ALIAS = (*CASTS, "view", "reshape", "transpose", "permute", "getitem", "expand", "unsqueeze", "squeeze", "contiguous")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # of every operation, on every device
 IN_PLACE = {"setitem", "iadd", "isub", "imul", "itruediv", "ifloordiv", "ipow", "imod", "iand", "ior", "ixor", "imatmul"}
 NOT_IN_PLACE = {"and_", "or_", "not_", "is_"}  # functions of `operator` whose plain names are keywords
@@ -34,6 +35,11 @@ def mutates(node: fx.Node) -> bool:
     name = operation(node).rpartition(".")[2]
     by_name = name.endswith("_") and not name.endswith("__") and name not in NOT_IN_PLACE
     return name in IN_PLACE or by_name or "out" in node.kwargs
+
+
+def written(node: fx.Node) -> bool:
+    """True if a node's memory may be written to, directly or through a view."""
+    return any(mutates(user) or (operation(user) in MAY_ALIAS and written(user)) for user in node.users)
 
 
 def tensor(node: Any) -> Tensor:
