@@ -1,4 +1,4 @@
-"""Commands `strata kernels ...` and `strata bench kernels`.
+"""Commands `strata kernels ...`, `strata compile report`, `strata bench kernels` and `strata bench compile`.
 
 Imports nothing heavy: the command line loads this module to print its help.
 """
@@ -48,6 +48,49 @@ def bench_kernels(
     outcome = bench(ops or [], quick, json, plot)
     if failed := outcome.failed():
         raise UserError(f"Strata's kernel failed: {', '.join(failed)}.", "See the table above; the other times are valid.")
+
+
+def compile_report(
+    model: Annotated[str, typer.Argument(help="Folder with a config.json, or hub id; weights are not read.")],
+    batch: Annotated[int, typer.Option(help="Sequences in a step.", min=1)] = 2,
+    tokens: Annotated[int, typer.Option(help="Tokens per sequence.", min=2)] = 4096,
+    picture: Annotated[Path | None, typer.Option(help="SVG file to write. Default: graph.svg in this folder.")] = None,
+) -> None:
+    """Show what torch.compile(backend="strata") fuses in a Hugging Face model's training step, and what not and why."""
+    from strata.kernels.graph.report import report
+
+    report(model, batch, tokens, picture)
+
+
+def bench_compile(
+    model: Annotated[
+        str | None, typer.Option(help="llama-3.2-1b, tiny, or a folder or hub id. Default: llama-3.2-1b; tiny without a GPU.")
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Sequences per step.", min=1)] = 4,
+    tokens: Annotated[int | None, typer.Option(help="Tokens per sequence. Default: 4096; 64 without a GPU.", min=2)] = None,
+    steps: Annotated[int, typer.Option(help="Steps to measure.", min=1)] = 10,
+    warmup: Annotated[int, typer.Option(help="Initial steps to exclude from the measurement.", min=1)] = 5,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="Run only strata, inductor, liger, inductor-causal, liger-causal or eager. Repeatable."),
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="File to write. Default: compile.json among the benchmark results.")] = None,
+) -> None:
+    """Compare training throughput of a Hugging Face model compiled by Inductor alone, with Liger-Kernel, and with backend strata.
+
+    Weights and tokens are random. '-causal' contenders use torch's causal attention without a mask. Exits with 1 if
+    Strata fails."""
+    import torch
+
+    from strata.kernels.bench import training_step
+
+    gpu = torch.cuda.is_available()
+    settings = training_step.Settings(
+        model or ("llama-3.2-1b" if gpu else "tiny"), batch, tokens or (4096 if gpu else 64), steps, warmup
+    )
+    results = training_step.bench(settings, tuple(only or training_step.DEFAULT), json)
+    if failed := [row for row in results if row.contender == "strata" and row.error]:
+        raise UserError(f"Backend strata failed: {failed[0].error}", "The other contenders' results are valid.")
 
 
 def kernels_tune(
