@@ -1,0 +1,88 @@
+"""KV cache of a simulated engine: blocks with names, reference counts and LRU eviction, by the rules of vLLM's block pool.
+
+The name of a block stands for its tokens and all tokens before it, as vLLM's hash chain does. Blocks without a name (partly
+filled, being filled by a decode, or equal to a named block) are counted, not listed. Free blocks without a name are used before
+named ones are evicted, and named ones in the order of their last use.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+
+class BlockCache:
+    def __init__(self, blocks: int, reuse: bool = True) -> None:
+        """`reuse`: prefix caching is on."""
+        self.capacity = blocks
+        self.reuse = reuse
+        self._blank = blocks  # free, without a name
+        self._references: dict[int, int] = {}  # of named blocks in use
+        self._evictable: OrderedDict[int, None] = OrderedDict()  # named and free, least recently used first
+
+    @property
+    def free(self) -> int:
+        return self._blank + len(self._evictable)
+
+    @property
+    def used(self) -> int:
+        return self.capacity - self.free
+
+    @property
+    def references(self) -> int:
+        return sum(self._references.values())
+
+    def __contains__(self, name: int) -> bool:
+        return name in self._references or name in self._evictable
+
+    def leading(self, names: Iterable[int]) -> tuple[int, int]:
+        """Number of cached names before the first that is not cached, and how many of these are free."""
+        count = free = 0
+        references, evictable = self._references, self._evictable
+        for name in names:
+            if name in references:
+                count += 1
+            elif name in evictable:
+                count += 1
+                free += 1
+            else:
+                break
+        return count, free
+
+    def hold(self, names: Sequence[int]) -> None:
+        """Adds a reference to cached blocks."""
+        references, evictable = self._references, self._evictable
+        for name in names:
+            if name in references:
+                references[name] += 1
+            else:
+                del evictable[name]
+                references[name] = 1
+
+    def take(self, count: int) -> None:
+        """Takes free blocks, which lose their names."""
+        assert count <= self.free, "more blocks taken than free"
+        blank = min(count, self._blank)
+        self._blank -= blank
+        for _ in range(count - blank):
+            self._evictable.popitem(last=False)
+
+    def name(self, names: Iterable[int]) -> list[int]:
+        """Gives names to blocks in use, and returns those that were new. A block that equals a named one stays without."""
+        if not self.reuse:
+            return []
+        references, evictable = self._references, self._evictable
+        given = [name for name in names if name not in references and name not in evictable]
+        for name in given:
+            references[name] = 1
+        return given
+
+    def release(self, named: Sequence[int], unnamed: int) -> None:
+        """Removes a sequence's reference to its blocks. Its last block is evicted first."""
+        self._blank += unnamed
+        references, evictable = self._references, self._evictable
+        for name in reversed(named):
+            left = references[name] - 1
+            if left:
+                references[name] = left
+            else:
+                del references[name]
+                evictable[name] = None
