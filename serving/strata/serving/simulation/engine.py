@@ -181,11 +181,14 @@ class Engine:
 
     def _begin(self, now: float) -> None:
         cache, running = self.cache, self._running
-        preempted = False
-        while self._phases[self._ticks % self._settings.block_size] > cache.free:
+        preempted, phase, taken = False, self._ticks % self._settings.block_size, 0
+        while self._phases[phase] - taken > cache.free:
+            # Older sequences take what is free before the youngest gives up its blocks.
+            taken += cache.free
+            cache.take(cache.free)
             self._preempt(next(reversed(running)), now)
             preempted = True
-        cache.take(self._phases[self._ticks % self._settings.block_size])
+        cache.take(self._phases[phase] - taken)
         budget = self._settings.step_tokens - self._decoding
         if self._partial is not None and budget:
             chunk = min(self._partial.tokens - self._partial.computed, budget)
@@ -208,7 +211,7 @@ class Engine:
             constant, per_token = self._times.decode_terms(self._decoding)
             self._first_s = constant + per_token * (self._context + self._decoding)
             self._growth_s = per_token * self._decoding
-            self._steps = self._run_length()
+            self._steps = 1 if preempted else self._run_length()  # the next step may admit again
         else:
             self._steps, self._idle_since = 0, now
             return
