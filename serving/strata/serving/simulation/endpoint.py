@@ -383,8 +383,9 @@ class Simulation:
             self._prefill_lost(sequence)
         for sequence in list(replica.prefilled):
             flight: Flight = sequence.flight
-            flight.source = None
-            self._at(self.now + policy.NOTICE_S, self._blocks_lost, flight, flight.epoch)
+            if flight.source is not None and flight.source[1] is sequence:  # else its reader died before
+                flight.source = None
+                self._at(self.now + policy.NOTICE_S, self._blocks_lost, flight, flight.epoch)
         replica.prefilled.clear()
         for flight in list(replica.flights):
             self._move(flight)
