@@ -142,6 +142,31 @@ def simulate(
     answer(lambda _: [_table(results)], results.summary, json)
 
 
+def simulate_validate(
+    record: Annotated[Path, typer.Argument(help="JSON file of 'strata bench serve' on a GPU, with the uniform workload.")],
+    recipe: Annotated[str, typer.Option(help="Recipe of the run, for the shape of its model.")] = "h200",
+    json: Json = None,
+) -> None:
+    """Compare the simulation with a recorded benchmark of one replica, and print the errors."""
+    from rich.table import Table
+
+    from strata.planner.catalogue import library
+    from strata.platform import recipe_file
+    from strata.serving.simulation import validation
+
+    found = validation.read(record)
+    card = validation.gpu_of(found, record)
+    shape = library.from_recipe(recipe_file.load(recipe, []).model, recipe)
+    rows = list(validation.compare(found, shape, card, open_fabric(None, card)))
+    table = Table("contender", "concurrency", "metric", "recorded", "simulated", "error")
+    for row in rows:
+        scale, digits = (1, 0) if row.metric == "tokens_per_s" else (1000, 1)
+        values = (f"{scale * value:,.{digits}f}" for value in (row.recorded, row.simulated))
+        unit = "" if scale == 1 else ", ms"
+        table.add_row(row.contender, str(row.concurrency), row.metric + unit, *values, f"{row.error:+.0%}")
+    answer(lambda _: [table], lambda: {"rows": [{**vars(row), "error": row.error} for row in rows]}, json)
+
+
 def _blocks(engine: "EngineModel", block_size: int) -> int:
     if blocks := engine.kv_tokens // block_size:
         return blocks
