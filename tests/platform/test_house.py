@@ -87,6 +87,7 @@ FOLDERS = {
     "serving.fork_server": {"engine", "ray_patches", "vllm_patches"},
     "serving.runtime": {"engine", "fork_server", "gateway", "metrics", "models", "ray_patches", "transport"},
     "serving.chaos": {"metrics", "models"},
+    "serving.simulation": {"api", "engine", "gateway", "routing", "transport"},
     "serving.bench": {"api", "metrics", "models", "vllm_patches"},
     "training.data": set(),
     "training.model": set(),

@@ -37,9 +37,7 @@ def test_decode_steps_equal_the_worksheet(settings: tuple[str, str, int, Precisi
 
 @pytest.mark.parametrize("settings", ENGINES)
 @pytest.mark.parametrize(("prompt", "cached"), [(1, 0.0), (100, 0.0), (8000, 0.0), (8000, 0.75)])
-def test_a_prompt_in_one_step_equals_the_worksheet(
-    settings: tuple[str, str, int, Precision], prompt: int, cached: float
-) -> None:
+def test_a_prompt_in_one_step_equals_the_worksheet(settings: tuple[str, str, int, Precision], prompt: int, cached: float) -> None:
     described = engine(*settings)
     expected = prefill(prompt, cached, Worksheet("tried", described))
     new = round(prompt * (1 - cached))

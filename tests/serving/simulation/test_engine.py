@@ -30,7 +30,9 @@ def setup(engine: EngineSettings, times: Calibration = TIMES, **more: int) -> Se
     return Setup(times=times, decode_replicas=1, decode_engine=engine, max_queue=10**9, context=10**9, request_s=0.0, **more)  # type: ignore[arg-type]
 
 
-def run(engine: EngineSettings, load: list[tuple[float, Request]], times: Calibration = TIMES) -> tuple[Results, dict[int, float]]:
+def run(
+    engine: EngineSettings, load: list[tuple[float, Request]], times: Calibration = TIMES
+) -> tuple[Results, dict[int, float]]:
     """Results, and the time at which each request ended."""
     simulation = Simulation(setup(engine, times))
     ends: dict[int, float] = {}
@@ -293,5 +295,3 @@ def test_decode_runs_end_where_blocks_run_out() -> None:
     results, ends = run(engine, load)
     assert results.preemptions == 1 and ends[0] < ends[1]
     assert results.pools["decode"].peak == 1.0
-
-

@@ -97,6 +97,7 @@ def test_names_of_hashes_are_equal_where_hashes_are() -> None:
     assert not set(one.names(8, 14)) & set(two.names(8, 14))
     assert [*one.names(0, 5), *one.names(5, 11), *one.names(11, 16)] == list(one.names(0, 16))
     assert len(set(one.names(0, 16))) == 16
+    assert len(set(HashedText(1, (7, 7), 4).names(0, 8))) == 8
 
 
 def mooncake(path: Path, *entries: object) -> Path:

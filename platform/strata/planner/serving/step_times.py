@@ -17,7 +17,8 @@ class StepTimes:
         e = engine
         self._fixed_s = e["host_s"] + e["kernels_s"]
         self._sequence_s = e["host_s_per_sequence"]
-        self._common_s = (e["common_weights"] * e["bytes_per_weight"] + 2 * e["vocab"] * e["hidden"]) / e["tensor"] / e["memory_rate"]
+        common_bytes = e["common_weights"] * e["bytes_per_weight"] + 2 * e["vocab"] * e["hidden"]
+        self._common_s = common_bytes / e["tensor"] / e["memory_rate"]
         self._routed_s = e["routed_weights"] * e["bytes_per_weight"] / e["tensor"] / e["memory_rate"]
         self._idle_share = 1 - e["top_k"] / e["experts"]  # experts that one token does not activate
         self._token_s = e["flops_per_token"] / e["matrix_rate"]

@@ -17,9 +17,7 @@ MIN_SAMPLE_TOKENS = 64
 
 
 class PoolLoad:
-    def __init__(
-        self, stats: "EngineStats", min_tokens: int, clock: Callable[[], float] = lambda: time.monotonic()
-    ) -> None:
+    def __init__(self, stats: "EngineStats", min_tokens: int, clock: Callable[[], float] = lambda: time.monotonic()) -> None:
         """`min_tokens`: shortest prompt that may be prefilled remotely."""
         self._stats, self._clock = stats, clock
         self._min_sample_tokens = max(MIN_SAMPLE_TOKENS, min_tokens)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
 
@@ -13,7 +13,7 @@ from strata.platform.errors import UserError, shown
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from strata.serving.simulation.endpoint import Kill, Setup
+    from strata.serving.simulation.endpoint import Kill
     from strata.serving.simulation.planned import Model as EngineModel
     from strata.serving.simulation.requests import Request
     from strata.serving.simulation.results import Results
@@ -41,14 +41,10 @@ def simulate(
     concurrency: Annotated[
         int | None, number("Clients that send one request after the other, instead of --rate.", REQUESTS, panel=LOAD)
     ] = None,
-    requests: Annotated[
-        int | None, number("Requests. Default: 1,000, or all of a trace.", REQUESTS, panel=LOAD)
-    ] = None,
+    requests: Annotated[int | None, number("Requests. Default: 1,000, or all of a trace.", REQUESTS, panel=LOAD)] = None,
     prompt: Annotated[int, number("Mean prompt tokens.", TOKENS, panel=LOAD)] = 1000,
     output: Annotated[int, number("Mean output tokens.", TOKENS, panel=LOAD)] = 300,
-    variation: Annotated[
-        float, number("Standard deviation of lengths over their mean.", ranges.VARIATION, panel=LOAD)
-    ] = 1.0,
+    variation: Annotated[float, number("Standard deviation of lengths over their mean.", ranges.VARIATION, panel=LOAD)] = 1.0,
     turns: Annotated[int, number("Requests of a conversation.", ranges.Range(1, 1000), panel=LOAD)] = 1,
     think: Annotated[float, number("Mean seconds between turns.", ranges.Range(0, 86_400), panel=LOAD)] = 10.0,
     shared: Annotated[int, number("Tokens of a system prompt before --prompt.", ranges.Range(0, 10_000_000), panel=LOAD)] = 0,

@@ -9,7 +9,8 @@ Not simulated: several gateways with different knowledge, contention of KV trans
 
 import heapq
 import random
-from collections.abc import Callable, Iterable, Sequence as Several
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Several
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -74,9 +75,7 @@ class Simulation:
         self._in_flight = self._to_arrive = 0
         settings = setup.decode_engine
         self._admission = Admission(
-            lambda: admission.capacity(
-                len(self.pools["decode"]), setup.decode_replicas, settings.max_sequences, setup.max_queue
-            ),
+            lambda: admission.capacity(len(self.pools["decode"]), setup.decode_replicas, settings.max_sequences, setup.max_queue),
             lambda: self.now,
         )
         fits = [settings] + ([setup.prefill_engine] if setup.prefill_engine and setup.prefill_replicas else [])

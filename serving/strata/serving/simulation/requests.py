@@ -35,7 +35,8 @@ class OwnText:
 
 @dataclass(frozen=True, slots=True)
 class HashedText:
-    """Text of a trace that gives a hash for every `per` blocks of the prompt. The answer's blocks are the request's own."""
+    """Text of a trace that gives a hash for every `per` blocks of the prompt. The answer's blocks are the request's own. A hash
+    names a block at its place only, so one that a trace repeats within a prompt names two."""
 
     number: int
     hashes: tuple[int, ...]
@@ -44,7 +45,8 @@ class HashedText:
     def names(self, start: int, stop: int) -> Sequence[int]:
         own, per, hashes = self.number * SPAN, self.per, self.hashes
         cut = min(stop, len(hashes) * per)
-        return [*(-hashes[k // per] * per - k % per - 1 for k in range(start, cut)), *range(own + max(start, cut), own + stop)]
+        hashed = (-(hashes[k // per] * SPAN + k) - 1 for k in range(start, cut))
+        return [*hashed, *range(own + max(start, cut), own + stop)]
 
 
 @dataclass(slots=True, eq=False)

@@ -2,7 +2,7 @@
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -81,7 +81,7 @@ class PoolUse:
         }
 
 
-def _percentiles(values: Iterable[float]) -> dict[str, float | None]:
+def _percentiles(values: Iterable[float]) -> Mapping[str, float | None]:
     found = np.asarray(values)
     if not found.size:
         return {"mean": None} | {f"p{share}": None for share in PERCENTILES}

@@ -2,7 +2,7 @@
 
 | format | fields |
 |---|---|
-| Mooncake | `timestamp` (ms), `input_length`, `output_length`, `hash_ids` (one for every 512 tokens of the prompt and all before) |
+| Mooncake | `timestamp` (ms), `input_length`, `output_length`, `hash_ids` (of the prompt up to each 512 tokens) |
 | Azure | `TIMESTAMP` (date and time), `ContextTokens`, `GeneratedTokens` |
 
 An answer has at least one token, so an output length of 0 counts as 1.

@@ -1,7 +1,7 @@
 """Comparison of the simulation with recorded runs of `strata bench serve`.
 
-Covered: the uniform workload at a concurrency, on one replica with one GPU of the catalogue. Nothing is fitted to the run: the step
-times are the planner's. A recorded run has no model shape, so the recipe it was made with is needed.
+Covered: the uniform workload at a concurrency, on one replica with one GPU of the catalogue. Nothing is fitted to the run: the
+step times are the planner's. A recorded run has no model shape, so the recipe it was made with is needed.
 """
 
 import json
