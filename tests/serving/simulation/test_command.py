@@ -9,6 +9,7 @@ import typer
 from support import ROOT
 from typer.testing import CliRunner
 
+from strata.platform.cli import CommandGroup
 from strata.platform.errors import UserError
 from strata.serving.simulation.command import simulate, simulate_validate
 
@@ -18,10 +19,16 @@ CALIBRATION = {
 }  # fmt: skip
 
 
-def run(command: Any, *words: str) -> str:
-    app = typer.Typer()
-    app.command()(command)
-    answer = CliRunner().invoke(app, words)
+def app() -> typer.Typer:
+    """`simulate` with its subcommand, as the command line builds them from the entry points."""
+    group = typer.Typer()
+    group.callback(cls=CommandGroup, invoke_without_command=True)(simulate)
+    group.command("validate")(simulate_validate)
+    return group
+
+
+def run(*words: str) -> str:
+    answer = CliRunner().invoke(app(), words)
     if answer.exception is not None and not isinstance(answer.exception, SystemExit):
         raise answer.exception
     assert answer.exit_code == 0, answer.output
@@ -29,7 +36,7 @@ def run(command: Any, *words: str) -> str:
 
 
 def simulated(*words: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(run(simulate, *words, "--json", "-"))
+    found: dict[str, Any] = json.loads(run(*words, "--json", "-"))
     return found
 
 
@@ -49,9 +56,7 @@ def test_the_planner_gives_the_engines_their_times(tmp_path: Path) -> None:
 
 
 def test_the_table_has_every_figure(calibration: str) -> None:
-    text = run(
-        simulate, "--calibration", calibration, "--decode", "2", "--prefill", "1", "--requests", "50", "--kill", "decode:1@2"
-    )
+    text = run("--calibration", calibration, "--decode", "2", "--prefill", "1", "--requests", "50", "--kill", "decode:1@2")
     for name in ("requests/s", "TTFT", "ITL", "queue", "prefix cache", "preemptions", "decode pool", "prefill pool", "prefills"):
         assert name in text
 
@@ -79,7 +84,7 @@ def test_a_closed_loop_holds_its_concurrency(calibration: str) -> None:
 
 
 def test_results_are_written(calibration: str, tmp_path: Path) -> None:
-    run(simulate, "--calibration", calibration, "--requests", "20", "--json", str(tmp_path / "out.json"))
+    run("--calibration", calibration, "--requests", "20", "--json", str(tmp_path / "out.json"))
     assert json.loads((tmp_path / "out.json").read_text())["requests"]["completed"] == 20
 
 
@@ -87,6 +92,7 @@ def test_results_are_written(calibration: str, tmp_path: Path) -> None:
     ("words", "cause"),
     [
         ((), "One of --model and --calibration"),
+        (("model=llama3-8b",), "model=llama3-8b is no option"),
         (("--model", "llama3-8b", "--calibration", "x.json"), "One of --model and --calibration"),
         (("--model", "llama3-8b", "--kill", "decode:1@5"), "--kill decode:1@5"),
         (("--model", "llama3-8b", "--kill", "prefill:0@5"), "--kill"),
@@ -101,13 +107,13 @@ def test_results_are_written(calibration: str, tmp_path: Path) -> None:
 )
 def test_wrong_options_are_refused(words: tuple[str, ...], cause: str) -> None:
     with pytest.raises(UserError, match=cause):
-        run(simulate, *words)
+        run(*words)
 
 
 def test_recorded_runs_are_compared() -> None:
     """The planner's model covers one stream. At many, the errors are printed; this test bounds neither sign nor size there."""
     record = ROOT / "docs/results/data/serve-uniform-h200.json"
-    rows = json.loads(run(simulate_validate, str(record), "--json", "-"))["rows"]
+    rows = json.loads(run("validate", str(record), "--json", "-"))["rows"]
     assert {(row["contender"], row["concurrency"]) for row in rows} == {
         (contender, level) for contender in ("vllm", "strata") for level in (1, 16, 64, 256)
     }
@@ -122,4 +128,4 @@ def test_recorded_runs_are_compared() -> None:
 )
 def test_other_records_are_refused(name: str, cause: str) -> None:
     with pytest.raises(UserError, match=cause):
-        run(simulate_validate, str(ROOT / f"docs/results/data/{name}.json"))
+        run("validate", str(ROOT / f"docs/results/data/{name}.json"))

@@ -28,6 +28,7 @@ LOAD, ENGINE, FAILURES = "Load", "Engines", "Failures"
 
 
 def simulate(
+    ctx: typer.Context,
     model: Model = None,
     calibration: Annotated[Path | None, typer.Option(help="Step times of a measured engine (JSON), instead of --model.")] = None,
     decode: Annotated[int, number("Decode replicas.", ranges.Range(1, 10_000), "--decode")] = 1,
@@ -85,6 +86,10 @@ def simulate(
     from strata.serving.simulation.engine import EngineSettings
     from strata.serving.spec import DECODE_STEP_TOKENS, TRANSFERRED_BLOCK
 
+    if ctx.invoked_subcommand is not None:
+        return
+    if ctx.args:
+        raise UserError(f"{shown(' '.join(ctx.args))} is no option of 'strata simulate'.", "See 'strata simulate --help'.")
     if (model is None) == (calibration is None):
         raise UserError("One of --model and --calibration is needed.", "Set --model to a name from 'strata plan list'.")
     if trace is not None and concurrency is not None:
