@@ -11,20 +11,23 @@ class Named(Protocol):
 
 
 R = TypeVar("R", bound=Named)
-Pick = Callable[[Sequence[R]], R]  # one of several that are equally good
+Pick = Callable[[Sequence[int]], int]  # one of several numbers
 
 
 def least_busy(
-    replicas: Sequence[R], cost: Callable[[R], float], without: Collection[str] = (), pick: Pick[R] = random.choice
+    replicas: Sequence[R], cost: Callable[[R], float], without: Collection[str] = (), pick: Pick = random.choice
 ) -> R | None:
     """Replica with the lowest cost that is not in `without`; one that is, if there are no others. `pick` breaks ties."""
     usable = ([replica for replica in replicas if replica.name not in without] or replicas) if without else replicas
     if not usable:
         return None
-    costs = [cost(replica) for replica in usable]
+    costs = list(map(cost, usable))
     least = min(costs)
-    ties = [replica for replica, each in zip(usable, costs, strict=True) if each == least]
-    return ties[0] if len(ties) == 1 else pick(ties)
+    place = costs.index(least)
+    if (ties := costs.count(least)) > 1:
+        for _ in range(pick(range(ties))):
+            place = costs.index(least, place + 1)
+    return usable[place]
 
 
 def decode_or_standby(decode: R | None, standby: Callable[[], R | None], without: Collection[str]) -> R | None:

@@ -5,7 +5,7 @@ filled, being filled by a decode, or equal to a named block) are counted, not li
 named ones are evicted, and named ones in the order of their last use.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 
 
@@ -14,13 +14,9 @@ class BlockCache:
         """`reuse`: prefix caching is on."""
         self.capacity = blocks
         self.reuse = reuse
-        self._blank = blocks  # free, without a name
+        self.free = blocks  # with and without names
         self._references: dict[int, int] = {}  # of named blocks in use
         self._evictable: OrderedDict[int, None] = OrderedDict()  # named and free, least recently used first
-
-    @property
-    def free(self) -> int:
-        return self._blank + len(self._evictable)
 
     @property
     def used(self) -> int:
@@ -56,33 +52,40 @@ class BlockCache:
             else:
                 del evictable[name]
                 references[name] = 1
+                self.free -= 1
 
     def take(self, count: int) -> None:
         """Takes free blocks, which lose their names."""
         assert count <= self.free, "more blocks taken than free"
-        blank = min(count, self._blank)
-        self._blank -= blank
-        for _ in range(count - blank):
-            self._evictable.popitem(last=False)
+        evict = self._evictable.popitem
+        for _ in range(count - (self.free - len(self._evictable))):
+            evict(False)
+        self.free -= count
 
-    def name(self, names: Iterable[int]) -> list[int]:
+    def name(self, names: Sequence[int]) -> Sequence[int]:
         """Gives names to blocks in use, and returns those that were new. A block that equals a named one stays without."""
         if not self.reuse:
             return []
         references, evictable = self._references, self._evictable
-        given = [name for name in names if name not in references and name not in evictable]
-        for name in given:
-            references[name] = 1
+        if references.keys().isdisjoint(names) and evictable.keys().isdisjoint(names):
+            given = names  # the usual case, without a loop in Python
+        else:
+            given = [name for name in names if name not in references and name not in evictable]
+        references.update(dict.fromkeys(given, 1))
         return given
 
     def release(self, named: Sequence[int], unnamed: int) -> None:
         """Removes a sequence's reference to its blocks. Its last block is evicted first."""
-        self._blank += unnamed
         references, evictable = self._references, self._evictable
-        for name in reversed(named):
-            left = references[name] - 1
-            if left:
-                references[name] = left
-            else:
-                del references[name]
-                evictable[name] = None
+        free = len(evictable)
+        if sum(map(references.__getitem__, named)) == len(named):  # nobody else's: the usual case, without a loop in Python
+            deque(map(references.__delitem__, named), maxlen=0)
+            evictable.update(dict.fromkeys(reversed(named)))
+        else:
+            for name in reversed(named):
+                if references[name] > 1:
+                    references[name] -= 1
+                else:
+                    del references[name]
+                    evictable[name] = None
+        self.free += unnamed + len(evictable) - free
