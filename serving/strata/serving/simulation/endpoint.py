@@ -109,8 +109,6 @@ class Simulation:
         self._order += 1
         heapq.heappush(self._events, (at, self._order, handle, first, second))
 
-    # Gateway ----------------------------------------------------------------------------------------------------------------
-
     def _next_arrival(self) -> None:
         if (arrival := next(self._arrivals, None)) is not None:
             self._to_arrive += 1
@@ -182,8 +180,6 @@ class Simulation:
             self._to_arrive += 1
             self._at(self.now + after[0], self._arrive, after[1], False)
 
-    # Decode replica ---------------------------------------------------------------------------------------------------------
-
     def _enter(self, flight: Flight, epoch: int) -> None:
         """A request reaches its replica, which decides where to prefill it."""
         if flight.epoch != epoch:
@@ -232,8 +228,6 @@ class Simulation:
         if flight.queue is not None:
             flight.queue.__exit__(None, None, None)
             flight.queue = None
-
-    # Remote prefill ---------------------------------------------------------------------------------------------------------
 
     def _prefill_remotely(self, flight: Flight, decision: Decision) -> None:
         replica, request = flight.replica, flight.request
@@ -305,8 +299,6 @@ class Simulation:
         flight.handed_at = 0.0
         self._prefill_locally(flight, PREFILL_FAILED, flight.request.prompt + flight.emitted)
 
-    # Engines ----------------------------------------------------------------------------------------------------------------
-
     def wake_at(self, engine: Engine, at: float) -> None:
         self._at(at, self._wake, engine, engine.version)
 
@@ -359,8 +351,6 @@ class Simulation:
         flight: Flight = sequence.flight
         seconds = self._setup.handoff_s + self._setup.transfer_token_s * tokens
         self._at(self.now + seconds, self._transferred, flight, (flight.epoch, tokens))
-
-    # Failures ---------------------------------------------------------------------------------------------------------------
 
     def _join(self, role: Role, name: str) -> None:
         setup = self._setup

@@ -72,7 +72,7 @@ class Engine:
         self._first_s = self._growth_s = 0.0
         self._idle_since = 0.0
         self.version = 0  # of the wake that counts
-        self.steps = self.wakes = self.preemptions = self.queried_tokens = self.hit_tokens = 0
+        self.steps = self.preemptions = self.queried_tokens = self.hit_tokens = 0
         self.busy_s = self.block_seconds = 0.0
         self.peak_blocks = 0
 
@@ -105,6 +105,7 @@ class Engine:
         if sequence in self._reading:
             del self._reading[sequence]
             sequence.computed = 0  # nothing arrived, so its new blocks have no content
+            self._rest(now)
             self._release(sequence)
         else:
             self._waiting.remove(sequence)
@@ -112,20 +113,25 @@ class Engine:
 
     def release(self, sequence: Sequence, now: float) -> None:
         """Frees the blocks of a prefill that another engine has read."""
+        self._rest(now)
         self._release(sequence)
         self._notice(now, behind=False)
 
     def wake(self, now: float) -> None:
-        self.wakes += 1
         self._asked = False
+        self._rest(now)
         if self._steps:
             self._finish(now)
-        else:
-            self.block_seconds += self.cache.used * (now - self._idle_since)
         self._begin(now)
 
-    def kill(self, now: float) -> list[Sequence]:
-        """Ends the engine. Returns its sequences, with the tokens of the steps that had ended."""
+    def _rest(self, now: float) -> None:
+        """Counts the blocks in use while the engine was idle."""
+        if not self._steps:
+            self.block_seconds += self.cache.used * (now - self._idle_since)
+            self._idle_since = now
+
+    def kill(self, now: float) -> None:
+        """Ends the engine. Its sequences have the tokens of the steps that had ended."""
         self.version += 1
         ended = self._began
         if self._steps:
@@ -134,15 +140,14 @@ class Engine:
                 self._itl.add_run(self._first_s, self._growth_s, done, self._decoding)
             self._ticks += done
             self._context += done * self._decoding
+            self.steps += done
             self.busy_s += now - self._began
+            self.block_seconds += self.cache.used * (now - self._began)
             ended = self._began + self._seconds(done)
         for sequence in self._running:
             if sequence.finish >= 0:
                 self._leave(sequence)
                 sequence.last_token_at = ended
-        return [*self._running, *self._arrived, *self._reading, *self._waiting]
-
-    # Steps ------------------------------------------------------------------------------------------------------------------
 
     def _seconds(self, steps: int) -> float:
         """Duration of the first `steps` steps of the current run."""
@@ -269,8 +274,6 @@ class Engine:
         start = tick % size
         later = self._phases[start : start + rest]
         return periods * self._decoding + sum(later) + sum(self._phases[: rest - len(later)])
-
-    # Sequences --------------------------------------------------------------------------------------------------------------
 
     def _admit(self, budget: int, now: float) -> None:
         cache, size = self.cache, self._settings.block_size
