@@ -92,12 +92,15 @@ def test_names_of_shared_openings_are_equal_and_others_differ() -> None:
 
 
 def test_names_of_hashes_are_equal_where_hashes_are() -> None:
-    one, two = HashedText(1, (7, 8, 9), 4), HashedText(2, (7, 8, 10), 4)
+    one, two = HashedText(1, (7, 8, 9), 4, 12), HashedText(2, (7, 8, 10), 4, 12)
     assert list(one.names(0, 8)) == list(two.names(0, 8))
     assert not set(one.names(8, 14)) & set(two.names(8, 14))
     assert [*one.names(0, 5), *one.names(5, 11), *one.names(11, 16)] == list(one.names(0, 16))
     assert len(set(one.names(0, 16))) == 16
-    assert len(set(HashedText(1, (7, 7), 4).names(0, 8))) == 8
+    assert len(set(HashedText(1, (7, 7), 4, 8).names(0, 8))) == 8
+    # Blocks after the prompt's are the answer's, whatever the last hash covers.
+    assert list(one.names(0, 10)) == list(HashedText(1, (7, 8, 9), 4, 10).names(0, 10))
+    assert set(one.names(10, 12)).isdisjoint(HashedText(1, (7, 8, 9), 4, 10).names(10, 12))
 
 
 def mooncake(path: Path, *entries: object) -> Path:

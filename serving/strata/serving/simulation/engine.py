@@ -92,9 +92,7 @@ class Engine:
     def transferred(self, sequence: Sequence, now: float) -> None:
         """The blocks of a remote sequence were read. Its last token is computed here, for the logits."""
         del self._reading[sequence]
-        full = sequence.tokens // self._settings.block_size
-        sequence.named += self.cache.name(sequence.request.text.names(sequence.base, full))
-        sequence.base = full
+        self._name(sequence, sequence.tokens // self._settings.block_size)
         sequence.remote = False
         sequence.computed = sequence.tokens - 1
         self._arrived.append(sequence)
@@ -288,13 +286,19 @@ class Engine:
                     continue
                 blocks = -(-sequence.tokens // size)
                 # The last token is always computed, for its logits.
-                names = sequence.request.text.names(0, (sequence.tokens - 1) // size) if cache.reuse else ()
+                text, most = sequence.request.text, (sequence.tokens - 1) // size if cache.reuse else 0
+                names = text.names(0, min(most, text.public))
                 hits, unused = cache.leading(names)
+                own = min(cache.own(text.number), most - hits) if hits == text.public else 0
                 if blocks - hits + unused > cache.free:  # the whole prompt must fit
                     return
                 self._waiting.popleft()
                 cache.hold(names[:hits])
-                sequence.named, sequence.blocks, sequence.base = list(names[:hits]), hits, hits
+                if own:
+                    cache.hold_own(text.number, own)
+                sequence.named = list(names[:hits])
+                hits += own
+                sequence.blocks = sequence.base = hits
                 sequence.computed = hits * size
                 if sequence.cached < 0:
                     sequence.cached, sequence.admitted_at = sequence.computed, now
@@ -323,11 +327,15 @@ class Engine:
             return False
         self.cache.take(need)
         sequence.blocks += need
-        full = tokens // size
-        if full > sequence.base:
-            sequence.named += self.cache.name(sequence.request.text.names(sequence.base, full))
-            sequence.base = full
+        self._name(sequence, tokens // size)
         return True
+
+    def _name(self, sequence: Sequence, full: int) -> None:
+        """Names the public ones of the first `full` blocks."""
+        text = sequence.request.text
+        if full > sequence.base < text.public:
+            sequence.named += self.cache.name(text.names(sequence.base, min(full, text.public)))
+        sequence.base = max(sequence.base, full)
 
     def _emit(self, sequence: Sequence, now: float) -> None:
         """Ends a prefill: the sequence has its next token, and decodes from the next step on."""
@@ -381,9 +389,7 @@ class Engine:
         self._waiting.appendleft(sequence)
 
     def _release(self, sequence: Sequence) -> None:
-        """Frees the blocks. Full ones that a decode has filled get their names first."""
-        full = sequence.computed // self._settings.block_size
-        if self.cache.reuse and full > sequence.base:
-            sequence.named += self.cache.name(sequence.request.text.names(sequence.base, full))
-        self.cache.release(sequence.named, sequence.blocks - len(sequence.named))
+        text, full = sequence.request.text, sequence.computed // self._settings.block_size
+        own = max(0, full - text.public)
+        self.cache.release(sequence.named, text.number, own, sequence.blocks - len(sequence.named) - own)
         sequence.named, sequence.blocks, sequence.base, sequence.computed = [], 0, 0, 0

@@ -9,7 +9,15 @@ SPAN = 2**24
 
 
 class Text(Protocol):
-    """Tokens of a prompt and its answer, as block names."""
+    """Tokens of a prompt and its answer, as block names. Requests of one text follow each other."""
+
+    @property
+    def number(self) -> int: ...
+
+    @property
+    def public(self) -> int:
+        """Leading blocks that other texts may have too. Their names are negative."""
+        ...
 
     def names(self, start: int, stop: int) -> Sequence[int]:
         """Names of the blocks from `start` to before `stop`. Equal names: equal tokens up to the end of the block."""
@@ -23,6 +31,10 @@ class OwnText:
     number: int
     opening: int = 0
     shared: int = 0  # blocks
+
+    @property
+    def public(self) -> int:
+        return self.shared
 
     def names(self, start: int, stop: int) -> Sequence[int]:
         own = self.number * SPAN
@@ -41,10 +53,11 @@ class HashedText:
     number: int
     hashes: tuple[int, ...]
     per: int
+    public: int  # full blocks of the prompt that have a hash
 
     def names(self, start: int, stop: int) -> Sequence[int]:
         own, per, hashes = self.number * SPAN, self.per, self.hashes
-        cut = min(stop, len(hashes) * per)
+        cut = min(stop, self.public)
         hashed = (-(hashes[k // per] * SPAN + k) - 1 for k in range(start, cut))
         return [*hashed, *range(own + max(start, cut), own + stop)]
 

@@ -89,7 +89,8 @@ def _mooncake(path: Path, block_size: int) -> Iterator[tuple[int, float, Request
             _refuse(path, line, "hash_ids is not a list of whole numbers from 0 on")
         prompt = _count(path, line, "input_length", entry["input_length"], 1)
         output = _count(path, line, "output_length", entry["output_length"], 0)
-        yield line, at / 1000, _request(line, prompt, output, HashedText(line, tuple(hashes), per))
+        public = min(len(hashes) * per, prompt // block_size)
+        yield line, at / 1000, _request(line, prompt, output, HashedText(line, tuple(hashes), per, public))
 
 
 def _azure(path: Path) -> Iterator[tuple[int, float, Request]]:
