@@ -243,6 +243,23 @@ def test_shared_prefixes_are_found() -> None:
     assert assert_like_naive(engine, random_load(6, 40, 60, 20, 0.2)).hit_tokens > 100
 
 
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**31), blocks=st.integers(30, 90), block_size=st.sampled_from([1, 3, 4]))
+def test_turns_find_of_their_history_what_the_naive_engine_finds(seed: int, blocks: int, block_size: int) -> None:
+    """Conversations that evict each other, on an engine that runs one request at a time."""
+    draw, now, load = random.Random(seed), 0.0, []
+    history = {number: (OwnText(number, 0, draw.choice([0, 2])), 2 * block_size) for number in range(4)}
+    for number in range(25):
+        text, tokens = history[chosen := draw.randrange(4)]
+        prompt, output = tokens + draw.randint(1, 3 * block_size), draw.randint(1, 3 * block_size)
+        if prompt + output > blocks * block_size:
+            text, prompt = OwnText(100 + number, 0, 2), 2 * block_size + 1  # a new conversation
+        history[chosen] = text, prompt + output
+        now += draw.expovariate(2)
+        load.append((now, Request(number, prompt, output, text)))
+    assert_like_naive(EngineSettings(blocks, block_size, 1, 64), load)
+
+
 @pytest.mark.parametrize(("prompt", "output", "budget"), [(100, 1, 4096), (100, 50, 4096), (100, 50, 33), (1, 2, 8)])
 def test_one_request_takes_the_time_of_its_steps(prompt: int, output: int, budget: int) -> None:
     engine = EngineSettings(1000, 16, 8, budget)
