@@ -13,6 +13,7 @@ from typing import Any, Literal
 from strata.kernels import vllm_plugin
 from strata.platform.recipe import Device, PoolSection, ServeSection
 from strata.serving import mps
+from strata.serving.gateway import admission
 from strata.serving.models import adapter
 from strata.serving.models.adapter import Adapter
 from strata.serving.routing.policy import Rule
@@ -233,6 +234,5 @@ class GatewaySpec:
         )
 
     def capacity(self, decode_replicas: int) -> int:
-        """Maximum number of sequences in flight, running or queued. Replicas that are being replaced count: requests that
-        wait for them will be served."""
-        return max(decode_replicas, self.decode_replicas) * self.max_sequences + self.max_queue
+        """Maximum number of sequences in flight while `decode_replicas` are up."""
+        return admission.capacity(decode_replicas, self.decode_replicas, self.max_sequences, self.max_queue)

@@ -22,7 +22,7 @@ from strata.serving.engine.request_context import RequestContext
 from strata.serving.engine.suspect_requests import Quarantine
 from strata.serving.metrics.telemetry import Replica as Telemetry
 from strata.serving.routing import policy
-from strata.serving.routing.policy import Decision
+from strata.serving.routing.policy import NOTICE_S, REMOTE_TRIES, Decision
 from strata.serving.routing.prefix_index import PrefixIndex
 from strata.serving.transport.link import Kind, LinkLost, Stream
 from strata.serving.transport.peers import Peer, Peers
@@ -31,9 +31,6 @@ from strata.serving.vllm_patches.resume import Resumption
 
 logger = logging.getLogger("ray.serve")
 
-REMOTE_TRIES = 2
-# Time for the engine itself to detect that the blocks it waits for were lost with their owner.
-NOTICE_S = 3.0
 POLL_S = 0.25
 # `kv_transfer_params` of vLLM's NIXL connector for a prompt that another engine will decode.
 REMOTE_DECODE = {

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +17,9 @@ MIN_SAMPLE_TOKENS = 64
 
 
 class PoolLoad:
-    def __init__(self, stats: "EngineStats", min_tokens: int) -> None:
+    def __init__(self, stats: "EngineStats", min_tokens: int, clock: Callable[[], float] = lambda: time.monotonic()) -> None:
         """`min_tokens`: shortest prompt that may be prefilled remotely."""
-        self._stats = stats
+        self._stats, self._clock = stats, clock
         self._min_sample_tokens = max(MIN_SAMPLE_TOKENS, min_tokens)
         self._queued_here = 0  # prompt tokens waiting for or in prefill on this engine
         self._queued_at: Counter[str] = Counter()  # the same on prefill engines, sent by this replica
@@ -39,7 +39,7 @@ class PoolLoad:
         return max(self._queued_at[peer.name], int(peer.link.load.get("queued_tokens", 0)))
 
     def rates(self) -> Rates:
-        now = time.monotonic()
+        now = self._clock()
         remote = self._remote.per_second(now)
         return Rates(
             local_tokens_per_s=self._local.per_second(now) or remote,  # assume equal engines until there are samples
@@ -72,14 +72,18 @@ class PoolLoad:
         """Records a local prefill. `first` is the request's first output, with the engine's timestamps."""
         tokens = len(first.prompt_token_ids or ()) - (first.num_cached_tokens or 0)
         clock = first.metrics
-        if tokens >= self._min_sample_tokens and clock is not None and clock.scheduled_ts and clock.first_token_ts:
-            self._local.add(tokens, clock.first_token_ts - clock.scheduled_ts, time.monotonic())
+        if clock is not None and clock.scheduled_ts and clock.first_token_ts:
+            self.record_local(tokens, clock.first_token_ts - clock.scheduled_ts)
+
+    def record_local(self, tokens: int, engine_s: float) -> None:
+        if tokens >= self._min_sample_tokens:
+            self._local.add(tokens, engine_s, self._clock())
 
     def prefilled_remotely(self, tokens: int, engine_s: float) -> None:
         if tokens >= self._min_sample_tokens:
-            self._remote.add(tokens, engine_s, time.monotonic())
+            self._remote.add(tokens, engine_s, self._clock())
 
     def record_handoff(self, tokens: int, seconds: float) -> None:
         """Records the fixed cost of a remote prefill: from its answer to the first token here, less the transfer."""
         transfer = tokens * (self._stats.transfer_s_per_token or 0.0)
-        self._handoff.add(1, max(seconds - transfer, 1e-4), time.monotonic())
+        self._handoff.add(1, max(seconds - transfer, 1e-4), self._clock())

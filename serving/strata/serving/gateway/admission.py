@@ -15,6 +15,12 @@ LONGEST_RETRY_S = 60
 WINDOW_S = 30.0  # the completion rate is measured over this window
 
 
+def capacity(replicas: int, configured: int, max_sequences: int, max_queue: int) -> int:
+    """Sequences that an endpoint may have in flight, running or queued. Of `configured` decode replicas, those that are being
+    replaced count too: requests that wait for them will be served."""
+    return max(replicas, configured) * max_sequences + max_queue
+
+
 class Admission:
     def __init__(self, capacity: Callable[[], int], clock: Callable[[], float] = time.monotonic) -> None:
         """`capacity` returns the sequences that this gateway may have in flight: the endpoint's, less those that other gateways

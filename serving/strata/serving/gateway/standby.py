@@ -6,6 +6,7 @@ engine and slow each other down, so it is used only when the alternative is to w
 
 import asyncio
 
+from strata.serving.routing import choice
 from strata.serving.transport.peers import Peer, Peers
 
 
@@ -17,13 +18,10 @@ class Engines:
 
     def least_busy(self, without: frozenset[str] = frozenset()) -> Peer | None:
         """Least busy replica that is not in `without`; one that is, if there are no others."""
-        peer = self._decode.least_busy(without)
-        if self._prefill is None or not self._decode.discovered or (peer is not None and peer.name not in without):
+        peer, prefill = self._decode.least_busy(without), self._prefill
+        if prefill is None or not self._decode.discovered:
             return peer
-        standby = self._prefill.least_busy(without)
-        if standby is None or (peer is not None and standby.name in without):
-            return peer
-        return standby
+        return choice.decode_or_standby(peer, lambda: prefill.least_busy(without), without)
 
     def healthy(self) -> bool:
         """Whether any replica has a healthy engine."""

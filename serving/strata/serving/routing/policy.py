@@ -16,6 +16,9 @@ LOCAL = ("short", "cached", "no-prefill-engine", "prefill-busy", "cheaper-here")
 ON_STANDBY = "no-decode-replica"  # prefilled and decoded on a prefill engine
 REMOTE = ("cheaper-there", "long", "always")
 FORGET_S = 60.0
+REMOTE_TRIES = 2  # prefill engines that are tried before a prompt is prefilled on the decode engine
+# Time for the engine itself to detect that the blocks it waits for were lost with their owner.
+NOTICE_S = 3.0
 
 
 @dataclass(frozen=True)

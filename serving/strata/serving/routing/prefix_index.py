@@ -6,31 +6,46 @@ over all tokens up to its end, the least recently used blocks are evicted first,
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+
+
+class BlockIndex:
+    """Least recently used blocks, by name."""
+
+    def __init__(self, capacity_blocks: int) -> None:
+        self._capacity = capacity_blocks
+        self._blocks: OrderedDict[int, None] = OrderedDict()  # least recently used first
+
+    def leading(self, names: Iterable[int]) -> int:
+        """Number of names in the index before the first that is not."""
+        count = 0
+        for name in names:
+            if name not in self._blocks:
+                break
+            count += 1
+        return count
+
+    def add(self, names: Sequence[int]) -> None:
+        """Adds the blocks of a sequence, in order."""
+        for name in reversed(names):
+            self._blocks[name] = None
+            self._blocks.move_to_end(name)
+        while len(self._blocks) > self._capacity:
+            self._blocks.popitem(last=False)
 
 
 class PrefixIndex:
     def __init__(self, block_size: int, capacity_blocks: int) -> None:
         self._block_size = block_size
-        self._capacity = capacity_blocks
-        self._blocks: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        self._index = BlockIndex(capacity_blocks)
 
     def cached_tokens(self, token_ids: Sequence[int], salt: Hashable = None) -> int:
         """Number of prefix tokens that are probably cached. Never all: the engine must compute at least one token for logits."""
-        blocks = 0
-        for name in self._names(token_ids, len(token_ids) - 1, salt):
-            if name not in self._blocks:
-                break
-            blocks += 1
-        return blocks * self._block_size
+        return self._index.leading(self._names(token_ids, len(token_ids) - 1, salt)) * self._block_size
 
     def add(self, token_ids: Sequence[int], salt: Hashable = None) -> None:
         """Adds tokens whose KV entries the engine has computed: of generated tokens, all but the last."""
-        for name in reversed(list(self._names(token_ids, len(token_ids), salt))):
-            self._blocks[name] = None
-            self._blocks.move_to_end(name)
-        while len(self._blocks) > self._capacity:
-            self._blocks.popitem(last=False)
+        self._index.add(list(self._names(token_ids, len(token_ids), salt)))
 
     def _names(self, token_ids: Sequence[int], length: int, salt: Hashable) -> Iterator[int]:
         """Hash of each full block within the first `length` tokens. A generator, since a lookup ends at the first miss."""

@@ -3,11 +3,11 @@
 import asyncio
 import contextlib
 import logging
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from strata.serving.routing import choice
 from strata.serving.transport.directory import Directory
 from strata.serving.transport.link import Link
 
@@ -47,9 +47,7 @@ class Peers:
     def least_busy(self, without: frozenset[str] = frozenset(), cost: Callable[[Peer], float] | None = None) -> Peer | None:
         """Least busy peer that is not in `without`; one that is, if there are no others. Ties are broken at random."""
         usable = [peer for peer in self._peers.values() if not peer.link.ending]
-        peers = [peer for peer in usable if peer.name not in without] or usable
-        random.shuffle(peers)
-        return min(peers, key=cost or (lambda peer: peer.busy), default=None)
+        return choice.least_busy(usable, cost or (lambda peer: peer.busy), without)
 
     async def changed(self, limit_s: float) -> None:
         """Returns when a replica joined or left, or after `limit_s`."""

@@ -1,0 +1,45 @@
+"""Step times fitted to a measured engine, from a JSON file.
+
+A step takes `fixed_s`, plus `sequence_s` for each decoding sequence and `context_token_s` for each token of their contexts, plus
+`prompt_token_s` for each prompt token and `prompt_pair_s` for each of its query-key pairs.
+"""
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from strata.platform.errors import UserError
+
+
+class Calibration(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=False, allow_inf_nan=False)
+
+    fixed_s: float = Field(gt=0)
+    sequence_s: float = Field(ge=0)
+    context_token_s: float = Field(ge=0)
+    prompt_token_s: float = Field(ge=0)
+    prompt_pair_s: float = Field(ge=0)
+    request_s: float = Field(ge=0)  # HTTP, tokenizer and the stream's first chunk
+    kv_tokens: int = Field(gt=0)  # that the KV cache holds
+    context: int = Field(gt=0)  # most tokens of a prompt with its answer
+    handoff_s: float = Field(default=0.0, ge=0)  # of a KV transfer
+    transfer_token_s: float = Field(default=0.0, ge=0)
+
+    def decode_terms(self, sequences: int, /) -> tuple[float, float]:
+        return self.fixed_s + self.sequence_s * sequences, self.context_token_s
+
+    def step(self, sequences: int, context: int, tokens: int, pairs: float) -> float:
+        decode_s = self.fixed_s + self.sequence_s * sequences + self.context_token_s * context
+        return decode_s + self.prompt_token_s * tokens + self.prompt_pair_s * pairs
+
+
+def load(path: Path) -> Calibration:
+    try:
+        return Calibration.model_validate_json(path.read_text())
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}.", "Check the path of --calibration.") from None
+    except (ValidationError, UnicodeDecodeError) as error:
+        first = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": "not text"}
+        place = ".".join(str(part) for part in first["loc"]) or "the file"
+        fields = ", ".join(Calibration.model_fields)
+        raise UserError(f"{path}: {place}: {first['msg']}.", f"Write a JSON object with the fields {fields}.") from None

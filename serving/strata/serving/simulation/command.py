@@ -1,0 +1,248 @@
+"""The command `strata simulate`. Light imports only: the command line loads this module for its help."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
+
+import typer
+
+from strata.planner import ranges
+from strata.planner.cli.options import GPU, FabricName, GpuName, Json, Model, answer, number, open_fabric, open_gpu, open_model
+from strata.platform.errors import UserError, shown
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from strata.serving.simulation.endpoint import Kill
+    from strata.serving.simulation.planned import Model as EngineModel
+    from strata.serving.simulation.requests import Request
+    from strata.serving.simulation.results import Results
+
+Precision = Literal["fp16", "bf16", "fp8"]
+Link = Literal["fabric", "nvlink", "pcie"]
+Arrivals = Literal["poisson", "bursts", "diurnal"]
+REPLICAS, TOKENS = ranges.Range(0, 10_000), ranges.Range(1, 10_000_000)
+REQUESTS = ranges.Range(1, 100_000_000)
+BLOCK = 16  # tokens, vLLM's default on GPUs
+LOAD, ENGINE, FAILURES = "Load", "Engines", "Failures"
+
+
+def simulate(
+    ctx: typer.Context,
+    model: Model = None,
+    calibration: Annotated[Path | None, typer.Option(help="Step times of a measured engine (JSON), instead of --model.")] = None,
+    decode: Annotated[int, number("Decode replicas.", ranges.Range(1, 10_000), "--decode")] = 1,
+    prefill: Annotated[int, number("Prefill replicas; 0: aggregated serving.", REPLICAS, "--prefill")] = 0,
+    trace: Annotated[
+        Path | None, typer.Option(help="Replay a Mooncake trace (*.jsonl) or an Azure trace (*.csv).", rich_help_panel=LOAD)
+    ] = None,
+    speed: Annotated[float, number("Speed of the trace's replay.", ranges.Range(1e-3, 1e6), panel=LOAD)] = 1.0,
+    arrivals: Annotated[Arrivals, typer.Option(help="Arrivals of a generated load.", rich_help_panel=LOAD)] = "poisson",
+    rate: Annotated[float, number("Requests per second of a generated load.", ranges.RATE, panel=LOAD)] = 10.0,
+    concurrency: Annotated[
+        int | None, number("Clients that send one request after the other, instead of --rate.", REQUESTS, panel=LOAD)
+    ] = None,
+    requests: Annotated[int | None, number("Requests. Default: 1,000, or all of a trace.", REQUESTS, panel=LOAD)] = None,
+    prompt: Annotated[int, number("Mean prompt tokens.", TOKENS, panel=LOAD)] = 1000,
+    output: Annotated[int, number("Mean output tokens.", TOKENS, panel=LOAD)] = 300,
+    variation: Annotated[float, number("Standard deviation of lengths over their mean.", ranges.VARIATION, panel=LOAD)] = 1.0,
+    turns: Annotated[int, number("Requests of a conversation.", ranges.Range(1, 1000), panel=LOAD)] = 1,
+    think: Annotated[float, number("Mean seconds between turns.", ranges.Range(0, 86_400), panel=LOAD)] = 10.0,
+    shared: Annotated[int, number("Tokens of a system prompt before --prompt.", ranges.Range(0, 10_000_000), panel=LOAD)] = 0,
+    openings: Annotated[int, number("Different system prompts.", ranges.Range(1, 1_000_000), panel=LOAD)] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the load and of the routing's ties.", min=0, rich_help_panel=LOAD)] = 0,
+    gpu: GpuName = GPU,
+    fabric: FabricName = None,
+    tensor: Annotated[int, number("GPUs per replica.", ranges.LAYOUT["tensor"], panel=ENGINE)] = 1,
+    precision: Annotated[Precision, typer.Option(help="Precision of the weights.", rich_help_panel=ENGINE)] = "bf16",
+    kv_precision: Annotated[Precision, typer.Option(help="Precision of the KV cache.", rich_help_panel=ENGINE)] = "bf16",
+    link: Annotated[Link, typer.Option(help="Link for KV transfers.", rich_help_panel=ENGINE)] = "fabric",
+    max_sequences: Annotated[int, number("Concurrent sequences per engine.", ranges.MAX_SEQUENCES, panel=ENGINE)] = 256,
+    max_queue: Annotated[int, number("Further sequences that may wait.", REPLICAS, panel=ENGINE)] = 256,
+    step_tokens: Annotated[
+        int | None,
+        number("Tokens per step of a decode engine. Default: 8,192; 2,048 with prefill replicas.", TOKENS, panel=ENGINE),
+    ] = None,
+    block_size: Annotated[
+        int | None,
+        number("Tokens per KV block. Default: 16; 128 with prefill replicas.", ranges.Range(1, 65_536), panel=ENGINE),
+    ] = None,
+    prefix_caching: Annotated[bool, typer.Option(help="Reuse KV blocks of equal prefixes.", rich_help_panel=ENGINE)] = True,
+    kill: Annotated[
+        list[str] | None,
+        typer.Option(help="Kill a replica: POOL:INDEX@SECONDS, such as decode:0@60. Repeatable.", rich_help_panel=FAILURES),
+    ] = None,
+    recovery: Annotated[
+        float, number("Seconds until a killed replica is replaced.", ranges.Range(0, 86_400), panel=FAILURES)
+    ] = 60.0,
+    json: Json = None,
+) -> None:
+    """Simulate an endpoint under a generated load or a trace: throughput, latencies, cache hits and use of every pool."""
+    from dataclasses import replace
+
+    from strata.serving.simulation import calibration as calibrations
+    from strata.serving.simulation import generated, planned, traces
+    from strata.serving.simulation.endpoint import Setup, Simulation
+    from strata.serving.simulation.engine import EngineSettings
+    from strata.serving.spec import DECODE_STEP_TOKENS, TRANSFERRED_BLOCK
+
+    if ctx.invoked_subcommand is not None:
+        return
+    if ctx.args:
+        raise UserError(f"{shown(' '.join(ctx.args))} is no option of 'strata simulate'.", "See 'strata simulate --help'.")
+    if (model is None) == (calibration is None):
+        raise UserError("One of --model and --calibration is needed.", "Set --model to a name from 'strata plan list'.")
+    if trace is not None and concurrency is not None:
+        raise UserError("--trace excludes --concurrency.", "Omit one of them.")
+    kills = [_kill(text, {"decode": decode, "prefill": prefill}) for text in kill or []]
+    if calibration is not None:
+        found = calibrations.load(calibration)
+        engine = planned.Model(
+            found, found.kv_tokens, found.context, found.request_s, found.handoff_s, found.transfer_token_s
+        )  # fmt: skip
+    else:
+        card = open_gpu(gpu, None)
+        engine = planned.plan(
+            open_model(model), card, open_fabric(fabric, card), link, tensor, precision, kv_precision, max_sequences
+        )
+    block_size = block_size or (TRANSFERRED_BLOCK if prefill else BLOCK)
+    settings = EngineSettings(
+        blocks=_blocks(engine, block_size),
+        block_size=block_size,
+        max_sequences=max_sequences,
+        step_tokens=max(engine.step_tokens, max_sequences),
+        prefix_caching=prefix_caching,
+    )
+    decode_tokens = step_tokens or (DECODE_STEP_TOKENS if prefill else engine.step_tokens)
+    setup = Setup(
+        times=engine.times,
+        decode_replicas=decode,
+        decode_engine=replace(settings, step_tokens=max(decode_tokens, max_sequences)),
+        max_queue=max_queue,
+        context=engine.context,
+        request_s=engine.request_s,
+        prefill_replicas=prefill,
+        prefill_engine=settings,
+        handoff_s=engine.handoff_s,
+        transfer_token_s=engine.transfer_token_s,
+        kills=kills,
+        recovery_s=recovery,
+    )
+    shape = generated.Shape(prompt, output, variation, shared, openings, turns, think)
+    load: Iterator[tuple[float, Request]]
+    total = requests if trace else requests or 1000
+    if trace is not None:
+        traces.format_of(trace)
+        load = traces.replay(trace, block_size, requests, speed)
+    elif concurrency is not None:
+        load = generated.closed_loop(concurrency, requests or 1000, shape, block_size, seed)
+    else:
+        load = generated.open_loop(arrivals, rate, requests or 1000, shape, block_size, seed)
+    with _progress(total) as advance:
+        results = Simulation(setup, seed).run(load, advance)
+    answer(lambda _: [_table(results)], results.summary, json)
+
+
+def simulate_validate(
+    record: Annotated[Path, typer.Argument(help="JSON file of 'strata bench serve' on a GPU, with the uniform workload.")],
+    recipe: Annotated[str, typer.Option(help="Recipe of the run, for the shape of its model.")] = "h200",
+    json: Json = None,
+) -> None:
+    """Compare the simulation with a recorded benchmark of one replica, and print the errors."""
+    from rich.table import Table
+
+    from strata.planner.catalogue import library
+    from strata.platform import recipe_file
+    from strata.serving.simulation import validation
+
+    found = validation.read(record)
+    card = validation.gpu_of(found, record)
+    shape = library.from_recipe(recipe_file.load(recipe, []).model, recipe)
+    rows = list(validation.compare(found, shape, card, open_fabric(None, card)))
+    table = Table("contender", "concurrency", "metric", "recorded", "simulated", "error")
+    for row in rows:
+        scale, digits = (1, 0) if row.metric == "tokens_per_s" else (1000, 1)
+        values = (f"{scale * value:,.{digits}f}" for value in (row.recorded, row.simulated))
+        unit = "" if scale == 1 else ", ms"
+        table.add_row(row.contender, str(row.concurrency), row.metric + unit, *values, f"{row.error:+.0%}")
+    answer(lambda _: [table], lambda: {"rows": [{**vars(row), "error": row.error} for row in rows]}, json)
+
+
+def _blocks(engine: "EngineModel", block_size: int) -> int:
+    if blocks := engine.kv_tokens // block_size:
+        return blocks
+    raise UserError(
+        f"The KV cache holds {engine.kv_tokens} tokens, and --block-size is {block_size}.", "Lower --block-size."
+    )  # fmt: skip
+
+
+def _kill(text: str, replicas: dict[str, int]) -> "Kill":
+    from strata.serving.simulation.endpoint import Kill
+    from strata.serving.simulation.replica import Role
+
+    pool, colon, rest = text.partition(":")
+    index, at, seconds = rest.partition("@")
+    try:
+        found, when = int(index), float(seconds)
+    except ValueError:
+        found, when = -1, -1.0
+    if pool not in get_args(Role) or not colon or not at or not 0 <= found < replicas[pool] or not 0 <= when < float("inf"):
+        raise UserError(
+            f"--kill {shown(text)} names no replica and time.",
+            "Write POOL:INDEX@SECONDS, such as decode:0@60, with a pool of decode and prefill and an index from 0 on.",
+        )
+    return Kill(when, pool, found)  # type: ignore[arg-type]
+
+
+class _progress:
+    """Progress bar on a terminal; nothing elsewhere."""
+
+    def __init__(self, total: int | None) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
+
+        columns = ("simulated requests", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+        self._bar = Progress(*columns, console=Console(stderr=True), transient=True, disable=not Console(stderr=True).is_terminal)
+        self._task = self._bar.add_task("", total=total)
+
+    def __enter__(self) -> Callable[[int], None]:
+        self._bar.start()
+        return lambda done: self._bar.update(self._task, completed=done)
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+
+def _table(results: "Results") -> "Table":
+    from rich.table import Table
+
+    found = results.summary()
+    table = Table("figure", "value", title="Simulated endpoint")
+    counts = found["requests"]
+    rows: list[tuple[str, str]] = [
+        ("simulated time", f"{found['simulated_s']:,.1f} s"),
+        ("requests", ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items())),
+        ("requests/s", f"{found['requests_per_s']:,.2f}"),
+        ("input tokens/s", f"{found['input_tokens_per_s']:,.0f}"),
+        ("output tokens/s", f"{found['output_tokens_per_s']:,.0f}"),
+    ]
+    for name, key in (("TTFT", "ttft_s"), ("ITL", "itl_s"), ("queue", "queue_s"), ("latency", "latency_s")):
+        shares = ", ".join(f"{share} {_ms(value)}" for share, value in found[key].items())
+        rows.append((name, shares))
+    rows.append(("prefix cache", f"{found['prefix_hit_rate']:.1%} of prompt tokens hit"))
+    rows.append(("preemptions", f"{found['preemptions']:,}"))
+    if found["retried"] or found["migrated"]:
+        rows.append(("replicas lost", f"{found['retried']:,} requests retried, {found['migrated']:,} streams continued"))
+    if len(found["prefills"]) > 1:
+        rows.append(("prefills", ", ".join(f"{count:,} {name}" for name, count in found["prefills"].items())))
+    for name, pool in found["pools"].items():
+        if pool["replicas"]:
+            use = f"{pool['utilisation']:.0%} busy, KV cache {pool['kv_use']:.0%} used (peak {pool['kv_use_peak']:.0%})"
+            rows.append((f"{name} pool", f"{pool['replicas']} replicas, {use}"))
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{1000 * seconds:,.1f} ms"

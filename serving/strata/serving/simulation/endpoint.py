@@ -1,0 +1,448 @@
+"""Simulation of an endpoint: one gateway, decode replicas and prefill replicas, driven by a heap of events.
+
+Decisions are those of production, by the same code: `gateway.admission` admits, `routing.choice` chooses replicas,
+`routing.policy` places prefills with the rates that `engine.pool_load` measures. What happens to a request whose replica dies
+follows `gateway.relay` and `engine.disaggregation`, with their limits.
+
+Not simulated: several gateways with different knowledge, contention of KV transfers, and clients that retry or disconnect.
+"""
+
+import heapq
+import random
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Several
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any
+
+from strata.serving.api.requests import ApiError
+from strata.serving.gateway import admission
+from strata.serving.gateway.admission import Admission
+from strata.serving.gateway.relay import REPLICA_WAIT_S, TRIES
+from strata.serving.routing import choice, policy
+from strata.serving.routing.policy import Decision, Rule
+from strata.serving.simulation.engine import Engine, EngineSettings, Times
+from strata.serving.simulation.replica import Flight, Replica, Role
+from strata.serving.simulation.requests import Request
+from strata.serving.simulation.results import PoolUse, Results
+from strata.serving.simulation.sequence import Sequence
+from strata.serving.spec import LEASE_S
+
+_busy: Callable[[Replica], float] = attrgetter("busy")
+LOCAL = Decision("local", "no-prefill-engine")
+STANDBY = Decision("local", policy.ON_STANDBY)
+PREFILL_FAILED = Decision("local", "prefill-failed")
+PROGRESS_EVENTS = 10_000
+
+
+@dataclass(frozen=True)
+class Kill:
+    at: float  # seconds
+    role: Role
+    index: int
+
+
+@dataclass(frozen=True)
+class Setup:
+    """An endpoint. `prefill_engine` is read only where there are prefill replicas."""
+
+    times: Times
+    decode_replicas: int
+    decode_engine: EngineSettings
+    max_queue: int
+    context: int  # most tokens of a prompt with its answer
+    request_s: float  # HTTP, tokenizer and the stream's first chunk
+    prefill_replicas: int = 0
+    prefill_engine: EngineSettings | None = None
+    rule: Rule = field(default_factory=lambda: Rule("cheaper", 256, 2.0, 0.25))
+    handoff_s: float = 0.0
+    transfer_token_s: float = 0.0
+    kills: Several[Kill] = ()
+    recovery_s: float = 60.0  # until a killed replica is replaced
+
+
+class Simulation:
+    def __init__(self, setup: Setup, seed: int = 0) -> None:
+        self._setup = setup
+        self._random = random.Random(seed)
+        self._events: list[tuple[float, int, Callable[[Any, Any], None], Any, Any]] = []
+        self._order = 0
+        self.now = 0.0
+        self.results = Results()
+        self.pools: dict[Role, list[Replica]] = {"decode": [], "prefill": []}
+        self._stranded: dict[Flight, None] = {}  # no replica is up
+        self._in_flight = self._to_arrive = 0
+        settings = setup.decode_engine
+        self._admission = Admission(
+            lambda: admission.capacity(len(self.pools["decode"]), setup.decode_replicas, settings.max_sequences, setup.max_queue),
+            lambda: self.now,
+        )
+        fits = [settings] + ([setup.prefill_engine] if setup.prefill_engine and setup.prefill_replicas else [])
+        self._longest = min(setup.context, *(each.blocks * each.block_size for each in fits))
+        for role, count in (("decode", setup.decode_replicas), ("prefill", setup.prefill_replicas)):
+            self.results.pools[role] = PoolUse()
+            for index in range(count):
+                self._join(role, f"{role}-{index}")  # type: ignore[arg-type]
+        for kill in setup.kills:
+            self._at(kill.at, self._kill, kill, None)
+
+    def run(self, arrivals: Iterable[tuple[float, Request]], progress: Callable[[int], None] | None = None) -> Results:
+        """Runs until every request has ended. `arrivals` are (seconds, request) in order of time. `progress` is called with the
+        number of ended requests now and then."""
+        self._arrivals = iter(arrivals)
+        self._next_arrival()
+        events, results = self._events, self.results
+        while events:
+            self.now, _, handle, first, second = heapq.heappop(events)
+            results.events += 1
+            handle(first, second)
+            if progress is not None and not results.events % PROGRESS_EVENTS:
+                progress(results.ended)
+        assert not self._in_flight, "requests were lost"
+        for role, replicas in self.pools.items():
+            for replica in replicas:
+                self._account(role, replica, max(results.ended_at, replica.up_since))
+        return results
+
+    def _at(self, at: float, handle: Callable[[Any, Any], None], first: Any, second: Any) -> None:
+        self._order += 1
+        heapq.heappush(self._events, (at, self._order, handle, first, second))
+
+    def _next_arrival(self) -> None:
+        if (arrival := next(self._arrivals, None)) is not None:
+            self._to_arrive += 1
+            self._at(arrival[0], self._arrive, arrival[1], True)
+
+    def _arrive(self, request: Request, from_load: bool) -> None:
+        results = self.results
+        if results.began_at is None:
+            results.began_at = self.now
+        results.ended_at = self.now
+        results.sent += 1
+        self._to_arrive -= 1
+        if from_load:
+            self._next_arrival()
+        if request.prompt + request.output > self._longest:
+            results.too_long += 1
+            return
+        admitted = self._admission.admitted(1)
+        try:
+            admitted.__enter__()
+        except ApiError:
+            results.rejected += 1
+            return
+        self._in_flight += 1
+        self._dispatch(Flight(request, admitted, self.now))
+
+    def _dispatch(self, flight: Flight) -> None:
+        replica = self._choose(flight.lost)
+        if replica is None:
+            flight.stranded_at = self.now
+            self._stranded[flight] = None
+            self._at(self.now + REPLICA_WAIT_S, self._give_up, flight, flight.epoch)
+            return
+        flight.tries += 1
+        flight.replica = replica
+        replica.flights[flight] = None
+        replica.busy += 1
+        self._at(self.now + self._setup.request_s, self._enter, flight, flight.epoch)
+
+    def _choose(self, lost: frozenset[str]) -> Replica | None:
+        pick = self._random.choice
+        decode = choice.least_busy(self.pools["decode"], _busy, lost, pick)
+        if not self._setup.prefill_replicas:
+            return decode
+        return choice.decode_or_standby(decode, lambda: choice.least_busy(self.pools["prefill"], _busy, lost, pick), lost)
+
+    def _give_up(self, flight: Flight, epoch: int) -> None:
+        if flight.epoch == epoch and flight in self._stranded:
+            del self._stranded[flight]
+            self._close(flight, failed=True)
+
+    def _close(self, flight: Flight, failed: bool = False) -> None:
+        """Ends a request; its client may then send the next one."""
+        flight.epoch += 1
+        flight.admission.__exit__(None, None, None)
+        self._in_flight -= 1
+        results, request = self.results, flight.request
+        results.ended_at = self.now
+        if failed:
+            results.failed += 1
+            return
+        results.completed += 1
+        results.input_tokens += request.prompt
+        results.output_tokens += request.output
+        results.ttft_s.append(flight.first_token_at - flight.arrived_at)
+        results.queue_s.append(flight.queue_s)
+        results.latency_s.append(self.now - flight.arrived_at)
+        if request.then is not None and (after := request.then()) is not None:
+            self._to_arrive += 1
+            self._at(self.now + after[0], self._arrive, after[1], False)
+
+    def _enter(self, flight: Flight, epoch: int) -> None:
+        """A request reaches its replica, which decides where to prefill it."""
+        if flight.epoch != epoch:
+            return
+        replica, request = flight.replica, flight.request
+        assert replica is not None
+        flight.tried = frozenset()
+        tokens = request.prompt + flight.emitted
+        if replica.role == "prefill":
+            self._prefill_locally(flight, STANDBY, 0)
+        elif not self._setup.prefill_replicas:
+            self._prefill_locally(flight, LOCAL, 0)
+        else:
+            size = self._setup.decode_engine.block_size
+            cached = replica.index.leading(request.text.names(0, (tokens - 1) // size)) * size
+            peers: Any = _Peers(self.pools["prefill"])
+            load = replica.pool_load
+            prompt = policy.Prompt(tokens, cached)
+            decision = policy.decide(prompt, load.here(), load.pool(peers), load.rates(), self._setup.rule)
+            if decision.where == "remote":
+                self._prefill_remotely(flight, decision)
+            else:
+                self._prefill_locally(flight, decision, tokens - cached)
+
+    def _prefill_locally(self, flight: Flight, decision: Decision, tokens: int) -> None:
+        replica = flight.replica
+        assert replica is not None
+        self.results.prefills["local", decision.reason] += 1
+        if tokens:
+            self._wait_in(flight, replica.pool_load.prefilling_here(tokens))
+        self._submit(flight, remote=False)
+
+    def _submit(self, flight: Flight, remote: bool) -> None:
+        replica = flight.replica
+        assert replica is not None
+        sequence = Sequence(flight.request, flight.emitted, last_token_at=flight.last_token_at)
+        sequence.flight, sequence.remote = flight, remote
+        flight.sequence = sequence
+        replica.engine.submit(sequence, self.now)
+
+    def _wait_in(self, flight: Flight, queue: AbstractContextManager[None]) -> None:
+        queue.__enter__()
+        flight.queue = queue
+
+    def _leave_queue(self, flight: Flight) -> None:
+        if flight.queue is not None:
+            flight.queue.__exit__(None, None, None)
+            flight.queue = None
+
+    def _prefill_remotely(self, flight: Flight, decision: Decision) -> None:
+        replica, request = flight.replica, flight.request
+        assert replica is not None
+        load: Any = replica.pool_load
+        tokens = request.prompt + flight.emitted
+        peer = None
+        if len(flight.tried) < policy.REMOTE_TRIES:
+            peer = choice.least_busy(self.pools["prefill"], load.queued_tokens, flight.tried, self._random.choice)
+        if peer is None or peer.name in flight.tried:
+            self._prefill_locally(flight, PREFILL_FAILED, tokens)
+            return
+        if not flight.tried:
+            self.results.prefills["remote", decision.reason] += 1
+        flight.tried |= {peer.name}
+        self._wait_in(flight, load.prefilling_at(peer, tokens))
+        sequence = Sequence(request, flight.emitted, prefill_only=True)
+        sequence.flight, sequence.replica = flight, peer
+        flight.prefill = sequence
+        peer.prefilling[sequence] = None
+        peer.busy += 1
+        peer.queue(tokens)
+        peer.engine.submit(sequence, self.now)
+
+    def _prefilled(self, flight: Flight, sequence: Sequence) -> None:
+        """A prefill replica has computed a prompt, and its decode replica reads the blocks."""
+        peer: Replica = sequence.replica
+        del peer.prefilling[sequence]
+        peer.busy -= 1
+        tokens = sequence.tokens - sequence.begun  # without the token that was generated and is discarded
+        peer.queue(-tokens)
+        if sequence.cancelled:
+            if sequence.begun:
+                peer.engine.release(sequence, self.now)
+            return
+        replica = flight.replica
+        assert replica is not None
+        self._leave_queue(flight)
+        replica.pool_load.prefilled_remotely(tokens - sequence.cached, self.now - sequence.admitted_at)
+        if flight.queue_s < 0:
+            flight.queue_s = flight.stranded_s + sequence.admitted_at - sequence.submitted_at
+        flight.prefill, flight.source, flight.handed_at = None, (peer, sequence), self.now
+        peer.prefilled[sequence] = None
+        self._submit(flight, remote=True)
+
+    def _transferred(self, flight: Flight, read: tuple[int, int]) -> None:
+        epoch, tokens = read
+        if flight.epoch != epoch or flight.source is None:
+            return
+        (peer, source), replica = flight.source, flight.replica
+        assert replica is not None and flight.sequence is not None
+        self._free_source(peer, source)
+        flight.source = None
+        seconds = self._setup.transfer_token_s * tokens
+        replica.transfers.add(tokens, seconds, self.now)
+        replica.engine.transferred(flight.sequence, self.now)
+
+    def _free_source(self, peer: Replica, source: Sequence) -> None:
+        if peer.prefilled.pop(source, 0) is None:
+            peer.engine.release(source, self.now)
+
+    def _blocks_lost(self, flight: Flight, epoch: int) -> None:
+        """The blocks of a remote prefill died with their owner: the decode replica prefills."""
+        if flight.epoch != epoch:
+            return
+        replica = flight.replica
+        assert replica is not None and flight.sequence is not None
+        replica.engine.withdraw(flight.sequence, self.now)
+        flight.handed_at = 0.0
+        self._prefill_locally(flight, PREFILL_FAILED, flight.request.prompt + flight.emitted)
+
+    def wake_at(self, engine: Engine, at: float) -> None:
+        self._at(at, self._wake, engine, engine.version)
+
+    def _wake(self, engine: Engine, version: int) -> None:
+        if engine.version == version:
+            engine.wake(self.now)
+
+    def began(self, sequence: Sequence, now: float) -> None:
+        flight: Flight = sequence.flight
+        if sequence.held:
+            return
+        if flight.first_token_at < 0:
+            flight.first_token_at = now
+        replica = flight.replica
+        assert replica is not None
+        if flight.queue_s < 0:
+            flight.queue_s = flight.stranded_s + sequence.admitted_at - sequence.submitted_at
+        if not self._setup.prefill_replicas:
+            return
+        prompt = sequence.tokens - 1
+        if flight.handed_at:
+            replica.pool_load.record_handoff(prompt, now - flight.handed_at)
+            flight.handed_at = 0.0
+        else:
+            self._leave_queue(flight)
+            replica.pool_load.record_local(prompt - sequence.cached, now - sequence.admitted_at)
+
+    def ended(self, sequence: Sequence, now: float) -> None:
+        flight: Flight = sequence.flight
+        if sequence.held:
+            self._prefilled(flight, sequence)
+            return
+        replica = flight.replica
+        assert replica is not None
+        if self._setup.prefill_replicas:
+            self._leave_queue(flight)
+            full = (sequence.tokens - 1) // self._setup.decode_engine.block_size
+            replica.index.add(flight.request.text.names(0, full))
+        self._hang_up(flight)
+        self._close(flight)
+
+    def _hang_up(self, flight: Flight) -> None:
+        replica = flight.replica
+        assert replica is not None
+        del replica.flights[flight]
+        replica.busy -= 1
+        flight.replica = flight.sequence = None
+
+    def reads(self, sequence: Sequence, tokens: int) -> None:
+        flight: Flight = sequence.flight
+        seconds = self._setup.handoff_s + self._setup.transfer_token_s * tokens
+        self._at(self.now + seconds, self._transferred, flight, (flight.epoch, tokens))
+
+    def _join(self, role: Role, name: str) -> None:
+        setup = self._setup
+        settings = setup.decode_engine if role == "decode" else setup.prefill_engine
+        assert settings is not None
+        engine = Engine(setup.times, settings, self, self.results.itl)
+        self.pools[role].append(Replica(name, role, engine, setup.rule.min_tokens, lambda: self.now))
+        self.results.pools[role].replicas += 1
+
+    def _kill(self, kill: Kill, _: None) -> None:
+        replicas = self.pools[kill.role]
+        replica = next((each for each in replicas if each.name.split(".")[0] == f"{kill.role}-{kill.index}"), None)
+        if replica is None or not (self._in_flight or self._to_arrive):
+            return  # it is down already, or the load is over
+        replicas.remove(replica)
+        replica.engine.kill(self.now)
+        self._account(kill.role, replica, self.now)
+        for sequence in list(replica.prefilling):
+            self._prefill_lost(sequence)
+        for sequence in list(replica.prefilled):
+            flight: Flight = sequence.flight
+            if flight.source is not None and flight.source[1] is sequence:  # else its reader died before
+                flight.source = None
+                self._at(self.now + policy.NOTICE_S, self._blocks_lost, flight, flight.epoch)
+        replica.prefilled.clear()
+        for flight in list(replica.flights):
+            self._move(flight)
+        self._at(self.now + self._setup.recovery_s, self._recover, kill.role, replica.name)
+
+    def _recover(self, role: Role, name: str) -> None:
+        base, _, generation = name.partition(".")
+        self._join(role, f"{base}.{int(generation or 0) + 1}")
+        stranded = list(self._stranded)
+        self._stranded.clear()
+        for flight in stranded:
+            flight.epoch += 1
+            flight.stranded_s += self.now - flight.stranded_at
+            self._dispatch(flight)
+
+    def _prefill_lost(self, sequence: Sequence) -> None:
+        flight: Flight = sequence.flight
+        if sequence.cancelled:
+            return
+        self._leave_queue(flight)
+        flight.prefill = None
+        self._prefill_remotely(flight, PREFILL_FAILED)
+
+    def _move(self, flight: Flight) -> None:
+        """Continues a request on another replica, with the tokens that its client has."""
+        if flight.prefill is not None:
+            flight.prefill.cancelled = True
+        if flight.source is not None:
+            peer, source = flight.source
+            self._at(self.now + LEASE_S, self._free_source, peer, source)
+        flight.prefill = flight.source = None
+        self._leave_queue(flight)
+        replica, sequence = flight.replica, flight.sequence
+        assert replica is not None
+        if sequence is not None and sequence.emitted:
+            flight.emitted, flight.last_token_at = sequence.emitted, sequence.last_token_at
+        flight.lost |= {replica.name}
+        flight.handed_at = 0.0
+        self._hang_up(flight)
+        flight.epoch += 1
+        if flight.emitted == flight.request.output:
+            self._close(flight)
+        elif flight.tries == TRIES:
+            self._close(flight, failed=True)
+        else:
+            self.results.migrated += flight.emitted > 0
+            self.results.retried += not flight.emitted
+            self._dispatch(flight)
+
+    def _account(self, role: Role, replica: Replica, until: float) -> None:
+        use, results, engine = self.results.pools[role], self.results, replica.engine
+        up_s = until - replica.up_since
+        use.up_s += up_s
+        use.busy_s += engine.busy_s
+        use.block_seconds += engine.block_seconds
+        use.block_capacity_seconds += engine.cache.capacity * up_s
+        use.peak = max(use.peak, engine.peak_blocks / engine.cache.capacity)
+        results.preemptions += engine.preemptions
+        results.queried_tokens += engine.queried_tokens
+        results.hit_tokens += engine.hit_tokens
+        results.steps += engine.steps
+
+
+class _Peers:
+    """Replicas as `PoolLoad.pool` reads them."""
+
+    def __init__(self, replicas: list[Replica]) -> None:
+        self._replicas = replicas
+
+    def all(self) -> list[Replica]:
+        return self._replicas

@@ -1,0 +1,48 @@
+"""Engines of a simulation by the planner's model."""
+
+from dataclasses import dataclass
+
+from strata.planner.catalogue.shape import Shape
+from strata.planner.serving.capacity import REQUEST_S, Link, transfer
+from strata.planner.serving.engine_step import CHUNK, Precision, describe
+from strata.planner.serving.step_times import StepTimes
+from strata.planner.worksheet import Worksheet
+from strata.platform.errors import UserError
+from strata.platform.hardware.specs import Fabric, Gpu
+from strata.serving.simulation.engine import Times
+
+
+@dataclass(frozen=True)
+class Model:
+    """An engine's times and sizes, from the planner or a calibration."""
+
+    times: Times
+    kv_tokens: int
+    context: int
+    request_s: float
+    handoff_s: float
+    transfer_token_s: float
+    step_tokens: int = CHUNK
+
+
+def plan(
+    shape: Shape,
+    gpu: Gpu,
+    fabric: Fabric,
+    link: Link = "fabric",
+    tensor: int = 1,
+    precision: Precision = "bf16",
+    kv_precision: Precision = "bf16",
+    max_sequences: int = 256,
+) -> Model:
+    worksheet = Worksheet("engine")
+    describe(shape, gpu, worksheet, tensor, precision, kv_precision, max_sequences)
+    kv_tokens = int(worksheet["kv_space"] // worksheet["kv_bytes_per_token"])
+    if kv_tokens < 1:
+        raise UserError(
+            f"{shape.name} leaves no memory for a KV cache on {tensor} x {gpu.name}.", "Raise --tensor or use --precision fp8."
+        )
+    worksheet.given("prompt", 1)
+    transfer(gpu, fabric, link, worksheet)
+    handoff_s = worksheet["handoff_s"]
+    return Model(StepTimes(worksheet), kv_tokens, shape.context, REQUEST_S, handoff_s, worksheet["transfer_s"] - handoff_s)

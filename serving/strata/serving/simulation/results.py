@@ -1,0 +1,88 @@
+"""Results of a simulation: every request's latencies, the engines' counters, and their summary."""
+
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from strata.serving.simulation.histogram import Histogram
+
+PERCENTILES = (50, 90, 99)
+
+
+class Results:
+    def __init__(self) -> None:
+        self.sent = self.completed = self.rejected = self.too_long = self.failed = 0
+        self.input_tokens = self.output_tokens = 0  # of completed requests
+        self.queried_tokens = self.hit_tokens = self.preemptions = self.steps = self.events = 0
+        self.retried = self.migrated = 0
+        self.ttft_s, self.queue_s, self.latency_s = array("d"), array("d"), array("d")
+        self.itl = Histogram()
+        self.prefills: Counter[tuple[str, str]] = Counter()  # by place and reason
+        self.began_at: float | None = None
+        self.ended_at = 0.0
+        self.pools: dict[str, PoolUse] = {}
+
+    @property
+    def ended(self) -> int:
+        return self.completed + self.rejected + self.too_long + self.failed
+
+    @property
+    def seconds(self) -> float:
+        return self.ended_at - (self.began_at or 0.0)
+
+    def summary(self) -> dict[str, Any]:
+        seconds = self.seconds or 1.0
+        return {
+            "simulated_s": self.seconds,
+            "requests": {
+                "sent": self.sent,
+                "completed": self.completed,
+                "rejected": self.rejected,
+                "too_long": self.too_long,
+                "failed": self.failed,
+            },
+            "requests_per_s": self.completed / seconds,
+            "input_tokens_per_s": self.input_tokens / seconds,
+            "output_tokens_per_s": self.output_tokens / seconds,
+            "ttft_s": _percentiles(self.ttft_s),
+            "itl_s": {
+                "mean": self.itl.total / self.itl.weight if self.itl.weight else None,
+                **{f"p{share}": self.itl.percentile(share / 100) for share in PERCENTILES},
+            },
+            "queue_s": _percentiles(self.queue_s),
+            "latency_s": _percentiles(self.latency_s),
+            "prefix_hit_rate": self.hit_tokens / self.queried_tokens if self.queried_tokens else 0.0,
+            "preemptions": self.preemptions,
+            "retried": self.retried,
+            "migrated": self.migrated,
+            "prefills": {f"{where}: {reason}": count for (where, reason), count in sorted(self.prefills.items())},
+            "pools": {name: pool.summary() for name, pool in self.pools.items()},
+            "engine_steps": self.steps,
+            "events": self.events,
+        }
+
+
+class PoolUse:
+    """Use of one pool, summed over its replicas, dead ones included."""
+
+    def __init__(self) -> None:
+        self.replicas = 0
+        self.up_s = self.busy_s = self.block_seconds = self.block_capacity_seconds = self.peak = 0.0
+
+    def summary(self) -> dict[str, Any]:
+        return {
+            "replicas": self.replicas,
+            "utilisation": self.busy_s / self.up_s if self.up_s else 0.0,
+            "kv_use": self.block_seconds / self.block_capacity_seconds if self.block_capacity_seconds else 0.0,
+            "kv_use_peak": self.peak,
+        }
+
+
+def _percentiles(values: Iterable[float]) -> Mapping[str, float | None]:
+    found = np.asarray(values)
+    if not found.size:
+        return {"mean": None} | {f"p{share}": None for share in PERCENTILES}
+    return {"mean": float(found.mean())} | {f"p{share}": float(np.percentile(found, share)) for share in PERCENTILES}
