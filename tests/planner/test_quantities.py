@@ -225,6 +225,19 @@ RANGES = {
     "RANKS": (2, 10_000_000, False),
     "INSIDE": (1, 2**16, False),
     "PROCESSES": (2, 16, False),
+    "QUEUE_GPUS": (1, 262_144, False),
+    "JOBS": (1, 1_000_000, False),
+    "LOAD": (0.01, 10, False),
+    "SEED": (0, 4_294_967_296, False),
+    "NODE_GPUS": (1, 64, False),
+    "BLOCK": (1, 4096, False),
+    "PAUSE": (0, 86_400, False),
+    "AGEING": (0, 8760, False),
+    "FLEET_GPUS": (1, 1_000_000, False),
+    "RETENTION": (0, 3650, True),
+    "SCRAPE": (1, 3600, False),
+    "STALLED": (1e-6, 0.5, False),
+    "CHECKPOINTS": (1, 10_000, False),
 }
 TABLES = {
     "LAYOUT": {

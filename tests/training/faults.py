@@ -9,7 +9,7 @@ import hashlib
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -52,6 +52,10 @@ class StandIn:
 
     def prepare_reference(self) -> None:
         """Without preferences there is no reference model."""
+
+    def exported(self) -> Callable[[Record], None]:
+        """Without Ray there is nowhere to export a rank's time."""
+        return lambda record: None
 
     def continue_history(self, step: int) -> None:
         """Without a time budget there is nothing to continue."""
