@@ -11,33 +11,35 @@ from pathlib import Path
 from typing import TextIO
 
 from strata.dashboards.bench.fleet import HOUR_S, SCRAPE_S, Fleet, Series
-from strata.monitoring.prometheus import server
+from strata.monitoring.prometheus import manifests, server
 from strata.platform.errors import UserError
 
 BLOCK_S = 2 * HOUR_S  # Prometheus' smallest block; promtool reads its input once for each
+FLEET_STEP_S = int(manifests.FLEET_INTERVAL.removesuffix("s"))
 POOL = 16  # random values of a series, which it repeats; a new one for each sample would take most of the time
 
 
 @dataclass(frozen=True)
 class Span:
-    """Series with their past in seconds."""
+    """Series with their past in seconds, and the seconds between samples."""
 
     seconds: int
     series: Callable[[], Iterable[Series]]
+    step_s: int = SCRAPE_S
 
 
 def spans(fleet: Fleet) -> tuple[Span, ...]:
     """Ranges of the boards: an hour for nodes and engines, three for runs and objectives, a day for teams. The window of the rule
     of idle GPUs is five minutes."""
     return (
-        Span(300, fleet.utilization),
-        Span(HOUR_S, fleet.node_rules),
+        Span(300, fleet.utilization, FLEET_STEP_S),
+        Span(HOUR_S, fleet.node_rules, FLEET_STEP_S),
         Span(HOUR_S, lambda: (series for node in fleet.nodes for series in fleet.ray_node(node))),
         Span(HOUR_S, fleet.serving),
         Span(3 * HOUR_S, fleet.on_call),
         Span(3 * HOUR_S, fleet.training),
         Span(3 * HOUR_S, fleet.objectives),
-        Span(24 * HOUR_S, fleet.team_rules),
+        Span(24 * HOUR_S, fleet.team_rules, FLEET_STEP_S),
     )
 
 
@@ -61,7 +63,7 @@ def write(fleet: Fleet, folder: Path, end: int, say: Callable[[str], None]) -> i
 
 def _write_window(file: TextIO, span: Span, begin: int, end: int) -> int:
     """Writes the samples of one block. Returns their number."""
-    times = range(max(begin, _aligned(end - span.seconds)), min(begin + BLOCK_S, end), SCRAPE_S)
+    times = range(max(begin, _aligned(end - span.seconds)), min(begin + BLOCK_S, end), span.step_s)
     if not times:
         return 0
     stamps = [f" {time}\n" for time in times]
