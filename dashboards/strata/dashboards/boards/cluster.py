@@ -31,10 +31,11 @@ def or_none(what: series.Series) -> str:
 
 
 def across(
-    title: str, description: str, unit: Unit, values: str, limits: Limits | None = None, top: float | None = None
+    title: str, description: str, unit: Unit, of: series.Series, limits: Limits | None = None, top: float | None = None
 ) -> Panel:
-    """The highest, median and lowest value of many nodes."""
-    return lines(title, description, unit, *(Line(expr, word) for word, expr in spread(values).items()), limits=limits, top=top)
+    """The highest, median and lowest value of many nodes. `of` is a rule with one series for each node."""
+    of_nodes = (Line(expr, word) for word, expr in spread(select(of)).items())
+    return lines(title, description, unit, *of_nodes, limits=limits, top=top)
 
 
 def ever(what: series.Series, label: str) -> str:
@@ -187,7 +188,7 @@ HARDWARE = row(
         "Temperature by node",
         "Temperature of the hottest GPU of a node.",
         Unit.CELSIUS,
-        highest(series.NODE_TEMPERATURE, *GPU_NODE),
+        series.NODE_TEMPERATURE,
         HOT,
     ),
     *even(
@@ -220,7 +221,7 @@ HARDWARE = row(
         "Clock by node",
         "SM clock of the slowest GPU of a node.",
         Unit.HERTZ,
-        f"min by ({', '.join(GPU_NODE)}) ({select(series.NODE_SM_CLOCK)})",
+        series.NODE_SM_CLOCK,
     ).wide(24),
     collapsed=True,
 )
@@ -246,8 +247,8 @@ PROCESSES = row(
 
 NODES = row(
     "Nodes",
-    across("CPU", "Share of all cores in use on a node.", Unit.PERCENT, NODE_LOAD, FULL_PERCENT, 100),
-    across("Memory", "Share of memory in use on a node. Near 1, Ray kills workers.", Unit.RATIO, NODE_MEMORY, FULL, 1),
+    across("CPU", "Share of all cores in use on a node.", Unit.PERCENT, series.NODE_CPU, FULL_PERCENT, 100),
+    across("Memory", "Share of memory in use on a node. Near 1, Ray kills workers.", Unit.RATIO, series.NODE_MEMORY, FULL, 1),
     lines(
         "Network",
         "Bytes per second that the nodes of each Ray cluster receive and send.",
@@ -259,7 +260,7 @@ NODES = row(
         "Disk",
         "Share of disk in use on a node. A full disk stops checkpoints and logs.",
         Unit.PERCENT,
-        NODE_DISK,
+        series.NODE_DISK,
         FULL_PERCENT,
         100,
     ).about("StrataDiskFilling", "StrataDiskFull"),
