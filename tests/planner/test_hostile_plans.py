@@ -332,6 +332,8 @@ BASES: dict[str, list[str]] = {
     "failures": ["plan", "failures", "--model", "llama-3-8b", "--gpus", "512"],
     "schedule": ["plan", "schedule"],
     "collectives": ["plan", "collectives"],
+    "cluster": ["plan", "cluster", "--gpus", "512"],
+    "queue": ["plan", "queue", "--gpus", "16", "--jobs", "50"],
     "list": ["plan", "list"],
 }
 NUMERIC = [(name, one) for name, command in COMMANDS.items() for one in command.params if annotation(one) in (int, float)]
