@@ -49,6 +49,7 @@ ABSENT = {
 # Queries that return nothing without these series.
 EMPTY_PANELS = {
     "strata-cluster: KubeRay",
+    "strata-cluster: Throttled now",  # by heat or hardware: no card of the recordings is
     "strata-oncall: annotation Restarts",
     "strata-training: annotation Restarts",
     "strata-teams: GPUs in use",
