@@ -111,7 +111,7 @@ def measure(settings: Settings, say: Callable[[str], None]) -> Measured:
 def _prometheus(folder: Path, data: Path, port: int, paths: tuple[str, ...], settings: Settings) -> Iterator[Running]:
     config = folder / "prometheus.yml"
     rules = folder / "rules.yaml"
-    write_atomic(rules, yaml.safe_dump({"groups": manifests.groups()}))
+    write_atomic(rules, yaml.safe_dump({"groups": [_scaled(group, settings.scrape_s) for group in manifests.groups()]}))
     write_atomic(config, yaml.safe_dump(configuration(port, paths, rules, settings.scrape_s)))
     with ports.reserve() as held:
         command = [
@@ -133,6 +133,12 @@ def _prometheus(folder: Path, data: Path, port: int, paths: tuple[str, ...], set
                     raise UserError(f"Prometheus did not start: {server.last_line(log)}", "Compare its log with this version.")
                 time.sleep(0.1)
             yield client, psutil.Process(process.pid)
+
+
+def _scaled(group: dict[str, Any], scrape_s: int) -> dict[str, Any]:
+    """A rule group with its interval in proportion to the scrape's."""
+    seconds = int(group["interval"].removesuffix("s"))
+    return group | {"interval": f"{seconds * scrape_s // SCRAPE_S}s"}
 
 
 def configuration(port: int, paths: tuple[str, ...], rules: Path, scrape_s: int) -> dict[str, Any]:
@@ -159,7 +165,7 @@ def _scrape(client: httpx.Client, seconds: float) -> tuple[int, float]:
     time.sleep(seconds * 3 / 4)
     after, took = _metrics(client), time.monotonic() - began
     name = name if name in after else "prometheus_tsdb_head_samples_appended_total"
-    return _number(client, "sum(scrape_samples_post_metric_relabeling)"), (after[name] - before[name]) / took
+    return _number(client, "sum(scrape_samples_post_metric_relabeling)"), (after[name] - before.get(name, 0.0)) / took
 
 
 def _count(client: httpx.Client, selector: str) -> int:
