@@ -45,7 +45,7 @@ TINY = [
 
 
 def starts_fast(*command: str) -> bool:
-    """Whether a command starts fast: CPU time relative to the imports that every command line needs.
+    """True if a command starts fast: CPU time relative to the imports that every command line needs.
 
     The ratio does not depend on the machine's speed or load.
     """

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 SUFFIXES = {".py", ".md", ".yaml", ".yml", ".toml"}
-QUESTIONS = {"what", "which", "how", "whose", "of"}  # a docstring opens with a noun or a verb that a search would find
+QUESTIONS = {"what", "which", "how", "whether", "whose", "of"}  # a docstring opens with a noun or a verb that a search would find
 PRIVATE = (
     "desk",
     "fate",

@@ -72,7 +72,7 @@ def claim(port: int, host: str, setting: str) -> Reservation:
 
 
 def is_free(port: int, host: str = LOOPBACK) -> bool:
-    """Whether a server that sets SO_REUSEADDR could listen there now."""
+    """True if a server that sets SO_REUSEADDR could listen there now."""
     try:
         _bound(host, port, socket.SO_REUSEADDR).close()
     except OSError as error:
@@ -99,7 +99,7 @@ def url(host: str, port: int) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server on `host`. For a name, all of its addresses must be loopback."""
+    """True if only this machine can reach a server on `host`. For a name, all of its addresses must be loopback."""
     try:
         found = {str(entry[4][0]) for entry in socket.getaddrinfo(host or "0.0.0.0", None, type=socket.SOCK_STREAM)}
     except OSError:

@@ -16,7 +16,7 @@ GRACE_S = 15.0  # Prometheus flushes its memory to disk on SIGTERM
 
 
 def is_alive(pid: int, created: float) -> bool:
-    """Whether the process created at that time still runs. The kernel may have reused its PID."""
+    """True if the process created at that time still runs. The kernel may have reused its PID."""
     try:
         process = psutil.Process(pid)
         return abs(process.create_time() - created) < 1 and process.status() != psutil.STATUS_ZOMBIE

@@ -50,7 +50,7 @@ class State:
     saved: Count = 0  # step of the newest complete checkpoint when this was written
 
     def elsewhere(self) -> bool:
-        """Whether the last state is running on another machine, whose processes cannot be checked from here."""
+        """True if the last state is running on another machine, whose processes cannot be checked from here."""
         return self.status == "running" and self.host not in ("", socket.gethostname())
 
     def observed_status(self) -> str:
@@ -278,7 +278,7 @@ def newest_with_export() -> Run:
 
 
 def _has_recipe(run: Run) -> bool:
-    """Whether the run's own recipe can be loaded, to serve it."""
+    """True if the run's own recipe can be loaded, to serve it."""
     try:
         run.recipe()
     except (UserError, OSError):

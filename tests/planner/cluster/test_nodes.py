@@ -23,7 +23,7 @@ def filled(free: list[int], block: int = 2, compact: bool = False) -> Nodes:
 
 
 def brute_force(free: list[int], gpus: int) -> bool:
-    """Whether some whole nodes, and one more node for the rest, have enough."""
+    """True if some whole nodes, and one more node for the rest, have enough."""
     whole, rest = divmod(gpus, SIZE)
     candidates = [node for node, left in enumerate(free) if left == SIZE]
     return any(

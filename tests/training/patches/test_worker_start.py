@@ -26,7 +26,7 @@ class Workers:
 
 
 def test_each_worker_is_called_before_the_set_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray, "get", lambda _: None)
+    monkeypatch.setattr(ray, "get", lambda _, timeout: None)
     workers = Workers()
     monkeypatch.setattr(ray_config._TorchBackend, "on_start", lambda self, group, config: group.calls.append("set up"))
     config = worker_start.StartConfig(each_start=lambda: partial(workers.calls.append))

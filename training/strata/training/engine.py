@@ -128,7 +128,7 @@ def freeze(module: Any, model: ModelSection, train: TrainSection, parallel: Para
 
 
 def is_frozen(name: str, train: TrainSection) -> bool:
-    """Whether a parameter, by its name in the whole model, is not trained."""
+    """True if a parameter, by its name in the whole model, is not trained."""
     return (train.lora is not None and not lora.is_adapter(name)) or any(fnmatchcase(name, pattern) for pattern in train.freeze)
 
 

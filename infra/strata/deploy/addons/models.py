@@ -31,7 +31,7 @@ def served(recipe: Recipe, run: str) -> str:
 
 
 def is_remote(given: str) -> bool:
-    """Whether pods must copy a model: a folder of this machine does not decide it."""
+    """True if pods must copy a model: a folder of this machine does not decide it."""
     return bucket.is_uri(given) or bool(source.ID.fullmatch(given))
 
 

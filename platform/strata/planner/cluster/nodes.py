@@ -168,7 +168,7 @@ class Nodes:
 
 
 def fits(counts: list[int], gpus: int) -> bool:
-    """Whether a gang fits on nodes of which `counts[n]` have n free GPUs. A smaller gang fits wherever a larger one does."""
+    """True if a gang fits on nodes of which `counts[n]` have n free GPUs. A smaller gang fits wherever a larger one does."""
     size = len(counts) - 1
     whole, rest = divmod(gpus, size)
     if counts[size] < whole:

@@ -19,7 +19,7 @@ class Cohort:
         return self.used[team] + gpus <= self.teams[team].most and self.total + gpus <= self.capacity
 
     def within(self, team: str, gpus: int) -> bool:
-        """Whether a job of this size would leave the team within its own quota."""
+        """True if a job of this size would leave the team within its own quota."""
         return self.used[team] + gpus <= self.teams[team].quota
 
     def share(self, team: str, gpus: int) -> float:

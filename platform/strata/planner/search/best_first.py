@@ -136,7 +136,7 @@ class BestFirst:
                         yield Group(slice, recompute, overlapping, work * slice.gpus / slice.micro_batch, round_trip)
 
     def _saves(self, slice: Slice, recompute: Recompute) -> bool:
-        """Whether recomputation saves memory. With flash attention, selective recompute saves almost nothing."""
+        """True if recomputation saves memory. With flash attention, selective recompute saves almost nothing."""
         activations = self.memory_bounds.layer_activations
         return sum(activations(slice, recompute)) < WORTH_IT * sum(activations(slice, "none"))
 

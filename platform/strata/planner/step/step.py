@@ -120,7 +120,7 @@ def plan_step(
 
 
 def _covers(layout: Layout) -> bool:
-    """Whether communication of one micro-batch overlaps with compute of another."""
+    """True if communication of one micro-batch overlaps with compute of another."""
     return layout.schedule in ("dualpipe", "dualpipev")
 
 

@@ -57,7 +57,7 @@ def snapshot(source: str) -> Path:
 
 
 def is_remote(source: str) -> bool:
-    """Whether a source is a URI, or the id of a model of which there is no folder here."""
+    """True if a source is a URI, or the id of a model of which there is no folder here."""
     return bucket.is_uri(source) or (bool(ID.fullmatch(source)) and not Path(source).is_dir())
 
 

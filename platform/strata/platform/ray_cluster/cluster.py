@@ -142,12 +142,12 @@ def _join(address: str, cpus: int) -> None:
 
 
 def grows() -> bool:
-    """Whether an autoscaler adds the nodes that requests need. True in pods of KubeRay, which sets this variable."""
+    """True if an autoscaler adds the nodes that requests need. True in pods of KubeRay, which sets this variable."""
     return os.environ.get("RAY_USAGE_STATS_KUBERAY_IN_USE") == "1"
 
 
 def _answers(address: str) -> bool:
-    """Whether the port accepts connections. Ray itself would retry for minutes. Names such as `auto` are left to Ray."""
+    """True if the port accepts connections. Ray itself would retry for minutes. Names such as `auto` are left to Ray."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not (colon and port.isdigit()):
         return True
@@ -159,7 +159,7 @@ def _answers(address: str) -> bool:
 
 
 def _only_on_loopback(address: str) -> bool:
-    """Whether the address is a cluster on this machine that listens on loopback only, as Strata's do."""
+    """True if the address is a cluster on this machine that listens on loopback only, as Strata's do."""
     from ray._private import services
 
     host, _, port = address.rpartition(":")

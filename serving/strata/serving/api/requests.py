@@ -179,7 +179,7 @@ def _refuse_unknown(extra: dict[str, Any], model: type[BaseModel]) -> None:
 
 
 def _token_ids(path: tuple[str, ...], node: Any) -> bool:
-    """Whether `node` is a prompt of token ids. The list may be long, so it is checked as a whole, not entry by entry."""
+    """True if `node` is a prompt of token ids. The list may be long, so it is checked as a whole, not entry by entry."""
     if not (path == ("tokens",) or (path[:1] == ("prompt",) and len(path) <= 2)):
         return False
     return isinstance(node, list) and set(map(type, node)) == {int} and min(node) >= 0

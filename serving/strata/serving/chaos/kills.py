@@ -56,7 +56,7 @@ class Kill:
     answered: float | None = None
 
     def breaks(self, attempt: Attempt) -> bool:
-        """Whether this kill explains a failed attempt. A gateway's connections break with it, and none is up until the next."""
+        """True if this kill explains a failed attempt. A gateway's connections break with it, and none is up until the next."""
         if self.kind != Kind.GATEWAY or not attempt.retryable:
             return False
         over = float("inf") if self.answered is None else self.answered + NOTICE_S
@@ -123,7 +123,7 @@ class Killer:
     async def _kill_after(
         self, before: Sequence[asyncio.Task[bool]], began: float, number: int, one: Plan, draw: random.Random
     ) -> bool:
-        """Whether all killed processes were replaced."""
+        """True if all killed processes were replaced."""
         for task in before:
             if not await task:
                 return False  # not replaced: a further kill would add no information
@@ -163,7 +163,7 @@ class Killer:
         return False
 
     async def _wait_for_recovery(self) -> bool:
-        """Whether each role has as many answering replicas at the end as at the start."""
+        """True if each role has as many answering replicas at the end as at the start."""
         deadline = time.monotonic() + BACK_LIMIT_S
         while time.monotonic() < deadline:
             if await self.meter.read() and all(self._counted(role) >= self.wanted[role] for role in ROLES if role in self.wanted):

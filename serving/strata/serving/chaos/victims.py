@@ -69,7 +69,7 @@ class Processes:
 
 
 def is_replica(title: str, role: str) -> bool:
-    """Whether a title is of that role. Ray appends the running method: `ray::ServeReplica:strata:decode.handle_request`."""
+    """True if a title is of that role. Ray appends the running method: `ray::ServeReplica:strata:decode.handle_request`."""
     if role == Kind.GCS:
         return title.endswith("/gcs_server")
     name = "ServeController" if role == Kind.CONTROLLER else f"ServeReplica:strata:{role}"

@@ -92,7 +92,7 @@ def serve(listener: socket.socket, lifeline: int) -> None:
 
 
 def _hung_up(connection: socket.socket) -> bool:
-    """Whether the launcher is gone: after its time limit it starts Python itself."""
+    """True if the launcher is gone: after its time limit it starts Python itself."""
     try:
         return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:

@@ -24,7 +24,7 @@ class Engines:
         return choice.decode_or_standby(peer, lambda: prefill.least_busy(without), without)
 
     def healthy(self) -> bool:
-        """Whether any replica has a healthy engine."""
+        """True if any replica has a healthy engine."""
         pools = [pool for pool in (self._decode, self._prefill) if pool is not None]
         return any(peer.healthy for pool in pools for peer in pool.all())
 

@@ -121,7 +121,7 @@ class Observer:
         return Observation(replicas, *self._controller())
 
     def _controller(self) -> tuple[bool, str | None]:
-        """Whether the controller answers, and its reason if it gave up on the application.
+        """True if the controller answers, and its reason if it gave up on the application.
 
         A call during a restart of the controller may be answered late, so it stays pending and is not repeated."""
         from strata.serving.runtime.app import NAME

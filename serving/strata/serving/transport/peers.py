@@ -29,7 +29,7 @@ class Peer:
 
     @property
     def healthy(self) -> bool:
-        """Whether its engine was alive at the last pong, about a second ago."""
+        """True if its engine was alive at the last pong, about a second ago."""
         return bool(self.link.load.get("healthy", False))
 
 

@@ -246,7 +246,7 @@ def set_aside_after(checkpoints: Folder, step: int) -> list[str]:
 
 
 def is_unfinished(folder: Folder) -> bool:
-    """Whether a write was interrupted: the marker is present and at least one rank's manifest is not."""
+    """True if a write was interrupted: the marker is present and at least one rank's manifest is not."""
     try:
         names = folder.names()
     except NotADirectoryError:  # a file with that name, not written by Strata

@@ -103,7 +103,7 @@ def part(tensor: Tensor, location: Location) -> Tensor:
 
 
 def is_buffer(name: str) -> bool:
-    """Whether a tensor is a table that models of old versions of transformers saved, and that follows from config.json."""
+    """True if a tensor is a table that models of old versions of transformers saved, and that follows from config.json."""
     return name.endswith(".rotary_emb.inv_freq")
 
 

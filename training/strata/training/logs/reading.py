@@ -151,7 +151,7 @@ def _present(selection: Selection, folder: Path) -> list[int]:
 
 
 def _expected(selection: Selection) -> bool:
-    """Whether workers of the selected ranks may still appear: a run that is starting has no logs of them yet."""
+    """True if workers of the selected ranks may still appear: a run that is starting has no logs of them yet."""
     try:
         workers = runs.find(selection.name).recipe().parallel.workers
     except (UserError, OSError):

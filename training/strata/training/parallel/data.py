@@ -25,7 +25,7 @@ def gradient_scale(parallel: ParallelSection) -> float:
 
 
 def replaces_deepspeed(parallel: ParallelSection) -> bool:
-    """Whether this module reduces gradients instead of DeepSpeed. A pipeline's schedule runs its own reduction."""
+    """True if this module reduces gradients instead of DeepSpeed. A pipeline's schedule runs its own reduction."""
     return parallel.zero == 0 and parallel.pipeline == 1
 
 

@@ -208,7 +208,7 @@ def _moments(optimizer: torch.optim.Optimizer, owner: Tensor) -> dict[str, Tenso
 
 
 def _is_whole(parameter: Any) -> bool:
-    """Whether this rank has the whole parameter: with ZeRO-3, only small parameters stay gathered."""
+    """True if this rank has the whole parameter: with ZeRO-3, only small parameters stay gathered."""
     return not hasattr(parameter, "ds_id") or parameter.numel() == parameter.ds_numel
 
 

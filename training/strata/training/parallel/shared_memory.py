@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 
 def reachable(group: Any) -> bool:
-    """Whether the group's workers can open each other's files: they share a kernel, a PID namespace and a user."""
+    """True if the group's workers can open each other's files: they share a kernel, a PID namespace and a user."""
     proc = Path("/proc")
     if not proc.exists():  # not Linux
         return False

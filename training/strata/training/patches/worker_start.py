@@ -13,6 +13,8 @@ from typing import Any
 import ray
 from ray.train.torch.config import TorchConfig, _TorchBackend
 
+LIMIT_S = 300.0
+
 
 def _call(on_worker: Callable[[int], None], rank: int) -> None:
     """Runs on a worker. Ray Train names its calls by the function's name, which a partial function does not have."""
@@ -24,7 +26,8 @@ class StartBackend(_TorchBackend):  # type: ignore[misc]
         if backend_config.each_start is not None:
             on_worker = backend_config.each_start()
             ranks = range(len(worker_group))
-            ray.get([worker_group.execute_single_async(rank, _call, on_worker, rank) for rank in ranks])
+            calls = [worker_group.execute_single_async(rank, _call, on_worker, rank) for rank in ranks]
+            ray.get(calls, timeout=LIMIT_S)  # raises, and the workers are started again
         self.set_up(worker_group, backend_config)
 
     def set_up(self, worker_group: Any, backend_config: "StartConfig") -> None:

@@ -39,7 +39,7 @@ _compiled: dict[tuple[Any, ...], Any] = {}
 
 
 def supports(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int | None, cu_seqlens: Tensor | None) -> bool:
-    """Whether `forward` supports the call: Hopper, half precision, a head dimension with a tiling, and TMA-compatible strides."""
+    """True if `forward` supports the call: Hopper, half precision, a head dimension with a tiling, and TMA-compatible strides."""
     return (
         architecture(q.device) == 90
         and q.dtype in (torch.bfloat16, torch.float16)

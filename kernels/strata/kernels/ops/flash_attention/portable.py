@@ -305,7 +305,7 @@ def strides(*tensors: Tensor) -> list[int]:
 
 
 def tma_supports(x: Tensor) -> bool:
-    """Whether TMA can load tiles of x. Requires half precision (tf32x3 products need tiles in registers), a matrix of all tokens
+    """True if TMA can load tiles of x. Requires half precision (tf32x3 products need tiles in registers), a matrix of all tokens
     by all heads with rows aligned to 16 bytes, and a head as wide as its tile, because the next head begins where it ends."""
     b, t, h, e = x.shape
     stride_b, stride_t, stride_h, _ = x.stride()

@@ -61,7 +61,7 @@ class Reply:
         return complete
 
     def closed(self) -> bool:
-        """Whether the response is complete when the server has closed the connection."""
+        """True if the response is complete when the server has closed the connection."""
         return self._done or (self.status != 0 and not self._chunked and self._length is None)
 
     def answer(self) -> Answer:

@@ -13,7 +13,7 @@ from strata.platform.recipe import ParallelSection
 from strata.training.bench.fabric import analysis, report
 from strata.training.bench.fabric.measurement import measure
 from strata.training.bench.fabric.member import Member
-from strata.training.bench.fabric.teams import LocalTeam, RayTeam, Team
+from strata.training.bench.fabric.teams import START_S, LocalTeam, RayTeam, Team
 
 STEP = 16  # between sizes
 SMALLEST = 2**14
@@ -48,6 +48,7 @@ def on_this_machine(processes: int, settings: Settings, member: type[Member] = M
 
 def on_ray(parallel: ParallelSection, settings: Settings) -> list[str]:
     with cluster.connected(parallel.workers * parallel.cpus_per_worker):
+        print(f"Waiting for {parallel.workers} workers, at most {START_S / 60:.0f} minutes", flush=True)
         team = RayTeam(parallel.workers, parallel.device == "gpu", parallel.cpus_per_worker)
         try:
             return judge(team, settings)

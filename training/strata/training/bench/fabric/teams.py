@@ -133,10 +133,13 @@ class RayTeam:
             ).remote("nccl" if gpus else "gloo")
             for number in range(workers)
         ]
-        places: list[Place] = ray.get([member.where.remote() for member in members])
+        try:
+            places: list[Place] = ray.get([member.where.remote() for member in members], timeout=CALL_S)
+        except ray.exceptions.GetTimeoutError:
+            raise UserError(f"Not all of {workers} workers started within {CALL_S:.0f} s.", "See 'ray list actors'.") from None
         ordered = sorted(zip(places, members, strict=True), key=lambda pair: (pair[0].node, int(pair[0].gpu or 0)))
         self.places, self._members = [place for place, _ in ordered], [member for _, member in ordered]
-        self.host: str = ray.get(self._members[0].address.remote())
+        self.host: str = ray.get(self._members[0].address.remote(), timeout=CALL_S)
         if gpus:
             seen = {place.node: [str(each.gpu) for each in self.places if each.node == place.node] for place in self.places}
             self.call("see", [(seen[place.node], str(place.gpu)) for place in self.places])

@@ -48,7 +48,7 @@ def render_all(jobs: Sequence[Job], progress: Progress) -> None:
 
 
 def _is_connected() -> bool:
-    """Whether this process is connected to a Ray cluster. Imports nothing: Ray is loaded where it is used."""
+    """True if this process is connected to a Ray cluster. Imports nothing: Ray is loaded where it is used."""
     ray = sys.modules.get("ray")
     return ray is not None and bool(ray.is_initialized())
 

@@ -90,7 +90,7 @@ class Renderer:
         return documents
 
     def names_special_token(self, example: Example) -> bool:
-        """Whether a text or a message contains the name of a special token."""
+        """True if a text or a message contains the name of a special token."""
         texts = [each.text for each in example.sequences if isinstance(each, Text)]
         texts += [message["content"] for each in example.sequences if isinstance(each, Chat) for message in each.messages]
         return any(self._special_names.search(text) for text in texts)

@@ -38,7 +38,7 @@ def rows(kind: Kind, count: int, seed: int, held_out: bool = False) -> Iterator[
 
 
 def check(row: Row, answer: str) -> bool:
-    """Whether an answer to the last request of a row is right: equal to the row's own, apart from blanks around it.
+    """True if an answer to the last request of a row is right: equal to the row's own, apart from blanks around it.
 
     A tool call is compared as JSON, with or without the tags <tool_call>.
     """
