@@ -56,7 +56,7 @@ SUMMARY = row(
                 "Nodes",
                 "Machines that report to Ray.",
                 Unit.COUNT,
-                Line(f"count(max by (cluster, ip) ({select(series.NODE_CPUS)}))", "nodes"),
+                Line(f"count({select(series.NODE_CPU)})", "nodes"),
             ),
             number("Cores", "CPU cores of all nodes.", Unit.COUNT, Line(f"sum({highest(series.NODE_CPUS, *NODE)})", "cores")),
             number(
