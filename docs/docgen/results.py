@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from docgen import faults, headline, kernels, monitoring, planner, record, serving, training
+from docgen import compiled, faults, headline, kernels, monitoring, planner, record, serving, training
 from docgen.markdown import table
 from docgen.record import Run
 
@@ -34,6 +34,7 @@ TABLES: dict[str, Callable[[Run], str]] = {
     "checkpoint": training.checkpoint,
     "memory": training.memory,
     "kernels": kernels.kernels,
+    "compile": compiled.compiled,
     "chaos": faults.chaos,
     "chaos-edges": faults.chaos_edges,
     "hostile": faults.hostile,

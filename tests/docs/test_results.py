@@ -18,7 +18,7 @@ from strata.dashboards.bench.fleet import Fleet
 from strata.dashboards.bench.measure import Measured as MeasuredBoards
 from strata.dashboards.bench.measure import Timing
 from strata.kernels.bench import report as kernel_report
-from strata.kernels.bench import vllm_plugin
+from strata.kernels.bench import training_step, vllm_plugin
 from strata.kernels.bench.case import OURS, Bar, Case
 from strata.kernels.bench.ceilings import Ceilings
 from strata.kernels.bench.harness import Result, Row
@@ -157,6 +157,15 @@ def monitoring() -> record.Run:
     return monitoring_report.as_json(MeasuredBoards(Fleet(16), 1000, 1.5, 500, 400, 40, 33.3, 2**30, rules, timings, 0.7))
 
 
+def compiled() -> record.Run:
+    rows = [
+        training_step.Measurement("strata", [0.2, 0.3, 0.1], 900.0, 2**30, 3.0, 5.0, 4.5, {"rope": 2}),
+        training_step.Measurement("inductor", [0.2], 1000.0, None, 3.0, 5.0, 4.5),
+        training_step.Measurement("liger", error="no GPU"),
+    ]
+    return training_step.as_json(training_step.Settings("tiny", 4, 4096, 3, 1), rows)
+
+
 RUNS: dict[str, tuple[Callable[[], record.Run], list[str]]] = {
     "serve": (
         lambda: serve("uniform"),
@@ -186,6 +195,10 @@ RUNS: dict[str, tuple[Callable[[], record.Run], list[str]]] = {
         ["| 1024 MiB | 512 MiB | **+100.0%** |"],
     ),
     "kernels": (kernels, ["| forward 8 x 8 | 1 ms | 3,800 GB/s | 95% | **0.50** |", "1 met, 2 missed", "**100 B of memory"]),
+    "compile": (
+        compiled,
+        ["4 sequences of 4,096", '| backend="strata" | 900 | 200.0 ms | 1.0 GiB |', "**0.90**", "| **failed** |", "2 `rope`"],
+    ),
     "chaos": (chaos, ["| answers lost | **1** |", "| decode | 1 | 3.0 s | 3.0 s |", "| gateway | 1 | **never** |"]),
     "chaos-edges": (chaos_edges, ["endpoint starts", "| decode | came up |", "| gcs + gateway | **with a traceback** |"]),
     "hostile": (hostile, ["| 5xx | **1** |", "5 x 200, 9 x 400", "2 MiB", "STRATA_FUZZ_SEED=7 STRATA_HOSTILE=15 pytest"]),

@@ -91,15 +91,19 @@ def bench(settings: Settings, contenders: tuple[str, ...], path: Path | None) ->
         raise UserError(f"There is no contender '{min(unknown)}'.", f"Use {', '.join(CONTENDERS)}.")
     console = Console(highlight=False, soft_wrap=True)
     target = path or cache_dir() / "bench" / "compile.json"
-    header = benchmark_record.header("compile") | {"settings": asdict(settings)}
     results: list[Measurement] = []
     for contender in contenders:
         with console.status(f"{contender}: compiling and training"):
             results.append(_in_a_process(contender, settings))
-        write_atomic(target, json.dumps(header | {"contenders": [asdict(row) for row in results]}, indent=2))
+        write_atomic(target, json.dumps(as_json(settings, results), indent=2))
     console.print(table(results))
     console.print(f"written to {target}")
     return results
+
+
+def as_json(settings: Settings, results: list[Measurement]) -> dict[str, Any]:
+    rows = [asdict(row) for row in results]
+    return benchmark_record.header("compile") | {"settings": asdict(settings), "contenders": rows}
 
 
 def _in_a_process(contender: str, settings: Settings) -> Measurement:
