@@ -1,4 +1,4 @@
-"""Commands `strata kernels ...`, `strata compile report`, `strata bench kernels` and `strata bench compile`.
+"""Commands `strata kernels ...`, `strata compile report`, and the benchmarks of kernels.
 
 Imports nothing heavy: the command line loads this module to print its help.
 """
@@ -91,6 +91,25 @@ def bench_compile(
     results = training_step.bench(settings, tuple(only or training_step.DEFAULT), json)
     if failed := [row for row in results if row.contender == "strata" and row.error]:
         raise UserError(f"Backend strata failed: {failed[0].error}", "The other contenders' results are valid.")
+
+
+def bench_matmul(
+    steps: Annotated[list[str] | None, typer.Argument(help="Steps. Default: all.")] = None,
+    json: Annotated[Path | None, typer.Option(help="File to write. Default: matmul.json among the benchmark results.")] = None,
+) -> None:
+    """Measure one matrix product by every step of docs/kernel-ladder.md, from one thread per element to warp-specialised tensor
+    cores, beside cuBLAS. Needs a GPU. Exits with 1 if a step fails; the others are measured."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise UserError(
+            "torch finds no GPU, and the steps are GPU kernels.",
+            "Run it on a machine with an NVIDIA GPU. 'strata kernels stages matmul' compiles the steps without one.",
+        )
+    from strata.kernels.bench.matmul.run import bench
+
+    if failed := bench(steps or [], json, torch.device("cuda", torch.cuda.current_device())):
+        raise UserError(f"Steps failed: {', '.join(failed)}.", "See the table above; the other times are valid.")
 
 
 def kernels_tune(

@@ -12,12 +12,13 @@ FEWEST_RUNS, MOST_RUNS = 3, 200
 CACHE_BYTES = 2**30  # far more than any L2: clearing it keeps the device busy for longer than the host prepares a run
 
 
-def milliseconds(run: Run, device: torch.device, budget: float) -> float:
-    """Median of as many runs as fit into `budget` milliseconds, at least three. On a GPU, the L2 cache is cleared before each."""
+def milliseconds(run: Run, device: torch.device, budget: float, fewest: int = FEWEST_RUNS) -> float:
+    """Median of as many runs as fit into `budget` milliseconds, at least `fewest`. On a GPU, the L2 cache is cleared before
+    each."""
     timed = _gpu_times if device.type == "cuda" else _cpu_times
-    first = statistics.median(timed(run, FEWEST_RUNS))
+    first = statistics.median(timed(run, fewest))
     fitting = min(int(budget / max(first, 1e-6)), MOST_RUNS)
-    return first if fitting <= FEWEST_RUNS else statistics.median(timed(run, fitting))
+    return first if fitting <= fewest else statistics.median(timed(run, fitting))
 
 
 def _gpu_times(run: Run, count: int) -> list[float]:

@@ -12,13 +12,14 @@ from torch import Tensor
 
 from strata.kernels.bench.case import OURS, Bar, Case, Contest, Missing
 from strata.kernels.bench.ceilings import Ceilings
-from strata.kernels.bench.clock import milliseconds
+from strata.kernels.bench.clock import FEWEST_RUNS, milliseconds
 
 
 @dataclass(frozen=True)
 class Settings:
     rounds: int = 3
     budget: float = 25.0  # milliseconds per contender and round
+    fewest: int = FEWEST_RUNS  # runs per contender and round, also of those that take longer than the budget
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def measure(case: Case, device: torch.device, settings: Settings, show: Callable
         for name, one in list(timings.items()):
             show(f"round {number + 1}: {name}")
             try:
-                one.times.append(milliseconds(one.run, device, settings.budget))
+                one.times.append(milliseconds(one.run, device, settings.budget, settings.fewest))
             except Exception as error:
                 results[name] = Result(one.error, trouble=_first_line(error))
                 del timings[name]

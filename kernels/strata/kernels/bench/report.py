@@ -123,7 +123,7 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
     header = benchmark_record.header("kernels")
     return {
         **header,
-        "machine": header["machine"] | _cuda(outcome.device),
+        "machine": header["machine"] | device_facts(outcome.device),
         "copy_bytes_per_s": outcome.ceilings.copy,
         "matmul_flops_per_s": outcome.ceilings.matmul,
         "cases": [_row_as_json(row, outcome.ceilings) for row in outcome.rows],
@@ -161,7 +161,7 @@ def _row_as_json(row: Row, ceilings: Ceilings) -> dict[str, Any]:
     }
 
 
-def _cuda(device: torch.device) -> dict[str, Any]:
+def device_facts(device: torch.device) -> dict[str, Any]:
     if device.type != "cuda":
         return {"threads": torch.get_num_threads()}
     properties = torch.cuda.get_device_properties(device)
