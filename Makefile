@@ -21,7 +21,7 @@ SLOW_TESTS = { $(PYTEST) -m slow $(ARGS) || [ $$? -eq 5 ]; }
 TOOK = echo "make $@ took $$((SECONDS / 60)) min $$((SECONDS % 60)) s"
 export PYTHONUNBUFFERED := 1
 
-.PHONY: help setup train serve chat doctor runs demo finetune bench-startup bench-serve bench-transfer chaos bench-train bench-checkpoint bench-memory bench-kernels bench-monitoring monitor top dashboards docs results pictures deploy crds check test test-gpu lint clean lock
+.PHONY: help setup train serve chat doctor runs demo finetune bench-startup bench-serve bench-transfer chaos bench-train bench-checkpoint bench-memory bench-kernels bench-matmul bench-monitoring wheel-kernels monitor top dashboards docs results pictures deploy crds check test test-gpu lint clean lock
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -73,6 +73,9 @@ bench-train: setup ## training throughput of RECIPE beside a bare torch loop and
 bench-kernels: setup ## kernels beside torch, Liger and vLLM; without a GPU, small shapes on the CPU
 	@$(STRATA) bench kernels $(ARGS)
 
+bench-matmul: setup ## one matrix product from naive to tensor cores, step by step, beside cuBLAS; needs a GPU
+	@$(STRATA) bench matmul $(ARGS)
+
 bench-checkpoint: setup ## step stalls of asynchronous and synchronous checkpoints of RECIPE
 	@$(STRATA) bench checkpoint --recipe "$(RECIPE)" $(ARGS)
 
@@ -117,6 +120,9 @@ test-gpu: setup ## run the tests that need a GPU
 
 lint: setup ## run ruff and mypy
 	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/mypy -p strata.platform -p strata.planner -p strata.training -p strata.serving -p strata.kernels -p strata.monitoring -p strata.deploy -p strata.dashboards
+
+wheel-kernels: setup ## build the package strata-kernels, the operations without the rest of Strata, into dist/
+	@uv=$$(command -v uv || echo "$(VENV)/bin/uv"); "$$uv" build --wheel --out-dir dist kernels
 
 lock: setup ## regenerate the constraint files from pyproject.toml
 	@platform/setup/lock "$(VENV)"

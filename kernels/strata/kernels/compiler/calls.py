@@ -6,10 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from strata.kernels.tuning.tunable import architecture
+
 Call = Callable[[], Any]
 TOKENS, HIDDEN, FFN, VOCABULARY = 8192, 4096, 14336, 131072
 HEADS, KV_HEADS, DIM = 32, 8, 128
 SEQS, CONTEXT, BLOCK = 32, 8192, 16
+SIDE = 8192  # of the matrices of `matmul`
 
 
 def calls(op: str) -> dict[str, Call]:
@@ -96,6 +99,21 @@ def _kv_cache_write() -> dict[str, Call]:
     return {"": lambda: kv_cache_write(key, key, cache, cache, _empty(SEQS, dtype=torch.int64))}
 
 
+def _matmul() -> dict[str, Call]:
+    """Every Triton and Gluon step that the architecture has the instructions for."""
+    from strata.kernels.ladder.steps import STEPS
+
+    a, b, out = (_empty(SIDE, SIDE) for _ in range(3))
+    arch = architecture(a.device)
+    steps = [step for step in STEPS if step.language != "CUDA C++" and step.arch in (None, arch)]
+
+    def multiply() -> None:
+        for step in steps:
+            step.launch()(a, b, out)
+
+    return {"": multiply}
+
+
 CALLS: dict[str, Callable[[], dict[str, Call]]] = {
     "rms_norm": _rms_norm,
     "rope": _rope,
@@ -104,4 +122,5 @@ CALLS: dict[str, Callable[[], dict[str, Call]]] = {
     "flash_attention": _flash_attention,
     "paged_attention": _paged_attention,
     "kv_cache_write": _kv_cache_write,
+    "matmul": _matmul,
 }

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from strata.kernels.ladder.cuda_source import CudaSource
 from strata.kernels.tuning.tunable import Key, Tunable, compiling_for
 
 Launch = tuple[Any, tuple[Any, ...], dict[str, Any]]  # the kernel, positional arguments, keywords
@@ -30,6 +31,24 @@ class Compilation:
     def constants(self) -> dict[str, Any]:
         names = [parameter.name for parameter in self.kernel.params if parameter.is_constexpr]
         return {name: self.arguments[name] for name in names if name in self.arguments}
+
+
+@dataclass(frozen=True)
+class CudaCompilation:
+    """A kernel in CUDA C++. Its constants are in its source, so none can be overridden."""
+
+    source: CudaSource
+
+    @property
+    def name(self) -> str:
+        return self.source.name
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {}
+
+    def constants(self) -> dict[str, Any]:
+        return {}
 
 
 def launched(run: Callable[[], Any], label: str = "") -> list[Compilation]:

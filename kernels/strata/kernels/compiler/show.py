@@ -9,11 +9,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from strata.kernels import catalog
 from strata.kernels.compiler import view
-from strata.kernels.compiler.calls import calls
-from strata.kernels.compiler.compilation import Compilation, assume_architecture, launched
-from strata.kernels.compiler.stages import STAGES, Compiled, compile_stages
+from strata.kernels.compiler.calls import CALLS, calls
+from strata.kernels.compiler.compilation import Compilation, CudaCompilation, assume_architecture, launched
+from strata.kernels.compiler.stages import STAGES, TITLES, Compiled, compile_stages
+from strata.kernels.ladder.cuda_source import SOURCES
+from strata.kernels.ladder.nvcc import nvcc
 from strata.platform.errors import UserError
 from strata.platform.files import write_atomic
 
@@ -49,8 +50,11 @@ class Variant:
 def show(op: str, kernel: str | None, variants: Sequence[Variant], stage: str | None, out: Path | None, console: Console) -> None:
     if stage not in (None, "all", *STAGES):
         raise UserError(f"There is no stage '{stage}'.", f"Use {', '.join(STAGES)} or all.")
-    [found] = catalog.chosen([op])
-    names, kernels = _kernels(found, kernel, variants)
+    if op not in CALLS:
+        raise UserError(f"There is no operation '{op}'.", f"Use one of {', '.join(CALLS)}.")
+    if op == "matmul" and nvcc() is None:
+        console.print("Steps in CUDA C++ are left out: nvcc is not installed.")
+    names, kernels = _kernels(op, kernel, variants)
     columns: list[dict[str, Compiled]] = []
     with console.status("compiling") as status:
         for name in names:
@@ -76,36 +80,36 @@ def show(op: str, kernel: str | None, variants: Sequence[Variant], stage: str | 
         console.print(f"written to {out}")
 
 
-def compilations(op: catalog.Op, variant: Variant) -> dict[str, Compilation]:
+def compilations(op: str, variant: Variant) -> dict[str, Compilation | CudaCompilation]:
     """Compilations by name, as launched on the variant's architecture with its overrides."""
     with assume_architecture(variant.arch, variant.changes) as settings:
         try:
-            found = [one for label, run in calls(op.name).items() for one in launched(run, label)]
+            found = [one for label, run in calls(op).items() for one in launched(run, label)]
         except Exception as error:
             if not variant.changes:
                 raise
-            raise UserError(
-                f"{op.name} cannot be launched with {variant.heading()}: {error}", "Override fewer settings."
-            ) from error
+            raise UserError(f"{op} cannot be launched with {variant.heading()}: {error}", "Override fewer settings.") from error
     known = settings | set(OPTIONS) | {name for one in found for name in one.constants()}
     if unknown := sorted(set(variant.changes) - known):
-        raise UserError(f"No kernel of {op.name} has a setting {', '.join(unknown)}.", f"Use {', '.join(sorted(known))}.")
-    return {one.name: _changed(one, variant.changes, settings) for one in found}
+        raise UserError(f"No kernel of {op} has a setting {', '.join(unknown)}.", f"Use {', '.join(sorted(known))}.")
+    sources = SOURCES.values() if op == "matmul" and nvcc() else ()
+    by_hand: dict[str, Compilation | CudaCompilation] = {source.name: CudaCompilation(source) for source in sources}
+    return by_hand | {one.name: _changed(one, variant.changes, settings) for one in found}
 
 
 def _kernels(
-    op: catalog.Op, kernel: str | None, variants: Sequence[Variant]
-) -> tuple[list[str], dict[str, dict[str, Compilation]]]:
+    op: str, kernel: str | None, variants: Sequence[Variant]
+) -> tuple[list[str], dict[str, dict[str, Compilation | CudaCompilation]]]:
     """The selected names, and the kernels of each variant by its heading. Architectures may have different kernels."""
     kernels = {variant.heading(): compilations(op, variant) for variant in variants}
     names = list(dict.fromkeys(name for found in kernels.values() for name in found))
     chosen = [name for name in names if kernel in (None, name, name.rpartition(": ")[2])]
     if not chosen:
-        raise UserError(f"{op.name} has no kernel '{kernel}' here.", f"Use {', '.join(names)}.")
+        raise UserError(f"{op} has no kernel '{kernel}' here.", f"Use {', '.join(names)}.")
     return chosen, kernels
 
 
-def _compiled(one: Compilation, variant: Variant) -> Compiled:
+def _compiled(one: Compilation | CudaCompilation, variant: Variant) -> Compiled:
     try:
         return compile_stages(one, variant.arch)
     except Exception as error:
@@ -137,7 +141,9 @@ def _print_whole(columns: Sequence[Mapping[str, Compiled]], stages: Sequence[str
             for stage in stages:
                 if several:
                     console.print(f"[bold]// {one.compilation.name}, {heading}, {stage}[/]")
-                text = one.texts.get(stage, "// Gluon kernels start at GPU IR and have no Triton IR")
+                text = one.texts.get(
+                    stage, f"// {one.compilation.name} has no {TITLES[stage]}: Gluon starts at GPU IR, CUDA C++ at PTX"
+                )
                 if console.is_terminal:
                     console.print(view.coloured(stage, text), soft_wrap=True)
                 else:

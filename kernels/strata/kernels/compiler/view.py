@@ -51,6 +51,7 @@ def facts(one: Compiled) -> dict[str, str]:
         "tensor cores": counts(one.tensor_cores),
         "TMA": counts(one.tma),
         "asynchronous copies": str(one.async_copies),
+        "global loads": ", ".join(f"{count} x {width} bits" for width, count in one.loads.items()) or "none",
         "128-bit accesses": str(one.wide),
         "instructions": f"{one.instructions:,}",
         "compiled in": f"{one.seconds:.1f} s",
@@ -68,6 +69,7 @@ def as_json(one: Compiled) -> dict[str, Any]:
         "tensor_cores",
         "tma",
         "wide",
+        "loads",
         "async_copies",
         "instructions",
     )
@@ -88,7 +90,7 @@ def shortened(columns: Sequence[Compiled]) -> Iterable[RenderableType]:
     for stage in TITLES:
         texts = [one.texts.get(stage) for one in columns]
         if not any(texts):
-            continue  # Gluon kernels have no Triton IR
+            continue  # Gluon kernels have no Triton IR, CUDA C++ only PTX and SASS
         sizes = " and ".join(f"{len(text.splitlines()):,} lines" for text in texts if text)
         grid = Table.grid(expand=True, padding=(0, 2))
         for _ in columns:
