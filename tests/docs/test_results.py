@@ -22,8 +22,15 @@ from strata.kernels.bench import training_step, vllm_plugin
 from strata.kernels.bench.case import OURS, Bar, Case
 from strata.kernels.bench.ceilings import Ceilings
 from strata.kernels.bench.harness import Result, Row
+from strata.kernels.bench.matmul import run as matmul_run
+from strata.kernels.bench.matmul.run import CUBLAS
 from strata.kernels.bench.vllm_engine import Answer as Generated
 from strata.kernels.bench.vllm_engine import Engine
+from strata.kernels.compiler.compilation import CudaCompilation
+from strata.kernels.compiler.stages import Compiled
+from strata.kernels.compiler.view import as_json
+from strata.kernels.ladder.cuda_source import SOURCES
+from strata.kernels.ladder.steps import STEPS
 from strata.planner.cli import comparison, queue
 from strata.platform import benchmark_record, recipe_file
 from strata.platform.cli import build
@@ -150,6 +157,22 @@ def finetune() -> record.Run:
     return training_report.as_json(training_report.Outcome(tuned, 2, False, rounds, {}, 1e12))  # type: ignore[arg-type]
 
 
+def matmul() -> record.Run:
+    steps = [STEPS[0], STEPS[-1]]
+    results = {STEPS[0].name: Result(trouble="no such instruction"), STEPS[-1].name: Result(1e-3, (2.5, 2.0, 1.9))}
+    results[CUBLAS] = Result(1e-3, (1.5,))
+    case = Case("matmul", "", lambda device: None)  # type: ignore[arg-type,return-value]
+    rows = [matmul_run.as_json(Row(case, results, 10, 10**12, 4e-3), shape, steps) for shape in ((64, 64, 64), (8, 16, 24))]
+    return benchmark_record.header("matmul") | {"copy_bytes_per_s": 4e12, "cases": rows}
+
+
+def matmul_stages() -> record.Run:
+    source = CudaCompilation(SOURCES["naive"])
+    counts = {"mma.sync": 0, "wgmma": 2, "tcgen05": 0}
+    facts = Compiled(source, 90, {}, 78, 0, 8192, 4, 0, counts, {"loads": 0}, 4, {"128": 4, "16": 1}, 3, 1258, 0.5)
+    return benchmark_record.header("matmul-stages") | {"kernels": [{"step": "dot"} | as_json(facts)]}
+
+
 # A run of each kind, as its benchmark writes it, and what its table must have.
 def monitoring() -> record.Run:
     timings = (Timing("strata-cluster", "GPUs", 0.1, 0.05, 3, 9000), Timing("strata-cluster", "Nodes", 2.5, 0.4, 1, 5))
@@ -198,6 +221,20 @@ RUNS: dict[str, tuple[Callable[[], record.Run], list[str]]] = {
     "compile": (
         compiled,
         ["4 sequences of 4,096", '| backend="strata" | 900 | 200.0 ms | 1.0 GiB |', "**0.90**", "| **failed** |", "2 `rope`"],
+    ),
+    "matmul": (
+        matmul,
+        [
+            "| step | language | 64³, time | TFLOP/s | of cuBLAS | 8 x 16 x 24, time |",
+            "| `naive` | CUDA C++ | **failed** | - | - |",
+            "| `warp_specialized` | Gluon | 2 ms | 500 | 75.0% |",
+            "| cuBLAS |  | 1.5 ms | 667 | 100.0% |",
+            "`naive`, 64³: no such instruction.",
+        ],
+    ),
+    "matmul-stages": (
+        matmul_stages,
+        ["| `dot` | 2 wgmma | 3 cp.async, 4 x 128 bits, 1 x 16 bits | 78 x 128 | 8 KiB | none | 1,258 |"],
     ),
     "chaos": (chaos, ["| answers lost | **1** |", "| decode | 1 | 3.0 s | 3.0 s |", "| gateway | 1 | **never** |"]),
     "chaos-edges": (chaos_edges, ["endpoint starts", "| decode | came up |", "| gcs + gateway | **with a traceback** |"]),

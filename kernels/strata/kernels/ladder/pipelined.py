@@ -2,8 +2,8 @@
 
 Idea: `num_stages=3` makes the compiler rotate three buffers in shared memory and load them with asynchronous copies (cp.async),
 which hold no registers. A tile of 128 x 256 does 85 operations per byte read, 32 with a tile of 64 x 64.
-Bound: the L2 cache. Programs run in row-major order: all programs that run together share few rows of A and nearly all of B,
-which does not fit. Threads also spend instructions on addresses and copies.
+Bound: the L2 cache. Programs run in row-major order: those that run together cover few rows of tiles and every column, and read
+all of B between them. Threads also spend instructions on addresses and copies.
 """
 
 import triton
