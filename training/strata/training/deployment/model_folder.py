@@ -30,6 +30,9 @@ def require_exportable(folder: Path) -> None:
         raise _refused(folder, shown(f"transformers cannot read its config.json: {error}", 300)) from None
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise _refused(folder, f"model_type={config.model_type} is not a decoder that generates text")
+    generator = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__
+    if config.architectures and generator not in config.architectures:
+        raise _refused(folder, f"its architecture {shown(config.architectures[0])} is not {generator}, which generates text")
     if config.get_text_config(decoder=True) is not config:
         raise _refused(folder, "it is multimodal, and an export has token ids as its only input")
     unknown = set(getattr(config, "layer_types", None) or ()) - LAYERS

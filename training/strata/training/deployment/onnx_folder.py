@@ -1,6 +1,7 @@
 """Writes a decoder as ONNX, with the KV cache as inputs and outputs under the names that Optimum and onnxruntime-genai use."""
 
 import logging
+import re
 import shutil
 import warnings
 from collections.abc import Iterator
@@ -15,6 +16,9 @@ from strata.training.deployment.experts import GROUPED, onnx_translations, trace
 from strata.training.deployment.step import INPUTS, CacheShape, trace
 
 FILE = "model.onnx"
+BATCH, NEW, PAST, TOTAL = "batch_size", "sequence_length", "past_sequence_length", "total_sequence_length"
+AXES = dict(zip(INPUTS, ((BATCH, NEW), (BATCH, TOTAL), (BATCH, NEW)), strict=True))
+PAST_AXES = (BATCH, None, PAST, None)
 LOGGERS = ("torch.onnx", "onnxscript", "onnx_ir")
 MOST_INSIDE = 2**31 - 2**26  # bytes of weights in the file itself: protobuf ends at 2 GiB, and the graph needs some of it
 
@@ -33,15 +37,32 @@ def write(model: Any, shape: CacheShape, source: Path, folder: Path, most_inside
             verbose=False,
         )
     assert converted is not None
+    _name_axes(converted.model.graph)
     for node in converted.model.graph.all_nodes():
         node.metadata_props.clear()  # the lines of source code behind it, by their paths on this machine
-    size = sum(tensor.nbytes for tensor in {id(each): each for each in model.state_dict().values()}.values())
+    size = sum(weight.const_value.nbytes for weight in converted.model.graph.initializers.values())
     converted.save(folder / FILE, external_data=size > most_inside)
     for pattern in SMALL_FILES:
         for file in source.glob(pattern):
             if file.is_file():
                 shutil.copy(file, folder)
     return folder / FILE
+
+
+def _name_axes(graph: Any) -> None:
+    """Gives the dynamic axes their names. The exporter's are symbols such as s10, and sums of them."""
+    given = [AXES.get(value.name, PAST_AXES) for value in graph.inputs]
+    names = {
+        dimension.value: axis
+        for value, axes in zip(graph.inputs, given, strict=True)
+        for dimension, axis in zip(value.shape, axes, strict=True)
+        if axis is not None
+    }
+    values = [*graph.inputs, *(output for node in graph.all_nodes() for output in node.outputs)]
+    for value in values:
+        for number, dimension in enumerate(value.shape or ()):
+            if not isinstance(dimension, int) and dimension.value is not None:
+                value.shape[number] = re.sub(r"\w+", lambda symbol: names.get(symbol[0], symbol[0]), dimension.value)
 
 
 @contextmanager

@@ -97,8 +97,7 @@ def trace(model: Any, shape: CacheShape) -> ExportedProgram:
     ids = torch.zeros(batch, new, dtype=torch.long, device=device)
     mask = torch.ones(batch, past + new, dtype=torch.long, device=device)
     example = inputs(ids, mask, shape.past(batch, past, device))
-    rows, columns = Dim("batch_size", min=1), Dim("sequence_length", min=1)
-    before, total = Dim("past_sequence_length", min=0), Dim("total_sequence_length", min=1)
+    rows, columns, before, total = (Dim(name, min=least) for name, least in (("rows", 1), ("new", 1), ("past", 0), ("total", 1)))
     dynamic = (
         {0: rows, 1: columns},
         {0: rows, 1: total},
