@@ -37,10 +37,11 @@ def write(model: Any, shape: CacheShape, source: Path, folder: Path, most_inside
             verbose=False,
         )
     assert converted is not None
-    _name_axes(converted.model.graph)
-    for node in converted.model.graph.all_nodes():
+    graph: Any = converted.model.graph
+    _name_axes(graph)
+    for node in graph.all_nodes():
         node.metadata_props.clear()  # the lines of source code behind it, by their paths on this machine
-    size = sum(weight.const_value.nbytes for weight in converted.model.graph.initializers.values())
+    size = sum(weight.const_value.nbytes for weight in graph.initializers.values())
     converted.save(folder / FILE, external_data=size > most_inside)
     for pattern in SMALL_FILES:
         for file in source.glob(pattern):

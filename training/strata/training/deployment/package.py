@@ -10,7 +10,7 @@ import torch._inductor
 
 from strata.platform.errors import UserError, shown
 from strata.training.deployment.experts import COPIED, traceable
-from strata.training.deployment.step import CacheShape, trace
+from strata.training.deployment.step import CacheShape, attention_of_any_batch, trace
 
 
 def write(model: Any, shape: CacheShape, file: Path) -> Path:
@@ -18,7 +18,7 @@ def write(model: Any, shape: CacheShape, file: Path) -> Path:
         program = trace(model, shape)
     options = {"aot_inductor.metadata": metadata(model, shape)}
     try:
-        with torch.no_grad(), warnings.catch_warnings():
+        with torch.no_grad(), warnings.catch_warnings(), attention_of_any_batch(str(model.device)):
             warnings.simplefilter("ignore")
             torch._inductor.aoti_compile_and_package(program, package_path=str(file), inductor_configs=options)
     except (OSError, KeyboardInterrupt):

@@ -4,6 +4,7 @@ The cache has every position of every layer; layers with a sliding window mask t
 (no past) and decoding, for any batch, and the mask of a padded batch is the plain attention mask.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.fx.experimental import _config as symbolic_shapes
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from strata.platform.errors import UserError, shown
@@ -90,6 +92,18 @@ def inputs(ids: Tensor, mask: Tensor, past: list[Tensor]) -> tuple[Tensor, Tenso
     return ids, mask, positions.contiguous(), past
 
 
+def attention_of_any_batch(device: str) -> AbstractContextManager[Any]:
+    """On CUDA, torch's choice between attention kernels depends on whether the batch is 1; the plain formula has no choice."""
+    return sdpa_kernel(SDPBackend.MATH) if torch.device(device).type == "cuda" else nullcontext()
+
+
+def _sizes_without_special_cases() -> AbstractContextManager[Any]:
+    """Sizes of 0 and 1 are treated as any other, so that a past of 0 tokens and a batch of 1 are part of the graph."""
+    settings: Any = symbolic_shapes
+    context: AbstractContextManager[Any] = settings.patch(backed_size_oblivious=True)
+    return context
+
+
 def trace(model: Any, shape: CacheShape) -> ExportedProgram:
     """The step's graph, for any batch, any number of new tokens, and any past length from 0 on."""
     batch, new, past = 2, 3, 5  # sizes of the example: different ones, so that no two of them are taken for the same
@@ -105,8 +119,7 @@ def trace(model: Any, shape: CacheShape) -> ExportedProgram:
         [{0: rows, 2: before} for _ in shape.heads_and_widths],
     )
     try:
-        # Sizes of 0 and 1 are no special cases then, so that a past of 0 tokens and a batch of 1 are part of the graph.
-        with torch.no_grad(), symbolic_shapes.patch(backed_size_oblivious=True):
+        with torch.no_grad(), _sizes_without_special_cases(), attention_of_any_batch(device):
             return torch.export.export(DecoderStep(model), example, dynamic_shapes=dynamic, strict=False)
     except Exception as error:  # torch raises many kinds, by the operation that it cannot trace
         cause = f"torch.export cannot trace {type(model).__name__}: {shown(f'{type(error).__name__}: {error}', 300)}"
