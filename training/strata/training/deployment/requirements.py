@@ -1,5 +1,6 @@
 """Refusals before any work: missing packages or compiler, targets that exist, and numeric types that could not be checked."""
 
+import errno
 import importlib.util
 import os
 import shutil
@@ -12,8 +13,6 @@ ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
 
 def require_possible(request: Request) -> None:
-    if request.onnx is None and request.package is None:
-        raise UserError("--tensorrt builds an engine from an ONNX model.", "Name a folder for the ONNX model as well: --onnx DIR")
     if request.tensorrt is not None and request.onnx is None:
         raise UserError("--tensorrt builds an engine from an ONNX model.", "Name a folder for the ONNX model as well: --onnx DIR")
     if request.dtype not in DTYPES:
@@ -82,6 +81,6 @@ def _require_writable(target: Path) -> None:
     """The exports take minutes, so a folder without permission is found before them."""
     folder = next(each for each in target.resolve().parents if each.exists())
     if not folder.is_dir():
-        raise NotADirectoryError(20, os.strerror(20), str(folder))
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise PermissionError(13, os.strerror(13), str(folder))
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
