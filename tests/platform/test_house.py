@@ -101,6 +101,7 @@ FOLDERS = {
     "training.preferences": {"data"},
     "training.checkpoint": {"data", "metrics", "model", "parallel", "schedule"},
     "training.evaluation": {"checkpoint", "data", "metrics"},
+    "training.deployment": {"checkpoint"},
     "training.bench": {"data", "metrics", "model", "schedule"},
     "kernels.tuning": set(),
     "kernels.ops": {"tuning"},

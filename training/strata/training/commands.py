@@ -72,15 +72,65 @@ def _resume_in_a_new_cluster(death: ClusterDied, console: Console) -> NoReturn:
 
 
 def export(
-    run: Annotated[str, typer.Argument(help="The run's name.")],
+    source: Annotated[
+        str, typer.Argument(metavar="RUN|DIR", help="A run's name, or a Hugging Face folder (with --onnx, --package).")
+    ],
     to: Annotated[Path | None, typer.Option(help="A new folder. Default: the run's own export/.")] = None,
+    onnx: Annotated[Path | None, typer.Option(help="Also write an ONNX model with a KV cache into this new folder.")] = None,
+    package: Annotated[
+        Path | None, typer.Option(help="Also compile an AOTInductor package, FILE.pt2, for programs without Strata.")
+    ] = None,
+    tensorrt: Annotated[Path | None, typer.Option(help="Also build a TensorRT engine from the ONNX model.")] = None,
+    dtype: Annotated[str, typer.Option(help="Numeric type of these: float32, float16 or bfloat16.")] = "float32",
+    device: Annotated[str, typer.Option(help="Device of the package: cpu or cuda.")] = "cpu",
+    prompts: Annotated[
+        Path | None, typer.Option(help="Text file with prompts for the check. Default: tokens of the vocabulary.")
+    ] = None,
+    check: Annotated[int, typer.Option(help="Prompts whose greedy tokens are compared with transformers'.", min=1)] = 20,
+    tokens: Annotated[int, typer.Option(help="Tokens that the check generates for each prompt.", min=1)] = 32,
 ) -> None:
-    """Write a run's newest good checkpoint as a Hugging Face folder."""
+    """Write a run's newest good checkpoint as a Hugging Face folder, and this or any such folder as ONNX or as a package."""
     console = Console(highlight=False, soft_wrap=True)
-    found = runs.find(run)
+    if not (onnx or package or tensorrt):
+        console.print(f"exported to {_export_run(source, to, console)}")
+        return
+    from strata.training.deployment.request import Request
+    from strata.training.deployment.requirements import require_possible
+
+    request = Request(onnx, package, tensorrt, dtype, device, prompts, check, tokens)
+    require_possible(request)
+    folder = _export_folder(source, to, console)
+    from strata.training.deployment.deploy import deploy
+
+    try:
+        deploy(folder, request, console)
+    except KeyboardInterrupt:
+        console.print("interrupted; nothing unfinished was written")
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def _export_run(name: str, to: Path | None, console: Console) -> Path:
+    found = runs.find(name)
     from strata.training.checkpoint.export import export_run
 
-    console.print(f"exported to {export_run(found, to, console.print)}")
+    return export_run(found, to, console.print)
+
+
+def _export_folder(source: str, to: Path | None, console: Console) -> Path:
+    """Hugging Face folder of a run, written first, or a folder that is one. A name with a slash in it is never a run's."""
+    from strata.training.deployment.model_folder import require_exportable
+
+    if runs.exists(source) or not Path(source).is_dir():
+        if "/" in source:
+            raise UserError(f"There is no folder {source}.", "Name a run, or a Hugging Face folder.")
+        folder = _export_run(source, to, console)
+        console.print(f"exported to {folder}")
+    elif to is not None:
+        raise UserError(f"{source} is a Hugging Face folder already; --to is for runs.", "Leave --to out.")
+    else:
+        folder = Path(source)
+    require_exportable(folder)
+    return folder
 
 
 def _against_bigram(val_loss: float, bigram: float | None) -> str:

@@ -45,7 +45,7 @@ def export_run(run: Run, to: Path | None, say: Callable[[str], None]) -> Path:
     target = (to or run.export).resolve()
     target.parent.mkdir(parents=True, exist_ok=True)
     finish_or_remove_leftovers(target)
-    building = Path(tempfile.mkdtemp(dir=target.parent, prefix=_prefix(target, os.getpid())))
+    building = Path(tempfile.mkdtemp(dir=target.parent, prefix=building_prefix(target, os.getpid())))
     try:
         reader = resharding.Reader(found)
         if words is None:
@@ -102,8 +102,8 @@ def _tokenizer_of(run: Run) -> Tokenizer:
 def finish_or_remove_leftovers(target: Path) -> None:
     """Cleans up after exports to `target` that were killed on this machine. An export that was killed between its two renames is
     complete and gets its final name; others are deleted."""
-    for leftover in target.parent.glob(_prefix(target, "*") + "*"):
-        pid = leftover.name.removeprefix(_prefix(target, "")).partition("-")[0]
+    for leftover in target.parent.glob(building_prefix(target, "*") + "*"):
+        pid = leftover.name.removeprefix(building_prefix(target, "")).partition("-")[0]
         if not pid.isdigit() or (psutil.pid_exists(int(pid)) and int(pid) != os.getpid()):
             continue
         if (leftover / REPLACED).is_dir() and not target.exists():
@@ -113,7 +113,7 @@ def finish_or_remove_leftovers(target: Path) -> None:
             shutil.rmtree(leftover, ignore_errors=True)
 
 
-def _prefix(target: Path, pid: int | str) -> str:
+def building_prefix(target: Path, pid: int | str) -> str:
     """Name prefix of the folder in which an export is built. Contains the host and process that build it."""
     return f".{target.name}-{socket.gethostname()}-{pid}" + ("-" if pid else "")
 
