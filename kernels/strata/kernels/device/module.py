@@ -177,9 +177,9 @@ def memory_summary(device: Place = None) -> str:
     """Table of the allocator's statistics, as torch.cuda.memory_summary prints it."""
     stats = memory_stats(_index(device))
     free, capacity = mem_get_info(_index(device))
-    rows = [f"{'':26}{'current':>14}{'peak':>14}{'allocated':>14}{'freed':>14}"]
+    rows = [f"{'':22}{'current':>20}{'peak':>20}{'allocated':>20}{'freed':>20}"]
     for name in _SUMMARY:
         numbers = (stats[f"{name}.all.{column}"] for column in ("current", "peak", "allocated", "freed"))
-        rows.append(f"{name:26}" + "".join(f"{number:>14,}" for number in numbers))
+        rows.append(f"{name:22}" + "".join(f"{number:>20,}" for number in numbers))
     rows.append(f"capacity {capacity:,}, free {free:,}, retries {stats['num_alloc_retries']}, out of memory {stats['num_ooms']}")
     return "\n".join(rows)

@@ -174,10 +174,19 @@ bool takes_same_arguments(const c10::FunctionSchema& with_out, const c10::Functi
   return true;
 }
 
+// Gradients that nobody asked for are not defined, and no out= overload leaves them out.
+bool all_defined(const Values& results) {
+  bool defined = true;
+  for (const auto& result : results) {
+    defined &= !result.isNone() && (!result.isTensor() || result.toTensor().defined());
+  }
+  return defined;
+}
+
 // Without an out= overload, the kernel's results are copied into the device's.
 Task task_for(const c10::OperatorHandle& op, Values arguments, Values results) {
   constexpr c10::DispatchKeySet cpu(c10::DispatchKey::CPU);
-  if (auto writing = results.empty() ? std::nullopt : out_overload(op)) {
+  if (auto writing = results.empty() || !all_defined(results) ? std::nullopt : out_overload(op)) {
     arguments.insert(arguments.end(), results.begin(), results.end());
     return [op = *writing, arguments] {
       torch::jit::Stack stack(arguments.begin(), arguments.end());

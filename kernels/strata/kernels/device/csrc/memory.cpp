@@ -120,6 +120,17 @@ at::Scalar read_scalar(const at::Tensor& tensor) {
   return host_alias(tensor).item();
 }
 
+bool equal(const at::Tensor& a, const at::Tensor& b) {
+  TORCH_CHECK(a.device() == b.device(), "Expected all tensors to be on the same device, but found ", a.device(), " and ", b.device());
+  synchronize(current_stream(a.device().index()));
+  return host_alias(a).equal(host_alias(b));
+}
+
+// Lets a parameter become one of the device in place when its module moves, so that tied weights stay tied.
+bool has_compatible_shallow_copy_type(const at::Tensor& tensor, const at::Tensor& from) {
+  return tensor.layout() == c10::kStrided && from.layout() == c10::kStrided;
+}
+
 void record_stream(at::Tensor& tensor, c10::Stream stream) { allocator()->recordStream(tensor.storage().data_ptr(), stream); }
 
 }  // namespace
@@ -133,7 +144,9 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("set_.source_Tensor", at::native::set_tensor_);
   m.impl("set_", set_to_nothing);
   m.impl("_local_scalar_dense", read_scalar);
+  m.impl("equal", equal);
   m.impl("record_stream", record_stream);
+  m.impl("_has_compatible_shallow_copy_type", has_compatible_shallow_copy_type);
   // Views change only how a tensor looks at its storage: torch's own work for any device.
   m.impl("as_strided", at::native::as_strided_tensorimpl);
   m.impl("view", at::native::view);

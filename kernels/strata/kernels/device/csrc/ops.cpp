@@ -21,8 +21,8 @@ constexpr const char* kOperators[] = {
     "addcdiv", "where.self", "clamp", "clamp.Tensor", "clamp_min", "clamp_max", "masked_fill.Scalar", "masked_fill.Tensor",
     // elementwise, one tensor
     "abs", "neg", "sign", "exp", "log", "log2", "log1p", "expm1", "sqrt", "rsqrt", "reciprocal", "sin", "cos", "tanh", "sigmoid",
-    "erf", "silu", "gelu", "relu", "leaky_relu", "floor", "ceil", "round", "trunc", "bitwise_not", "logical_not", "isnan", "tril",
-    "triu", "fill_.Scalar", "fill_.Tensor", "zero_",
+    "erf", "silu", "gelu", "relu", "leaky_relu", "floor", "ceil", "round", "trunc", "bitwise_not", "logical_not", "isnan", "isneginf",
+    "isposinf", "tril", "triu", "fill_.Scalar", "fill_.Tensor", "zero_",
     // their gradients
     "silu_backward", "gelu_backward", "sigmoid_backward", "tanh_backward", "threshold_backward", "native_dropout_backward",
     // reductions and normalization
@@ -99,8 +99,5 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   }
   m.impl("native_dropout", native_dropout);
 }
-
-// The device has no kernels for autocast to choose between dtypes: every operator runs in the dtype of its inputs.
-TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
 
 }  // namespace strata
