@@ -107,6 +107,7 @@ FOLDERS = {
     "kernels.compiler": {"ops", "tuning"},
     "kernels.vllm_plugin": {"compiler", "ops"},
     "kernels.graph": {"ops"},
+    "kernels.device": set(),
     "kernels.bench": {"compiler", "graph", "ops", "tuning", "vllm_plugin"},
     "monitoring.gpu": set(),
     "monitoring.prometheus": {"gpu"},

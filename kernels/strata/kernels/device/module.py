@@ -7,8 +7,10 @@ from collections.abc import Iterable
 
 import torch
 from torch import Event, Tensor
+from torch.accelerator import current_device_index as current_device
 from torch.accelerator import (
     current_stream,
+    empty_cache,
     max_memory_allocated,
     max_memory_reserved,
     memory_allocated,
@@ -19,8 +21,6 @@ from torch.accelerator import (
     set_stream,
     synchronize,
 )
-from torch.accelerator import current_device_index as current_device
-from torch.accelerator import empty_cache
 from torch.accelerator import get_memory_info as mem_get_info
 from torch.accelerator import set_device_index as set_device
 

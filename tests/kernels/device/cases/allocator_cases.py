@@ -276,7 +276,7 @@ def test_recorded_memory_stays_active_until_the_other_stream_is_done() -> None:
     del tensor
     now = stats()
     assert now["allocated_bytes.all.current"] == 0 and now["active_bytes.all.current"] == 4 * MIB
-    assert [block.active for block in device.snapshot(1)][0] and not device.snapshot(1)[0].allocated
+    assert device.snapshot(1)[0].active and not device.snapshot(1)[0].allocated
     meanwhile = byte_tensor(4 * MIB)
     assert meanwhile.data_ptr() != address, "reused while another stream may still write to it"
     other.synchronize()

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from strata.kernels import device, linear_cross_entropy, rms_norm, rope, swiglu
-from strata.kernels.ops.swiglu import reference as swiglu_reference
 
 device.load()
 
@@ -149,7 +148,9 @@ def test_views_share_memory() -> None:
     x[:, 1].transpose(0, 1).mul_(-1)
     expected[:, 1].transpose(0, 1).mul_(-1)
     assert x.cpu().equal(expected)
-    assert views[0].cpu().equal(expected.transpose(0, 2)) and x.reshape(4, 6).t().contiguous().cpu().equal(expected.reshape(4, 6).t())
+    assert views[0].cpu().equal(expected.transpose(0, 2)) and x.reshape(4, 6).t().contiguous().cpu().equal(
+        expected.reshape(4, 6).t()
+    )
 
 
 def test_in_place_and_out() -> None:
@@ -221,8 +222,9 @@ def test_operators_of_strata_fall_back_to_their_cpu_kernels() -> None:
     for call in calls:
         for a, b in zip(gradients(call, "cpu", x, w, targets), gradients(call, "strata", x, w, targets), strict=True):
             torch.testing.assert_close(b, a, rtol=1e-5, atol=1e-6)
-    assert {"strata::rms_norm", "strata::rms_norm_backward", "strata::swiglu", "strata::linear_cross_entropy"} <= set(device.fallbacks())
-    assert swiglu_reference(x, x).equal(F.silu(x) * x)
+    assert {"strata::rms_norm", "strata::rms_norm_backward", "strata::swiglu", "strata::linear_cross_entropy"} <= set(
+        device.fallbacks()
+    )
 
 
 def test_an_operator_without_a_kernel_falls_back_and_is_counted() -> None:

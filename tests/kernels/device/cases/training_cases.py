@@ -31,7 +31,12 @@ def losses(place: str, steps: int, optimizer: type[torch.optim.Optimizer], **set
 
 @pytest.mark.parametrize(
     ("optimizer", "settings"),
-    [(torch.optim.AdamW, {}), (torch.optim.AdamW, {"fused": True}), (torch.optim.AdamW, {"foreach": False}), (torch.optim.SGD, {})],
+    [
+        (torch.optim.AdamW, {}),
+        (torch.optim.AdamW, {"fused": True}),
+        (torch.optim.AdamW, {"foreach": False}),
+        (torch.optim.SGD, {}),
+    ],
     ids=["foreach", "fused", "single", "sgd"],
 )
 def test_the_laptop_model_has_the_losses_of_the_cpu(optimizer: type[torch.optim.Optimizer], settings: dict[str, bool]) -> None:
