@@ -1,8 +1,8 @@
 """Device `strata`: a PrivateUse1 backend for torch in C++, from which the backend of a new accelerator can start.
 
-It has what torch expects of a device: a caching allocator, asynchronous streams and events, guards, generators, copies, operators,
-a CPU fallback, meta kernels and autograd. The accelerator itself is missing: memory is the host's, and a kernel is a CPU kernel on
-a thread of its stream. docs/device.md lists the parts to replace.
+It has what torch expects of a device: a caching allocator, asynchronous streams and events, guards, generators, copies,
+operators, a CPU fallback, meta kernels and autograd. The accelerator itself is missing: memory is the host's, and a kernel is a
+CPU kernel on a thread of its stream. docs/device.md lists the parts to replace.
 
 Public API: `load`, `fallbacks`, `clear_fallbacks`, `set_capacity` and `snapshot`; after `load`, the module `torch.strata`.
 """
