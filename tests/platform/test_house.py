@@ -110,6 +110,7 @@ FOLDERS = {
     "kernels.vllm_plugin": {"compiler", "ops"},
     "kernels.graph": {"ops"},
     "kernels.bench": {"compiler", "graph", "ladder", "ops", "tuning", "vllm_plugin"},
+    "kernels.device": set(),
     "monitoring.gpu": set(),
     "monitoring.prometheus": {"gpu"},
     "monitoring.top": {"gpu"},
