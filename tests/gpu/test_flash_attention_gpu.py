@@ -65,6 +65,10 @@ SHAPES = [
     Shape(600, 600, e=256),
     Shape(600, 600, e=256, causal=False, window=100),
     Shape(600, 600, e=96),
+    Shape(600, 600, h=3, kv=3, e=72, causal=False),  # padded in shared memory, with a neighbouring head behind its end
+    Shape(600, 77, h=3, kv=3, e=72, causal=False),
+    Shape(333, 333, e=40, causal=False),
+    Shape(333, 333, e=136, causal=False, dtype=torch.float16),
     Shape(300, 300, e=64, dtype=torch.float32),
     Shape(300, 300, b=1, e=64, dtype=torch.float32, documents=(130, 170), window=64),
 ]

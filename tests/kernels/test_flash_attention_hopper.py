@@ -33,7 +33,7 @@ def call(dim, causal, window, packed):
 
 
 found = []
-for case in ((128, True, None, False), (64, True, 1000, True)):
+for case in ((128, True, None, False), (64, True, 1000, True), (72, False, None, False)):
     (compilation,) = launched(call(*case))
     compiled = compile_stages(compilation, 90)
     found.append({
@@ -75,11 +75,19 @@ def supported(q: Tensor, k: Tensor, v: Tensor, causal: bool = True, window: int 
         return hopper.supports(q, k, v, causal, window, None)
 
 
-def test_supports_half_precision_and_tiled_head_dimensions_on_hopper() -> None:
-    for dim in (64, 128, 256):
+def test_supports_half_precision_and_head_dimensions_that_a_tiling_holds_on_hopper() -> None:
+    for dim in (40, 64, 72, 96, 128, 136, 256):
         assert supported(*tensors(dim)) and supported(*tensors(dim, torch.float16))
         assert not supported(*tensors(dim), arch=80) and not supported(*tensors(dim), arch=100)
-    assert not supported(*tensors(96)) and not supported(*tensors(dtype=torch.float32))
+    for dim in (32, 68, 100, 264):
+        assert not supported(*tensors(dim))
+    assert not supported(*tensors(dtype=torch.float32))
+
+
+def test_a_head_is_padded_to_the_narrowest_tiling() -> None:
+    assert [hopper.tiled_dim(dim) for dim in (40, 64, 72, 128, 136, 256)] == [64, 64, 128, 128, 256, 256]
+    descriptor = hopper._descriptor(torch.empty(2, 100, 4, 72, dtype=torch.bfloat16, device="meta"), 64, 128)
+    assert descriptor.shape == [2, 4, 100, 72] and descriptor.block_shape == [1, 1, 64, 128]
 
 
 def test_unsupported_masks() -> None:

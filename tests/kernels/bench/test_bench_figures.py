@@ -176,7 +176,7 @@ def test_slow_copies_have_three_digits_and_cases_without_work_none() -> None:
 def test_the_json_of_a_case() -> None:
     results = {OURS: OURS_2_MS, "peer": Result(0.02, (5.0, 4.0), 12), "absent": Result(trouble="x")}
     one = row(results, int(2e9), int(500e9), 9, Bar(0.6, "copy"), Bar(0.5, "copy"), Bar(1, "absent"))
-    made = report._row_as_json(one, CEILINGS)
+    made = report.row_as_json(one, CEILINGS)
     assert [bar["met"] for bar in made["bars"]] == [False, True, None] and made["ratio_to_best_peer"] == 2.25
     assert (made["bytes"], made["flops"], made["tolerance"], made["memory_limit"]) == (int(2e9), int(500e9), 0.01, 9)
     assert made["contenders"][OURS]["ratio"] is None and made["contenders"][OURS]["of_ceiling"] == pytest.approx(0.5)

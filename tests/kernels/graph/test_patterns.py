@@ -172,6 +172,13 @@ def test_causal_attention() -> None:
     assert compiled(spread, Q, K, V).counts() == {"flash_attention": 1}
 
 
+def test_full_attention_to_as_many_or_fewer_keys() -> None:
+    """Attention of diffusion transformers: tokens of a picture among themselves, and to the text."""
+    assert compiled(lambda q, k, v: attend(q, repeated(k), repeated(v)), Q, K, V).counts() == {"flash_attention": 1}
+    text = normal(2, 4, 3, 8)
+    assert compiled(lambda q, k: attend(q, k, k, is_causal=False, scale=0.3), Q, text).counts() == {"flash_attention": 1}
+
+
 @pytest.mark.parametrize(
     "sees",
     [
@@ -225,8 +232,8 @@ def test_other_attention_is_left() -> None:
     assert_left(
         compiled(lambda q, k, m: attend(q, repeated(k), repeated(k), attn_mask=m), Q, K, padding), "flash_attention", "input"
     )
-    assert_left(compiled(lambda q, k: attend(q, repeated(k), repeated(k)), Q, K), "flash_attention", "no causal mask")
     longer = normal(2, 4, 9, 8)
+    assert_left(compiled(lambda q, k: attend(q, k, k), Q, longer), "flash_attention", "more keys")
     assert_left(compiled(lambda q, k: attend(q, k, k, is_causal=True), Q, longer), "flash_attention", "more keys")
     record = Record()
     noisy = torch.compile(

@@ -126,12 +126,12 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
         "machine": header["machine"] | device_facts(outcome.device),
         "copy_bytes_per_s": outcome.ceilings.copy,
         "matmul_flops_per_s": outcome.ceilings.matmul,
-        "cases": [_row_as_json(row, outcome.ceilings) for row in outcome.rows],
+        "cases": [row_as_json(row, outcome.ceilings) for row in outcome.rows],
         "host_microseconds": dict(outcome.overhead),
     }
 
 
-def _row_as_json(row: Row, ceilings: Ceilings) -> dict[str, Any]:
+def row_as_json(row: Row, ceilings: Ceilings) -> dict[str, Any]:
     return {
         "op": row.case.op,
         "case": row.case.name,

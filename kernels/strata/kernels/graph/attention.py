@@ -1,4 +1,4 @@
-"""Causal attention by `scaled_dot_product_attention`, with the repetition of key heads that transformers writes out."""
+"""Causal and full attention by `scaled_dot_product_attention`, with the repetition of key heads that transformers writes out."""
 
 import operator
 from typing import Any
@@ -51,7 +51,7 @@ def _replace(rewriting: Rewriting, attention: fx.Node) -> None:
     _check(q, k, v, attention, bool(options.get("enable_gqa")) or bool(repeated_k))
     if bool(repeated_k) != bool(repeated_v):
         raise NoMatch("only one of keys and values is repeated")
-    window, masking = _window(mask, causal, q, k)
+    causal, window, masking = _masking(mask, causal, q, k)
     scale = options.get("scale")
     scale = tensor(q).shape[-1] ** -0.5 if scale is None else scale
     if not isinstance(scale, float) or not scale > 0:
@@ -62,7 +62,7 @@ def _replace(rewriting: Rewriting, attention: fx.Node) -> None:
     def build() -> list[tuple[fx.Node, fx.Node]]:
         graph = rewriting.graph
         heads = [heads_last(x, attention) for x in (q, k, v)]
-        arguments = (*heads, True, window, scale, None, None)
+        arguments = (*heads, causal, window, scale, None, None)
         result = call(graph, torch.ops.strata.flash_attention.default, arguments, attention)
         out = like(graph.call_function(operator.getitem, (result, 0)), attention, tensor(attention).transpose(1, 2))
         return [(attention, like(graph.call_method("transpose", (out, 1, 2)), attention))]
@@ -105,13 +105,17 @@ def _check(q: Any, k: Any, v: Any, out: fx.Node, grouped: bool) -> None:
         raise NoMatch(f"queries, keys, values and the result are {', '.join(sorted(map(str, dtypes)))}")
 
 
-def _window(mask: Any, causal: Any, q: fx.Node, k: fx.Node) -> tuple[int | None, list[fx.Node]]:
-    if not same(tensor(q).shape[2], tensor(k).shape[2]):
+def _masking(mask: Any, causal: Any, q: fx.Node, k: fx.Node) -> tuple[bool, int | None, list[fx.Node]]:
+    """(whether attention is causal, its window, the nodes that build the mask)"""
+    if causal not in (None, False, True):
+        raise NoMatch("is_causal is not a constant")
+    queries, keys = tensor(q).shape[2], tensor(k).shape[2]
+    if mask is None and not causal and isinstance(queries, int) and isinstance(keys, int) and keys <= queries:
+        return False, None, []
+    if not same(queries, keys):
         raise NoMatch("there are more keys than queries: a KV cache")
     if mask is None:
-        if causal is not True:
-            raise NoMatch("there is no causal mask")
-        return None, []
+        return bool(causal), None, []
     if causal:
         raise NoMatch("there is a mask beside is_causal")
-    return causal_window(mask)
+    return True, *causal_window(mask)

@@ -34,18 +34,23 @@ class Shape:
     causal: bool = True
     window: int | None = None
     documents: tuple[int, ...] | None = None
+    keys: int | None = None  # None: as many as tokens
+    model: str = ""
 
     def pairs(self) -> int:
         """Pairs of a query and a key it attends to, per head."""
         if self.window is not None:
             return self.batch * (self.window * self.tokens - self.window * (self.window - 1) // 2)
-        whole = sum(length**2 for length in self.lengths())
+        whole = self.batch * self.tokens * self.keys if self.keys else sum(length**2 for length in self.lengths())
         return whole // 2 if self.causal else whole
 
     def lengths(self) -> tuple[int, ...]:
         return self.documents or (self.tokens,) * self.batch
 
     def name(self) -> str:
+        if self.model:
+            keys = f" to {self.keys}" if self.keys else ""
+            return f"{self.model}: full d{self.dim}, {self.batch} x {self.tokens}{keys}, {self.heads} heads"
         heads = f"{self.heads} heads" if self.heads == self.kv_heads else f"{self.heads}/{self.kv_heads} heads"
         kind = "documents" if self.documents else f"window {self.window}" if self.window else "causal" if self.causal else "full"
         return f"{kind} d{self.dim}, {self.batch} x {self.tokens // 1024}k, {heads}"
@@ -80,12 +85,36 @@ OTHER_SHAPES = (
 )
 
 
+# Of diffusion transformers. A batch of 2 is one picture with classifier-free guidance; FLUX has its guidance distilled. SD3 and
+# FLUX attend to text and picture together, PixArt to the text in a second attention (torch: without the mask of padding).
+PICTURE_SHAPES = (
+    Shape(2, 4096 + 333, 24, 24, dim=64, causal=False, model="SD3 1024px"),
+    Shape(2, 4096 + 154, 24, 24, dim=64, causal=False, model="SD3 1024px, CLIP text"),
+    Shape(1, 4096 + 512, 24, 24, causal=False, model="FLUX 1024px"),
+    Shape(2, 4096, 16, 16, dim=72, causal=False, model="PixArt 1024px"),
+    Shape(2, 4096, 16, 16, dim=72, causal=False, keys=300, model="PixArt 1024px, text"),
+    Shape(2, 4096, 16, 16, dim=72, causal=False, keys=120, model="PixArt 1024px, text"),
+    Shape(2, 1024, 16, 16, dim=72, causal=False, model="DiT-XL/2 512px"),
+    Shape(1, 16384 + 512, 24, 24, causal=False, model="FLUX 2048px"),
+    Shape(1, 16384, 24, 24, causal=False, model="video"),
+    Shape(1, 32768, 24, 24, causal=False, model="video"),
+    Shape(2, 17776, 30, 30, dim=64, causal=False, model="CogVideoX 2B"),
+)
+PICTURE_BARS = (Bar(1.0, "SDPA cuDNN"),)
+
+
+def picture_cases() -> list[Case]:
+    """Full attention in the shapes of diffusion transformers, forward."""
+    return [_case(shape, backward=False, bars=PICTURE_BARS) for shape in PICTURE_SHAPES]
+
+
 def cases() -> list[Case]:
     return [
         *(_case(shape, backward=False, bars=FORWARD_BARS) for shape in SHAPES_WITH_BARS),
         *(_case(shape, backward=False) for shape in OTHER_SHAPES),
         *(_case(shape, backward=True, bars=BACKWARD_BARS) for shape in (*SHAPES_WITH_BARS, *OTHER_SHAPES[:2])),
         *(_case(shape, backward=True) for shape in OTHER_SHAPES[2:]),
+        *picture_cases(),
     ]
 
 
@@ -103,7 +132,7 @@ def _build(shape: Shape, backward: bool, device: torch.device) -> Contest:
         "torch.compile": _eager(shape, torch.compile(_reference)),
         "SDPA FA2": _fa2(shape),
         "SDPA cuDNN": _cudnn(shape),
-        "FlexAttention": _flex(inputs),
+        "FlexAttention": Missing("not compiled for each shape of a diffusion transformer") if shape.model else _flex(inputs),
         "vLLM FA3": Missing("forward only") if backward else _vllm_fa3(device),
     }
     contenders: dict[str, Callable[[], Any] | Missing] = {
@@ -121,8 +150,13 @@ def _build(shape: Shape, backward: bool, device: torch.device) -> Contest:
 
 def _inputs(shape: Shape, device: torch.device) -> Inputs:
     q, k, v, dout = (
-        torch.randn(shape.batch, shape.tokens, heads, shape.dim, device=device, dtype=torch.bfloat16)
-        for heads in (shape.heads, shape.kv_heads, shape.kv_heads, shape.heads)
+        torch.randn(shape.batch, tokens, heads, shape.dim, device=device, dtype=torch.bfloat16)
+        for tokens, heads in (
+            (shape.tokens, shape.heads),
+            (shape.keys or shape.tokens, shape.kv_heads),
+            (shape.keys or shape.tokens, shape.kv_heads),
+            (shape.tokens, shape.heads),
+        )
     )
     cu_seqlens = torch.tensor([0, *accumulate(shape.lengths())], device=device, dtype=torch.int32)
     return Inputs(shape, q, k, v, dout, cu_seqlens)
@@ -157,6 +191,8 @@ def _reference(inputs: Inputs) -> Tensor:
 
 
 def _eager(shape: Shape, attention: Attention) -> Attention | Missing:
+    if shape.model:
+        return Missing("no diffusion transformer writes its scores to memory")
     scores = 2 * shape.batch * shape.heads * shape.tokens**2
     return attention if scores <= EAGER_LIMIT else Missing(f"its scores need {scores >> 30} GB")
 
@@ -230,12 +266,14 @@ def _vllm_fa3(device: torch.device) -> Attention | Missing:
 
     def run(inputs: Inputs) -> Tensor:
         shape, longest = inputs.shape, max(inputs.shape.lengths())
+        keys = shape.keys or longest
+        cu_seqlens = inputs.cu_seqlens * keys // shape.tokens if shape.keys else inputs.cu_seqlens
         out: Tensor = flash_attn_varlen_func(
             *(x.flatten(0, 1) for x in inputs.qkv),
             max_seqlen_q=longest,
             cu_seqlens_q=inputs.cu_seqlens,
-            max_seqlen_k=longest,
-            cu_seqlens_k=inputs.cu_seqlens,
+            max_seqlen_k=keys,
+            cu_seqlens_k=cu_seqlens,
             causal=shape.causal,
             window_size=None if shape.window is None else [shape.window - 1, 0],
             fa_version=3,

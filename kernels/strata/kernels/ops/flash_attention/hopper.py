@@ -13,6 +13,7 @@ from strata.kernels.ops.flash_attention.hopper_kernel import forward_kernel
 from strata.kernels.tuning.tunable import architecture
 
 ROWS = 64  # queries per warpgroup: the M of one wgmma
+PORTABLE_DIM = 32  # up to here the portable kernel multiplies half as much, since it pads a head to the next power of two
 L2_BUDGET = 32 << 20  # bytes of keys and values in use concurrently, of Hopper's 50 MB of L2
 
 
@@ -26,24 +27,26 @@ class Tiling:
     loader_registers: int
 
 
-# By head dimension. Three warpgroups if the softmax costs as much as the products, two if the accumulators are large.
+# By width of a head in shared memory. A narrower head is padded there: TMA fills with zeros past its end, at no memory traffic.
+# Three warpgroups if the softmax costs as much as the products, two if the accumulators are large.
 TILINGS = {
     64: Tiling(3, block=128, stages=2, threads_registers=128, registers=160, loader_registers=32),
     128: Tiling(2, block=128, stages=2, threads_registers=168, registers=240, loader_registers=24),
     256: Tiling(2, block=64, stages=2, threads_registers=168, registers=240, loader_registers=24),
 }
 
-
 _LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
 _compiled: dict[tuple[Any, ...], Any] = {}
 
 
 def supports(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int | None, cu_seqlens: Tensor | None) -> bool:
-    """True if `forward` supports the call: Hopper, half precision, a head dimension with a tiling, and TMA-compatible strides."""
+    """True if `forward` supports the call: Hopper, half precision, a head dimension that a tiling holds, and TMA-compatible
+    strides."""
     return (
         architecture(q.device) == 90
         and q.dtype in (torch.bfloat16, torch.float16)
-        and q.shape[-1] in TILINGS
+        and PORTABLE_DIM < q.shape[-1] <= max(TILINGS)
+        and q.shape[-1] % 8 == 0  # 16 bytes, the width of a store
         and q.numel() > 0
         and k.numel() > 0
         and (window is None or causal)
@@ -55,6 +58,11 @@ def supports(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int | None, 
 def _fits_tma(x: Tensor) -> bool:
     batch, tokens, heads, dim = x.stride()
     return dim == 1 and min(batch, tokens, heads) > 0 and not (batch | tokens | heads) & 7 and not x.data_ptr() & 15
+
+
+def tiled_dim(dim: int) -> int:
+    """Width of the narrowest tiling that holds a head."""
+    return min(width for width in TILINGS if width >= dim)
 
 
 @cache
@@ -76,7 +84,8 @@ def forward(
     returns True, and a positive scale."""
     batch, tokens, heads, dim = q.shape
     keys, kv_heads = k.shape[1], k.shape[2]
-    tiling = TILINGS[dim]
+    width = tiled_dim(dim)
+    tiling = TILINGS[width]
     out = torch.empty((batch, tokens, heads, dim), dtype=q.dtype, device=q.device)
     lse = torch.empty((batch, heads, tokens), dtype=torch.float32, device=q.device)
     sequences, longest, longest_keys = batch, tokens, keys
@@ -92,13 +101,13 @@ def forward(
     # Only a persistent program, which processes several tiles, needs a counter.
     counter = torch.zeros(1, dtype=torch.int32, device=q.device) if persistent else lse
     values = (
-        _descriptor(q, ROWS), _descriptor(k, tiling.block), _descriptor(v, tiling.block),
+        _descriptor(q, ROWS, width), _descriptor(k, tiling.block, width), _descriptor(v, tiling.block, width),
         out, lse, lse if cu_seqlens is None else cu_seqlens, counter,
         tokens, keys, heads, group, total, sequences, heads_together, tiles, window or 0,
     )  # fmt: skip
     constants = (
         scale, causal, window is not None, cu_seqlens is not None, persistent,
-        tiling.consumers, tiling.block, dim, tiling.stages, tiling.registers, tiling.loader_registers,
+        tiling.consumers, tiling.block, dim, width, tiling.stages, tiling.registers, tiling.loader_registers,
     )  # fmt: skip
     grid = (min(programs, total), 1, 1)
     key = (q.device, q.dtype, *constants)
@@ -115,8 +124,8 @@ class _Descriptor(TensorDescriptor):  # type: ignore[misc]
         """Skips the parent's checks, which take longer than the rest of a launch. `supports` has checked the same."""
 
 
-def _descriptor(x: Tensor, rows: int) -> TensorDescriptor:
+def _descriptor(x: Tensor, rows: int, width: int) -> TensorDescriptor:
     """Descriptor of blocks of one head: dimensions [batch, heads, tokens, dim], so that TMA fills with zeros past the end."""
     batch, tokens, heads, dim = x.shape
     strides = x.stride()
-    return _Descriptor(x, [batch, heads, tokens, dim], [strides[0], strides[2], strides[1], 1], [1, 1, rows, dim], _LAYOUT)
+    return _Descriptor(x, [batch, heads, tokens, dim], [strides[0], strides[2], strides[1], 1], [1, 1, rows, width], _LAYOUT)

@@ -247,9 +247,9 @@ def _step(
 def _compute(
     out, lse, memory, work,
     SCALE: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, PACKED: gl.constexpr, PERSISTENT: gl.constexpr,
-    consumer: gl.constexpr,
+    HEAD_DIM: gl.constexpr, consumer: gl.constexpr,
 ):  # fmt: skip
-    """Body of a computing warpgroup."""
+    """Body of a computing warpgroup. HEAD_DIM columns of the DIM in shared memory are the head's, the others are zero."""
     buffers, barriers, schedule = memory
     sizes, window, cu_seqlens = work
     q_buffers, k_ring, v_ring, out_buffers = buffers
@@ -350,8 +350,11 @@ def _compute(
                 mbarrier.arrive(q_empty.index(consumer), count=1)
             rows = zero + gl.arange(0, 64, layout=gl.SliceLayout(1, store_layout))
             columns = gl.arange(0, DIM, layout=gl.SliceLayout(0, store_layout))
-            out_rows = out + ((first + row) * heads + head) * DIM
-            gl.store(out_rows + rows[:, None] * (heads * DIM) + columns[None, :], result, mask=(row + rows < tokens)[:, None])
+            out_rows = out + ((first + row) * heads + head) * HEAD_DIM
+            stored = (row + rows < tokens)[:, None]
+            if HEAD_DIM < DIM:
+                stored = stored & (columns < HEAD_DIM)[None, :]
+            gl.store(out_rows + rows[:, None] * (heads * HEAD_DIM) + columns[None, :], result, mask=stored)
             tile += 1
         index = _wait_for_next_tile(schedule, step, sizes[4], PERSISTENT)
         step += 1
@@ -362,7 +365,7 @@ def forward_kernel(
     q_desc, k_desc, v_desc, out, lse, cu_seqlens, counter,
     tokens, keys, heads, group, total, sequences, heads_together, tiles, window,
     SCALE: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, PACKED: gl.constexpr, PERSISTENT: gl.constexpr,
-    CONSUMERS: gl.constexpr, BLOCK: gl.constexpr, DIM: gl.constexpr, STAGES: gl.constexpr,
+    CONSUMERS: gl.constexpr, BLOCK: gl.constexpr, HEAD_DIM: gl.constexpr, DIM: gl.constexpr, STAGES: gl.constexpr,
     REGISTERS: gl.constexpr, LOADER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     dtype: gl.constexpr = q_desc.dtype
@@ -405,8 +408,8 @@ def forward_kernel(
     if CONSUMERS == 2:
         gl.warp_specialize(
             [
-                (_compute, (out, lse, memory, work, SCALE, CAUSAL, WINDOW, PACKED, PERSISTENT, 0)),
-                (_compute, (out, lse, memory, work, SCALE, CAUSAL, WINDOW, PACKED, PERSISTENT, 1)),
+                (_compute, (out, lse, memory, work, SCALE, CAUSAL, WINDOW, PACKED, PERSISTENT, HEAD_DIM, 0)),
+                (_compute, (out, lse, memory, work, SCALE, CAUSAL, WINDOW, PACKED, PERSISTENT, HEAD_DIM, 1)),
                 (_load, (descriptors, counter, memory, work, CAUSAL, WINDOW, PACKED, PERSISTENT)),
             ],
             [4, 1],
@@ -415,9 +418,9 @@ def forward_kernel(
     else:
         gl.warp_specialize(
             [
-                (_compute, (out, lse, memory, work, SCALE, CAUSAL, WINDOW, PACKED, PERSISTENT, 0)),
-                (_compute, (out, lse, memory, work, SCALE, CAUSAL, WINDOW, PACKED, PERSISTENT, 1)),
-                (_compute, (out, lse, memory, work, SCALE, CAUSAL, WINDOW, PACKED, PERSISTENT, 2)),
+                (_compute, (out, lse, memory, work, SCALE, CAUSAL, WINDOW, PACKED, PERSISTENT, HEAD_DIM, 0)),
+                (_compute, (out, lse, memory, work, SCALE, CAUSAL, WINDOW, PACKED, PERSISTENT, HEAD_DIM, 1)),
+                (_compute, (out, lse, memory, work, SCALE, CAUSAL, WINDOW, PACKED, PERSISTENT, HEAD_DIM, 2)),
                 (_load, (descriptors, counter, memory, work, CAUSAL, WINDOW, PACKED, PERSISTENT)),
             ],
             [4, 4, 1],
