@@ -67,7 +67,29 @@ def recipe_problem(model: ModelSection, train: TrainSection, parallel: ParallelS
         expert=parallel.expert,
         offload=parallel.offload,
     )
-    return _architecture_problem(model, parallel) or _adapter_problem(train, parallel) or layout_problem(sizes, division)
+    return (
+        _picture_problem(model, parallel)
+        or _architecture_problem(model, parallel)
+        or _adapter_problem(train, parallel)
+        or layout_problem(sizes, division)
+    )
+
+
+def _picture_problem(model: ModelSection, parallel: ParallelSection) -> str | None:
+    """Layouts that a picture model's two streams of tokens exclude."""
+    if model.picture is None:
+        return None
+    if parallel.pipeline > 1:
+        return (
+            f"A picture model has no pipeline (parallel.pipeline={parallel.pipeline}): each of its layers takes the streams of"
+            " pictures and captions and the text encoder's modulation, which DeepSpeed's stages do not pass on."
+        )
+    if model.picture.caption_tokens % parallel.sequence:
+        return (
+            f"parallel.sequence={parallel.sequence} must divide model.picture.caption_tokens={model.picture.caption_tokens}:"
+            " captions are divided as pictures are."
+        )
+    return None
 
 
 def _adapter_problem(train: TrainSection, parallel: ParallelSection) -> str | None:

@@ -66,6 +66,10 @@ def _is_folder(path: Path) -> bool:
 
 
 def from_recipe(section: ModelSection, name: str) -> Shape:
+    if section.picture:
+        raise UserError(
+            f"{name} is a picture model, and plans are for language models.", "Choose a recipe without model.picture."
+        )
     moe = section.moe
     shape = Shape(
         name=name,

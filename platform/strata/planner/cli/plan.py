@@ -180,7 +180,7 @@ def _start(recipe: str | None, model: str | None, words: list[str]) -> tuple["Sh
         raise UserError("--recipe and --model both name a model.", "Use one of them.")
     if recipe is None:
         if words:
-            known = "search, serve, failures, schedule, collectives, cluster, queue, validate, list"
+            known = "search, serve, failures, schedule, collectives, cluster, queue, dit, validate, list"
             raise UserError(
                 f"'{words[0]}' is not a plan command, and section.key=value arguments need --recipe.",
                 f"The commands are {known}.",
