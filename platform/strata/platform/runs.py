@@ -146,8 +146,9 @@ class Run:
         return None
 
     def has_export(self) -> bool:
+        """True for a model of text (config.json) and for one of pictures (model_index.json)."""
         try:
-            return (self.export / "config.json").is_file()
+            return any((self.export / name).is_file() for name in ("config.json", "model_index.json"))
         except OSError:  # a folder without permission
             return False
 

@@ -21,12 +21,23 @@ class Answers:
 
 
 @dataclass(frozen=True)
+class Pictures:
+    """Pictures of a micro-batch from -1 to 1, their noise, and the share of noise of each."""
+
+    pixels_bchw: Tensor
+    noise_bchw: Tensor
+    times_b: Tensor
+
+
+@dataclass(frozen=True)
 class Batch:
     """Rows of one forward pass on a data-parallel worker, whole, also where sequence-parallel workers take slices of them.
 
     `positions_bt` restart at 0 with each packed document; None: a row is one document. `count` is the denominator of the loss,
     such that the mean over workers and micro-batches is the mean over the counted targets, pairs or answers of the whole global
     batch, whatever the layout and however they are spread over micro-batches.
+
+    Of pictures, `tokens_bt` are the captions, and `targets_bt` has one column, IGNORED for a row that does not count.
     """
 
     tokens_bt: Tensor
@@ -34,3 +45,4 @@ class Batch:
     positions_bt: Tensor | None
     count: float
     answers: Answers | None = None
+    pictures: Pictures | None = None

@@ -89,7 +89,9 @@ def export(
     check: Annotated[int, typer.Option(help="Prompts whose greedy tokens are compared with transformers'.", min=1)] = 20,
     tokens: Annotated[int, typer.Option(help="Tokens that the check generates for each prompt.", min=1)] = 32,
 ) -> None:
-    """Write a run's newest good checkpoint as a Hugging Face folder, and this or any such folder as ONNX or as a package."""
+    """Write a run's newest good checkpoint as a Hugging Face folder; of a picture model, as a diffusers folder.
+
+    A Hugging Face folder, of a run or any other, can also be written as ONNX or as a package."""
     console = Console(highlight=False, soft_wrap=True)
     if not (onnx or package or tensorrt):
         console.print(f"exported to {_export_run(source, to, console)}")
@@ -145,6 +147,10 @@ def _print_summary(summary: "Summary", console: Console) -> None:
         verdict = _against_bigram(summary.val_loss, summary.bigram)
         perplexity = f" (perplexity {summary.perplexity:.4g})" if summary.perplexity is not None else ""
         console.print(f"step {summary.step}: validation loss {summary.val_loss:.3f}{perplexity}{verdict}")
+    if summary.pictures and summary.pictures.verdict:
+        console.print(summary.pictures.verdict)
+    if summary.pictures and summary.pictures.grid:
+        console.print(f"pictures: {summary.pictures.grid}")
     if summary.export is None:
         console.print(f"interrupted; continue with: strata train --resume {summary.run.name}")
     else:

@@ -17,6 +17,8 @@ from strata.platform.runs import Run, State
 from strata.training.checkpoint import format, ownership, resuming
 from strata.training.checkpoint.export import export_run
 from strata.training.checkpoint.storage import Folder
+from strata.training.diffusion import evaluation as picture_evaluation
+from strata.training.diffusion import progress as picture_progress
 from strata.training.evaluation import samples
 from strata.training.interrupts import Interrupts, caught
 from strata.training.logs import attempts
@@ -30,6 +32,14 @@ from strata.training.workers import run_workers
 
 
 @dataclass(frozen=True)
+class DrawnPictures:
+    """Result of a picture model: the last grid, and the judge's line about held-out captions, None if it did not judge."""
+
+    grid: Path | None
+    verdict: str | None
+
+
+@dataclass(frozen=True)
 class Summary:
     """Result of a training run."""
 
@@ -39,6 +49,7 @@ class Summary:
     perplexity: float | None  # of val_loss; None for preferences too, whose loss is not that of tokens
     bigram: float | None  # the validation loss of a bigram model, the bar to beat; None for fine-tuning
     export: Path | None  # folder in Hugging Face's format; None for a run that was interrupted
+    pictures: DrawnPictures | None = None  # of a picture model
 
 
 def start(recipe: Recipe, name: str | None, stem: str, console: Console) -> Summary:
@@ -144,7 +155,18 @@ def _train(job: Job, bigram: float | None, interrupts: Interrupts, console: Cons
     val_loss = evaluated["val_loss"] if evaluated else None
     perplexity = records.perplexity(evaluated) if evaluated else None
     run.write_state(State("interrupted" if stopped else "finished", step, steps, loss, val_loss, saved=step))
-    return Summary(run, step, val_loss, perplexity, bigram, export)
+    return Summary(run, step, val_loss, perplexity, bigram, export, _drawn(job, export, console))
+
+
+def _drawn(job: Job, export: Path | None, console: Console) -> DrawnPictures | None:
+    flow = job.train.flow
+    if flow is None:
+        return None
+    found = None
+    if export:
+        with console.status("judging pictures of held-out captions"):
+            found = picture_evaluation.judged(export, job.tokens, job.model, flow)
+    return DrawnPictures(picture_progress.newest(Run(job.run)), picture_evaluation.line(found, flow.judged) if found else None)
 
 
 def _planned(run: Run, job: Job) -> Plan:
@@ -159,6 +181,7 @@ def _discard_after(job: Job, console: Console) -> None:
         console.print(f"Files beyond step {job.begun}, which cannot be used, were moved to {job.checkpoints.path}/{name}.")
     records.cut(Run(job.run).metrics, job.begun)
     samples.cut(Run(job.run), job.begun)
+    picture_progress.cut(Run(job.run), job.begun)
 
 
 @contextmanager

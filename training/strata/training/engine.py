@@ -4,6 +4,7 @@ DeepSpeed is imported inside functions: it probes for devices on import, which f
 """
 
 import os
+import re
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from typing import Any
@@ -15,13 +16,17 @@ from torch import nn
 from strata.planner.memory.buffers import BUCKET
 from strata.platform.errors import UserError
 from strata.platform.recipe import ModelSection, ParallelSection, TrainSection
+from strata.training.diffusion.model import PictureModel
 from strata.training.layout import accumulation, place
 from strata.training.model import balance, lora
 from strata.training.model.llama import Head, Layer, Llama
 from strata.training.parallel import clipping, data, expert, magnitudes, pipeline, recompute, sequence, tensor
 from strata.training.parallel.shard_map import whole_name
+from strata.training.parallel.weight_average import WeightAverage
 from strata.training.patches.adamw import EagerAdamW
 from strata.training.preferences.objective import PreferenceObjective
+
+NO_DECAY = re.compile(r"(norm\w*\.weight|\.bias|\.sinks)$")
 
 
 def build(model: ModelSection, train: TrainSection, parallel: ParallelSection) -> Any:
@@ -52,11 +57,13 @@ def build(model: ModelSection, train: TrainSection, parallel: ParallelSection) -
             sequence.apply(module, groups)
             if train.preference:
                 preference = PreferenceObjective(train.preference, groups.get_sequence_parallel_group())
-        module.lm_head.preference = preference
+        if isinstance(module, Llama):
+            module.lm_head.preference = preference
     freeze(module, model, train, parallel)
     if parallel.zero < 3 and parallel.tensor == 1:
         lora.fuse(module)
-    selection = recompute.apply(module, train.recompute, random=bool(train.lora and train.lora.dropout))
+    kind = type(module.transformer.transformer_blocks[0]) if model.picture else Layer
+    selection = recompute.apply(module, train.recompute, random=bool(train.lora and train.lora.dropout), kind=kind)
 
     def optimizer(_: object) -> torch.optim.Optimizer:
         """Called when the module has its final parameters: tensor and expert parallelism replace some of them."""
@@ -89,14 +96,18 @@ def build(model: ModelSection, train: TrainSection, parallel: ParallelSection) -
         balance.attach(module, model, scale=data.gradient_scale(parallel) / accumulation(train, parallel))
     if train.compile:
         for part in module.modules():
-            if isinstance(part, Layer | Head):
+            if isinstance(part, kind | Head):
                 part.compile()
+    if train.flow:
+        engine.average = WeightAverage(engine, train.flow.average)
     return engine
 
 
-def _whole(model: ModelSection, train: TrainSection, parallel: ParallelSection) -> Llama:
+def _whole(model: ModelSection, train: TrainSection, parallel: ParallelSection) -> Llama | PictureModel:
     """The whole model on this rank. The weights of an imported one are loaded later, each rank its own: until then they take no
     memory that was not written to, and with ZeRO-3 each rank allocates only its partition."""
+    if model.picture:
+        return PictureModel(model, train.seed, train.kernels)
     if model.family is None:
         return Llama(model, train.seed, train.kernels, train.lora)
     if parallel.zero == 3 and parallel.tensor == 1 and parallel.expert == 1:
@@ -164,7 +175,7 @@ def deepspeed_config(model: ModelSection, train: TrainSection, parallel: Paralle
     if parallel.schedule == "dualpipev":
         config["pipeline"] = {"pipe_partitioned": False, "grad_partitioned": False}  # DualPipeV sends only whole activations
     if parallel.tensor > 1 and parallel.pipeline == 1:
-        config["tensor_parallel"] = tensor.config(parallel.tensor)
+        config["tensor_parallel"] = tensor.config(parallel.tensor, model.picture is not None)
     if parallel.expert > 1:
         assert model.moe
         config["expert_parallel"] = expert.config(parallel.expert, model.moe)
@@ -179,9 +190,9 @@ def parameter_groups(named: Iterable[tuple[str, nn.Parameter]], train: TrainSect
 
     tables, norms, matrices = [], [], []
     for name, parameter in named:
-        if name.endswith(("embed_tokens.weight", "lm_head.weight")):
+        if name.endswith(("embed_tokens.weight", "lm_head.weight", "_embedding.weight")):
             tables.append(parameter)
-        elif name.endswith(("norm.weight", ".bias", ".sinks")) or lora.is_magnitude(name):
+        elif NO_DECAY.search(name) or lora.is_magnitude(name):
             norms.append(parameter)
         else:
             matrices.append(parameter)

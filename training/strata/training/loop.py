@@ -23,15 +23,20 @@ from strata.platform.files import write_atomic
 from strata.platform.recipe import ModelSection, ParallelSection, TrainSection
 from strata.platform.runs import Run
 from strata.training import engine
-from strata.training.batch import Batch
+from strata.training.batch import Batch, Pictures
 from strata.training.checkpoint import format, pretrained, starting_weights
 from strata.training.checkpoint.saver import Saver
 from strata.training.checkpoint.storage import Folder
 from strata.training.data import windows
 from strata.training.data.finetuning import rows as finetuning_rows
+from strata.training.data.pictures import draws
 from strata.training.data.rows import Rows, TrainingData, mean_divisor
 from strata.training.data.sampler import Indices
 from strata.training.data.shards import Split
+from strata.training.diffusion import progress as picture_progress
+from strata.training.diffusion.export import whole_model
+from strata.training.diffusion.progress import Grids, PicturePrompts
+from strata.training.diffusion.sampling import sample
 from strata.training.evaluation import samples
 from strata.training.evaluation.samples import NextTokens, Prompts
 from strata.training.layout import accumulation, place
@@ -42,13 +47,14 @@ from strata.training.metrics.stopwatch import Stopwatch
 from strata.training.metrics.telemetry import Telemetry, checkpoint_failures, rank_seconds
 from strata.training.metrics.trackers import Trackers
 from strata.training.model import flops
+from strata.training.parallel import weight_average
 from strata.training.preferences import losses
 from strata.training.preferences.answers import Reference, answers_of
 from strata.training.preferences.reference_pass import ReferenceModel
 from strata.training.schedule.early_stop import EarlyStop
 from strata.training.schedule.learning_rate import Plan, learning_rate
 from strata.training.schedule.time_budget import TimeBudget, recorded, to_record
-from strata.training.steps import Batches, Stages, Whole
+from strata.training.steps import Batches, Flow, Stages, Whole
 from strata.training.targets import IGNORED
 
 PHASE_EVERY_S = 1.0
@@ -69,6 +75,7 @@ class Job:
     mix: tuple[float, ...] = ()  # weights of the sets in `tokens`, for fine-tuning; none: `tokens` has windows of a corpus
     phases: tuple[tuple[str, float], ...] = ()  # startup phases of the command so far, in seconds
     prompts: Prompts | None = None  # of `train.samples`
+    pictures: PicturePrompts | None = None  # captions to draw
 
     @property
     def stop(self) -> Path:
@@ -105,6 +112,8 @@ class Outcome:
 
 
 def training_data(job: Job) -> TrainingData:
+    if job.model.picture:
+        return draws.training_data(job.tokens, job.model, job.train)
     if job.mix:
         return finetuning_rows.training_data(job.tokens, job.mix)
     return windows.training_data(job.tokens, job.model.context)
@@ -132,14 +141,16 @@ def train_worker(config: dict[str, Job]) -> Outcome:
             worker, saver, step = _begin(job)
         except UserError as problem:
             return Outcome(0, problem=problem)
-        report, exported = _reporter(job, step, saver, telemetry, history, continuations, trackers), worker.exported()
+        grids = Grids(run)
+        report = _reporter(job, step, saver, telemetry, history, continuations, grids, trackers)
+        exported = worker.exported()
 
         def report_all(record: Record) -> None:
             exported(record)
             report(record)
 
         def failure() -> UserError | None:
-            return _explained(job, saver.problem or history.problem or continuations.problem)
+            return _explained(job, saver.problem or history.problem or continuations.problem or grids.problem)
 
         return train(worker, step, report_all, saver, telemetry.not_finite, failure)
 
@@ -203,6 +214,8 @@ def train(
             record["val_loss"] = worker.evaluate()
             if worker.job.prompts:
                 record["samples"] = worker.continuations(worker.job.prompts)
+            if worker.job.pictures:
+                record["drawn"] = worker.draw(worker.job.pictures)
             exhausted = worker.early_stop.seen(record["val_loss"])
         last = last or exhausted
         report(record)
@@ -228,7 +241,7 @@ class Worker:
         self._steps: Stages | Whole = (
             Stages(self.engine, self._watch)
             if job.parallel.pipeline > 1
-            else Whole(self.engine, job.model, job.parallel, self._watch)
+            else (Flow if job.model.picture else Whole)(self.engine, job.model, job.parallel, self._watch)
         )
         self.data = data or training_data(job)
         self._peak = self._peak_flops() if self.rank == 0 else None
@@ -267,6 +280,8 @@ class Worker:
         reference = self._reference_of("train", everyone)
         batches = self._batches(self.data.train, micro_batches, divisor, reference=reference)
         loss = self._steps.train(batches, len(micro_batches))
+        if section.flow:
+            self.engine.average.update(step)
         stop = self.rank == 0 and self.job.stop.exists()
         steps = self._budget.finished(step + 1, self.plan).steps if self._budget else 0
         # float64: an fp32 number of steps would be inexact beyond 16 million
@@ -306,6 +321,8 @@ class Worker:
             seconds=self._watch.read(),
             peak_memory_bytes=peak_memory(torch.device(self.engine.device)),
         )
+        if self.job.model.picture:
+            record["pictures_per_s"] = self.job.train.batch / seconds
         if self.job.train.preference:
             record["preference"] = self._preference_metrics()
         if self._budget:
@@ -361,6 +378,19 @@ class Worker:
         found = samples.generate(agreed, prompts.ids, prompts.tokens, prompts.ends, context, multiple=multiple, device=device)
         self._watch.read()  # discards this time, as that of the evaluation
         return found
+
+    def draw(self, prompts: PicturePrompts) -> list[Any]:
+        """Pictures of captions by the averaged weights. Rank 0 draws them while the others wait: the model is whole there."""
+        flow = self.job.train.flow
+        assert flow
+        whole = weight_average.gather(self.engine, self.job.model, self.job.parallel)
+        pictures: list[Any] = []
+        if self.rank == 0:
+            model = whole_model(whole, self.job.model).to(self.engine.device)
+            seeds = range(len(prompts.captions))
+            pictures = sample(model, prompts.tokens, prompts.empty, seeds, flow.sample_steps, flow.guidance)
+        self._watch.read()  # discards this time, as that of the evaluation
+        return pictures
 
     def run_rows(
         self, rows: Rows, indices: Indices, reference: Reference | None, progress: Callable[[int], None] = lambda _: None
@@ -458,7 +488,11 @@ class Worker:
                 if self.job.train.preference:
                     now = None if counts is None else counts[number]
                     answers = answers_of(read, indices, reference, torch.device(self.engine.device), now)
-            yield Batch(tokens, targets, positions, divisor, answers)
+                pictures = None
+                if drawn := read.pictures:
+                    arrays = (drawn.pixels, drawn.noise, drawn.times)
+                    pictures = Pictures(*(torch.from_numpy(array).to(self.engine.device) for array in arrays))
+            yield Batch(tokens, targets, positions, divisor, answers, pictures)
 
 
 def _not_finite(record: Record) -> UserError | None:
@@ -480,10 +514,12 @@ def _reporter(
     telemetry: Telemetry,
     history: records.Writer,
     continuations: records.Writer,
+    grids: Grids,
     trackers: Trackers,
 ) -> Callable[[Record], None]:
     records.cut(Run(job.run).metrics, step)
     samples.cut(Run(job.run), step)
+    picture_progress.cut(Run(job.run), step)
     named = job.prompts.decoder() if job.prompts else None
     with job.starts.open("a") as starts:
         starts.write(f"{step}\n")
@@ -500,6 +536,8 @@ def _reporter(
         if texts:
             continuations.append(*samples.lines(record["step"], texts))
             continuations.flush()  # before the record, with which the driver reads them
+        if (drawn := record.pop("drawn", None)) and (name := grids.write(record["step"], drawn)):
+            record["picture"] = name
         history.append(record)
         # A run resumed from a checkpoint needs all records before it; the last step of a run has a validation loss.
         if record["step"] % job.train.checkpoint_every == 0 or "val_loss" in record:

@@ -21,7 +21,10 @@ from strata.training.data.corpus import open_corpus
 from strata.training.data.finetuning import prepare as finetuning
 from strata.training.data.finetuning import special_tokens, store
 from strata.training.data.finetuning.rows import Rows
+from strata.training.data.pictures import captions, draws
+from strata.training.data.pictures import prepare as pictures
 from strata.training.data.windows import Windows
+from strata.training.diffusion.progress import PicturePrompts
 from strata.training.engine import is_frozen
 from strata.training.evaluation import sample_prompts
 from strata.training.evaluation.samples import Prompts
@@ -36,6 +39,7 @@ from strata.training.parallel.shard_map import Shard
 from strata.training.preferences.mismatched import MismatchedRows
 
 CHAT_TEMPLATE = "chat_template.jinja"
+SHOWN_PICTURES = 16  # held-out captions that a run draws if the recipe has none
 BASE_WEIGHTS = "base_weights"  # file in a run with the identity of the weights that it does not train
 
 
@@ -48,6 +52,8 @@ def prepare(run: Run, recipe: Recipe, console: Console) -> tuple[Job, float | No
     require_installed(recipe.train.trackers)
     _require_consistent(recipe)
     sample_prompts.require_supported(recipe)
+    if recipe.model.picture:
+        return _pictures(run, recipe, startup, console), None
     if recipe.parallel.device == "cpu" and "RAY_ADDRESS" not in os.environ:
         require_memory(recipe.model, recipe.train, recipe.parallel)
     if recipe.model.family:
@@ -64,6 +70,35 @@ def prepare(run: Run, recipe: Recipe, console: Console) -> tuple[Job, float | No
     train, phases = with_epochs(recipe.train, rows), tuple(startup.phases.items())
     prompts = _sample_prompts(run, recipe)
     return Job(run.path, tokens, recipe.model, train, recipe.parallel, mix=mix, phases=phases, prompts=prompts), bigram
+
+
+def _pictures(run: Run, recipe: Recipe, startup: Startup, console: Console) -> Job:
+    """The job of a run that trains a picture model."""
+    model, flow = recipe.model, recipe.train.flow
+    assert model.picture and flow
+    if recipe.train.steps == 0:
+        raise UserError("train.steps=0 exports an imported model as it is, and this run has none.", "Set train.steps.")
+    with console.status("preparing the pictures"):
+        prepared = pictures.prepare(recipe.data, model, console.print)
+    meta = pictures.read_meta(prepared)
+    if meta.count is None:
+        if recipe.train.epochs is not None:
+            raise UserError("train.epochs counts passes over the data, and generated pictures never end.", "Set train.steps.")
+        console.print("Generated pictures of shapes; a share of the captions is held out.")
+    else:
+        console.print(f"{meta.count['train']:,} pictures to train on, {meta.count['validation']:,} held out")
+    (run.path / TOKENIZER).mkdir(exist_ok=True)
+    shutil.copy(prepared / captions.TOKENIZER, run.path / TOKENIZER)
+    data = draws.training_data(prepared, model, recipe.train)
+    startup.done("pictures")
+    train = with_epochs(recipe.train, len(data.train))
+    validation = data.validation
+    assert isinstance(validation, draws.Draws)
+    texts = flow.prompts or tuple(validation.example(draw).caption for draw in range(min(SHOWN_PICTURES, len(validation))))
+    words = captions.load(prepared, model.picture.caption_tokens)
+    prompts = PicturePrompts(texts, captions.encode(words, list(texts)), captions.encode(words, [""]))
+    phases = tuple(startup.phases.items())
+    return Job(run.path, prepared, model, train, recipe.parallel, phases=phases, pictures=prompts)
 
 
 def _sample_prompts(run: Run, recipe: Recipe) -> Prompts | None:

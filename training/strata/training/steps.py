@@ -79,6 +79,18 @@ class Whole:
         return loss
 
 
+class Flow(Whole):
+    """Steps of a picture model's engine. The model itself takes this rank's slice of the patches."""
+
+    def _loss(self, batch: Batch) -> Tensor:
+        pictures = batch.pictures
+        assert pictures
+        counts_b = (batch.targets_bt[:, 0] != IGNORED).float()
+        count = torch.full((), batch.count, device=self._engine.device)
+        loss: Tensor = self._engine(pictures.pixels_bchw, pictures.noise_bchw, pictures.times_b, batch.tokens_bt, counts_b, count)
+        return loss
+
+
 class Stages:
     """Steps of a pipeline engine, which has one stage and runs the schedule itself."""
 

@@ -19,6 +19,7 @@ from strata.platform.ray_cluster.watch import ClusterDied, ClusterWatch
 from strata.platform.recipe import ParallelSection
 from strata.platform.runs import Run, State
 from strata.training import failures
+from strata.training.diffusion import progress as picture_progress
 from strata.training.evaluation import samples
 from strata.training.interrupts import Interrupts
 from strata.training.logs import attempts
@@ -47,7 +48,7 @@ def run_workers(job: Job, interrupts: Interrupts, console: Console) -> Outcome:
         startup.done("Ray")
         interrupts.catch()
         _require_gpus(job.parallel)
-        if job.parallel.device == "gpu":
+        if job.parallel.device == "gpu" and job.model.picture is None:
             for line in memory_warnings(job.model, job.train, job.parallel, _gpu_kinds()):
                 console.print(line)
         fit, watch = Fit(job), ClusterWatch(ours)
@@ -148,6 +149,8 @@ def follow(fit: Fit, job: Job, interrupts: Interrupts, progress: TrainingProgres
                 stalls.step()
                 if job.prompts and "val_loss" in record:
                     _print_samples(run, record["step"], console)
+                if "picture" in record:
+                    console.print(f"  pictures: {picture_progress.folder(run) / record['picture']}", markup=False)
                 if not shortened and (line := budget_line(record, job.train)):
                     console.print(line)
                     shortened = True

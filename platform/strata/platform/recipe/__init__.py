@@ -12,6 +12,8 @@ from strata.platform.recipe.data import DataKind, DataSection, DataSetSection
 from strata.platform.recipe.deploy import DeploySection
 from strata.platform.recipe.model import ArchitectureSection, ModelSection, MoESection, RopeScalingSection
 from strata.platform.recipe.parallel import Offload, ParallelSection, Schedule
+from strata.platform.recipe.picture import CHANNELS, FlowSection, PictureSection
+from strata.platform.recipe.picture_serving import PictureServingSection
 from strata.platform.recipe.section import Device, Section
 from strata.platform.recipe.serve import PoolSection, RemotePrefillSection, ServeSection
 from strata.platform.recipe.train import (
@@ -27,6 +29,7 @@ from strata.platform.recipe.train import (
 )
 
 __all__ = [
+    "CHANNELS",
     "PROJECTIONS",
     "ArchitectureSection",
     "DataKind",
@@ -34,12 +37,15 @@ __all__ = [
     "DataSetSection",
     "DeploySection",
     "Device",
+    "FlowSection",
     "Kernels",
     "LoraSection",
     "MoESection",
     "ModelSection",
     "Offload",
     "ParallelSection",
+    "PictureSection",
+    "PictureServingSection",
     "PoolSection",
     "Precision",
     "PreferenceLoss",
@@ -73,6 +79,26 @@ class Recipe(Section):
             raise ValueError(
                 f"train.batch={self.train.batch} must be a multiple of data-parallel workers x train.micro_batch = {share}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def pictures_are_trained_by_flow(self) -> Self:
+        train, data = self.train, self.data
+        if self.model.picture is None:
+            if train.flow is not None:
+                raise ValueError("train.flow trains a picture model: set model.picture, or remove it")
+            return self
+        if train.flow is None:
+            raise ValueError("model.picture needs train.flow: {} for its defaults")
+        for key in ("lora", "preference", "samples"):
+            if getattr(train, key) is not None:
+                raise ValueError(f"train.{key} is for language models, and model.picture is set: remove one")
+        if train.freeze:
+            raise ValueError("train.freeze is for language models, and model.picture is set: remove one")
+        if train.kernels == "liger":
+            raise ValueError("train.kernels=liger is for language models, and model.picture is set: use strata or torch")
+        if data.hf or data.sets or data.kind != "text":
+            raise ValueError("a picture model takes data.path, a folder of pictures with captions, or generated pictures")
         return self
 
     @model_validator(mode="after")

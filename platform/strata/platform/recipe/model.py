@@ -1,10 +1,13 @@
 """Sections of the model: shape, architecture, rotary scaling and experts."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
+from strata.platform.recipe.picture import LEAST_PATCHES, PictureSection
 from strata.platform.recipe.section import NonNegative, Positive, Section
+
+PICTURE_VOCAB = 512  # words of captions, the more frequent first
 
 
 class RopeScalingSection(Section):
@@ -76,7 +79,8 @@ class MoESection(Section):
 
 
 class ModelSection(Section):
-    """Decoder: a Llama of any size, or an imported model. With `from`, the other keys except context come from that model."""
+    """Decoder: a Llama of any size, or an imported model. With `from`, the other keys except context come from that model. With
+    `picture`, a text-to-image transformer: layers, hidden and heads are its sizes, kv_heads, ffn and context follow from them."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_by_name=True, validate_by_alias=True, serialize_by_alias=True)
 
@@ -100,6 +104,40 @@ class ModelSection(Section):
     tie_embeddings: bool = Field(True, description="use the input embedding as the output projection")
     moe: MoESection | None = Field(None, description="mixture of experts in place of each feed-forward block")
     architecture: ArchitectureSection = Field(ArchitectureSection(), description="differences from Llama")
+    picture: PictureSection | None = Field(None, description="a text-to-image model; unset: a language model")
+
+    @model_validator(mode="before")
+    @classmethod
+    def picture_decides(cls, given: Any) -> Any:
+        """Fills in the sizes that follow from others in a picture model."""
+        picture = given.get("picture") if isinstance(given, dict) else None
+        if picture is None:
+            return given
+        follow: dict[str, int] = {"vocab": PICTURE_VOCAB}
+        if isinstance(hidden := given.get("hidden"), int):
+            follow["ffn"] = 4 * hidden
+        if isinstance(heads := given.get("heads"), int):
+            follow["kv_heads"] = heads
+        try:
+            follow["context"] = (picture if isinstance(picture, PictureSection) else PictureSection(**picture)).patches
+        except (TypeError, ValueError):
+            follow["context"] = LEAST_PATCHES  # the error is that of the section itself, not that of a missing context
+        return follow | given
+
+    @model_validator(mode="after")
+    def picture_sizes_follow(self) -> Self:
+        if self.picture is None:
+            return self
+        follow = {"kv_heads": self.heads, "ffn": 4 * self.hidden, "context": self.picture.patches}
+        for key, value in follow.items():
+            if getattr(self, key) != value:
+                raise ValueError(f"{key}={getattr(self, key)} is {value} in this picture model: remove it")
+        for key in ("source", "moe"):
+            if getattr(self, key) is not None:
+                raise ValueError(f"{'from' if key == 'source' else key} is for language models, and picture is set: remove one")
+        if self.architecture != ArchitectureSection():
+            raise ValueError("architecture is for language models, and picture is set: remove one")
+        return self
 
     @field_validator("vocab")
     @classmethod

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from strata.platform.recipe.picture_serving import PictureServingSection
 from strata.platform.recipe.section import Device, NonNegative, Positive, Section
 
 OWN_ENGINE_ARGUMENTS = frozenset(
@@ -115,6 +116,9 @@ class ServeSection(Section):
     prefill: PoolSection = Field(PoolSection(), description="prefill engines")
     decode: PoolSection = Field(PoolSection(), description="decode engines")
     remote_prefill: RemotePrefillSection = Field(RemotePrefillSection(), description="choice between local and remote prefill")
+    pictures: PictureServingSection = Field(
+        PictureServingSection(), description="endpoint of a diffusion model; the pools are then unused"
+    )
 
     @model_validator(mode="after")
     def something_decodes(self) -> Self:

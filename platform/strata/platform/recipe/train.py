@@ -4,6 +4,7 @@ from typing import Annotated, Literal, Self, get_args
 
 from pydantic import ConfigDict, Field, model_validator
 
+from strata.platform.recipe.picture import FlowSection
 from strata.platform.recipe.section import NonNegative, Positive, Section, Weight
 
 Precision = Literal["fp32", "bf16"]
@@ -144,6 +145,7 @@ class TrainSection(Section):
     preference: PreferenceSection | None = Field(
         None, description="preference optimization of a model on pairs of answers or labelled answers; unset: next-token loss"
     )
+    flow: FlowSection | None = Field(None, description="flow matching of a picture model (model.picture); unset: next-token loss")
 
     @model_validator(mode="after")
     def warmup_ends(self) -> Self:

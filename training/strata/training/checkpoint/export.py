@@ -1,4 +1,4 @@
-"""Exports a checkpoint as a Hugging Face model folder for `transformers` and vLLM."""
+"""Exports a checkpoint as a Hugging Face model folder: for `transformers` and vLLM, or a picture model in diffusers' layout."""
 
 import json
 import os
@@ -22,7 +22,9 @@ from strata.training.checkpoint import adapter, format, model_card, ownership, r
 from strata.training.checkpoint.original_form import write_original_form
 from strata.training.checkpoint.pretrained import BASE, Pretrained, resolve
 from strata.training.data import tokenizer
+from strata.training.diffusion import export as pictures
 from strata.training.model import huggingface
+from strata.training.parallel.optimizer_state import AVERAGE
 
 TOKENIZER = "tokenizer"  # a run has its own copy, because the cache may be emptied
 ADAPTER = "adapter"  # folder in an export with the adapters in peft's format, beside the merged model
@@ -48,15 +50,24 @@ def export_run(run: Run, to: Path | None, say: Callable[[str], None]) -> Path:
     building = Path(tempfile.mkdtemp(dir=target.parent, prefix=building_prefix(target, os.getpid())))
     try:
         reader = resharding.Reader(found)
-        if words is None:
+        dtype = torch.float32 if recipe.train.precision == "fp32" else torch.bfloat16
+        if recipe.model.picture:
+            assert words
+            average = {name: reader.whole(name, AVERAGE) for name in reader.names()}
+            pictures.write_folder(building, average, recipe.model, dtype, words)
+            sections = recipe.model_dump(
+                mode="json", include={"model": {"layers", "hidden", "heads", "picture"}, "train": {"flow"}}
+            )
+            pictures.write_card(building, run.name, sections, found.step, found.origin.tokens)
+        elif words is None:
             write_original_form(building, run.path / BASE, _whole_weights(reader, recipe), recipe.model)
             if recipe.train.lora:
                 adapter.write(building / ADAPTER, reader.whole, recipe.model, recipe.train.lora)
         else:
-            dtype = torch.float32 if recipe.train.precision == "fp32" else torch.bfloat16
             write_folder(building, {name: reader.whole(name) for name in reader.names()}, recipe.model, dtype)
             tokenizer.save(words, building, recipe.model.context)
-        model_card.write(building, run, model_card.Origin(found.step, found.origin.tokens))
+        if recipe.model.picture is None:
+            model_card.write(building, run, model_card.Origin(found.step, found.origin.tokens))
         building.chmod(0o755)
         if target.exists():
             target.rename(building / REPLACED)

@@ -46,10 +46,10 @@ class Reader:
             return self._filled(parts, shard, first, last)
         return self.read(shard, kind).flatten()[first:last]
 
-    def whole(self, name: str) -> Tensor:
+    def whole(self, name: str, kind: str = "weight") -> Tensor:
         """Whole weight, for an export."""
-        shape = self._stored[name, "weight"][0][1].shape
-        return self.read(Shard(name, shape, None, 0), "weight")
+        shape = self._stored[name, kind][0][1].shape
+        return self.read(Shard(name, shape, None, 0), kind)
 
     def _parts(self, shard: Shard, kind: str) -> list[tuple[str, Stored]]:
         parts = [(file, s) for file, s in self._stored[shard.name, kind] if _overlap(s.cut, shard.cut)]

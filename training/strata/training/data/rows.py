@@ -1,7 +1,7 @@
 """Rows of a training run: their content and their order.
 
-A row is `model.context` tokens: a window of a corpus, or documents packed for fine-tuning. The order is a pure function of seed
-and step, so a resumed run sees the same rows, in any layout.
+A row is `model.context` tokens: a window of a corpus, or documents packed for fine-tuning. A row of a picture model is a picture
+with its caption. The order is a pure function of seed and step, so a resumed run sees the same rows, in any layout.
 """
 
 from collections.abc import Sequence
@@ -9,8 +9,18 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from strata.training.data.sampler import Indices
+
+
+@dataclass(frozen=True)
+class DrawnPictures:
+    """Pictures of [rows, 3, size, size] from -1 to 1, noise of the same shape, and the share of noise of each, from 0 to 1."""
+
+    pixels: NDArray[np.float32]
+    noise: NDArray[np.float32]
+    times: NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -21,6 +31,8 @@ class RowBatch:
 
     For preference data, `documents` has the number of answers of each row, one document each, and `labels` whether each is
     desirable. Of pairs, these are chosen, rejected, chosen, and so on.
+
+    For pictures, `tokens` are the captions, and `targets` has one column, IGNORED for a row that does not count.
     """
 
     tokens: Indices
@@ -28,6 +40,7 @@ class RowBatch:
     positions: Indices | None
     documents: list[int] | None = None
     labels: list[list[bool]] | None = None
+    pictures: DrawnPictures | None = None
 
 
 class Rows(Protocol):

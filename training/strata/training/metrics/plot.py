@@ -16,6 +16,7 @@ def plot_losses(records: list[Record], bigram: float | None, path: Path) -> None
     axes.plot([r["step"] for r in evaluated], [r["val_loss"] for r in evaluated], marker="o", label="validation")
     if bigram is not None:
         axes.axhline(bigram, color="gray", linestyle="--", label=f"bigram {bigram:.2f}")
-    axes.set(xlabel="step", ylabel="loss (nats per token)")
+    pictures = any("pictures_per_s" in r for r in records)
+    axes.set(xlabel="step", ylabel="loss (squared error of the velocity)" if pictures else "loss (nats per token)")
     axes.legend()
     FigureCanvasAgg(figure).print_png(str(path))

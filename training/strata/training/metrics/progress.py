@@ -64,7 +64,9 @@ def _note(record: Record) -> str:
     parts = [f"loss {record['loss']:.3f}"]
     if record["grad_norm"] is not None:
         parts.append(f"gradient {record['grad_norm']:.2f}")
-    parts += [f"lr {record['lr']:.1e}", f"{record['tokens_per_s']:,.0f} tokens/s"]
+    pictures = record.get("pictures_per_s")
+    rate = f"{record['tokens_per_s']:,.0f} tokens/s" if pictures is None else f"{pictures:,.0f} pictures/s"
+    parts += [f"lr {record['lr']:.1e}", rate]
     if "mfu" in record:
         parts.append(f"MFU {record['mfu']:.0%}")
     return "  ".join(parts)

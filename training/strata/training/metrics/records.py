@@ -35,13 +35,16 @@ class Record(TypedDict):
     checkpoint_step: NotRequired[int]
     plan: NotRequired[dict[str, Any]]
     preference: NotRequired[dict[str, float]]  # accuracy, rewards, margin and, for KTO, kl
+    pictures_per_s: NotRequired[float]  # in a run of a picture model
+    drawn: NotRequired[list[Any]]  # pictures of captions; written as a grid instead, whose name is `picture`
+    picture: NotRequired[str]
     samples: NotRequired[list[list[int]]]  # tokens after each prompt of `train.samples`; written as text to samples.jsonl instead
 
 
 def perplexity(record: Record) -> float | None:
     """Perplexity of a validation loss in nats per token. Infinite for a loss whose exponential no float can hold; None without a
-    validation loss, and for preferences, whose loss is not that of tokens."""
-    if "val_loss" not in record or "preference" in record:
+    validation loss, and for preferences and pictures, whose loss is not that of tokens."""
+    if "val_loss" not in record or "preference" in record or "pictures_per_s" in record:
         return None
     try:
         return math.exp(record["val_loss"])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from strata.planner.catalogue import library
 from strata.planner.step.flops import forward_flops
 from strata.platform.hardware import catalogue
-from strata.platform.recipe import Device, ModelSection, Precision
+from strata.platform.recipe import CHANNELS, Device, ModelSection, PictureSection, Precision
 
 if TYPE_CHECKING:
     import torch
@@ -18,9 +18,23 @@ if TYPE_CHECKING:
 
 def flops_per_token(section: ModelSection, adapters: bool = False) -> int:
     """Forward and backward pass. With adapters, the model's own weights get no gradients, which is a third less. The products of
-    adapters are too thin to count."""
+    adapters are too thin to count. Of a picture model, a token is a patch, and its share of the caption counts."""
     passes = 2 if adapters else 3
+    if section.picture:
+        return passes * _picture_flops(section, section.picture) // section.context
     return passes * int(forward_flops(library.from_recipe(section, "the recipe's model"), section.context))
+
+
+def _picture_flops(section: ModelSection, picture: PictureSection) -> int:
+    """Forward pass of one picture. A layer has twelve matrices of hidden x hidden for each stream, and as many for both streams'
+    modulation; the last layer only reads the caption."""
+    patches, captions, width, text = picture.patches, picture.caption_tokens, section.hidden, picture.text_hidden
+    square = width**2
+    layer = 12 * (patches + captions) * square + 12 * square + 2 * (patches + captions) ** 2 * width
+    last = 9 * captions * square + 4 * square
+    ends = 2 * patches * CHANNELS * picture.patch**2 * width + captions * text * width
+    encoder = picture.text_layers * captions * (12 * text**2 + 2 * captions * text)
+    return 2 * (section.layers * layer - last + ends + encoder)
 
 
 def mfu(tokens_per_s: float, flops_per_token: float, workers: int, peak: float | None) -> float | None:

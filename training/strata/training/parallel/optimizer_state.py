@@ -1,4 +1,5 @@
-"""Optimizer state of an engine: fp32 weights and Adam's two moments, in whatever form DeepSpeed stores them.
+"""Optimizer state of an engine: fp32 weights and Adam's two moments, in whatever form DeepSpeed stores them. An engine that
+averages its weights (`weight_average.py`) has the average too.
 
 ZeRO stores them as slices of flat vectors, other optimizers as whole tensors. `slots` yields views of the elements that this
 rank is responsible for, per parameter: a save reads the views, a load writes them.
@@ -18,6 +19,7 @@ from strata.training.parallel.shard_map import Shard, local_shards, whole_name
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 KINDS = ("weight", *MOMENTS)
+AVERAGE = "average"
 
 
 @dataclass(frozen=True)
@@ -74,9 +76,11 @@ def fragments(engine: Any, model: ModelSection, parallel: ParallelSection) -> It
             last = min(slot.start + slot.count, shard.offset + shard.numel)
             if first >= last:
                 continue
-            for kind in KINDS:
-                values = slot.view(optimizer, kind).narrow(0, first - slot.start, last - first)
-                yield Fragment(shard, kind, first - shard.offset, values)
+            views = {kind: slot.view(optimizer, kind) for kind in KINDS}
+            if average := _average(engine):
+                views[AVERAGE] = average.values[slot.name]
+            for kind, view in views.items():
+                yield Fragment(shard, kind, first - shard.offset, view.narrow(0, first - slot.start, last - first))
 
 
 @torch.no_grad()
@@ -117,6 +121,20 @@ def load(
             slot.view(optimizer, kind).copy_(_values(source, local, kind, slot.start, slot.start + slot.count))
     for state in optimizer.state.values():
         state["step"].fill_(float(step))
+    if average := _average(engine):
+        for slot in slots(engine):
+            local = local_shards(slot.name, slot.shape, model, parallel, here)
+            average.values[slot.name].copy_(_values(source, local, AVERAGE, slot.start, slot.start + slot.count))
+
+
+def weights(engine: Any) -> dict[str, Tensor]:
+    """Views of the weights in this rank's slots, by the names of their parameters."""
+    optimizer = _torch_optimizer(engine)
+    return {slot.name: slot.view(optimizer, "weight") for slot in slots(engine)}
+
+
+def _average(engine: Any) -> Any:
+    return getattr(engine, "average", None)
 
 
 def _load_frozen(parameter: Any, source: Source, local: list[Shard]) -> None:

@@ -24,9 +24,11 @@ SAVED_OPS = {
 }
 
 
-def apply(model: nn.Module, mode: Literal["none", "selective", "full"], random: bool = False) -> "Selection | None":
-    """Applies activation checkpointing to each layer. `full` stores only a layer's input; `selective` also stores the results of
-    matrix products and attention. A model with dropout (`random`) repeats it in the recomputation."""
+def apply(
+    model: nn.Module, mode: Literal["none", "selective", "full"], random: bool = False, kind: type[nn.Module] = Layer
+) -> "Selection | None":
+    """Applies activation checkpointing to each layer, a module of type `kind`. `full` stores only a layer's input; `selective`
+    also stores the results of matrix products and attention. A model with dropout (`random`) repeats it in the recomputation."""
     if mode == "none":
         return None
     selection = Selection() if mode == "selective" else None
@@ -34,8 +36,8 @@ def apply(model: nn.Module, mode: Literal["none", "selective", "full"], random: 
     if selection:
         context["context_fn"] = partial(create_selective_checkpoint_contexts, selection.policy)
     for layer in model.modules():
-        if isinstance(layer, Layer):
-            layer.forward = partial(_recomputed, layer.forward, context)  # type: ignore[method-assign]
+        if isinstance(layer, kind):
+            layer.forward = partial(_recomputed, layer.forward, context)
     return selection
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from strata.training.diffusion.model import PictureModel
 from strata.training.model.attention import Attention
 from strata.training.model.llama import Llama
 
@@ -18,7 +19,12 @@ def initialize(size: int) -> Any:
     return parallel_state_sp
 
 
-def apply(model: Llama, groups: Any) -> None:
+def apply(model: Llama | PictureModel, groups: Any) -> None:
+    if isinstance(model, PictureModel):
+        group = groups.get_sequence_parallel_group()
+        model.part, model.parts = dist.get_rank(group), dist.get_world_size(group)
+        for block in model.transformer.transformer_blocks:
+            block.attn.processor.core = JointUlysses(block.attn.processor.core, group)
     for module in model.modules():
         if isinstance(module, Attention):
             module.core = Ulysses(module.core, groups.get_sequence_parallel_group())
@@ -39,4 +45,19 @@ class Ulysses(nn.Module):
         sinks = None if sinks_h is None else sinks_h.chunk(self._size)[self._rank]
         qkv = (x.contiguous() for x in (q_bthe, k_btke, v_btke))
         y_bthe: Tensor = self.distributed(*qkv, 0, None, bounds, sinks)
+        return y_bthe
+
+
+class JointUlysses(nn.Module):
+    """Ulysses for the tokens of a picture and its caption. Attention between all tokens does not depend on their order, so each
+    rank's slices of both are one slice of a sequence."""
+
+    def __init__(self, core: nn.Module, group: Any) -> None:
+        super().__init__()
+        from deepspeed.sequence.layer import DistributedAttention
+
+        self.distributed = DistributedAttention(core, group, scatter_idx=2, gather_idx=1)
+
+    def forward(self, q_bthe: Tensor, k_bthe: Tensor, v_bthe: Tensor) -> Tensor:
+        y_bthe: Tensor = self.distributed(*(x.contiguous() for x in (q_bthe, k_bthe, v_bthe)), 0)
         return y_bthe

@@ -1,6 +1,8 @@
 """Megatron's tensor parallelism with DeepSpeed's AutoTP. Matrices that read the residual stream are split by columns, matrices
 that write to it by rows, so a block communicates only at its beginning and end. Embeddings, norms, routers and the output head
-are replicated. An adapter (LoRA) is split as its projection is: B by columns or A by rows, and DoRA's magnitudes with B."""
+are replicated. An adapter (LoRA) is split as its projection is: B by columns or A by rows, and DoRA's magnitudes with B. In a
+picture model, the transformer's blocks are split, for pictures and captions alike; modulations and the text encoder are
+replicated."""
 
 import re
 from typing import Any
@@ -9,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from strata.training.diffusion.attention import head_norms
+from strata.training.diffusion.model import PictureModel
 from strata.training.model.attention import Attention
 from strata.training.model.dora import DoraLinear
 
@@ -17,12 +21,19 @@ ROW = r".*\.(o_proj|down_proj)\.((base|lora_A)\.)?weight$"
 # vectors with one part per column
 BY_HEADS = r".*\.((q_proj|k_proj|v_proj|gate_proj|up_proj)\.((base\.)?bias|lora_magnitude_vector)|sinks)$"
 
+PICTURE_COLUMN = r".*\.(to_[qkv]|add_[qkv]_proj|ff(_context)?\.net\.0\.proj)\.weight$"
+PICTURE_ROW = r".*\.(to_out\.0|to_add_out|ff(_context)?\.net\.2)\.weight$"
+PICTURE_BY_HEADS = PICTURE_COLUMN.replace("weight", "bias")
+PICTURE_PREFIXES = ("transformer.", "text_encoder.")  # of a picture model's parameters, and of no other model's
+
 
 def split_dimension(name: str) -> int | None:
     """Dimension along which a parameter is split, None for a replicated parameter."""
-    if re.match(COLUMN, name) or re.match(BY_HEADS, name):
+    picture = name.startswith(PICTURE_PREFIXES)
+    column, by_heads, row = (PICTURE_COLUMN, PICTURE_BY_HEADS, PICTURE_ROW) if picture else (COLUMN, BY_HEADS, ROW)
+    if re.match(column, name) or re.match(by_heads, name):
         return 0
-    return 1 if re.match(ROW, name) else None
+    return 1 if re.match(row, name) else None
 
 
 def finish(module: nn.Module, group: Any) -> None:
@@ -43,19 +54,24 @@ def finish(module: nn.Module, group: Any) -> None:
     for name, projection in module.named_modules():
         if isinstance(projection, DoraLinear) and split_dimension(f"{name}.lora_magnitude_vector") == 0:
             projection.lora_magnitude_vector = part(projection.lora_magnitude_vector)
+    norms: list[Any] = []
     for attention in module.modules():
+        if isinstance(attention, PictureModel):
+            blocks: Any = attention.transformer.transformer_blocks
+            norms += [norm for block in blocks for norm in head_norms(block.attn)]
         if not isinstance(attention, Attention):
             continue
         if attention.sinks is not None:
             attention.sinks = part(attention.sinks)
-        for norm in (attention.q_norm, attention.k_norm):
-            if norm is not None and norm.weight.requires_grad:
-                norm.weight.register_hook(summed)  # type: ignore[no-untyped-call]
+        norms += [norm for norm in (attention.q_norm, attention.k_norm) if norm is not None and norm.weight.requires_grad]
+    for norm in norms:
+        norm.weight.register_hook(summed)
 
 
-def config(size: int) -> dict[str, Any]:
+def config(size: int, picture: bool = False) -> dict[str, Any]:
     """DeepSpeed's `tensor_parallel` section."""
-    return {"autotp_size": size, "partition_config": _partition(size)}
+    columns, rows = (PICTURE_COLUMN, PICTURE_ROW) if picture else (COLUMN, ROW)
+    return {"autotp_size": size, "partition_config": _partition(columns, rows)}
 
 
 def split_stage(stage: nn.Module, group: Any) -> None:
@@ -75,7 +91,7 @@ def split_stage(stage: nn.Module, group: Any) -> None:
         state_dict=None,
         linear_layer_setting=(nn.Linear, nn.Embedding),
         orig_layer_impl=None,
-        partition_config=AutoTPConfig.from_dict(_partition(size) | {"tp_size": size}),
+        partition_config=AutoTPConfig.from_dict(_partition(COLUMN, ROW) | {"tp_size": size}),
         training_mode=True,
     )
     autotp.mp_size, autotp.mp_group = size, group  # its setter requires a group created by an engine
@@ -83,12 +99,12 @@ def split_stage(stage: nn.Module, group: Any) -> None:
     autotp._replace_module(stage)
 
 
-def _partition(size: int) -> dict[str, Any]:
+def _partition(columns: str, rows: str) -> dict[str, Any]:
     return {
         "use_default_specs": False,
         "layer_specs": [
-            {"patterns": [COLUMN], "partition_type": "column"},
-            {"patterns": [ROW], "partition_type": "row"},
+            {"patterns": [columns], "partition_type": "column"},
+            {"patterns": [rows], "partition_type": "row"},
             {"patterns": [r".*"], "partition_type": "skip"},
         ],
     }

@@ -1,0 +1,1 @@
+"""Text-to-image diffusion transformers: model, flow matching, sampling, judge and export."""
