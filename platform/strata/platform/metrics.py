@@ -110,7 +110,7 @@ TRAINING = (
     TRAIN_RESTARTS,
 )
 
-# Every process (role: gateway, decode or prefill) exports its own series; Prometheus sums them.
+# Every process (role: gateway, decode, prefill or pictures) exports its own series; Prometheus sums them.
 REPLICA = ("model", "role", "replica")
 
 # Up to minutes: requests may queue, and answers may be long.
@@ -229,6 +229,26 @@ SERVE_WAITING = ServeMetric(
     "strata_serve_sequences_waiting", "gauge", "Sequences that wait in the engine's queue or were preempted", REPLICA
 )
 
+# Measured in the replicas of a picture model. Pictures per batch: the rate of pictures over that of batches.
+SERVE_PICTURES = ServeMetric(
+    "strata_serve_pictures_total", "counter", "Pictures by outcome: completed, cancelled, failed", (*REPLICA, "outcome")
+)
+SERVE_PICTURES_WAITING = ServeMetric(
+    "strata_serve_pictures_waiting", "gauge", "Pictures that wait for a batch of their size and steps", REPLICA
+)
+SERVE_PICTURES_RUNNING = ServeMetric("strata_serve_pictures_running", "gauge", "Pictures in the running batch", REPLICA)
+SERVE_PICTURE_BATCHES = ServeMetric("strata_serve_picture_batches_total", "counter", "Batches begun", REPLICA)
+SERVE_PICTURES_BATCHED = ServeMetric("strata_serve_pictures_batched_total", "counter", "Pictures of batches begun", REPLICA)
+SERVE_PICTURE_STEPS = ServeMetric(
+    "strata_serve_picture_steps_total", "counter", "Sampling steps, each counted once for every picture of its batch", REPLICA
+)
+SERVE_PICTURE_STEP = ServeMetric(
+    "strata_serve_picture_step_seconds", "histogram", "Time of a sampling step of a batch", REPLICA, LATENCY_BUCKETS
+)
+SERVE_WORKER_RESTARTS = ServeMetric(
+    "strata_serve_worker_restarts_total", "counter", "Restarts of a replica's worker group after a worker was lost", REPLICA
+)
+
 SERVING_GATEWAY = (
     SERVE_REQUESTS,
     SERVE_FIRST_TOKEN,
@@ -259,7 +279,17 @@ SERVING_ENGINE = (
     SERVE_RUNNING,
     SERVE_WAITING,
 )
-SERVING = (SERVE_REPLICAS, *SERVING_GATEWAY, *SERVING_ENGINE)
+SERVING_PICTURES = (
+    SERVE_PICTURES,
+    SERVE_PICTURES_WAITING,
+    SERVE_PICTURES_RUNNING,
+    SERVE_PICTURE_BATCHES,
+    SERVE_PICTURES_BATCHED,
+    SERVE_PICTURE_STEPS,
+    SERVE_PICTURE_STEP,
+    SERVE_WORKER_RESTARTS,
+)
+SERVING = (SERVE_REPLICAS, *SERVING_GATEWAY, *SERVING_ENGINE, *SERVING_PICTURES)
 
 # Per GPU of a node, from Strata's exporter where DCGM is absent. Recording rules map both to the same names.
 GPU = ("node", "gpu", "name")  # gpu: its index on the node; name: the card's model

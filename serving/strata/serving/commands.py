@@ -15,9 +15,16 @@ def serve(
         str | None, typer.Option(help="Serve this instead of a run: a model folder, an id on Hugging Face, or a bucket's URI.")
     ] = None,
     recipe: Annotated[str | None, typer.Option(help="Recipe for the serve section. Default: the run's own, else laptop.")] = None,
-    ask: Annotated[bool, typer.Option("--ask", help="Send a few prompts once it is up, print the latencies, and stop.")] = False,
+    ask: Annotated[
+        bool,
+        typer.Option(
+            "--ask",
+            help="Send a few prompts once it is up, print the latencies, and stop. A picture model takes your own: "
+            "--ask 'a red circle'.",
+        ),
+    ] = False,
 ) -> None:
-    """Serve a model as prefill and decode engines behind the OpenAI API, until Ctrl-C."""
+    """Serve a model behind the OpenAI API until Ctrl-C: text from prefill and decode engines, or pictures."""
     from strata.serving import terminal
 
     terminal.serve(overrides or [], run, model, recipe, ask)

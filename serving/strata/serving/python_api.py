@@ -7,7 +7,7 @@ from pathlib import Path
 from strata.platform.runs import Run
 from strata.serving.models import choice
 from strata.serving.models.choice import Choice
-from strata.serving.runtime import endpoint
+from strata.serving.runtime import endpoint, pictures
 from strata.serving.runtime.endpoint import Endpoint
 from strata.serving.runtime.start_progress import Report
 
@@ -22,7 +22,8 @@ def serve(
     report: Report = lambda line: None,
     began: float | None = None,
 ) -> AbstractContextManager[Endpoint]:
-    """Serves a model as prefill and decode engines behind the OpenAI API, for the length of a `with` block.
+    """Serves a model behind the OpenAI API for the length of a `with` block: a language model as prefill and decode engines, a
+    diffusion model as groups of workers.
 
     The block begins when the endpoint is ready. Its end stops the endpoint, and the Ray cluster if this call started one.
 
@@ -41,7 +42,8 @@ def serve(
         UserError: The model, the recipe or the machine does not allow it, or an engine ended during the start.
     """
     chosen = source if isinstance(source, Choice) else _choose(source, overrides, recipe)
-    return endpoint.running(chosen.section, chosen.folder, chosen.model_id, report, began)
+    running = pictures.running if chosen.makes_pictures else endpoint.running
+    return running(chosen.section, chosen.folder, chosen.model_id, report, began)
 
 
 def _choose(source: str | Path | Run | None, overrides: Sequence[str], recipe: str | None) -> Choice:

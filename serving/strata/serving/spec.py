@@ -217,6 +217,7 @@ class GatewaySpec:
     on_every_node: bool = False
     # The starter publishes the end of its warm-up in the directory, and `/ready` waits for it.
     warm_up: bool = False
+    role: Literal["decode", "pictures"] = "decode"  # of the replicas that answer
 
     @staticmethod
     def of(serve: ServeSection, model_id: str, network: Network) -> "GatewaySpec":

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import shlex
 import signal
 import sys
@@ -16,26 +17,31 @@ from rich.console import Console
 from rich.table import Table
 
 from strata.platform.errors import UserError
-from strata.serving import access, client, code_completion, held_out_chat, python_api
+from strata.serving import access, ask_pictures, client, code_completion, held_out_chat, python_api
 from strata.serving.models import choice
 from strata.serving.python_api import Endpoint
 
 if TYPE_CHECKING:
     import openai
 
+OVERRIDE = re.compile(r"[a-z_]+(\.[a-z_]+)+=")
 # A log file has no width of its own; 80 columns would fold the table of answers.
 console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 130)
 
 
 def serve(overrides: Sequence[str], run: str | None, model: str | None, recipe: str | None, ask: bool) -> None:
-    """Serves until Ctrl-C or, with `ask`, until a few prompts are answered."""
-    chosen = choice.choose(overrides, run, model, recipe)
+    """Serves until Ctrl-C or, with `ask`, until a few prompts are answered. Words that change no recipe key are prompts."""
+    prompts = [word for word in overrides if ask and not OVERRIDE.match(word)]
+    chosen = choice.choose([word for word in overrides if word not in prompts], run, model, recipe)
+    if prompts and not chosen.makes_pictures:
+        raise UserError(f"{prompts[0]!r} is not an override, and --ask has its own prompts for text.", "Leave it out.")
     logging.disable(logging.INFO)  # Ray and the HTTP clients log each of their steps
     try:
         with ExitStack() as stack:
             stopping = console.status("Stopping …")
             stack.callback(stopping.stop)
-            with console.status(f"Starting prefill and decode engines for {chosen.model_id} …"):
+            what = "workers" if chosen.makes_pictures else "prefill and decode engines"
+            with console.status(f"Starting {what} for {chosen.model_id} …"):
                 served = python_api.serve(chosen, report=_print_progress, began=psutil.Process().create_time())
                 here = stack.enter_context(served)
             stack.callback(stopping.start)
@@ -43,10 +49,12 @@ def serve(overrides: Sequence[str], run: str | None, model: str | None, recipe: 
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, _interrupt)
             _print_start(here)
-            if ask:
+            if ask and chosen.makes_pictures:
+                ask_pictures.ask(here, prompts, console)
+            elif ask:
                 _ask(here, chosen)
             else:
-                _print_usage(here)
+                _print_usage(here, chosen.makes_pictures)
                 here.wait(lambda line: console.print(f"{time.strftime('%H:%M:%S')} {line}"))
     except KeyboardInterrupt:
         pass
@@ -66,20 +74,25 @@ def _print_start(here: Endpoint) -> None:
     console.print(f"[bold]{here.model}[/] answers at [bold]{here.url}[/] after {sum(here.phases.values()):.1f} s ({parts})")
 
 
-def _print_usage(here: Endpoint) -> None:
-    body = json.dumps({"model": here.model, "prompt": "import os", "max_tokens": 32})
+def _print_usage(here: Endpoint, pictures: bool = False) -> None:
+    path, request = "/v1/completions", {"model": here.model, "prompt": "import os", "max_tokens": 32}
+    call = f"completions.create(model='{here.model}', prompt='import os', max_tokens=32).choices[0].text"
+    if pictures:
+        path, request = "/v1/images/generations", {"model": here.model, "prompt": ask_pictures.PROMPTS[0]}
+        call = f"images.generate(model='{here.model}', prompt='{ask_pictures.PROMPTS[0]}').data[0].b64_json"
+    body = json.dumps(request)
     header, imports, key = "", "", "'none'"
     if file := access.keys_file():
         console.print(f"\n  Requests need a key: export {access.KEY}=$(head -n 1 {shlex.quote(str(file))})", markup=False)
         header, imports, key = f' -H "Authorization: Bearer ${access.KEY}"', "import os\n  ", f"os.environ['{access.KEY}']"
-    console.print(f"\n  curl {here.url}/v1/completions{header} -H 'Content-Type: application/json' -d '{body}'\n", markup=False)
+    console.print(f"\n  curl {here.url}{path}{header} -H 'Content-Type: application/json' -d '{body}'\n", markup=False)
     console.print(
         f"  {imports}from openai import OpenAI\n"
         f"  client = OpenAI(base_url='{here.url}/v1', api_key={key})\n"
-        f"  print(client.completions.create(model='{here.model}', prompt='import os', max_tokens=32).choices[0].text)\n",
+        f"  print(client.{call})\n",
         markup=False,
     )
-    console.print("Chat with it: [bold]make chat[/]. Ctrl-C stops it.")
+    console.print("Ctrl-C stops it." if pictures else "Chat with it: [bold]make chat[/]. Ctrl-C stops it.")
 
 
 def _ask(here: Endpoint, chosen: choice.Choice) -> None:

@@ -107,7 +107,7 @@ def test_no_header_is_sent_without_keys() -> None:
 
 def test_gateways_receive_the_path_of_the_key_file(keys: Path) -> None:
     spec = GatewaySpec("m", ("m",), "127.0.0.1", 8000, 1, 1, 8, 8, False, Network("127.0.0.1", bytes(32)), keys_file=str(keys))
-    assert app._gateways(spec, 1).ray_actor_options["runtime_env"] == {"env_vars": {FILE: str(keys)}}
+    assert app.gateways(spec, 1).ray_actor_options["runtime_env"] == {"env_vars": {FILE: str(keys)}}
 
 
 def test_printed_commands_do_not_contain_the_key(keys: Path, capsys: pytest.CaptureFixture[str]) -> None:

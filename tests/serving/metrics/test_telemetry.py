@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from strata.platform import metrics
 from strata.serving.metrics import exposition
-from strata.serving.metrics.telemetry import Gateway, Replica
+from strata.serving.metrics.telemetry import Gateway, Pictures, Replica
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -56,8 +56,33 @@ def used_replica(role: str, replica: str) -> Replica:
     return engine
 
 
+def used_pictures() -> Pictures:
+    pictures = Pictures("tiny", "pictures-1")
+    pictures.load(3, 1)
+    pictures.batch_began(3)
+    pictures.stepped(3, 0.25)
+    pictures.stepped(2, 0.5)
+    pictures.ended("completed", 2)
+    pictures.ended("cancelled")
+    pictures.workers_restarted()
+    return pictures
+
+
+def test_metrics_of_a_picture_replica() -> None:
+    text = used_pictures().text()
+    assert value(text, "strata_serve_pictures_running") == 3 and value(text, "strata_serve_pictures_waiting") == 1
+    assert value(text, "strata_serve_picture_batches_total") == 1 and value(text, "strata_serve_pictures_batched_total") == 3
+    assert value(text, "strata_serve_picture_steps_total") == 5
+    assert value(text, "strata_serve_picture_step_seconds_count") == 2
+    assert value(text, "strata_serve_picture_step_seconds_sum") == 0.75
+    outcomes = {"completed": 2, "cancelled": 1, "failed": 0}
+    assert all(value(text, "strata_serve_pictures_total", outcome=name) == number for name, number in outcomes.items())
+    assert value(text, "strata_serve_worker_restarts_total", role="pictures", replica="pictures-1") == 1
+
+
 def test_every_serving_metric_is_exported_with_its_name_and_model() -> None:
-    text = exposition.merge([({}, used_gateway().text()), ({}, used_replica("decode", "decode-1").text())])
+    texts = (used_gateway().text(), used_replica("decode", "decode-1").text(), used_pictures().text())
+    text = exposition.merge([({}, each) for each in texts])
     named = {family.name for family in text_string_to_metric_families(text)}
     assert named == {metric.exported.removesuffix("_total") for metric in metrics.SERVING}
     assert all(dict(pairs)["model"] == "tiny" for _, pairs in read(text))

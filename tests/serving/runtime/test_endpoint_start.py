@@ -37,13 +37,13 @@ def progress(limit_s: float = 20) -> StartProgress:
 def test_start_waits_for_a_replaced_decode_replica() -> None:
     decode, prefill = {"decode-1": {"context": 64}}, {"prefill-1": {"phases": {}}}
     coming = Directory({}, {}, prefill, decode | prefill)
-    found = progress().during("waiting", lambda: endpoint._replicas(coming, ("decode", "prefill")))  # type: ignore[arg-type]
+    found = progress().during("waiting", lambda: endpoint.published(coming, ("decode", "prefill")))  # type: ignore[arg-type]
     assert found == {"decode": [{"context": 64}], "prefill": [{"phases": {}}]}
 
 
 def test_start_fails_if_a_replica_is_not_replaced() -> None:
     with pytest.raises(UserError, match="still waiting for the engines: 0 of 1 decode up"):
-        progress(0.5).during("waiting for the engines", lambda: endpoint._replicas(Directory({}), ("decode",)))  # type: ignore[arg-type]
+        progress(0.5).during("waiting for the engines", lambda: endpoint.published(Directory({}), ("decode",)))  # type: ignore[arg-type]
 
 
 class Gateway(HTTPServer):
@@ -101,15 +101,15 @@ def test_start_fails_without_a_first_answer(gateway: Gateway) -> None:
 
 
 def test_model_that_fails_on_the_first_request_is_refused(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint, "_cause", lambda failure, began: failure)
+    monkeypatch.setattr(endpoint, "cause_of", lambda failure, began: failure)
     with pytest.raises(UserError, match=r"vLLM cannot serve this model: HTTP 500: .*no such layer"):
         warm_up(gateway, 500)
     assert len(gateway.keys) == 1
 
 
 def test_engine_death_without_a_cause_is_not_blamed_on_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint, "_cause", lambda failure, began: None)
-    monkeypatch.setattr(endpoint, "_logs", lambda began: [])
+    monkeypatch.setattr(endpoint, "cause_of", lambda failure, began: None)
+    monkeypatch.setattr(endpoint, "logs", lambda began: [])
     monkeypatch.setattr(endpoint, "_statuses", list)
     refused = endpoint._refused("Deploying application strata failed:\n\nThe actor died.\nExit code 137.\n", 0.0)
     assert refused.cause == "An engine ended while it started: The actor died. Exit code 137."
@@ -131,8 +131,8 @@ UNKNOWN = KILLED.replace("RuntimeError: Engine core initialization failed. See r
 def test_cause_is_distinguished_from_an_engine_death(message: str, cause: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     deployed = SimpleNamespace(applications={"strata": SimpleNamespace(deployments={"decode": SimpleNamespace(message=message)})})
     monkeypatch.setattr("ray.serve.status", lambda: deployed)
-    monkeypatch.setattr(endpoint, "_logs", lambda began: [])
-    found = endpoint._cause("Deploying application strata failed", 0.0)
+    monkeypatch.setattr(endpoint, "logs", lambda began: [])
+    found = endpoint.cause_of("Deploying application strata failed", 0.0)
     assert found == cause or (cause and found and found.startswith(cause))
 
 

@@ -4,7 +4,7 @@ import asyncio
 import os
 from typing import Any
 
-from strata.serving.runtime.replicas import _Presence
+from strata.serving.runtime.replicas import Presence
 from strata.serving.transport.link import SECRET_BYTES, Call, Kind, Link, Server
 
 SECRET = os.urandom(SECRET_BYTES)
@@ -30,7 +30,7 @@ def test_draining() -> None:
             call.end({"done": True})
 
         directory: Any = Directory()
-        presence = _Presence(directory, "decode", "d-1", Server(handle, dict, SECRET), "127.0.0.1", "node-1")
+        presence = Presence(directory, "decode", "d-1", Server(handle, dict, SECRET), "127.0.0.1", "node-1")
         await presence.begin({"context": 64})
         assert directory.listed["d-1"]["context"] == 64
         link = await Link.connect(directory.listed["d-1"]["address"], SECRET, lambda _: None)

@@ -22,6 +22,12 @@ GPUS_PER_NODE = 8
 NODES_PER_RAY_CLUSTER = 64
 RAY_CLUSTERS_PER_TEAM = 2
 FREE_EVERY, SERVING_EVERY = 48, 64  # one in so many nodes
+METRICS = {  # of a serving node, by role
+    "gateway": metrics.SERVING_GATEWAY,
+    "decode": metrics.SERVING_ENGINE,
+    "prefill": metrics.SERVING_ENGINE,
+    "pictures": metrics.SERVING_PICTURES,
+}
 CLUSTER = "fleet"
 SERVING_POD = f'cluster="{CLUSTER}",namespace="serving",ray_io_cluster="serve"'
 MODEL = "NVIDIA H200"
@@ -203,11 +209,10 @@ class Fleet:
         yield from self._endpoint(lambda metric: metric not in ON_CALL)
 
     def _endpoint(self, wanted: Callable[[Metric], bool]) -> Iterator[Series]:
-        """A gateway and two engines on every serving node."""
+        """A gateway, two engines and a picture replica on every serving node."""
         for node in self.nodes[::SERVING_EVERY]:
-            for role in ("gateway", "decode", "prefill"):
+            for role, own in METRICS.items():
                 labels = f'{SERVING_POD},model="large",role="{role}",replica="{role}-{node.number}"'
-                own = metrics.SERVING_GATEWAY if role == "gateway" else metrics.SERVING_ENGINE
                 for metric in (metrics.SERVE_REPLICAS, *own):
                     if wanted(metric):
                         yield from _series(metric, labels)

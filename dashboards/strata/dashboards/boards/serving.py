@@ -1,4 +1,4 @@
-"""Serving board: client latency, traffic, errors, prefill placement and engines."""
+"""Serving board: client latency, traffic, errors, prefill placement, engines and pictures."""
 
 from strata.dashboards.board import Board, even, row
 from strata.dashboards.boards.annotations import DEPLOYMENTS
@@ -268,11 +268,59 @@ ENGINES = row(
     collapsed=True,
 )
 
+PICTURES = row(
+    "Pictures",
+    *even(
+        8,
+        (
+            lines(
+                "Pictures by outcome",
+                "Pictures per second, by outcome.",
+                Unit.PER_SECOND,
+                Line(per_second(metrics.SERVE_PICTURES, *MODEL, "outcome"), f"{EACH} {{{{outcome}}}}"),
+                stacked=True,
+            ),
+            quantiles("Step time", "Time of a sampling step of a batch.", metrics.SERVE_PICTURE_STEP),
+            lines(
+                "Pictures running and waiting",
+                "Pictures in the batches of all replicas, and pictures that wait for a batch of their size and steps.",
+                Unit.COUNT,
+                Line(summed(metrics.SERVE_PICTURES_RUNNING, *MODEL), f"{EACH} running"),
+                Line(summed(metrics.SERVE_PICTURES_WAITING, *MODEL), f"{EACH} waiting"),
+            ),
+        ),
+    ),
+    *even(
+        8,
+        (
+            lines(
+                "Pictures per batch",
+                "Mean number of pictures in the batches that began.",
+                Unit.COUNT,
+                Line(
+                    f"{per_second(metrics.SERVE_PICTURES_BATCHED, *MODEL)} / {per_second(metrics.SERVE_PICTURE_BATCHES, *MODEL)}",
+                    EACH,
+                ),
+            ),
+            lines(
+                "Picture steps",
+                "Sampling steps per second, each counted once for every picture of its batch.",
+                Unit.PER_SECOND,
+                Line(per_second(metrics.SERVE_PICTURE_STEPS, *MODEL), EACH),
+            ),
+            events(
+                "Worker restarts", "Worker groups that were started again after a worker was lost.", metrics.SERVE_WORKER_RESTARTS
+            ),
+        ),
+    ),
+    collapsed=True,
+)
+
 BOARD = Board(
     uid="strata-serving",
     title="Strata: Serving",
-    description="Endpoint: client latency, traffic, errors, prefill placement, KV transfer and engines.",
+    description="Endpoint: client latency, traffic, errors, prefill placement, KV transfer, engines and pictures.",
     variables=("cluster", "ray_cluster", "team", "model", "replica"),
-    rows=(SUMMARY, LATENCY, TRAFFIC, TROUBLE, PREFILL, ENGINES),
+    rows=(SUMMARY, LATENCY, TRAFFIC, TROUBLE, PREFILL, ENGINES, PICTURES),
     annotations=(DEPLOYMENTS,),
 )

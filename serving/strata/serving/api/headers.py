@@ -1,11 +1,15 @@
 """HTTP headers of the endpoint."""
 
+import math
 import uuid
+
+from strata.serving.api.requests import ApiError
 
 PREFILL = "x-strata-prefill"  # where the prompt was prefilled; the prefill engine, or the reason for a local prefill
 WAITED = "x-strata-waited"  # seconds that the request waited because no engine was up
 REQUEST_ID = "x-request-id"  # the client's or a generated id; in every response
 MAX_REQUEST_ID = 512
+DEADLINE = "x-strata-deadline"  # seconds from the arrival of the request to the end of its answer
 
 
 def request_id(headers: list[tuple[bytes, bytes]]) -> tuple[str, bool]:
@@ -14,3 +18,17 @@ def request_id(headers: list[tuple[bytes, bytes]]) -> tuple[str, bool]:
     sent = next((value for name, value in headers if name == REQUEST_ID.encode()), b"")
     usable = len(sent) <= MAX_REQUEST_ID and all(0x20 <= letter < 0x7F for letter in sent)
     return (sent.decode() if sent and usable else uuid.uuid4().hex), not usable
+
+
+def deadline(headers: list[tuple[bytes, bytes]]) -> float | None:
+    """Seconds in which the client wants the whole answer, None without a limit. Raises a 400."""
+    sent = next((value for name, value in headers if name == DEADLINE.encode()), None)
+    if sent is None:
+        return None
+    try:
+        seconds = float(sent)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise ApiError(400, f"'{DEADLINE}' must be a positive number of seconds.", param=DEADLINE)
+    return seconds

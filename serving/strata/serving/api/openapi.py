@@ -28,43 +28,41 @@ def document(models: Sequence[str]) -> Schema:
         "openapi": "3.1.0",
         "info": {"title": "Strata", "version": "1", "description": f"OpenAI's API for the model '{models[0]}'."},
         "paths": {
-            "/health": {"get": _get("health", "Health of the endpoint.", {"description": "A healthy engine is up."})},
-            "/ready": {"get": _get("ready", "Readiness: every pool is up and warmed up.", _json(_ref("Ready")))},
-            "/metrics": {"get": _get("metrics", "Prometheus metrics.", _plain("The metrics."))},
-            "/openapi.json": {"get": _get("openapi", "This document.", _json({"type": "object"}))},
-            "/v1/models": {"get": _get("listModels", "Served models.", _json(_ref("ModelList")))},
+            "/health": {"get": get("health", "Health of the endpoint.", {"description": "A healthy engine is up."})},
+            "/ready": {"get": get("ready", "Readiness: every pool is up and warmed up.", _json(_ref("Ready")))},
+            "/metrics": {"get": get("metrics", "Prometheus metrics.", _plain("The metrics."))},
+            "/openapi.json": {"get": get("openapi", "This document.", _json({"type": "object"}))},
+            "/v1/models": {"get": get("listModels", "Served models.", _json(_ref("ModelList")))},
             "/v1/models/{id}": {
-                "get": _get("retrieveModel", "The model.", _json(_ref("Model"))),
+                "get": get("retrieveModel", "The model.", _json(_ref("Model"))),
                 "parameters": [
                     {"name": "id", "in": "path", "required": True, "schema": {"type": "string", "enum": list(models)}}
                 ],
             },
             "/v1/completions": {
-                "post": _post("createCompletion", "Text after a prompt.", "CompletionRequest", "Completion", True)
+                "post": post("createCompletion", "Text after a prompt.", "CompletionRequest", "Completion", True)
             },
-            "/v1/chat/completions": {"post": _post("createChatCompletion", "The next message.", "ChatRequest", "Chat", True)},
-            "/tokenize": {"post": _post("tokenize", "Text to token ids.", "TokenizeRequest", "Tokens")},
-            "/detokenize": {"post": _post("detokenize", "Token ids to text.", "DetokenizeRequest", "Text")},
+            "/v1/chat/completions": {"post": post("createChatCompletion", "The next message.", "ChatRequest", "Chat", True)},
+            "/tokenize": {"post": post("tokenize", "Text to token ids.", "TokenizeRequest", "Tokens")},
+            "/detokenize": {"post": post("detokenize", "Token ids to text.", "DetokenizeRequest", "Text")},
         },
         "components": {
             "schemas": {
-                "CompletionRequest": _request({"model": model, "prompt": _PROMPT} | _COMPLETION | _SAMPLING, "prompt"),
-                "ChatRequest": _request({"model": model, "messages": _MESSAGES} | _CHAT | _SAMPLING, "messages"),
-                "TokenizeRequest": _request(
-                    {"model": model, "prompt": {"type": "string"}, "add_special_tokens": _BOOL}, "prompt"
-                ),
-                "DetokenizeRequest": _request({"model": model, "tokens": _TOKEN_IDS}, "tokens"),
+                "CompletionRequest": request({"model": model, "prompt": _PROMPT} | _COMPLETION | _SAMPLING, "prompt"),
+                "ChatRequest": request({"model": model, "messages": _MESSAGES} | _CHAT | _SAMPLING, "messages"),
+                "TokenizeRequest": request({"model": model, "prompt": {"type": "string"}, "add_special_tokens": _BOOL}, "prompt"),
+                "DetokenizeRequest": request({"model": model, "tokens": _TOKEN_IDS}, "tokens"),
                 **_ANSWERS,
             }
         },
     }
 
 
-def _get(name: str, summary: str, answer: Schema) -> Schema:
+def get(name: str, summary: str, answer: Schema) -> Schema:
     return {"operationId": name, "summary": summary, "responses": {"200": answer} | _errors("404", "405", "503")}
 
 
-def _post(name: str, summary: str, request: str, answer: str, streams: bool = False) -> Schema:
+def post(name: str, summary: str, request: str, answer: str, streams: bool = False) -> Schema:
     response = _json(_ref(answer))
     if streams:
         response["content"]["text/event-stream"] = {"schema": {"type": "string"}}
@@ -96,7 +94,7 @@ def _object(properties: Schema, *required: str) -> Schema:
     return {"type": "object", "properties": properties, "required": list(required)}
 
 
-def _request(properties: Schema, *required: str) -> Schema:
+def request(properties: Schema, *required: str) -> Schema:
     """Object schema that refuses unknown parameters."""
     return _object(properties, *required) | {"additionalProperties": False}
 

@@ -8,15 +8,17 @@ import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from strata.serving.api import openapi, requests
-from strata.serving.api.headers import MAX_REQUEST_ID, REQUEST_ID, request_id
+from strata.serving.api import requests
+from strata.serving.api.headers import DEADLINE, MAX_REQUEST_ID, REQUEST_ID, deadline, request_id
 from strata.serving.api.limits import MAX_SEQUENCES
 from strata.serving.api.requests import ApiError
 from strata.serving.gateway.admission import Admission
 from strata.serving.gateway.budget import Budget, Hold
+from strata.serving.gateway.cancellation import InProgress, owner
 from strata.serving.gateway.keys import Keys
 from strata.serving.gateway.readiness import Readiness
 from strata.serving.gateway.relay import TRIES, Relay, Send
+from strata.serving.gateway.routes import TEXT, Routes
 from strata.serving.gateway.standby import Engines
 from strata.serving.gateway.suspects import Suspects
 from strata.serving.metrics import exposition
@@ -28,11 +30,10 @@ logger = logging.getLogger("ray.serve")
 
 UPLOAD_S = 60.0  # limit for receiving a whole request
 METRICS_S = 5.0
-GENERATING = {"/v1/completions": "completions", "/v1/chat/completions": "chat"}
-TOKENIZING = {"/tokenize": "tokenize", "/detokenize": "detokenize"}
 OPEN = ("/health", "/ready", "/-/healthz", "/-/routes", "/metrics")  # need no API key: probes and scrapers call them
 NODE_SCOPE = b"scope=node"
 VERDICT = "verdict"  # call between gateways: shares the verdict on a request under which an engine failed
+CANCEL = "cancel"  # call between gateways: cancels a client's request, which may be on any of them
 
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Headers = list[tuple[bytes, bytes]]
@@ -55,15 +56,17 @@ class App:
         keys: Keys | None = None,
         node: str = "",
         readiness: Readiness | None = None,
+        routes: Routes = TEXT,
     ) -> None:
         self._name, self._models = name, models
-        self._keys, self._node = keys, node
+        self._keys, self._node, self._routes = keys, node, routes
         self._decode, self._prefill, self._gateways = decode, prefill, gateways
         self._engines = Engines(decode, prefill)
         self._readiness = readiness or Readiness(decode, prefill)
         self._admission = admission
         self._telemetry = telemetry
         self.suspects = Suspects(self._broadcast_verdict)
+        self.in_progress = InProgress()
         self._budget = Budget()
         self._collecting: dict[bool, asyncio.Task[str]] = {}
         self._began = int(time.time())
@@ -82,15 +85,18 @@ class App:
                 raise ApiError(400, f"'{REQUEST_ID}' must have at most {MAX_REQUEST_ID} characters, of printable ASCII.")
             if self._keys is not None and path not in OPEN:
                 self._keys.check(scope["headers"])
-            if method == "POST" and path in GENERATING:
-                await self._generate(GENERATING[path], path, scope["headers"], receive, send, hold)
+            routes = self._routes
+            if method == "POST" and path in routes.generating:
+                await self._generate(path, named, scope["headers"], receive, send, hold)
                 return
-            if method == "POST" and path in TOKENIZING:
-                status, media, body = await self._forward(TOKENIZING[path], scope["headers"], receive, hold)
+            if method == "POST" and path in routes.forwarded:
+                status, media, body = await self._forward(routes.forwarded[path], scope["headers"], receive, hold)
+            elif method == "DELETE" and (target := routes.cancelled(path)):
+                status, media, body = await self._cancel(target, scope["headers"])
             elif method in ("GET", "HEAD"):
                 status, media, body = await self._get(path, scope["query_string"])
             else:
-                raise _no_such(path, method)
+                raise self._no_such(path, method)
             hold.grow(len(body))
             await _answer(send, status, body, {"content-type": media})
         except ApiError as error:
@@ -115,7 +121,7 @@ class App:
         if path == "/-/routes":
             return _json({"/": "strata"})
         if path == "/openapi.json":
-            return _json(openapi.document(self._models))
+            return _json(self._routes.document(self._models))
         if path == "/metrics":
             return 200, "text/plain; version=0.0.4; charset=utf-8", (await self._metrics(node_only=query == NODE_SCOPE)).encode()
         if path == "/v1/models":
@@ -124,26 +130,35 @@ class App:
             name = path.removeprefix("/v1/models/")
             _require_model(name, self._models)
             return _json(self._card(name))
-        raise _no_such(path, "GET")
+        raise self._no_such(path, "GET")
+
+    def _no_such(self, path: str, method: str) -> ApiError:
+        if allowed := self._routes.allowed(path):
+            return ApiError(405, f"{method} {path}: only {allowed} is allowed.", headers={"allow": allowed})
+        return ApiError(404, f"{method} {path}: there is no such route.")
 
     def _card(self, model: str) -> dict[str, Any]:
         card = {"id": model, "object": "model", "created": self._began, "owned_by": "strata"}
-        if peer := self._engines.least_busy():
+        peer = self._engines.least_busy()
+        if peer is not None and "context" in peer.entry:  # a model of text
             card["max_model_len"] = peer.entry["context"]
         return card
 
-    async def _generate(self, method: str, path: str, headers: Headers, receive: Receive, send: Send, hold: Hold) -> None:
+    async def _generate(self, path: str, named: str, headers: Headers, receive: Receive, send: Send, hold: Hold) -> None:
         began = time.monotonic()
         try:
+            limit_s = deadline(headers)
             body = await _body(headers, receive, hold)
             tree = requests.parse(body)
             _require_model(tree.get("model"), self._models)
             sequences = _sequences(tree)
             del tree  # parsed, a request takes up to ten times the memory of its bytes
             with self._admission.admitted(sequences), self._telemetry.in_flight():
-                relay = Relay(method, body, uuid.uuid4().hex, self._engines, self.suspects, self._telemetry, send, hold)
-                await self._run(relay, receive)
-                status = relay.status or 0
+                request = (self._routes, path, body, uuid.uuid4().hex)
+                relay = Relay(*request, self._engines, self.suspects, self._telemetry, send, hold)
+                with self.in_progress.entered(named, headers) as cancelled:
+                    left_s = None if limit_s is None else began + limit_s - time.monotonic()
+                    status = await self._run(relay, receive, cancelled, left_s)
         except ApiError as error:
             if error.status in (408, 413, 429, 503):
                 self._telemetry.rejected(_REASONS[error.status])
@@ -154,22 +169,39 @@ class App:
             return
         self._telemetry.request_ended(path, status, time.monotonic() - began)
 
-    async def _run(self, relay: Relay, receive: Receive) -> None:
-        """Run the relay until the response is complete or the client disconnects, then free what it holds."""
+    async def _run(self, relay: Relay, receive: Receive, cancelled: "asyncio.Future[None]", limit_s: float | None) -> int:
+        """Run the relay until the response is complete, the client disconnects or cancels, or its deadline has passed. Then free
+        what it holds. Returns the status."""
         running = asyncio.ensure_future(relay.run())
         gone = asyncio.ensure_future(receive())  # the body was read: the next message can only be a disconnect
         try:
-            await asyncio.wait({running, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not running.done():
+            ends: set[asyncio.Future[Any]] = {running, gone, cancelled}
+            await asyncio.wait(ends, timeout=limit_s and max(0.0, limit_s), return_when=asyncio.FIRST_COMPLETED)
+            if running.done():
+                running.result()
+            elif gone.done():
                 raise ClientGone
-            running.result()
+            else:
+                await _stop(running)
+                await relay.fail(_cancelled() if cancelled.done() else _too_late(limit_s or 0.0))
+            return relay.status or 0
         finally:
             running.cancel()
             gone.cancel()
             relay.cancel()
             # A task, its exception and this frame form a reference cycle. Without this, megabytes of a refused answer would
             # stay in memory until the garbage collector runs.
-            del running, gone
+            del running, gone, ends
+
+    async def _cancel(self, name: str, headers: Headers) -> tuple[int, str, bytes]:
+        """Cancels a client's requests with this id, on any gateway."""
+        of = owner(headers)
+        found = self.in_progress.cancel(name, of)
+        asked = [_cancel_at(gateway, name, of) for gateway in self._gateways.all() if gateway.name != self._name]
+        found += sum(await asyncio.gather(*asked))
+        if not found:
+            raise ApiError(404, "No request with this id is in progress.", param="id")
+        return _json({"id": name, "object": "image_generation", "cancelled": True})
 
     def _broadcast_verdict(self, digest: str, verdict: dict[str, Any]) -> None:
         for gateway in self._gateways.all():
@@ -232,6 +264,32 @@ async def _metrics_of(peer: Peer) -> str:
         return ""
 
 
+async def _cancel_at(gateway: Peer, name: str, of: str) -> int:
+    """Requests that another gateway cancelled; none if it is lost."""
+    call = gateway.link.call(CANCEL, {"name": name, "of": of})
+    try:
+        async with asyncio.timeout(METRICS_S):
+            _, trailer = await call.next()
+            return int(json.loads(trailer)["found"])
+    except (LinkLost, TimeoutError):
+        return 0
+    finally:
+        call.cancel()
+
+
+async def _stop(running: "asyncio.Future[None]") -> None:
+    running.cancel()
+    await asyncio.wait({running})
+
+
+def _cancelled() -> ApiError:
+    return ApiError(409, "The request was cancelled.")
+
+
+def _too_late(limit_s: float) -> ApiError:
+    return ApiError(504, f"The request did not end within the {limit_s:.1f} s that '{DEADLINE}' leaves it.")
+
+
 def _require_model(name: Any, models: tuple[str, ...]) -> None:
     if name is not None and name not in models:
         served = " and ".join(f"'{model}'" for model in models)
@@ -269,19 +327,6 @@ async def _body(headers: Headers, receive: Receive, hold: Hold) -> bytes:
 def _check_size(count: int) -> None:
     if count > requests.MAX_BODY_BYTES:
         raise ApiError(413, f"The request is larger than {requests.MAX_BODY_BYTES // 2**20} MiB.")
-
-
-def _no_such(path: str, method: str) -> ApiError:
-    known = (
-        path in GENERATING
-        or path in TOKENIZING
-        or path in ("/health", "/ready", "/metrics", "/openapi.json")
-        or path.startswith("/v1/models")
-    )
-    if known:
-        allowed = "POST" if path in GENERATING or path in TOKENIZING else "GET"
-        return ApiError(405, f"{method} {path}: only {allowed} is allowed.", headers={"allow": allowed})
-    return ApiError(404, f"{method} {path}: there is no such route.")
 
 
 def _json(tree: Any) -> tuple[int, str, bytes]:

@@ -20,8 +20,9 @@ PASSED = "passed"  # its name
 class Readiness:
     """Readiness of the pools. `warm_up` is the directory to wait in for the warm-up's entry, None where nothing warms up."""
 
-    def __init__(self, decode: Peers, prefill: Peers | None, warm_up: Directory | None = None) -> None:
-        self._pools = {"decode": decode} | ({"prefill": prefill} if prefill is not None else {})
+    def __init__(self, decode: Peers, prefill: Peers | None, warm_up: Directory | None = None, role: str = "decode") -> None:
+        """`role`: of the replicas that answer."""
+        self._pools = {role: decode} | ({"prefill": prefill} if prefill is not None else {})
         self._warm = warm_up is None
         if warm_up is not None:
             self._looking = asyncio.get_running_loop().create_task(self._wait_for_warm_up(warm_up))

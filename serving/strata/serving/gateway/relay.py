@@ -8,11 +8,12 @@ from collections.abc import Awaitable, Callable
 from functools import cached_property
 from typing import Any
 
-from strata.serving.api import failover, requests
+from strata.serving.api import requests
 from strata.serving.api.headers import WAITED
 from strata.serving.api.requests import ApiError
 from strata.serving.engine.request_context import unpack_event
 from strata.serving.gateway.budget import Hold
+from strata.serving.gateway.routes import Routes
 from strata.serving.gateway.standby import Engines
 from strata.serving.gateway.suspects import Content, Suspects
 from strata.serving.metrics.telemetry import Gateway as Telemetry
@@ -38,7 +39,8 @@ class Relay:
 
     def __init__(
         self,
-        method: str,
+        routes: Routes,
+        path: str,
         body: bytes,
         request_id: str,
         peers: Engines,
@@ -47,8 +49,9 @@ class Relay:
         send: Send,
         hold: Hold,
     ) -> None:
-        self._method, self._body, self._request_id = method, body, request_id
-        self._suspects, self._content = suspects, Content(method, body)
+        self._routes, self._method = routes, routes.generating[path]
+        self._body, self._request_id = body, request_id
+        self._suspects, self._content = suspects, Content(self._method, body)
         self._peers, self._telemetry, self._send, self._hold = peers, telemetry, send, hold
         self._began = time.monotonic()
         self._emitted: list[int] = []
@@ -72,14 +75,17 @@ class Relay:
         try:
             await self._run()
         except ApiError as error:
-            if self.status is None:
-                raise
-            # The response has started: the error can only be sent as an event of the stream.
-            await self._write(b"data: " + json.dumps(error.body).encode() + b"\n\n", more=False)
+            await self.fail(error)
         finally:
             self.cancel()
             if self._inter_token_s:
                 self._telemetry.inter_token_latencies(self._inter_token_s)
+
+    async def fail(self, error: ApiError) -> None:
+        """Ends the answer with an error. If it has started, the error can only be sent as an event of the stream."""
+        if self.status is None:
+            raise error
+        await self._write(b"data: " + json.dumps(error.body).encode() + b"\n\n", more=False)
 
     async def _run(self) -> None:
         lost: frozenset[str] = frozenset()
@@ -113,7 +119,7 @@ class Relay:
             self._waited_s = time.monotonic() - self._began
         strikes = self._suspects.strikes(self._content)  # the same content may have been refused meanwhile
         meta = {"request_id": self._request_id, "resumed": self._emitted, "strikes": strikes}
-        self._call = peer.link.call(self._method, meta, self._body)
+        self._call = peer.link.call(self._method, meta, self._body, self._routes.unread_bytes)
         return peer, self._call
 
     async def _replica(self, lost: frozenset[str]) -> Peer:
@@ -161,7 +167,7 @@ class Relay:
         while payload is not None:
             self._finished, tokens, event = unpack_event(payload)
             self._emitted.extend(tokens)
-            if tokens:
+            if tokens and self._routes.times_tokens:
                 self._clock()
             events.append(event)
             payload = call.get_nowait_if(Kind.DATA)
@@ -176,8 +182,9 @@ class Relay:
         self._last_token_at = now
 
     async def _end(self, head: dict[str, Any], whole: bytes, trailer: dict[str, Any]) -> None:
-        if "prompt_tokens" in trailer:
+        if "queued_s" in trailer:
             self._telemetry.queued(self._waited_s + trailer["queued_s"])
+        if "prompt_tokens" in trailer:
             self._telemetry.tokens(trailer["prompt_tokens"], trailer.get("tokens", len(self._emitted)))
         if head["type"] == EVENTS:
             await self._write(b"", more=False)
@@ -193,7 +200,7 @@ class Relay:
             self._telemetry.retried("replica-lost")
             return
         # Parsed again here: a parsed request needs up to ten times the memory of its bytes, so none is held.
-        obstacle = failover.obstacle(requests.parse(self._body))
+        obstacle = self._routes.obstacle(requests.parse(self._body))
         self._telemetry.migrated("refused" if obstacle else "continued")
         if obstacle:
             raise _retryable(

@@ -1,4 +1,4 @@
-"""Prometheus metrics of a gateway (client side) and of a replica (engine side).
+"""Prometheus metrics of a gateway (client side) and of a replica (engine side), of text or of pictures.
 
 Names, labels and buckets are defined in `strata.platform.metrics`. `text()` returns all metrics of a process. Not thread-safe:
 call it from the event loop only.
@@ -17,8 +17,12 @@ from strata.platform.metrics import ServeMetric
 from strata.serving.routing import policy
 
 Labels = tuple[str, ...]
-ROUTES = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", "/detokenize", "/health", "/metrics")
+ROUTES = (
+    *("/v1/completions", "/v1/chat/completions", "/v1/images/generations", "/v1/models", "/tokenize", "/detokenize"),
+    *("/health", "/metrics"),
+)
 MIGRATIONS = ("continued", "restarted", "refused")
+OUTCOMES = ("completed", "cancelled", "failed")  # of a picture
 # Possible causes of a longer inter-token latency, most likely first: prompt tokens in the same step; a KV transfer into this
 # engine; a remote prefill, which matters if both engines share a GPU.
 BESIDE = ("prefill", "hand-over", "pool-prefill", "nothing")
@@ -117,6 +121,36 @@ class Replica:
     def kv_lost(self, failed: int, expired: int) -> None:
         self._series.add(metrics.SERVE_KV_FAILURES, failed)
         self._series.add(metrics.SERVE_KV_EXPIRED, expired)
+
+    def text(self) -> str:
+        return self._series.text()
+
+
+class Pictures:
+    """Metrics measured at one replica of a picture model."""
+
+    def __init__(self, model: str, replica: str) -> None:
+        self._series = _Series((model, "pictures", replica), metrics.SERVING_PICTURES)
+        for outcome in OUTCOMES:
+            self.ended(outcome, 0)
+
+    def ended(self, outcome: str, pictures: int = 1) -> None:
+        self._series.add(metrics.SERVE_PICTURES, pictures, outcome)
+
+    def load(self, running: int, waiting: int) -> None:
+        self._series.set(metrics.SERVE_PICTURES_RUNNING, running)
+        self._series.set(metrics.SERVE_PICTURES_WAITING, waiting)
+
+    def batch_began(self, pictures: int) -> None:
+        self._series.add(metrics.SERVE_PICTURE_BATCHES, 1)
+        self._series.add(metrics.SERVE_PICTURES_BATCHED, pictures)
+
+    def stepped(self, pictures: int, seconds: float) -> None:
+        self._series.add(metrics.SERVE_PICTURE_STEPS, pictures)
+        self._series.observe(metrics.SERVE_PICTURE_STEP, seconds)
+
+    def workers_restarted(self) -> None:
+        self._series.add(metrics.SERVE_WORKER_RESTARTS, 1)
 
     def text(self) -> str:
         return self._series.text()

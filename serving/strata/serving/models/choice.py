@@ -9,6 +9,7 @@ from strata.platform.errors import UserError
 from strata.platform.model_families import copies, source
 from strata.platform.recipe import DataSection, ServeSection
 from strata.serving import held_out_chat
+from strata.serving.models import model_dir
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,10 @@ class Choice:
     words: tuple[str, ...]  # arguments of `strata serve` that select the same model
     knows_python: bool = False  # a run on the default corpus, Python's standard library
     questions: Path | None = None  # held-out conversations beside the data of a run
+
+    @property
+    def makes_pictures(self) -> bool:
+        return model_dir.makes_pictures(self.folder)
 
 
 def choose(overrides: Sequence[str], run: str | None, model: Path | str | None, recipe: str | None) -> Choice:
@@ -31,7 +36,7 @@ def choose(overrides: Sequence[str], run: str | None, model: Path | str | None, 
         model = Path(model)
         return Choice(section, model, model.resolve().name, ("--model", str(model), *overrides))
     chosen = runs.find(run) if run else runs.newest_with_export()
-    if not (chosen.export / "config.json").is_file():
+    if not any((chosen.export / name).is_file() for name in ("config.json", model_dir.PICTURES)):
         raise UserError(f"Run '{chosen.name}' has no export to serve.", f"Write one: strata export {chosen.name}")
     own = recipe or str(chosen.path / "recipe.yaml")
     words = ("--run", chosen.name, *overrides)

@@ -1,4 +1,4 @@
-"""Checks that vLLM can load a model folder, before any process starts."""
+"""Checks that vLLM, or the sampler of pictures, can load a model folder, before any process starts."""
 
 import json
 from pathlib import Path
@@ -7,10 +7,14 @@ from strata.platform.errors import UserError
 
 FIX = "Use a Hugging Face model folder: config.json, *.safetensors and a tokenizer ('strata export RUN' writes one)."
 
+PICTURES = "model_index.json"  # of a diffusion model
+
 
 def check(folder: Path) -> None:
     if not folder.is_dir():
         raise UserError(f"There is no model folder {folder}.", FIX)
+    if makes_pictures(folder):
+        raise UserError(f"{folder} has a model of pictures, not of text.", "Serve it with 'strata serve' on one Ray cluster.")
     config = _json(folder / "config.json")
     if not config.get("architectures"):
         raise UserError(f"{folder / 'config.json'} has no 'architectures', which vLLM needs to select the model class.", FIX)
@@ -23,8 +27,26 @@ def check(folder: Path) -> None:
         raise UserError(f"{folder} has no tokenizer.", FIX)
 
 
+def makes_pictures(folder: Path) -> bool:
+    """True for a diffusion model in diffusers' layout."""
+    return (folder / PICTURES).is_file()
+
+
+def check_pictures(folder: Path) -> None:
+    """The components' own classes check the rest when they load."""
+    if not _json(folder / PICTURES).get("_class_name"):
+        raise UserError(f"{folder / PICTURES} names no _class_name.", "Export or download the model again.")
+    weights = sorted(folder.glob("*/*.safetensors"))
+    if not weights:
+        raise UserError(f"{folder} has no weights (*/*.safetensors).", "Export or download the model again.")
+    for file in weights:
+        check_safetensors(file)
+
+
 def weights_gib(folder: Path) -> float:
-    return sum(file.stat().st_size for file in folder.glob("*.safetensors")) / 2**30
+    """Weights of the folder and of its components."""
+    patterns = ("*.safetensors", "*/*.safetensors") if makes_pictures(folder) else ("*.safetensors",)
+    return sum(file.stat().st_size for pattern in patterns for file in folder.glob(pattern)) / 2**30
 
 
 def _json(path: Path) -> dict[str, object]:

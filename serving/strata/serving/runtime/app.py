@@ -25,7 +25,7 @@ def build(
     if prefill.pool.replicas:
         engines.append(_engines(PrefillReplica, prefill, started_by or {}).bind(prefill))
     # Serve needs one ingress deployment, to which the others are bound.
-    return _gateways(gateway, prefill.pool.most + decode.pool.most).bind(gateway, *engines)
+    return gateways(gateway, prefill.pool.most + decode.pool.most).bind(gateway, *engines)
 
 
 def _engines(replica: type, spec: EngineSpec, started_by: Mapping[str, Any]) -> serve.Deployment:
@@ -43,7 +43,7 @@ def _engines(replica: type, spec: EngineSpec, started_by: Mapping[str, Any]) -> 
     )
 
 
-def _gateways(spec: GatewaySpec, most_nodes: int) -> serve.Deployment:
+def gateways(spec: GatewaySpec, most_nodes: int) -> serve.Deployment:
     resources = {"resources": {GATEWAY_RESOURCE: 1 / spec.gateways}} if spec.on_every_node else {}
     # Workers of an existing cluster have the environment of its start, without the file of API keys.
     keys = {"runtime_env": {"env_vars": {FILE: spec.keys_file}}} if spec.keys_file else {}

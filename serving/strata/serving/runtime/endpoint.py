@@ -52,7 +52,7 @@ class Endpoint:
     url: str
     model: str
     phases: Mapping[str, float]
-    section: ServeSection = field(repr=False, default_factory=ServeSection)
+    wanted: Mapping[str, int] = field(repr=False, default_factory=dict)  # replicas by role
 
     def client(self) -> "openai.OpenAI":
         """An official `openai` client of this endpoint, with the API key that this machine has for it."""
@@ -60,7 +60,7 @@ class Endpoint:
 
     def wait(self, report: Report = lambda line: None) -> None:
         """Blocks while the endpoint lives, and reports lost and replaced replicas. Raises UserError when it is lost for good."""
-        watch.until_lost(self.url, self.section, report)
+        watch.until_lost(self.url, self.wanted, report)
 
 
 def check(section: ServeSection, folder: Path) -> None:
@@ -113,14 +113,14 @@ def _running(section: ServeSection, folder: Path, model_id: str, report: Report,
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     # The import of vLLM begins when Ray is up: beside it, a busy machine might not start Ray within Ray's own time limit.
     with mps.running(section), cluster.connected(cpus, SPARE_CPUS) as ends_with_us, _warm(section, decode) as warm:
-        phases["Ray"] = _since(began, phases)
+        phases["Ray"] = since(began, phases)
         limit_s = section.start_timeout_s or DEFAULT_LIMIT_S[section.device]
-        start = StartProgress(limit_s, report, lambda: _logs(began), _describe)
+        start = StartProgress(limit_s, report, lambda: logs(began), describe)
         # Clients connect to Strata's gateways, so Serve needs no proxy.
         start.during(
             "starting Ray Serve", lambda: serve.start(proxy_location="Disabled", controller_options=deployment.CONTROLLER)
         )
-        phases["Serve"] = _since(began, phases)
+        phases["Serve"] = since(began, phases)
         if app.NAME in serve.status().applications:
             raise UserError("This Ray cluster serves a Strata endpoint already.", "Stop that one first, or use another cluster.")
         directory = Directory(model_id)
@@ -133,19 +133,19 @@ def _running(section: ServeSection, folder: Path, model_id: str, report: Report,
             start.during("waiting for the engines", lambda: _deploy(app.build(gateway, prefill, decode, started_by), began))
             roles = ("decode", "prefill") if section.prefill.replicas else ("decode",)
             # Serve replaces a replica that died since.
-            replicas = start.during("waiting for the engines", lambda: _replicas(directory, roles))
+            replicas = start.during("waiting for the engines", lambda: published(directory, roles))
             tokens = min(section.remote_prefill.min_tokens, *(entry["context"] - 1 for entry in replicas["decode"]))
             start.during("waiting for a first answer", lambda: _warm_up(url, model_id, tokens, start, began))
             every = [entry["phases"] for entries in replicas.values() for entry in entries]
             slowest = max(every, key=lambda seconds: sum(seconds.values()))
             phases |= {"replica process": slowest["process"], "import vLLM": slowest["imports"], "engine": slowest["engine"]}
-            phases["first answer"] = _since(began, phases)
+            phases["first answer"] = since(began, phases)
             asyncio.run(readiness.publish_warm_up(directory))
             start.during("waiting for /ready", lambda: client.wait_until_ready(url, limit_s=start.left_s))
-            yield Endpoint(url, model_id, phases, section)
+            yield Endpoint(url, model_id, phases, watch.wanted(section))
         finally:
             if not ends_with_us:
-                _leave()
+                leave()
 
 
 def _warm(section: ServeSection, decode: EngineSpec) -> AbstractContextManager[server.Warm | None]:
@@ -155,7 +155,7 @@ def _warm(section: ServeSection, decode: EngineSpec) -> AbstractContextManager[s
     return nullcontext()
 
 
-def _replicas(directory: Directory, roles: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+def published(directory: Directory, roles: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
     """The directory entries of the replicas, once there is at least one of each role."""
 
     async def look(role: str) -> list[dict[str, Any]]:
@@ -169,7 +169,7 @@ def _replicas(directory: Directory, roles: Sequence[str]) -> dict[str, list[dict
         time.sleep(LOOK_S)
 
 
-def _describe() -> str:
+def describe() -> str:
     """The replicas that are up, and Serve's messages about the others."""
     from ray import serve
 
@@ -185,8 +185,17 @@ def _states(deployments: Mapping[str, Any]) -> dict[str, dict[str, int]]:
     return {name: {str(state): count for state, count in one.replica_states.items()} for name, one in deployments.items()}
 
 
-def _leave() -> None:
+def leave() -> None:
     """Deletes the application on a cluster that stays, and shuts Serve down unless it serves another application."""
+    from ray import serve
+
+    delete()
+    if not serve.status().applications:
+        serve.shutdown()
+
+
+def delete() -> None:
+    """Deletes the application. Its replicas answer the requests in progress first."""
     from ray import serve
 
     from strata.serving.runtime.app import NAME
@@ -195,11 +204,9 @@ def _leave() -> None:
         serve.delete(NAME)
     except TimeoutError:
         raise UserError("The endpoint's replicas did not end in time.", "End the cluster: strata cluster stop.") from None
-    if not serve.status().applications:
-        serve.shutdown()
 
 
-def _since(began: float, phases: dict[str, float]) -> float:
+def since(began: float, phases: dict[str, float]) -> float:
     return time.time() - began - sum(phases.values())
 
 
@@ -218,23 +225,23 @@ def _warm_up(url: str, model_id: str, tokens: int, start: StartProgress, began: 
     with httpx.Client(base_url=url, headers=access.headers_for(url)) as http:
         for token in range(WARM_UP):  # another prompt each time, since a cached one is not transferred
             request = {"model": model_id, "prompt": [token] * max(tokens, 1), "max_tokens": 1}
-            while (failure := _answered(http, request, start)) is not None:
+            while (failure := answered(http, "/v1/completions", request, start)) is not None:
                 if not failure.again:
                     raise _refused(failure.reason, began)
                 time.sleep(LOOK_S)
 
 
 @dataclass(frozen=True)
-class _Failure:
+class Failure:
     reason: str
     again: bool  # worth another request, since Serve replaces a replica that died
 
 
-def _answered(http: httpx.Client, request: dict[str, Any], start: StartProgress) -> _Failure | None:
+def answered(http: httpx.Client, path: str, request: dict[str, Any], start: StartProgress) -> Failure | None:
     try:
-        response = http.post("/v1/completions", json=request, timeout=start.left_s + LOOK_S)
+        response = http.post(path, json=request, timeout=start.left_s + LOOK_S)
     except httpx.TransportError as error:
-        return _Failure(str(error), again=True)
+        return Failure(str(error), again=True)
     if response.status_code == 401:
         file = os.environ.get(keys.FILE)
         raise UserError(
@@ -243,20 +250,20 @@ def _answered(http: httpx.Client, request: dict[str, Any], start: StartProgress)
         )
     if response.is_success:
         return None
-    return _Failure(f"HTTP {response.status_code}: {response.text[:500]}", again=response.status_code in (429, 502, 503))
+    return Failure(f"HTTP {response.status_code}: {response.text[:500]}", again=response.status_code in (429, 502, 503))
 
 
 def _refused(failure: str, began: float) -> UserError:
-    cause = _cause(failure, began)
+    cause = cause_of(failure, began)
     if cause is None:
         return UserError(
-            f"An engine ended while it started: {_ending(failure)}{shown(_logs(began))}",
+            f"An engine ended while it started: {ending(failure)}{shown(logs(began))}",
             "Start it again. If it was killed for memory, close something or lower serve.kv_cache_gib; see 'strata doctor'.",
         )
     return UserError(f"vLLM cannot serve this model: {cause}", "Mend the model folder or the recipe's serve section.")
 
 
-def _ending(failure: str) -> str:
+def ending(failure: str) -> str:
     """The process and exit code that vLLM names, a signal as a negative number; else the last lines, since Ray's and Serve's
     messages go on for pages."""
     for text in (*_statuses(), failure):
@@ -267,7 +274,7 @@ def _ending(failure: str) -> str:
     return " ".join(lines[-2:])[:500]
 
 
-def _cause(failure: str, began: float) -> str | None:
+def cause_of(failure: str, began: float) -> str | None:
     """The exception that ended an engine: from its log, Serve's status or `failure`. None if no exception is named anywhere, as
     after a kill."""
     for text in (*_engine_logs(began), *_statuses(), failure):
@@ -285,11 +292,11 @@ def _statuses() -> list[str]:
 
 
 def _engine_logs(began: float) -> list[str]:
-    texts = [path.read_text(errors="replace") for path in _logs(began)]
+    texts = [path.read_text(errors="replace") for path in logs(began)]
     return ["\n".join(line for line in text.splitlines() if "EngineCore" in line) for text in texts]
 
 
-def _logs(began: float) -> list[Path]:
+def logs(began: float) -> list[Path]:
     """Logs that Ray's workers on this machine have written since `began`, the newest last. A cluster that stays also has logs of
     older endpoints."""
     import ray

@@ -28,7 +28,7 @@ METRICS_LOOK_S = 5.0  # gateways need each other only for metrics
 DRAIN_LOOK_S = 0.2
 
 
-class _Phases:
+class Phases:
     """Durations of the phases of a replica's start: process, imports, engine."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class _Phases:
 
 
 @dataclass
-class _Presence:
+class Presence:
     """Registration of a replica in the directory, and its server for calls."""
 
     directory: Directory
@@ -74,13 +74,13 @@ class _Presence:
         self.server.close()
 
 
-def _own_name() -> str:
+def own_name() -> str:
     from ray import serve
 
     return str(serve.get_replica_context().replica_id.unique_id)
 
 
-def _own_node() -> str:
+def own_node() -> str:
     import ray
 
     return str(ray.get_runtime_context().get_node_id())
@@ -102,12 +102,12 @@ class _EngineReplica:
     """Base of prefill and decode replicas: the engine, its health check and its load."""
 
     _capacity: int  # concurrent calls at a load of 1.0
-    _presence: _Presence | None = None  # None during the start
+    _presence: Presence | None = None  # None during the start
 
     async def _start(self, spec: EngineSpec, name: str) -> Any:
         """Starts the engine. Returns the module that imports vLLM."""
         serve_ports.listen_on(spec.network.host)
-        self._phases = _Phases()
+        self._phases = Phases()
         self._phases.done("process")
         serve_logs.keep_open()
         # In a thread, so that the replica can answer Serve's messages during the import.
@@ -134,48 +134,49 @@ class _EngineReplica:
 
 class PrefillReplica(_EngineReplica):
     async def __init__(self, spec: EngineSpec) -> None:  # type: ignore[misc]  # Serve awaits it
-        name = _own_name()
+        name = own_name()
         engine = await self._start(spec, name)
         calls = engine.prefill_calls(self._engine, spec)
         server = Server(calls.handle, lambda: self._load(server) | {"queued_tokens": calls.queued_tokens}, spec.network.secret)
         self._capacity = PREFILLS
-        self._presence = _Presence(Directory(spec.model_id), "prefill", name, server, spec.network.host, _own_node())
+        self._presence = Presence(Directory(spec.model_id), "prefill", name, server, spec.network.host, own_node())
         await self._presence.begin({"phases": self._phases.seconds, "context": self._engine.context})
 
 
 class DecodeReplica(_EngineReplica):
     async def __init__(self, spec: EngineSpec) -> None:  # type: ignore[misc]
-        name = _own_name()
+        name = own_name()
         engine = await self._start(spec, name)
         directory = Directory(spec.model_id)
         pool = Peers(directory, "prefill", spec.network.secret) if spec.disaggregated else None
         calls = engine.decode_calls(self._engine, spec, pool)
         server = Server(calls.handle, lambda: self._load(server), spec.network.secret)
         self._capacity = spec.max_sequences
-        self._presence = _Presence(directory, "decode", name, server, spec.network.host, _own_node())
+        self._presence = Presence(directory, "decode", name, server, spec.network.host, own_node())
         await self._presence.begin({"phases": self._phases.seconds, "context": self._engine.context})
 
 
 class GatewayReplica:
     async def __init__(self, spec: GatewaySpec, *engines: Any) -> None:  # type: ignore[misc]
-        from strata.serving.gateway import http
+        from strata.serving.gateway import http, routes
         from strata.serving.gateway.admission import Admission
-        from strata.serving.gateway.app import VERDICT, App
+        from strata.serving.gateway.app import CANCEL, VERDICT, App
         from strata.serving.gateway.keys import FILE, Keys
         from strata.serving.gateway.readiness import Readiness
         from strata.serving.metrics.telemetry import Gateway as Telemetry
 
         serve_ports.listen_on(spec.network.host)
-        name, node = _own_name(), _own_node()
+        name, node = own_name(), own_node()
         directory = Directory(spec.model_id)
-        decode = Peers(directory, "decode", spec.network.secret)
+        decode = Peers(directory, spec.role, spec.network.secret)
         prefill = Peers(directory, "prefill", spec.network.secret) if spec.disaggregated else None
         admission = Admission(lambda: spec.capacity(len(decode.all())) - sum(peer.link.other_calls for peer in decode.all()))
         telemetry = Telemetry(spec.model_id, name)
         others = Peers(directory, "gateway", spec.network.secret, poll_s=METRICS_LOOK_S)
         keys = Keys(Path(os.environ[FILE])) if FILE in os.environ else None
-        readiness = Readiness(decode, prefill, directory if spec.warm_up else None)
-        app = App(name, spec.names, decode, prefill, others, admission, telemetry, keys, node, readiness)
+        readiness = Readiness(decode, prefill, directory if spec.warm_up else None, spec.role)
+        own = routes.PICTURES if spec.role == "pictures" else routes.TEXT
+        app = App(name, spec.names, decode, prefill, others, admission, telemetry, keys, node, readiness, own)
         self._spec, self._engines = spec, [decode] if prefill is None else [decode, prefill]
 
         async def answer(call: Any) -> None:
@@ -184,11 +185,14 @@ class GatewayReplica:
                 app.suspects.record(**call.meta)
                 call.end({})
                 return
+            if call.method == CANCEL:
+                call.end({"found": app.in_progress.cancel(**call.meta)})
+                return
             call.head({"status": 200, "type": "text/plain"})
             call.data(telemetry.text().encode())
             call.end({})
 
-        self._presence = _Presence(directory, "gateway", name, Server(answer, dict, spec.network.secret), spec.network.host, node)
+        self._presence = Presence(directory, "gateway", name, Server(answer, dict, spec.network.secret), spec.network.host, node)
         await self._presence.begin({})
         self._http = http.server(app)
         self._serving = asyncio.get_running_loop().create_task(self._http.serve(sockets=[http.listen(spec.host, spec.port)]))

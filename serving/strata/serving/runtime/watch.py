@@ -29,6 +29,7 @@ MEANWHILE = {
     "decode": "prefill replicas answer meanwhile",
     "prefill": "decode replicas prefill meanwhile",
     "gateway": "the others answer meanwhile",
+    "pictures": "requests are queued meanwhile",
 }
 
 
@@ -62,7 +63,7 @@ class Watch:
             self._reported.clear()
             self.report(f"The endpoint has recovered: {', '.join(f'{number} {role}' for role, number in self.wanted.items())}.")
         self._reported &= missing.keys()
-        if self._answered is None or (seen.replicas and (seen.replicas.get("decode") or seen.replicas.get("prefill"))):
+        if self._answered is None or _engines(seen):
             self._answered = now
         elif seen.given_up is not None or now - self._answered > LOST_S:
             why = seen.given_up or f"nothing has answered for {now - self._answered:.0f} s"
@@ -77,7 +78,7 @@ class Watch:
             )
         if seen.replicas is None:
             return missing | {"gateway": f"No gateway answers at {self.url}; Ray Serve is starting one."}
-        engines = seen.replicas.get("decode", 0) + seen.replicas.get("prefill", 0)
+        engines = _engines(seen)
         for role, number in self.wanted.items():
             there = int(seen.replicas.get(role, 0))
             if there < number:
@@ -85,6 +86,11 @@ class Watch:
                 others = "the others answer meanwhile" if there else waits
                 missing[role] = f"{there} of {number} {role} replicas answer; Ray Serve is starting another, {others}."
         return missing
+
+
+def _engines(seen: Observation) -> float:
+    """Replicas that can answer a request."""
+    return sum(number for role, number in (seen.replicas or {}).items() if role != "gateway")
 
 
 class _StatusCall:
@@ -143,11 +149,11 @@ def wanted(section: ServeSection) -> dict[str, int]:
     return {role: number for role, number in roles.items() if number}
 
 
-def until_lost(url: str, section: ServeSection, report: Callable[[str], None]) -> None:
+def until_lost(url: str, replicas: Mapping[str, int], report: Callable[[str], None]) -> None:
     """Monitors until KeyboardInterrupt, or UserError if the endpoint is lost."""
     from ray import serve
 
-    watch, observer = Watch(url, wanted(section), report), Observer(url, serve.status)
+    watch, observer = Watch(url, replicas, report), Observer(url, serve.status)
     while True:
         if dead_part() == "raylet":  # the cluster cannot recover from this; a dead GCS is restarted (`gcs.py`)
             raise ClusterDied(

@@ -252,9 +252,10 @@ class Server:
 class Stream:
     """Caller's side of a call: the chunks of the answer, in order."""
 
-    def __init__(self, link: "Link", number: int) -> None:
+    def __init__(self, link: "Link", number: int, unread_limit: int) -> None:
         self._link = link
         self._number = number
+        self.unread_limit = unread_limit
         self._chunks: deque[tuple[int, bytes]] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._lost: LinkLost | Overrun | None = None
@@ -362,9 +363,10 @@ class Link(_Frames):
     def calls(self) -> int:
         return len(self._streams)
 
-    def call(self, method: str, meta: dict[str, Any], body: bytes = b"") -> Stream:
+    def call(self, method: str, meta: dict[str, Any], body: bytes = b"", unread_limit: int | None = None) -> Stream:
+        """`unread_limit`: bytes of the answer that may wait for the caller to read them; None: UNREAD_BYTES."""
         self._last_number = self._last_number % 0xFFFFFFFF + 1
-        stream = self._streams[self._last_number] = Stream(self, self._last_number)
+        stream = self._streams[self._last_number] = Stream(self, self._last_number, unread_limit or UNREAD_BYTES)
         if not self.alive:
             stream.lose(LinkLost("the connection is closed"))
         opening = json.dumps({"method": method, "meta": meta}).encode()
@@ -381,7 +383,7 @@ class Link(_Frames):
             self._lagging.add(stream)
         elif not stream.unread:
             self._lagging.discard(stream)
-        if stream.unread > UNREAD_BYTES:
+        if stream.unread > stream.unread_limit:
             stream.overrun()
         elif change > 0 and self._unread > UNREAD_OF_LINK_BYTES:
             max(self._lagging or {stream}, key=lambda each: each.unread).overrun()

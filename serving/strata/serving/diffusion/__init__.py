@@ -1,0 +1,1 @@
+"""Pictures from diffusion transformers: loading, sampling, and layouts over several workers."""

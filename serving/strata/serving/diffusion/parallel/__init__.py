@@ -1,0 +1,1 @@
+"""Layouts of one sampling call over several workers."""

@@ -1,0 +1,1 @@
+"""Replica of a picture endpoint: requests, batches, and the group of worker processes that samples them."""
