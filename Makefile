@@ -21,7 +21,7 @@ SLOW_TESTS = { $(PYTEST) -m slow $(ARGS) || [ $$? -eq 5 ]; }
 TOOK = echo "make $@ took $$((SECONDS / 60)) min $$((SECONDS % 60)) s"
 export PYTHONUNBUFFERED := 1
 
-.PHONY: help setup train serve chat doctor runs demo finetune bench-startup bench-serve bench-transfer chaos bench-train bench-checkpoint bench-memory bench-kernels bench-matmul bench-monitoring wheel-kernels monitor top dashboards docs results pictures ladder deploy crds check test test-gpu lint clean lock
+.PHONY: help setup train serve chat doctor runs demo demo-pictures finetune bench-startup bench-serve bench-transfer chaos bench-train bench-checkpoint bench-memory bench-kernels bench-matmul bench-monitoring wheel-kernels monitor top dashboards docs results pictures ladder deploy crds check test test-gpu lint clean lock
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,6 +47,10 @@ runs: setup ## list the runs
 
 demo: setup ## train a small model, serve it disaggregated, send it prompts, print the latencies
 	@$(STRATA) train --recipe "$(RECIPE)" $(if $(RUN),--run "$(RUN)") $(ARGS)
+	@$(STRATA) serve $(if $(RUN),--run "$(RUN)") --ask
+
+demo-pictures: setup ## train a small text-to-image model, show pictures of captions that it has not seen, serve it and ask for more
+	@$(STRATA) train --recipe pictures $(if $(RUN),--run "$(RUN)") $(ARGS)
 	@$(STRATA) serve $(if $(RUN),--run "$(RUN)") --ask
 
 finetune: setup ## train a small model, fine-tune it on conversations, serve it, ask it held-out questions

@@ -14,12 +14,13 @@ def kernels(run: Run) -> str:
     ceilings = f"copy {run['copy_bytes_per_s'] / 1e9:,.0f} GB/s, matrix product {run['matmul_flops_per_s'] / 1e12:,.0f} TFLOP/s"
     summary = f"Ceilings measured in the run: {ceilings}. Bars: {bars.count(True)} met, {bars.count(False)} missed"
     summary += f", {bars.count(None)} not measured." if None in bars else "."
-    tables = [_operation(op, list(cases)) for op, cases in groupby(run["cases"], key=lambda case: case["op"])]
+    tables = [operation(op, list(cases)) for op, cases in groupby(run["cases"], key=lambda case: case["op"])]
     legend = "Ratios are our speed over the peer's: above 1, ours is faster. A missed bar is **bold**."
     return "\n\n".join([summary, legend, *tables])
 
 
-def _operation(op: str, cases: list[dict[str, Any]]) -> str:
+def operation(op: str, cases: list[dict[str, Any]]) -> str:
+    """Table of one operation: time, rate and ratio to every peer, by case."""
     peers = list(dict.fromkeys(name for case in cases for name in _peers(case)))
     columns = (f"`{op}`", "time", "rate", "of ceiling", *(f"÷ {peer}" for peer in peers))
     rows = [(case["case"], *_ours(case), *(_ratio(case, peer) for peer in peers)) for case in cases]

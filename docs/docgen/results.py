@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from docgen import compiled, faults, headline, kernels, ladder, monitoring, planner, record, serving, training
+from docgen import compiled, diffusion, faults, headline, kernels, ladder, monitoring, planner, record, serving, training
 from docgen.markdown import table
 from docgen.record import Run
 
@@ -43,11 +43,13 @@ TABLES: dict[str, Callable[[Run], str]] = {
     "plan-validate": planner.plan_validate,
     "plan-queue": planner.plan_queue,
     "monitoring": monitoring.monitoring,
+    "dit": diffusion.dit,
     "table": generic,
 }
 COMPUTED: dict[str, Callable[[], str]] = {
     "headline": lambda: headline.headline(load),
     "planner-regimes": planner.regimes,
+    "plan-dit": diffusion.published,
 }
 
 

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from strata.platform import recipe_file
 from strata.platform.cli import build
 from strata.serving.bench.contenders.contenders import find
+from strata.serving.terminal import OVERRIDE
 
 PAGES = pages(ROOT)
 LINES = [line for page, text in PAGES.items() for line in lines(page, text)]
@@ -94,7 +95,8 @@ def test_pages_have_commands() -> None:
 @pytest.mark.parametrize("line", STRATA, ids=str)
 def test_commands_and_their_options_exist(line: Line, beside_pages: Path, tmp_path: Path) -> None:
     given = parsed(line.words)
-    overrides = [word for word in given.get("overrides") or () if not word.startswith("[")]
+    prompts = {word for word in given.get("overrides") or () if given.get("ask") and not OVERRIDE.match(word)}
+    overrides = [word for word in given.get("overrides") or () if not word.startswith("[") and word not in prompts]
     if any(word.startswith("model.from=") for word in overrides):  # a model that is neither here nor downloaded
         (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 8192}')
         overrides = [f"model.from={tmp_path}" if word.startswith("model.from=") else word for word in overrides]

@@ -4,6 +4,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import beside
@@ -50,6 +51,9 @@ from strata.serving.chaos.load import Sent
 from strata.serving.chaos.requests import Request
 from strata.serving.chaos.run import Outcome, Pass
 from strata.serving.chaos.victims import Kind
+from strata.serving.diffusion.bench.layouts import LayoutRow
+from strata.serving.diffusion.bench.one_gpu import PictureRow
+from strata.serving.diffusion.bench.one_gpu import Result as PictureResult
 from strata.training.bench import memory, stalls
 from strata.training.bench import report as training_report
 from strata.training.bench.contest import Round
@@ -173,6 +177,27 @@ def matmul_stages() -> record.Run:
     return benchmark_record.header("matmul-stages") | {"kernels": [{"step": "dot"} | as_json(facts)]}
 
 
+def dit_pictures() -> record.Run:
+    times = {"diffusers": [4.0, 5.0, 4.5], "diffusers + torch.compile": [3.0], "strata": [4.0, 2.0], "strata, CUDA graph": [2.5]}
+    contenders = {name: PictureResult(seconds) for name, seconds in times.items()}
+    row = PictureRow("FLUX", 1024, 28, 1, contenders=contenders)
+    slower = PictureRow("SD3", 1024, 20, 2, contenders={**contenders, "strata": PictureResult([4.0])})
+    failed = PictureRow("DiT", 512, 25, 2, contenders={"strata": PictureResult(trouble="time limit")})
+    attention = kernels()["cases"][:1]
+    run = {"attention": attention, "pictures": [asdict(one) for one in (row, slower, failed)], "not_run": ["xDiT: not installed"]}
+    return benchmark_record.header("dit") | run
+
+
+def dit_layouts() -> record.Run:
+    rows = [
+        LayoutRow("diffusers", 1, 2, [0.5], [1.0], "exact"),
+        LayoutRow("strata", 1, 2, [0.4, 0.6, 0.5], [1.0], "exact"),
+        LayoutRow("pipefusion 2", 2, 2, [0.25], [0.5], 42.0),
+        LayoutRow("ring 2", 2, trouble="RuntimeError: worker died"),
+    ]
+    return benchmark_record.header("dit") | {"layouts": [asdict(row) for row in rows], "not_run": []}
+
+
 # A run of each kind, as its benchmark writes it, and what its table must have.
 def monitoring() -> record.Run:
     timings = (Timing("strata-cluster", "GPUs", 0.1, 0.05, 3, 9000), Timing("strata-cluster", "Nodes", 2.5, 0.4, 1, 5))
@@ -246,6 +271,20 @@ RUNS: dict[str, tuple[Callable[[], record.Run], list[str]]] = {
             "| cluster | 2 | 1,300 ms | **2,500 ms** | Nodes | 400 ms | 3 | 9,000 |",
             "| slowest rule group | b, 0.5 s |",
         ],
+    ),
+    "dit": (
+        dit_pictures,
+        [
+            "| FLUX | 28 | 4.5 s | 3 s | 3 s | 2.5 s | 1.00 | 1.20 |",
+            "| SD3 | 20 | 4.5 s | 3 s | 4 s | 2.5 s | **0.75** | 1.20 |",
+            "| DiT | 25 | - | - | - | - | - | - |",
+            "| forward 8 x 8 | 1 ms |",
+            "Not run: xDiT: not installed.",
+        ],
+    ),
+    "dit, layouts": (
+        dit_layouts,
+        ["| pipefusion 2 | 2 | 0.25 | 4.00 | 2.00 | 42.0 dB |", "| strata | 1 | 0.5 | 2.00 | 1.00 | exact |", "**failed**"],
     ),
     "plan-validate": (plan_validate, ["| step time | 23 | 3.7% | 11.9% | mean 6%, worst 15% |"]),
     "plan-queue": (

@@ -46,8 +46,11 @@ ABSENT = {
     "ray_node_gpu_temperature_celsius": NO_GPU,
     "DCGM_FI_DEV_CLOCKS_EVENT_REASONS": "the recorded DCGM has the older name, CLOCK_THROTTLE_REASONS",
 }
+ABSENT |= {name: "no picture model is served" for metric in metrics.SERVING_PICTURES for name in series_of(metric)}
 # Queries that return nothing without these series.
 EMPTY_PANELS = {
+    *(f"strata-serving: {panel}" for panel in ("Pictures by outcome", "Step time", "Pictures running and waiting")),
+    *(f"strata-serving: {panel}" for panel in ("Pictures per batch", "Picture steps")),
     "strata-cluster: KubeRay",
     "strata-cluster: Throttled now",  # by heat or hardware: no card of the recordings is
     "strata-oncall: annotation Restarts",
