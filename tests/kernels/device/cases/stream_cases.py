@@ -155,7 +155,7 @@ def test_an_unknown_stream_is_an_error() -> None:
 
 
 def in_child(action: object) -> str:
-    """The error that `action` raises in a forked child, or its result."""
+    """Result of `action` in a forked child, or the error that it raises."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
