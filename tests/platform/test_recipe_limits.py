@@ -279,6 +279,7 @@ def test_defaults() -> None:
                 **dict.fromkeys(("head_dim", "embedding_scale", "attention_scale", "attention_softcap", "logit_softcap"), None),
                 **dict.fromkeys(("window", "sliding_rope_theta", "rope_scaling"), None),
             },
+            "picture": None,
         },
         "data": {
             "path": None,
@@ -324,6 +325,7 @@ def test_defaults() -> None:
             "trackers": (),
             "max_failures": 2,
             "preference": None,
+            "flow": None,
         },
         "parallel": {
             **dict.fromkeys(("workers", "zero", "tensor", "pipeline", "sequence", "expert", "cpus_per_worker"), 1),
@@ -352,6 +354,11 @@ def test_defaults() -> None:
             "prefill": pool,
             "decode": pool,
             "remote_prefill": {"when": "cheaper", "min_tokens": 256, "max_queue_s": 2.0, "stall_weight": 0.25},
+            "pictures": {
+                **dict.fromkeys(("replicas", "ulysses", "ring", "cfg", "pipefusion"), 1),
+                **{"patches": 0, "step_cache": 0.0, "max_batch": 8, "batch_wait_ms": 5.0, "max_queue": 64, "steps": 20},
+                **{"guidance": 4.0, "max_steps": 100, "max_pictures": 10, "max_pixels": 4_194_304, "step_timeout_s": 300},
+            },
         },
         "deploy": {"name": "strata", "namespace": "strata", "priority": "normal", "model_cache_gib": 200}
         | dict.fromkeys(

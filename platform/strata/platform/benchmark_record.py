@@ -14,6 +14,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from strata.platform.hardware.machine import processor
 
 PACKAGES = (
@@ -45,7 +47,7 @@ def machine() -> dict[str, Any]:
         "architecture": platform.machine(),
         "processor": processor(),
         "cores": os.cpu_count(),
-        "memory_gib": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30,
+        "memory_gib": psutil.virtual_memory().total / 2**30,
         "gpus": gpus(),
     }
 

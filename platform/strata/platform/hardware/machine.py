@@ -3,13 +3,13 @@
 import platform
 from pathlib import Path
 
+import psutil
+
 CGROUP = Path("/sys/fs/cgroup")
 
 
 def available_memory() -> int:
     """Available bytes: the system's figure, or what is left of the container's limit if that is lower."""
-    import psutil  # not needed for a processor's name, which benchmarks print on machines without psutil
-
     free = int(psutil.virtual_memory().available)
     try:
         limit = int((CGROUP / "memory.max").read_text()) - int((CGROUP / "memory.current").read_text())
