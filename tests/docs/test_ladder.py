@@ -105,7 +105,7 @@ print(json.dumps({name: as_json(compile_stages(found[name + "_kernel"], 90)) for
 """
 
 
-@pytest.mark.slow
+@pytest.mark.rotation
 def test_recorded_stages_are_those_of_the_sources(triton_cache: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(triton_cache)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.rotation
 
 # Modules that the wheel's modules may import: its dependencies, and those of `patch` and of the vLLM plugin.
 ALLOWED = {"torch", "triton", "numpy", "transformers", "vllm"} | sys.stdlib_module_names

@@ -36,7 +36,7 @@ MANY = os.environ.get("STRATA_PLAN_EXAMPLES")
 SECONDS = 60.0  # of CPU time; the longest allowed search takes half of it on an idle core
 SKIPPED = {"--measure", "--help"}  # start processes and print the help
 SLOW = {"validate"}  # has no numeric options, and separate tests
-SIGNED = {"pipeline bubble", "error", "signed", "lowest", "highest"}  # may be negative
+SIGNED = {"pipeline bubble", "error", "signed", "lowest", "highest", "speedup_error", "worst"}  # may be negative
 
 tree: Any = get_command(build())
 plan: Any = tree.commands["plan"]
@@ -334,6 +334,7 @@ BASES: dict[str, list[str]] = {
     "collectives": ["plan", "collectives"],
     "cluster": ["plan", "cluster", "--gpus", "512"],
     "queue": ["plan", "queue", "--gpus", "16", "--jobs", "50"],
+    "dit": ["plan", "dit"],
     "list": ["plan", "list"],
 }
 NUMERIC = [(name, one) for name, command in COMMANDS.items() for one in command.params if annotation(one) in (int, float)]

@@ -38,7 +38,7 @@ LAYOUTS = {
     "data x sequence, ZeRO-3": "workers=4 sequence=2 zero=3",
     "ZeRO-1, recompute all": "workers=2 zero=1 train.recompute=full",
 }
-ALWAYS = ("ZeRO-3", "sequence")
+ALWAYS = ("sequence",)
 
 
 def recipe(layout: str) -> Recipe:

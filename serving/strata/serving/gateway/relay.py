@@ -84,7 +84,10 @@ class Relay:
     async def fail(self, error: ApiError) -> None:
         """Ends the answer with an error. If it has started, the error can only be sent as an event of the stream."""
         if self.status is None:
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # an exception, its traceback and this frame would hold the answer until the garbage collector runs
         await self._write(b"data: " + json.dumps(error.body).encode() + b"\n\n", more=False)
 
     async def _run(self) -> None:

@@ -48,7 +48,7 @@ def test_psnr_is_over_the_range_of_the_truth() -> None:
     assert compare(truth + 0.4, truth) == pytest.approx(20 * math.log10(10), abs=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.rotation
 def test_two_workers_sample_the_picture_of_one() -> None:
     config = {**SMALL.config, "num_layers": 2, "attention_head_dim": 8, "num_attention_heads": 2, "caption_projection_dim": 16}
     model = replace(SMALL, config=config, size=64, steps=2)
