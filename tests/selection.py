@@ -17,7 +17,7 @@ import pytest
 from support import ROOT
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
-PARTS = 8
+PARTS = 12
 SHARED = {"endpoint", "trained", "prometheus"}  # session fixtures that start Ray, engines or Prometheus
 USES_SHARED = re.compile(r"\b(endpoint: Served|trained: Path|prometheus: Watch)\b")
 
