@@ -122,7 +122,7 @@ def test_modules_import_only_dependencies_of_the_wheel(folder: Path) -> None:
 
 
 def test_both_packages_agree(root: Path) -> None:
-    """Where both are installed, the later one overwrites the earlier one's files: they must be the same."""
+    """The later of two installed wheels overwrites the earlier one's files: they must be the same."""
     whole, part = (tomllib.loads((root / path).read_text())["project"] for path in ("pyproject.toml", "kernels/pyproject.toml"))
     for key in ("version", "requires-python", "license"):
         assert part[key] == whole[key], key

@@ -34,6 +34,7 @@ def library() -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder / "build.lock"):
         if not built.is_file():
+            print(f"device strata: building it in {folder}, about a minute", file=sys.stderr)
             _compile(folder)
     return built
 
@@ -61,7 +62,11 @@ def _compiler_version(compiler: str) -> str:
 def _locked(path: Path) -> Iterator[None]:
     """A lock that ends with its process: a build that was killed does not stop the next one."""
     with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("device strata: waiting for another process that builds it", file=sys.stderr)
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 

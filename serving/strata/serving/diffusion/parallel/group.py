@@ -9,9 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from strata.planner.diffusion.layout_rules import PictureLayout, Splittable, check
+from strata.planner.diffusion.layout_rules import WARM_UP, PictureLayout, Splittable, check
 
-WARM_UP = 2  # exact steps before PipeFusion uses keys and values of the previous step
 ONE_WORKER = PictureLayout()
 
 
