@@ -27,15 +27,20 @@ class Tiling:
     loader_registers: int
 
 
-# By width of a head in shared memory. A narrower head is padded there: TMA fills with zeros past its end, at no memory traffic.
-# Three warpgroups if the softmax costs as much as the products, two if the accumulators are large.
+# By width of a head in shared memory: a power of two, or the sum of two (`slices`). A narrower head is padded there: TMA fills
+# with zeros past its end, at no memory traffic. Three warpgroups if the softmax costs as much as the products, two if the
+# accumulators are large.
 TILINGS = {
     64: Tiling(3, block=128, stages=2, threads_registers=128, registers=160, loader_registers=32),
+    80: Tiling(2, block=128, stages=2, threads_registers=168, registers=240, loader_registers=24),
+    96: Tiling(2, block=128, stages=2, threads_registers=168, registers=240, loader_registers=24),
     128: Tiling(2, block=128, stages=2, threads_registers=168, registers=240, loader_registers=24),
+    160: Tiling(2, block=128, stages=2, threads_registers=168, registers=240, loader_registers=24),
     256: Tiling(2, block=64, stages=2, threads_registers=168, registers=240, loader_registers=24),
 }
 
-_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
+# Layouts in shared memory by swizzled bytes: as many as a row of the slice has, up to 128.
+_LAYOUTS = {bytes: gl.NVMMASharedLayout(swizzle_byte_width=bytes, element_bitwidth=16, rank=4) for bytes in (32, 64, 128)}
 _compiled: dict[tuple[Any, ...], Any] = {}
 
 
@@ -65,6 +70,12 @@ def tiled_dim(dim: int) -> int:
     return min(width for width in TILINGS if width >= dim)
 
 
+def slices(width: int) -> tuple[int, int]:
+    """Widths of a head's two slices in shared memory: the largest power of two, and what remains (0: one slice only)."""
+    first = 1 << (width.bit_length() - 1)
+    return first, width - first
+
+
 @cache
 def _processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132  # an H100's
@@ -85,6 +96,7 @@ def forward(
     batch, tokens, heads, dim = q.shape
     keys, kv_heads = k.shape[1], k.shape[2]
     width = tiled_dim(dim)
+    first, tail = slices(width)
     tiling = TILINGS[width]
     out = torch.empty((batch, tokens, heads, dim), dtype=q.dtype, device=q.device)
     lse = torch.empty((batch, heads, tokens), dtype=torch.float32, device=q.device)
@@ -97,17 +109,18 @@ def forward(
     total = tiles * sequences * heads
     heads_together = min(max(1, L2_BUDGET // (longest_keys * dim * 4)) * group, sequences * heads)
     programs = _processors(q.device)
-    persistent = total > programs
-    # Only a persistent program, which processes several tiles, needs a counter.
-    counter = torch.zeros(1, dtype=torch.int32, device=q.device) if persistent else lse
+    # Programs that process several tiles of different cost take them from a counter.
+    counted = total > programs and (causal or cu_seqlens is not None)
+    counter = torch.zeros(1, dtype=torch.int32, device=q.device) if counted else lse
     values = (
-        _descriptor(q, ROWS, width), _descriptor(k, tiling.block, width), _descriptor(v, tiling.block, width),
+        _descriptor(q, ROWS, first), _descriptor(k, tiling.block, first), _descriptor(v, tiling.block, first),
+        _descriptor(q, ROWS, tail), _descriptor(k, tiling.block, tail), _descriptor(v, tiling.block, tail),
         out, lse, lse if cu_seqlens is None else cu_seqlens, counter,
         tokens, keys, heads, group, total, sequences, heads_together, tiles, window or 0,
     )  # fmt: skip
     constants = (
-        scale, causal, window is not None, cu_seqlens is not None, persistent,
-        tiling.consumers, tiling.block, dim, width, tiling.stages, tiling.registers, tiling.loader_registers,
+        scale, causal, window is not None, cu_seqlens is not None, counted,
+        tiling.consumers, tiling.block, dim, first, tail, tiling.stages, tiling.registers, tiling.loader_registers,
     )  # fmt: skip
     grid = (min(programs, total), 1, 1)
     key = (q.device, q.dtype, *constants)
@@ -124,8 +137,12 @@ class _Descriptor(TensorDescriptor):  # type: ignore[misc]
         """Skips the parent's checks, which take longer than the rest of a launch. `supports` has checked the same."""
 
 
-def _descriptor(x: Tensor, rows: int, width: int) -> TensorDescriptor:
-    """Descriptor of blocks of one head: dimensions [batch, heads, tokens, dim], so that TMA fills with zeros past the end."""
+def _descriptor(x: Tensor, rows: int, width: int) -> TensorDescriptor | None:
+    """Descriptor of blocks of a slice of one head: dimensions [batch, heads, tokens, dim], so that TMA fills with zeros past the
+    end. None for an empty slice."""
+    if not width:
+        return None
     batch, tokens, heads, dim = x.shape
     strides = x.stride()
-    return _Descriptor(x, [batch, heads, tokens, dim], [strides[0], strides[2], strides[1], 1], [1, 1, rows, width], _LAYOUT)
+    layout = _LAYOUTS[min(2 * width, 128)]
+    return _Descriptor(x, [batch, heads, tokens, dim], [strides[0], strides[2], strides[1], 1], [1, 1, rows, width], layout)

@@ -5,9 +5,16 @@ a ring in shared memory, from the diagonal back to the first key. A warpgroup is
 the previous block's weights and values, before it starts the softmax. The warpgroups alternate on the tensor cores (ping-pong
 scheduling): one multiplies while another computes exponentials.
 
+A head is one slice of a power of two columns, or two: 80 columns are 64 and 16. Each slice has its own buffers, since TMA and the
+tensor cores take powers of two only, and its own output accumulator. The scores of a block add up over the slices. Buffers and
+descriptors are therefore tuples, with an element per slice.
+
 Packed documents are separated by masks, not by TMA bounds. A block may hold values of the next document, which are multiplied by
 zero. An infinity in the values of one document can therefore reach the previous document.
 """
+
+# A tuple grows by an element per slice, known when a kernel is compiled. Python's types have tuples of a fixed length.
+# mypy: disable-error-code="assignment"
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -46,9 +53,10 @@ def _tile(index, sizes, cu_seqlens, PACKED: gl.constexpr, CONSUMERS: gl.constexp
 
 
 @gluon.jit
-def _publish_next_tile(counter, schedule, step, total, PERSISTENT: gl.constexpr):
-    """Loading warp: reserves the next tile and publishes it to the computing warpgroups."""
-    if PERSISTENT:
+def _publish_next_tile(counter, schedule, step, index, COUNTED: gl.constexpr):
+    """Loading warp: reserves the next tile and publishes it to the computing warpgroups. Where all tiles cost the same, a program
+    takes every n-th, and all its warps know the next one."""
+    if COUNTED:
         next_tile, full, empty = schedule
         index = gl.num_programs(0) + gl.atomic_add(counter, 1)
         mbarrier.wait(empty, (step & 1) ^ 1)
@@ -56,19 +64,19 @@ def _publish_next_tile(counter, schedule, step, total, PERSISTENT: gl.constexpr)
         mbarrier.arrive(full, count=1)
         return index
     else:
-        return total
+        return index + gl.num_programs(0)
 
 
 @gluon.jit
-def _wait_for_next_tile(schedule, step, total, PERSISTENT: gl.constexpr):
-    if PERSISTENT:
+def _wait_for_next_tile(schedule, step, index, COUNTED: gl.constexpr):
+    if COUNTED:
         next_tile, full, empty = schedule
         mbarrier.wait(full, step & 1)
         index = gl.max(next_tile.load(gl.BlockedLayout([1], [32], [4], [0])), axis=0)
         mbarrier.arrive(empty, count=1)
         return index
     else:
-        return total
+        return index + gl.num_programs(0)
 
 
 @gluon.jit
@@ -84,18 +92,32 @@ def _blocks(row, tokens, keys, window, CAUSAL: gl.constexpr, WINDOW: gl.constexp
 
 
 @gluon.jit
+def _copy(descriptors, sequence, head, row, full, buffers, slot):
+    """Copies the slices of rows from `row` on into a slot. Its barrier completes a phase when the bytes of all slices have
+    arrived: it expects them at once, before the first copy."""
+    if len(descriptors) == 2:
+        mbarrier.expect(full.index(slot), descriptors[0].block_type.nbytes + descriptors[1].block_type.nbytes)
+    else:
+        mbarrier.expect(full.index(slot), descriptors[0].block_type.nbytes)
+    tma.async_copy_global_to_shared(descriptors[0], [sequence, head, row, 0], full.index(slot), buffers[0].index(slot))
+    if len(descriptors) == 2:
+        column: gl.constexpr = buffers[0].shape[4]
+        tma.async_copy_global_to_shared(descriptors[1], [sequence, head, row, column], full.index(slot), buffers[1].index(slot))
+
+
+@gluon.jit
 def _load(
     descriptors, counter, memory, work,
-    CAUSAL: gl.constexpr, WINDOW: gl.constexpr, PACKED: gl.constexpr, PERSISTENT: gl.constexpr,
+    CAUSAL: gl.constexpr, WINDOW: gl.constexpr, PACKED: gl.constexpr, COUNTED: gl.constexpr,
 ):  # fmt: skip
     """Body of the loading warp."""
     buffers, barriers, schedule = memory
     sizes, window, cu_seqlens = work
-    q_desc, k_desc, v_desc = descriptors
-    q_buffers, k_ring, v_ring, _ = buffers
-    CONSUMERS: gl.constexpr = q_buffers.shape[0]
-    STAGES: gl.constexpr = k_ring.shape[0]
-    BLOCK: gl.constexpr = k_ring.shape[3]
+    q_descs, k_descs, v_descs = descriptors
+    q_buffers, k_rings, v_rings, _ = buffers
+    CONSUMERS: gl.constexpr = q_buffers[0].shape[0]
+    STAGES: gl.constexpr = k_rings[0].shape[0]
+    BLOCK: gl.constexpr = k_rings[0].shape[3]
     q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers
     loaded = 0
     tile = 0
@@ -108,23 +130,18 @@ def _load(
             low, high = _blocks(row, tokens, keys, window, CAUSAL, WINDOW, CONSUMERS, BLOCK)
             for consumer in gl.static_range(CONSUMERS):
                 mbarrier.wait(q_empty.index(consumer), (tile & 1) ^ 1)
-                mbarrier.expect(q_full.index(consumer), q_desc.block_type.nbytes)
-                tma.async_copy_global_to_shared(
-                    q_desc, [sequence, head, start + row + consumer * 64, 0], q_full.index(consumer), q_buffers.index(consumer)
-                )
+                _copy(q_descs, sequence, head, start + row + consumer * 64, q_full, q_buffers, consumer)
             for block in range(high - low):
                 stage = loaded % STAGES
                 phase = (loaded // STAGES) & 1
                 key = start + (high - 1 - block) * BLOCK
                 mbarrier.wait(k_empty.index(stage), phase ^ 1)
-                mbarrier.expect(k_full.index(stage), k_desc.block_type.nbytes)
-                tma.async_copy_global_to_shared(k_desc, [sequence, kv_head, key, 0], k_full.index(stage), k_ring.index(stage))
+                _copy(k_descs, sequence, kv_head, key, k_full, k_rings, stage)
                 mbarrier.wait(v_empty.index(stage), phase ^ 1)
-                mbarrier.expect(v_full.index(stage), v_desc.block_type.nbytes)
-                tma.async_copy_global_to_shared(v_desc, [sequence, kv_head, key, 0], v_full.index(stage), v_ring.index(stage))
+                _copy(v_descs, sequence, kv_head, key, v_full, v_rings, stage)
                 loaded += 1
             tile += 1
-        index = _publish_next_tile(counter, schedule, step, sizes[4], PERSISTENT)
+        index = _publish_next_tile(counter, schedule, step, index, COUNTED)
         step += 1
 
 
@@ -191,11 +208,13 @@ def _softmax(
 
 
 @gluon.jit
-def _scores(q, k_ring, stage, layout: gl.constexpr):
-    keys: gl.constexpr = k_ring.shape[3]
-    k = k_ring.index(stage).reshape([keys, k_ring.shape[4]]).permute((1, 0))
-    zeros = gl.zeros([64, keys], gl.float32, layout=layout)
-    return warpgroup_mma(q, k, zeros, use_acc=False, is_async=True)
+def _scores(q, k_rings, stage, layout: gl.constexpr):
+    keys: gl.constexpr = k_rings[0].shape[3]
+    scores = gl.zeros([64, keys], gl.float32, layout=layout)
+    for part in gl.static_range(len(k_rings)):
+        k = k_rings[part].index(stage).reshape([keys, k_rings[part].shape[4]]).permute((1, 0))
+        scores = warpgroup_mma(q[part], k, scores, use_acc=part > 0, is_async=True)
+    return scores
 
 
 @gluon.jit
@@ -208,12 +227,64 @@ def _pack(weights, dtype: gl.constexpr):
 
 
 @gluon.jit
-def _add_values(packed, v_ring, stage, out):
+def _add_slice(weights, v_ring, stage, out):
     layout: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=out.type.layout, k_width=2)
-    pairs = gl.join(packed, packed).reshape([64, packed.shape[1] * 2])
-    weights = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r,r", [pairs], dtype=v_ring.dtype, is_pure=True, pack=2)
     weights = gl.convert_layout(weights, layout, assert_trivial=True)
     return warpgroup_mma(weights, v_ring.index(stage).reshape([v_ring.shape[3], v_ring.shape[4]]), out, is_async=True)
+
+
+@gluon.jit
+def _add_values(packed, v_rings, stage, out):
+    pairs = gl.join(packed, packed).reshape([64, packed.shape[1] * 2])
+    weights = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r,r", [pairs], dtype=v_rings[0].dtype, is_pure=True, pack=2)
+    added = ()
+    for part in gl.static_range(len(v_rings)):
+        added += (_add_slice(weights, v_rings[part], stage, out[part]),)
+    return added
+
+
+@gluon.jit
+def _wait(out):
+    """Waits for all products issued."""
+    if len(out) == 2:
+        return warpgroup_mma_wait(0, deps=[out[0], out[1]])
+    else:
+        return (warpgroup_mma_wait(0, deps=[out[0]]),)
+
+
+@gluon.jit
+def _scale(out, factors):
+    scaled = ()
+    for part in gl.static_range(len(out)):
+        own = gl.convert_layout(factors, gl.SliceLayout(1, out[part].type.layout), assert_trivial=True)
+        scaled += (out[part] * own[:, None],)
+    return scaled
+
+
+@gluon.jit
+def _zeros(width: gl.constexpr):
+    layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, width, 16])
+    return gl.zeros([64, width], gl.float32, layout=layout)
+
+
+@gluon.jit
+def _load_rows(buffer):
+    """Loads a slice in a layout whose warps store the longest runs of memory."""
+    WIDTH: gl.constexpr = buffer.shape[1]
+    return buffer.load(gl.BlockedLayout([1, 8], [256 // WIDTH, WIDTH // 8], [4, 1], [1, 0]))
+
+
+@gluon.jit
+def _store(out, result, zero, start, row, tokens, heads, head, HEAD_DIM: gl.constexpr, COLUMN: gl.constexpr):
+    """Stores a slice of a head's rows from `row` on. It begins at column COLUMN of the head, the sequence at row `start`."""
+    layout: gl.constexpr = result.type.layout
+    rows = zero + gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
+    columns = COLUMN + gl.arange(0, result.shape[1], layout=gl.SliceLayout(0, layout))
+    out_rows = out + ((start + row) * heads + head) * HEAD_DIM
+    mask = (row + rows < tokens)[:, None]
+    if COLUMN + result.shape[1] > HEAD_DIM:
+        mask = mask & (columns < HEAD_DIM)[None, :]
+    gl.store(out_rows + rows[:, None] * (heads * HEAD_DIM) + columns[None, :], result, mask=mask)
 
 
 @gluon.jit
@@ -223,49 +294,47 @@ def _step(
     consumer: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, score_layout: gl.constexpr,
 ):  # fmt: skip
     """Processes one block: its scores and softmax, and the values of the previous block."""
-    k_ring, v_ring = rings
+    k_rings, v_rings = rings
     k_full, k_empty, v_full, v_empty = barriers
     out, weights, top, total, seen = state
     stage = seen % STAGES
     before = (seen - 1) % STAGES
     mbarrier.wait(k_full.index(stage), (seen // STAGES) & 1)
     _acquire_tensor_cores(consumer)
-    scores = _scores(q, k_ring, stage, score_layout)
+    scores = _scores(q, k_rings, stage, score_layout)
     mbarrier.wait(v_full.index(before), ((seen - 1) // STAGES) & 1)
-    out = _add_values(weights, v_ring, before, out)
+    out = _add_values(weights, v_rings, before, out)
     _release_tensor_cores((consumer + 1) % CONSUMERS)
-    scores = warpgroup_mma_wait(1, deps=[scores])
+    scores = warpgroup_mma_wait(len(v_rings), deps=[scores])  # all but the products with values, one group of wgmma a slice
     mbarrier.arrive(k_empty.index(stage), count=1)
     weights, shrink, top, total = _softmax(scores, top, total, row, key, tokens, keys, window, SCALE, MASKED, CAUSAL, WINDOW)
-    out = warpgroup_mma_wait(0, deps=[out])
+    out = _wait(out)
     mbarrier.arrive(v_empty.index(before), count=1)
-    out *= gl.convert_layout(shrink, gl.SliceLayout(1, out.type.layout), assert_trivial=True)[:, None]
-    return out, _pack(weights, v_ring.dtype), top, total, seen + 1
+    return _scale(out, shrink), _pack(weights, v_rings[0].dtype), top, total, seen + 1
 
 
 @gluon.jit
 def _compute(
     out, lse, memory, work,
-    SCALE: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, PACKED: gl.constexpr, PERSISTENT: gl.constexpr,
+    SCALE: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, PACKED: gl.constexpr, COUNTED: gl.constexpr,
     HEAD_DIM: gl.constexpr, consumer: gl.constexpr,
 ):  # fmt: skip
-    """Body of a computing warpgroup. HEAD_DIM columns of the DIM in shared memory are the head's, the others are zero."""
+    """Body of a computing warpgroup. HEAD_DIM columns of those in shared memory are the head's, the others are zero."""
     buffers, barriers, schedule = memory
     sizes, window, cu_seqlens = work
-    q_buffers, k_ring, v_ring, out_buffers = buffers
-    CONSUMERS: gl.constexpr = q_buffers.shape[0]
-    STAGES: gl.constexpr = k_ring.shape[0]
-    BLOCK: gl.constexpr = k_ring.shape[3]
-    DIM: gl.constexpr = k_ring.shape[4]
-    # Otherwise the tensor cores read the queries from shared memory for every block: with 256 dimensions they do not fit in
+    q_buffers, k_rings, v_rings, out_buffers = buffers
+    CONSUMERS: gl.constexpr = q_buffers[0].shape[0]
+    STAGES: gl.constexpr = k_rings[0].shape[0]
+    BLOCK: gl.constexpr = k_rings[0].shape[3]
+    SLICES: gl.constexpr = len(k_rings)
+    DIM: gl.constexpr = k_rings[0].shape[4] + (k_rings[1].shape[4] if SLICES == 2 else 0)
+    # Otherwise the tensor cores read the queries from shared memory for every block: more than 128 dimensions do not fit in
     # registers, and with three warpgroups each thread has fewer registers.
-    Q_IN_REGISTERS: gl.constexpr = DIM == 128
+    Q_IN_REGISTERS: gl.constexpr = CONSUMERS == 2 and DIM <= 128
     q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers
-    rings = (k_ring, v_ring)
+    rings = (k_rings, v_rings)
     ring_barriers = (k_full, k_empty, v_full, v_empty)
     score_layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK, 16])
-    out_layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, DIM, 16])
-    store_layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // DIM, DIM // 8], [4, 1], [1, 0])
     LOG2_SCALE: gl.constexpr = SCALE * 1.4426950408889634
     heads = sizes[2]
     seen = 0
@@ -289,16 +358,21 @@ def _compute(
                 clear = gl.maximum(clear, low)
                 edge = gl.minimum(gl.cdiv(gl.maximum(row + 64 + keys - tokens - window, 0), BLOCK), clear)
 
-            q = q_buffers.index(consumer).reshape([64, DIM])
+            shared_q = ()
+            for part in gl.static_range(SLICES):
+                shared_q += (q_buffers[part].index(consumer).reshape([64, q_buffers[part].shape[4]]),)
             mbarrier.wait(q_full.index(consumer), tile & 1)
+            q = shared_q
             if Q_IN_REGISTERS:
-                q = q.load(gl.DotOperandLayout(operand_index=0, parent=score_layout, k_width=2))
+                q = ()
+                for part in gl.static_range(SLICES):
+                    q += (shared_q[part].load(gl.DotOperandLayout(operand_index=0, parent=score_layout, k_width=2)),)
                 fence_async_shared()
                 mbarrier.arrive(q_empty.index(consumer), count=1)
             stage = seen % STAGES
             mbarrier.wait(k_full.index(stage), (seen // STAGES) & 1)
             _acquire_tensor_cores(consumer)
-            scores = _scores(q, k_ring, stage, score_layout)
+            scores = _scores(q, k_rings, stage, score_layout)
             _release_tensor_cores((consumer + 1) % CONSUMERS)
             scores = warpgroup_mma_wait(0, deps=[scores])
             mbarrier.arrive(k_empty.index(stage), count=1)
@@ -306,7 +380,10 @@ def _compute(
             weights, _, top, total = _softmax(
                 scores, top, 0.0, row, (high - 1) * BLOCK, tokens, keys, window, LOG2_SCALE, True, CAUSAL, WINDOW
             )
-            state = (gl.zeros([64, DIM], gl.float32, layout=out_layout), _pack(weights, v_ring.dtype), top, total, seen + 1)
+            zeros = ()
+            for part in gl.static_range(SLICES):
+                zeros += (_zeros(v_rings[part].shape[4]),)
+            state = (zeros, _pack(weights, v_rings[0].dtype), top, total, seen + 1)
             if CAUSAL:
                 for block in range(high - 1 - clear):
                     state = _step(
@@ -325,16 +402,15 @@ def _compute(
                         LOG2_SCALE, True, CAUSAL, WINDOW, consumer, CONSUMERS, STAGES, score_layout,
                     )  # fmt: skip
             result, weights, top, total, seen = state
-            if not Q_IN_REGISTERS and DIM < 256:
+            if not Q_IN_REGISTERS and DIM <= 128:
                 mbarrier.arrive(q_empty.index(consumer), count=1)
             stage = (seen - 1) % STAGES
             mbarrier.wait(v_full.index(stage), ((seen - 1) // STAGES) & 1)
-            result = _add_values(weights, v_ring, stage, result)
-            result = warpgroup_mma_wait(0, deps=[result])
+            result = _wait(_add_values(weights, v_rings, stage, result))
             mbarrier.arrive(v_empty.index(stage), count=1)
 
             total = gl.convert_layout(gl.sum(total, axis=1), gl.SliceLayout(1, score_layout), assert_trivial=True)
-            result *= gl.convert_layout(1.0 / total, gl.SliceLayout(1, out_layout), assert_trivial=True)[:, None]
+            result = _scale(result, 1.0 / total)
             rows = row + gl.arange(0, 64, layout=gl.SliceLayout(1, score_layout))
             first = sequence.to(gl.int64) * sizes[0] + start
             lse_rows = lse + (sequence.to(gl.int64) * heads + head) * sizes[0] + start
@@ -342,42 +418,53 @@ def _compute(
             # Through shared memory, so that a warp stores full cache lines. The runtime zero keeps the address computation here:
             # hoisted out of the tile loop, it would use registers that the blocks need.
             zero = gl.minimum(row, 0)
-            out_buffer = (out_buffers if DIM < 256 else q_buffers).index(consumer + zero).reshape([64, DIM])
-            out_buffer.store(result.to(v_ring.dtype))
-            result = out_buffer.load(store_layout)
-            if DIM == 256:
+            own_buffers = ()
+            for part in gl.static_range(SLICES):
+                out_buffer = (out_buffers if DIM <= 128 else q_buffers)[part].index(consumer + zero)
+                own_buffers += (out_buffer.reshape([64, v_rings[part].shape[4]]),)
+                own_buffers[part].store(result[part].to(v_rings[0].dtype))
+            stored = ()
+            for part in gl.static_range(SLICES):
+                stored += (_load_rows(own_buffers[part]),)
+            if DIM > 128:
                 fence_async_shared()
                 mbarrier.arrive(q_empty.index(consumer), count=1)
-            rows = zero + gl.arange(0, 64, layout=gl.SliceLayout(1, store_layout))
-            columns = gl.arange(0, DIM, layout=gl.SliceLayout(0, store_layout))
-            out_rows = out + ((first + row) * heads + head) * HEAD_DIM
-            stored = (row + rows < tokens)[:, None]
-            if HEAD_DIM < DIM:
-                stored = stored & (columns < HEAD_DIM)[None, :]
-            gl.store(out_rows + rows[:, None] * (heads * HEAD_DIM) + columns[None, :], result, mask=stored)
+            for part in gl.static_range(SLICES):
+                _store(out, stored[part], zero, first, row, tokens, heads, head, HEAD_DIM, part * v_rings[0].shape[4])
             tile += 1
-        index = _wait_for_next_tile(schedule, step, sizes[4], PERSISTENT)
+        index = _wait_for_next_tile(schedule, step, index, COUNTED)
         step += 1
+
+
+@gluon.jit
+def _out_buffers(dtype: gl.constexpr, count: gl.constexpr, rows: gl.constexpr, width: gl.constexpr):
+    layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=min(2 * width, 128), element_bitwidth=16, rank=2)
+    return gl.allocate_shared_memory(dtype, [count, rows, width], layout)
 
 
 @gluon.jit(do_not_specialize=UNSPECIALIZED)
 def forward_kernel(
-    q_desc, k_desc, v_desc, out, lse, cu_seqlens, counter,
+    q_desc, k_desc, v_desc, q_tail, k_tail, v_tail, out, lse, cu_seqlens, counter,
     tokens, keys, heads, group, total, sequences, heads_together, tiles, window,
-    SCALE: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, PACKED: gl.constexpr, PERSISTENT: gl.constexpr,
-    CONSUMERS: gl.constexpr, BLOCK: gl.constexpr, HEAD_DIM: gl.constexpr, DIM: gl.constexpr, STAGES: gl.constexpr,
-    REGISTERS: gl.constexpr, LOADER_REGISTERS: gl.constexpr,
+    SCALE: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, PACKED: gl.constexpr, COUNTED: gl.constexpr,
+    CONSUMERS: gl.constexpr, BLOCK: gl.constexpr, HEAD_DIM: gl.constexpr, DIM: gl.constexpr, TAIL: gl.constexpr,
+    STAGES: gl.constexpr, REGISTERS: gl.constexpr, LOADER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     dtype: gl.constexpr = q_desc.dtype
-    q_buffers = gl.allocate_shared_memory(dtype, [CONSUMERS, 1, 1, 64, DIM], q_desc.layout)
-    k_ring = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BLOCK, DIM], k_desc.layout)
-    v_ring = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BLOCK, DIM], v_desc.layout)
-    # With 256 dimensions, shared memory cannot hold the outputs next to the queries, so they reuse the query buffers.
-    out_buffers = gl.allocate_shared_memory(
-        dtype,
-        [CONSUMERS if DIM < 256 else 1, 64 if DIM < 256 else 8, DIM],
-        gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2),
-    )
+    descriptors = ((q_desc,), (k_desc,), (v_desc,))
+    q_buffers = (gl.allocate_shared_memory(dtype, [CONSUMERS, 1, 1, 64, DIM], q_desc.layout),)
+    k_rings = (gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BLOCK, DIM], k_desc.layout),)
+    v_rings = (gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BLOCK, DIM], v_desc.layout),)
+    # With more than 128 dimensions, shared memory cannot hold the outputs next to the queries, so they reuse the query buffers.
+    OUT_BUFFERS: gl.constexpr = CONSUMERS if DIM + TAIL <= 128 else 1
+    OUT_ROWS: gl.constexpr = 64 if DIM + TAIL <= 128 else 8
+    out_buffers = (_out_buffers(dtype, OUT_BUFFERS, OUT_ROWS, DIM),)
+    if TAIL:
+        descriptors = ((q_desc, q_tail), (k_desc, k_tail), (v_desc, v_tail))
+        q_buffers += (gl.allocate_shared_memory(dtype, [CONSUMERS, 1, 1, 64, TAIL], q_tail.layout),)
+        k_rings += (gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BLOCK, TAIL], k_tail.layout),)
+        v_rings += (gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BLOCK, TAIL], v_tail.layout),)
+        out_buffers += (_out_buffers(dtype, OUT_BUFFERS, OUT_ROWS, TAIL),)
     q_full = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
     q_empty = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
     k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -399,8 +486,7 @@ def forward_kernel(
         mbarrier.init(v_empty.index(stage), count=CONSUMERS)
     fence_async_shared()
 
-    descriptors = (q_desc, k_desc, v_desc)
-    buffers = (q_buffers, k_ring, v_ring, out_buffers)
+    buffers = (q_buffers, k_rings, v_rings, out_buffers)
     barriers = (q_full, q_empty, k_full, k_empty, v_full, v_empty)
     memory = (buffers, barriers, (next_tile, next_full, next_empty))
     work = ((tokens, keys, heads, group, total, sequences, heads_together, tiles), window, cu_seqlens)
@@ -408,9 +494,9 @@ def forward_kernel(
     if CONSUMERS == 2:
         gl.warp_specialize(
             [
-                (_compute, (out, lse, memory, work, SCALE, CAUSAL, WINDOW, PACKED, PERSISTENT, HEAD_DIM, 0)),
-                (_compute, (out, lse, memory, work, SCALE, CAUSAL, WINDOW, PACKED, PERSISTENT, HEAD_DIM, 1)),
-                (_load, (descriptors, counter, memory, work, CAUSAL, WINDOW, PACKED, PERSISTENT)),
+                (_compute, (out, lse, memory, work, SCALE, CAUSAL, WINDOW, PACKED, COUNTED, HEAD_DIM, 0)),
+                (_compute, (out, lse, memory, work, SCALE, CAUSAL, WINDOW, PACKED, COUNTED, HEAD_DIM, 1)),
+                (_load, (descriptors, counter, memory, work, CAUSAL, WINDOW, PACKED, COUNTED)),
             ],
             [4, 1],
             [REGISTERS, LOADER_REGISTERS],
@@ -418,10 +504,10 @@ def forward_kernel(
     else:
         gl.warp_specialize(
             [
-                (_compute, (out, lse, memory, work, SCALE, CAUSAL, WINDOW, PACKED, PERSISTENT, HEAD_DIM, 0)),
-                (_compute, (out, lse, memory, work, SCALE, CAUSAL, WINDOW, PACKED, PERSISTENT, HEAD_DIM, 1)),
-                (_compute, (out, lse, memory, work, SCALE, CAUSAL, WINDOW, PACKED, PERSISTENT, HEAD_DIM, 2)),
-                (_load, (descriptors, counter, memory, work, CAUSAL, WINDOW, PACKED, PERSISTENT)),
+                (_compute, (out, lse, memory, work, SCALE, CAUSAL, WINDOW, PACKED, COUNTED, HEAD_DIM, 0)),
+                (_compute, (out, lse, memory, work, SCALE, CAUSAL, WINDOW, PACKED, COUNTED, HEAD_DIM, 1)),
+                (_compute, (out, lse, memory, work, SCALE, CAUSAL, WINDOW, PACKED, COUNTED, HEAD_DIM, 2)),
+                (_load, (descriptors, counter, memory, work, CAUSAL, WINDOW, PACKED, COUNTED)),
             ],
             [4, 4, 1],
             [REGISTERS, REGISTERS, LOADER_REGISTERS],
