@@ -7,7 +7,7 @@ from docgen import kernels
 from docgen.markdown import bold, number, signed, table
 from docgen.record import Run
 
-DIFFUSERS, COMPILED, OURS, GRAPHED = "diffusers", "diffusers + torch.compile", "strata", "strata, CUDA graph"
+NAMES = DIFFUSERS, COMPILED, OURS = "diffusers", "diffusers + torch.compile", "strata"
 
 
 def dit(run: Run) -> str:
@@ -27,20 +27,19 @@ def dit(run: Run) -> str:
 
 
 def _pictures(rows: list[dict[str, Any]]) -> str:
-    times = (f"`{name}`" for name in (DIFFUSERS, COMPILED, OURS, GRAPHED))
-    columns = ("model", "steps", *times, f"`{OURS}` ÷ {COMPILED}", f"`{GRAPHED}` ÷ {COMPILED}")
+    columns = ("model", "steps", *(f"`{name}`" for name in NAMES), f"`{OURS}` ÷ {COMPILED}")
     return table(columns, [_picture(row) for row in rows], numeric=1)
 
 
 def _picture(row: dict[str, Any]) -> tuple[str, ...]:
-    times = {name: _seconds(row["contenders"].get(name, {})) for name in (DIFFUSERS, COMPILED, OURS, GRAPHED)}
-    peer = times[COMPILED]
-    ratios = [None if peer is None or (ours := times[name]) is None else peer / ours for name in (OURS, GRAPHED)]
+    times = {name: _seconds(row["contenders"].get(name, {})) for name in NAMES}
+    peer, ours = times[COMPILED], times[OURS]
+    ratio = None if peer is None or ours is None else peer / ours
     return (
         row["model"],
         str(row["steps"]),
         *(number(one, ".3g", " s") for one in times.values()),
-        *("-" if ratio is None else bold(f"{ratio:.2f}", ratio < 1) for ratio in ratios),
+        "-" if ratio is None else bold(f"{ratio:.2f}", ratio < 1),
     )
 
 

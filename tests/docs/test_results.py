@@ -178,7 +178,7 @@ def matmul_stages() -> record.Run:
 
 
 def dit_pictures() -> record.Run:
-    times = {"diffusers": [4.0, 5.0, 4.5], "diffusers + torch.compile": [3.0], "strata": [4.0, 2.0], "strata, CUDA graph": [2.5]}
+    times = {"diffusers": [4.0, 5.0, 4.5], "diffusers + torch.compile": [3.0], "strata": [4.0, 2.0]}
     contenders = {name: PictureResult(seconds) for name, seconds in times.items()}
     row = PictureRow("FLUX", 1024, 28, 1, contenders=contenders)
     slower = PictureRow("SD3", 1024, 20, 2, contenders={**contenders, "strata": PictureResult([4.0])})

@@ -14,6 +14,7 @@ from diffusers.models.embeddings import apply_rotary_emb
 from torch import Tensor, nn
 
 import strata.kernels.ops.flash_attention.flash_attention  # noqa: F401  registers the operator
+from strata.serving.diffusion.joined_layers import join_projections
 
 
 @dataclass(frozen=True)
@@ -54,11 +55,12 @@ class Seam:
 
 
 def install(model: nn.Module, seam: Seam) -> None:
-    """Give every attention module of a transformer the processor of its kind."""
-    for name, module in model.named_modules():
+    """Give every attention module of a transformer the processor of its kind, and join its projections."""
+    for name, module in list(model.named_modules()):
         if hasattr(module, "set_processor"):
             kind = FluxProcessor if type(module).__name__ == "FluxAttention" else Processor
             module.set_processor(kind(name, seam))
+            join_projections(module)
 
 
 class FluxProcessor:
@@ -75,11 +77,10 @@ class FluxProcessor:
         attention_mask: Tensor | None = None,
         image_rotary_emb: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        q, k, v = (_heads(project(hidden_states), attn.head_dim) for project in (attn.to_q, attn.to_k, attn.to_v))
+        q, k, v = _heads(attn.to_qkv(hidden_states), 3, attn.head_dim)
         q, k = attn.norm_q(q), attn.norm_k(k)
         if encoder_hidden_states is not None:
-            projections = (attn.add_q_proj, attn.add_k_proj, attn.add_v_proj)
-            text_q, text_k, text_v = (_heads(project(encoder_hidden_states), attn.head_dim) for project in projections)
+            text_q, text_k, text_v = _heads(attn.to_added_qkv(encoder_hidden_states), 3, attn.head_dim)
             text_q, text_k = attn.norm_added_q(text_q), attn.norm_added_k(text_k)
             q, k, v = (torch.cat(pair, dim=1) for pair in ((text_q, q), (text_k, k), (text_v, v)))
         if image_rotary_emb is not None:
@@ -109,15 +110,16 @@ class Processor:
         joint = encoder_hidden_states is not None and attn.added_kv_proj_dim is not None
         cross = encoder_hidden_states is not None and not joint
         dim = attn.inner_dim // attn.heads
-        source = encoder_hidden_states if cross else hidden_states
-        q, k, v = _heads(attn.to_q(hidden_states), dim), _heads(attn.to_k(source), dim), _heads(attn.to_v(source), dim)
+        if cross:
+            (q,), (k, v) = _heads(attn.to_q(hidden_states), 1, dim), _heads(attn.to_kv(encoder_hidden_states), 2, dim)
+        else:
+            q, k, v = _heads(attn.to_qkv(hidden_states), 3, dim)
         q, k = _normed(attn.norm_q, q), _normed(attn.norm_k, k)
         if cross:
             out = _cross_attention(q, k, v, attention_mask)
         else:
             if joint:
-                projections = (attn.add_q_proj, attn.add_k_proj, attn.add_v_proj)
-                text_q, text_k, text_v = (_heads(project(encoder_hidden_states), dim) for project in projections)
+                text_q, text_k, text_v = _heads(attn.to_added_qkv(encoder_hidden_states), 3, dim)
                 text_q, text_k = _normed(attn.norm_added_q, text_q), _normed(attn.norm_added_k, text_k)
                 q, k, v = (torch.cat(pair, dim=1) for pair in ((q, text_q), (k, text_k), (v, text_v)))
             out = self.seam.attend(self.sites[joint], q, k, v)
@@ -129,8 +131,9 @@ class Processor:
         return image, text if attn.context_pre_only else attn.to_add_out(text)
 
 
-def _heads(x: Tensor, dim: int) -> Tensor:
-    return torch.unflatten(x, -1, (-1, dim))
+def _heads(x: Tensor, count: int, dim: int) -> list[Tensor]:
+    """The outputs of joined projections, [b, tokens, heads, dim] each."""
+    return [torch.unflatten(part, -1, (-1, dim)) for part in x.chunk(count, dim=-1)]
 
 
 def _normed(norm: nn.Module | None, x: Tensor) -> Tensor:

@@ -55,8 +55,9 @@ class Denoiser:
         tokens = self.tokens(latents, image, text)
         modulation = self.modulation(timestep).of_tokens(image, text)
         with self.pipeline.seam.using(self.attend):
-            tokens = self.run_blocks(tokens, modulation)
-        values = self.combine(self.family.head(self.model, tokens.image, modulation))
+            graphs = self.pipeline.graphs if self.cache is None and self.workers.sequence.size == 1 else None
+            values = graphs.run(self.forward, tokens, modulation) if graphs else self.forward(tokens, modulation)
+        values = self.combine(values)
         values = gather(values, self.workers.sequence, self.image, dim=1)
         return self.family.latents(self.model, values, self.grid[1])
 
@@ -71,7 +72,12 @@ class Denoiser:
         rows = len(self.batch.scale) * self.passes
         guidance = self.batch.guidance.repeat(self.passes)
         size = (self.batch.height, self.batch.width)
-        return self.family.modulation(self.model, timestep.expand(rows), self.condition, guidance, self.grid, size)
+        times = timestep.to(self.model.device).expand(rows)
+        return self.family.modulation(self.model, times, self.condition, guidance, self.grid, size)
+
+    def forward(self, tokens: Tokens, modulation: Modulation) -> Tensor:
+        """Blocks and head."""
+        return self.family.head(self.model, self.run_blocks(tokens, modulation).image, modulation)
 
     def run_blocks(self, tokens: Tokens, modulation: Modulation) -> Tokens:
         blocks = self.family.blocks(self.model)

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from strata.platform.errors import UserError
 from strata.serving.diffusion import attention
+from strata.serving.diffusion.cuda_graphs import CudaGraphs
 from strata.serving.diffusion.families import FAMILIES, Condition, Family
+from strata.serving.diffusion.joined_layers import join_activations
 from strata.serving.diffusion.text import encoder_of
 
 INDEX = "model_index.json"
@@ -38,9 +40,11 @@ class Pipeline:
     encoder: Callable[[Sequence[str]], Condition]
     size: tuple[int, int] | None = None  # (height, width) in pixels where the model's own size is not the transformer's
     seam: attention.Seam = field(default_factory=attention.Seam)
+    graphs: CudaGraphs | None = None
 
     def __post_init__(self) -> None:
         attention.install(self.transformer, self.seam)
+        join_activations(self.transformer)
 
     @property
     def vae_factor(self) -> int:
@@ -130,6 +134,8 @@ def load_pipeline(
     if compile_blocks:
         for block in family.blocks(pipeline.transformer):
             block.compile(dynamic=False)
+        if torch.device(device).type == "cuda":
+            pipeline.graphs = CudaGraphs()
     return pipeline
 
 

@@ -155,7 +155,8 @@ def noise(pipeline: Pipeline, pictures: Sequence[Picture], batch: Batch) -> Late
 
 
 def schedule(pipeline: Pipeline, batch: Batch) -> Any:
-    """A scheduler of its own for this call: schedulers have a state."""
+    """A scheduler of its own for this call: schedulers have a state. Its times are on the CPU: schedulers look up tables by them,
+    and a lookup by a time on the GPU would wait for all steps before it."""
     scheduler = copy.deepcopy(pipeline.scheduler)
     options: dict[str, Any] = {}
     config = scheduler.config
@@ -166,7 +167,7 @@ def schedule(pipeline: Pipeline, batch: Batch) -> Any:
         options["mu"] = low + (high - low) * (rows * columns - short) / (long - short)
     if (sigmas := pipeline.family.scheduler_sigmas(batch.steps)) is not None and not config.get("use_flow_sigmas"):
         options["sigmas"] = sigmas
-    scheduler.set_timesteps(batch.steps, device=pipeline.transformer.device, **options)
+    scheduler.set_timesteps(batch.steps, device="cpu", **options)
     return scheduler
 
 

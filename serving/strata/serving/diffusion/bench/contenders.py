@@ -1,4 +1,4 @@
-"""Ways to sample a picture from the same weights: diffusers, diffusers with torch.compile, and Strata, also as a CUDA graph.
+"""Ways to sample a picture from the same weights: diffusers, diffusers with torch.compile, and Strata.
 
 The autoencoder and the text encoders are left out: all would run the same ones. DiT's pipeline has no way around the
 autoencoder; a small random one stands in for it.
@@ -19,16 +19,15 @@ if TYPE_CHECKING:
     from strata.serving.diffusion.sampling import Picture
 
 Run = Callable[[int, int], Tensor]  # (steps, pictures of a batch) -> latents or pixels
-DIFFUSERS, COMPILED, OURS, GRAPHED = "diffusers", "diffusers + torch.compile", "strata", "strata, CUDA graph"
-PLAIN, AS_GRAPH = (DIFFUSERS, COMPILED, OURS), (COMPILED, GRAPHED)  # measured together
+NAMES = DIFFUSERS, COMPILED, OURS = "diffusers", "diffusers + torch.compile", "strata"
 SEED = 7
 
 
 def contender(name: str, model: PictureModel, transformer: nn.Module) -> Run:
     """A contender with modules of its own around the shared weights."""
     transformer = sharing_weights(transformer)
-    if name in (OURS, GRAPHED):
-        return _strata(model, transformer, graphed=name == GRAPHED)
+    if name == OURS:
+        return _strata(model, transformer)
     if name == COMPILED:
         compile_blocks(transformer)
     return _diffusers(model, transformer)
@@ -63,8 +62,8 @@ def scheduler_of(model: PictureModel) -> Any:
             return diffusers.DDIMScheduler()
 
 
-def _strata(model: PictureModel, transformer: Any, graphed: bool) -> Run:
-    from strata.serving.diffusion.cuda_graph import GraphedBlocks
+def _strata(model: PictureModel, transformer: Any) -> Run:
+    from strata.serving.diffusion.cuda_graphs import CudaGraphs
     from strata.serving.diffusion.pipeline import Pipeline
     from strata.serving.diffusion.sampling import sample_latents
 
@@ -72,11 +71,12 @@ def _strata(model: PictureModel, transformer: Any, graphed: bool) -> Run:
     pipeline = Pipeline(model.family, transformer, scheduler_of(model), vae, partial(encode, model, transformer))
     for block in model.family.blocks(transformer):
         block.compile(fullgraph=True, dynamic=False)
-    blocks = GraphedBlocks() if graphed else None
+    if transformer.device.type == "cuda":
+        pipeline.graphs = CudaGraphs()
 
     def run(steps: int, batch: int) -> Tensor:
         with torch.inference_mode():
-            latents = sample_latents(pipeline, pictures(model, steps, batch, latent=False), step_cache=blocks)
+            latents = sample_latents(pipeline, pictures(model, steps, batch, latent=False))
             if model.family.name != "dit":
                 return latents
             return vae.decode(pipeline.decode_scaled(latents).to(vae.dtype)).sample  # type: ignore[no-any-return]

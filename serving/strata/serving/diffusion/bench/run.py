@@ -18,7 +18,7 @@ from strata.platform import benchmark_record
 from strata.platform.errors import UserError
 from strata.platform.files import cache_dir, write_atomic
 from strata.serving.diffusion.bench import layouts, one_gpu, report
-from strata.serving.diffusion.bench.contenders import AS_GRAPH, PLAIN
+from strata.serving.diffusion.bench.contenders import NAMES
 from strata.serving.diffusion.bench.models import FULL_SIZE, SMALL, PictureModel
 
 COMPILE_SHARE = 0.4  # of the time limit, for compilation before anything is timed
@@ -45,15 +45,13 @@ def full_size(
     run["not_run"] += [remark] if remark else []
     save()
     _attention(run, device, clock, save, console)
-    # CUDA graphs last, small models first: a failed capture may leave the GPU in a state that fails everything after it.
-    parts = [(model, PLAIN) for model in models] + [(model, AS_GRAPH) for model in reversed(models)]
-    measure = partial(one_gpu.measure_model, device=device, dtype=dtype, rounds=rounds, clock=clock)
-    for model, names in parts:
+    measure = partial(one_gpu.measure_model, names=NAMES, device=device, dtype=dtype, rounds=rounds, clock=clock)
+    for model in models:
         if clock.left < 0:
-            run["not_run"].append(f"{model.name}, {names[-1]}: time limit")
+            run["not_run"].append(f"{model.name}: time limit")
             save()
             continue
-        row = _measured(run, model, names, measure, save)
+        row = _measured(run, model, measure, save)
         console.print(report.picture_table(asdict(row)))
     _written(run, path, console)
 
@@ -70,7 +68,7 @@ def _attention(run: dict[str, Any], device: torch.device, clock: one_gpu.Clock, 
 
 
 def _measured(
-    run: dict[str, Any], model: PictureModel, names: Sequence[str], measure: Callable[..., one_gpu.PictureRow], save: Save
+    run: dict[str, Any], model: PictureModel, measure: Callable[..., one_gpu.PictureRow], save: Save
 ) -> one_gpu.PictureRow:
     place = len(run["pictures"])
 
@@ -78,7 +76,7 @@ def _measured(
         run["pictures"][place:] = [asdict(row)]
         save()
 
-    return measure(model, names, save=save_row)
+    return measure(model, save=save_row)
 
 
 def by_layout(rounds: int, path: Path | None, model: PictureModel = SMALL) -> None:

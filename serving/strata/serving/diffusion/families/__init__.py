@@ -1,7 +1,7 @@
 """Families of diffusion transformers, by the class of their transformer in `diffusers`."""
 
 from strata.serving.diffusion.families.dit import DiT
-from strata.serving.diffusion.families.family import Condition, Family, Modulation, Tokens, joined
+from strata.serving.diffusion.families.family import Condition, Family, Modulation, Rows, Tokens, joined
 from strata.serving.diffusion.families.flux import Flux
 from strata.serving.diffusion.families.pixart import PixArt
 from strata.serving.diffusion.families.sd3 import SD3
@@ -13,4 +13,4 @@ FAMILIES: dict[str, Family] = {
     "DiTTransformer2DModel": DiT(),
 }
 
-__all__ = ["FAMILIES", "SD3", "Condition", "DiT", "Family", "Flux", "Modulation", "PixArt", "Tokens", "joined"]
+__all__ = ["FAMILIES", "SD3", "Condition", "DiT", "Family", "Flux", "Modulation", "PixArt", "Rows", "Tokens", "joined"]
