@@ -275,9 +275,9 @@ RUNS: dict[str, tuple[Callable[[], record.Run], list[str]]] = {
     "dit": (
         dit_pictures,
         [
-            "| FLUX | 28 | 4.5 s | 3 s | 3 s | 2.5 s | 1.00 | 1.20 |",
-            "| SD3 | 20 | 4.5 s | 3 s | 4 s | 2.5 s | **0.75** | 1.20 |",
-            "| DiT | 25 | - | - | - | - | - | - |",
+            "| FLUX | 28 | 4.5 s | 3 s | 3 s | 1.00 |",
+            "| SD3 | 20 | 4.5 s | 3 s | 4 s | **0.75** |",
+            "| DiT | 25 | - | - | - | - |",
             "| forward 8 x 8 | 1 ms |",
             "Not run: xDiT: not installed.",
         ],
