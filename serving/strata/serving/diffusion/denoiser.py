@@ -48,6 +48,21 @@ class Denoiser:
         self.attend = SequenceAttention(workers, self.image, self.text) if workers.sequence.size > 1 else pipeline.seam.attend
         if cache is not None:
             cache.begin(len(batch.scale), workers.everyone)
+        self.graphs = pipeline.graphs if cache is None and workers.sequence.size == workers.stages.size == 1 else None
+        self.steps: dict[float, int] = {}  # times whose projections are prepared
+        if pipeline.modulations is not None:
+            pipeline.modulations.clear()
+
+    def prepare(self, timesteps: Tensor) -> None:
+        """Computes what depends on the times alone. Optional: `predict` computes it otherwise."""
+        modulations = self.pipeline.modulations
+        if self.graphs is None or not modulations:
+            return
+        rows = len(self.batch.scale) * self.passes
+        every = torch.arange(rows, device=self.model.device).repeat(len(timesteps))
+        self.all_steps = self._modulation(timesteps.repeat_interleave(rows), self.condition.rows(every), len(timesteps))
+        modulations.prepare(torch.unflatten(self.all_steps.time, 0, (-1, rows)))
+        self.steps = {float(time): step for step, time in enumerate(timesteps)}
 
     def predict(self, latents: Tensor, timestep: Tensor) -> Tensor:
         """Guided prediction for scaled latents [b, channels, height, width]."""
@@ -55,8 +70,7 @@ class Denoiser:
         tokens = self.tokens(latents, image, text)
         modulation = self.modulation(timestep).of_tokens(image, text)
         with self.pipeline.seam.using(self.attend):
-            graphs = self.pipeline.graphs if self.cache is None and self.workers.sequence.size == 1 else None
-            values = graphs.run(self.forward, tokens, modulation) if graphs else self.forward(tokens, modulation)
+            values = self.graphs.run(self.forward, tokens, modulation) if self.graphs else self.forward(tokens, modulation)
         values = self.combine(values)
         values = gather(values, self.workers.sequence, self.image, dim=1)
         return self.family.latents(self.model, values, self.grid[1])
@@ -70,10 +84,16 @@ class Denoiser:
 
     def modulation(self, timestep: Tensor) -> Modulation:
         rows = len(self.batch.scale) * self.passes
-        guidance = self.batch.guidance.repeat(self.passes)
+        if (step := self.steps.get(float(timestep))) is None:
+            return self._modulation(timestep.expand(rows), self.condition, 1)
+        assert self.pipeline.modulations is not None
+        self.pipeline.modulations.select(step)
+        return self.all_steps.rows(slice(step * rows, (step + 1) * rows))
+
+    def _modulation(self, times: Tensor, condition: Condition, steps: int) -> Modulation:
+        guidance = self.batch.guidance.repeat(self.passes * steps)
         size = (self.batch.height, self.batch.width)
-        times = timestep.to(self.model.device).expand(rows)
-        return self.family.modulation(self.model, times, self.condition, guidance, self.grid, size)
+        return self.family.modulation(self.model, times.to(self.model.device), condition, guidance, self.grid, size)
 
     def forward(self, tokens: Tokens, modulation: Modulation) -> Tensor:
         """Blocks and head."""

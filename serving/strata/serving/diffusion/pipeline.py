@@ -13,7 +13,8 @@ from strata.platform.errors import UserError
 from strata.serving.diffusion import attention
 from strata.serving.diffusion.cuda_graphs import CudaGraphs
 from strata.serving.diffusion.families import FAMILIES, Condition, Family
-from strata.serving.diffusion.joined_layers import join_activations
+from strata.serving.diffusion.joined_layers import join_activations, split_last_products
+from strata.serving.diffusion.step_modulations import StepModulations
 from strata.serving.diffusion.text import encoder_of
 
 INDEX = "model_index.json"
@@ -41,10 +42,16 @@ class Pipeline:
     size: tuple[int, int] | None = None  # (height, width) in pixels where the model's own size is not the transformer's
     seam: attention.Seam = field(default_factory=attention.Seam)
     graphs: CudaGraphs | None = None
+    modulations: StepModulations | None = None
 
     def __post_init__(self) -> None:
         attention.install(self.transformer, self.seam)
         join_activations(self.transformer)
+        split_last_products(self.transformer)
+
+    def use_graphs(self) -> None:
+        """Replay a step of the transformer as a CUDA graph, and compute the projections of all steps before the first."""
+        self.graphs, self.modulations = CudaGraphs(), StepModulations(self.transformer)
 
     @property
     def vae_factor(self) -> int:
@@ -135,7 +142,7 @@ def load_pipeline(
         for block in family.blocks(pipeline.transformer):
             block.compile(dynamic=False)
         if torch.device(device).type == "cuda":
-            pipeline.graphs = CudaGraphs()
+            pipeline.use_graphs()
     return pipeline
 
 

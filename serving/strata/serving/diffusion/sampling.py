@@ -70,6 +70,7 @@ def sample_latents(
     if workers.stages.size > 1:
         return by_patches(PatchPipeline(denoiser, scheduler, latents, workers), on_step)
     steps = len(scheduler.timesteps)
+    denoiser.prepare(scheduler.timesteps)
     for step, timestep in enumerate(scheduler.timesteps, start=1):
         prediction = denoiser.predict(model_input(scheduler, latents, timestep), timestep)
         latents = scheduler.step(prediction, timestep, latents, return_dict=False)[0]

@@ -39,6 +39,10 @@ TILINGS = {
     256: Tiling(2, block=64, stages=2, threads_registers=168, registers=240, loader_registers=24),
 }
 
+# Two warpgroups for narrow heads, too, where their smaller tiles leave less of the last wave of programs idle.
+SMALLER = {64: Tiling(2, block=128, stages=2, threads_registers=168, registers=240, loader_registers=24)}
+SMALLER_COST = 1.1  # of a row, relative to three warpgroups
+
 # Layouts in shared memory by swizzled bytes: as many as a row of the slice has, up to 128.
 _LAYOUTS = {bytes: gl.NVMMASharedLayout(swizzle_byte_width=bytes, element_bitwidth=16, rank=4) for bytes in (32, 64, 128)}
 _compiled: dict[tuple[Any, ...], Any] = {}
@@ -76,6 +80,18 @@ def slices(width: int) -> tuple[int, int]:
     return first, width - first
 
 
+def _tiling(width: int, causal: bool, tokens: int, heads: int, programs: int) -> Tiling:
+    """The tiling whose waves of programs cost least. Tiles of causal attention differ in cost, and fill the last wave anyway."""
+    usual, smaller = TILINGS[width], SMALLER.get(width)
+    if smaller is None or causal:
+        return usual
+
+    def cost(tiling: Tiling) -> int:
+        return -(-heads * -(-tokens // (tiling.consumers * ROWS)) // programs) * tiling.consumers
+
+    return smaller if cost(smaller) * SMALLER_COST < cost(usual) else usual
+
+
 @cache
 def _processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132  # an H100's
@@ -97,7 +113,6 @@ def forward(
     keys, kv_heads = k.shape[1], k.shape[2]
     width = tiled_dim(dim)
     first, tail = slices(width)
-    tiling = TILINGS[width]
     out = torch.empty((batch, tokens, heads, dim), dtype=q.dtype, device=q.device)
     lse = torch.empty((batch, heads, tokens), dtype=torch.float32, device=q.device)
     sequences, longest, longest_keys = batch, tokens, keys
@@ -105,10 +120,11 @@ def forward(
         sequences = cu_seqlens.shape[0] - 1
         longest = longest_keys = tokens if max_seqlen is None else max_seqlen
     group = heads // kv_heads
+    programs = _processors(q.device)
+    tiling = _tiling(width, causal, longest, sequences * heads, programs)
     tiles = -(-longest // (tiling.consumers * ROWS))
     total = tiles * sequences * heads
     heads_together = min(max(1, L2_BUDGET // (longest_keys * dim * 4)) * group, sequences * heads)
-    programs = _processors(q.device)
     # Programs that process several tiles of different cost take them from a counter.
     counted = total > programs and (causal or cu_seqlens is not None)
     counter = torch.zeros(1, dtype=torch.int32, device=q.device) if counted else lse

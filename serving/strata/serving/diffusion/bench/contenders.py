@@ -63,7 +63,6 @@ def scheduler_of(model: PictureModel) -> Any:
 
 
 def _strata(model: PictureModel, transformer: Any) -> Run:
-    from strata.serving.diffusion.cuda_graphs import CudaGraphs
     from strata.serving.diffusion.pipeline import Pipeline
     from strata.serving.diffusion.sampling import sample_latents
 
@@ -72,7 +71,7 @@ def _strata(model: PictureModel, transformer: Any) -> Run:
     for block in model.family.blocks(transformer):
         block.compile(fullgraph=True, dynamic=False)
     if transformer.device.type == "cuda":
-        pipeline.graphs = CudaGraphs()
+        pipeline.use_graphs()
 
     def run(steps: int, batch: int) -> Tensor:
         with torch.inference_mode():
