@@ -120,7 +120,7 @@ check: setup ## lint, types and the fast tests: before every commit
 	@SECONDS=0; $(MAKE) --no-print-directory lint; $(FAST_TESTS); $(TOOK)
 
 test: setup ## lint, types and every test that needs no GPU (of the rare ones a part: ARGS="--rotation all")
-	@SECONDS=0; platform/setup/redis "$(VENV)"; $(MAKE) --no-print-directory lint; $(FAST_TESTS); $(SLOW_TESTS); $(TOOK)
+	@SECONDS=0; platform/setup/redis "$(VENV)"; platform/setup/chromium "$(VENV)"; $(MAKE) --no-print-directory lint; $(FAST_TESTS); $(SLOW_TESTS); $(TOOK)
 
 test-gpu: setup ## run the tests that need a GPU
 	@$(VENV)/bin/pytest tests/gpu $(ARGS)
