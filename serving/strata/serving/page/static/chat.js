@@ -42,7 +42,7 @@ export class Pane {
 
   // Starts from the conversation of another pane, so that both models get the same messages.
   continueFrom(history) {
-    for (const { role, content } of history) this.#turn(role, content);
+    for (const { role, content, by } of history) this.#turn(role, content, by);
     this.#history = [...history];
   }
 
@@ -59,12 +59,14 @@ export class Pane {
   async send(message, { system, temperature, maxTokens }) {
     this.#turn("user", message);
     const asked = [...this.#history, { role: "user", content: message }];
-    const messages = system ? [{ role: "system", content: system }, ...asked] : asked;
+    const turns = system ? [{ role: "system", content: system }, ...asked] : asked;
+    const messages = turns.map(({ role, content }) => ({ role, content }));
+    const model = this.model;
     const answer = this.#turn("assistant", "");
     const abort = new AbortController();
     this.#abort = abort;
-    const options = { model: this.model || undefined, messages, temperature, max_tokens: maxTokens };
-    announce(`${this.model} is answering.`);
+    const options = { model: model || undefined, messages, temperature, max_tokens: maxTokens };
+    announce(`${model} is answering.`);
     let failed = "";
     try {
       await this.#stream(answer, options, abort.signal);
@@ -79,8 +81,8 @@ export class Pane {
     const content = answer.text.textContent;
     if (!answer.turn.isConnected) return; // the conversation was cleared
     // A message without any answer is not repeated with the next one.
-    if (content) this.#history = [...asked, { role: "assistant", content }];
-    announce([content.slice(0, ANNOUNCED), failed].filter(Boolean).join(" ") || "The answer is empty.");
+    if (content) this.#history = [...asked, { role: "assistant", content, by: model }];
+    announce(`${model}: ${[content.slice(0, ANNOUNCED), failed].filter(Boolean).join(" ") || "no text."}`);
     this.#follow(true);
   }
 
@@ -130,12 +132,12 @@ export class Pane {
     if (!complete) throw new Refused("The connection was lost before the answer was complete.");
   }
 
-  #turn(role, content) {
+  #turn(role, content, by = this.model) {
     const own = role === "user";
     const text = element("p", { class: own ? "text" : "text waiting", text: content });
     if (content) text.classList.remove("waiting");
     const turn = element("article", { class: `turn ${own ? "user" : "answer"}` }, [
-      element("h3", { text: own ? "You" : this.model || "Answer" }),
+      element("h3", { text: own ? "You" : by || "Answer" }),
       text,
     ]);
     this.#turns.append(turn);

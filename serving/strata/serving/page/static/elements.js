@@ -22,5 +22,7 @@ export const byId = (id) => document.getElementById(id);
 
 // Announces a text to screen readers. Streams announce their beginning and their end, not every token.
 export function announce(text) {
-  byId("announcement").textContent = text;
+  const region = byId("announcement");
+  region.append(element("p", { text }));
+  while (region.children.length > 4) region.firstElementChild.remove();
 }
