@@ -103,9 +103,10 @@ docs: setup ## regenerate results tables, references, code excerpts and the ladd
 
 results: docs ## regenerate the results tables (a part of 'make docs')
 
-pictures: setup ## redraw the pictures of docs/layouts.md and docs/planner.md
+pictures: setup ## redraw the pictures of docs/layouts.md, docs/planner.md and the web page
 	@$(VENV)/bin/python docs/draw_layouts.py
 	@$(VENV)/bin/python docs/draw_planner.py
+	@platform/setup/chromium "$(VENV)" && PYTHONPATH=tests $(VENV)/bin/python docs/draw_page.py
 
 ladder: setup ## compile the steps of docs/kernel-ladder.md again, for the table of 'make docs'; needs nvcc
 	@$(VENV)/bin/python docs/compile_ladder.py

@@ -11,9 +11,9 @@ SLOW_MS = 15_000  # the machine may be busy
 Open = Callable[..., Page]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """One Chromium for all tests of a process."""
+    """One Chromium for a file. Playwright's event loop runs as long, and tests of other files run loops of their own."""
     try:
         with chromium() as started:
             yield started
@@ -50,5 +50,5 @@ def open_page(browser: Browser, text: Endpoint) -> Iterator[Open]:
 
 
 def _unexpected(line: ConsoleMessage) -> bool:
-    """True for errors, such as violations of the policy, except those of a fetch, which Chromium logs although they are handled."""
+    """True for errors such as violations of the policy. Chromium also logs fetches that failed, which the page handles."""
     return line.type == "error" and "Failed to load resource" not in line.text

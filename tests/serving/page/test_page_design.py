@@ -95,8 +95,8 @@ def test_landmarks_labels_and_order_of_the_focus(open_page: Open, text: Endpoint
         page.keyboard.press("Tab")
         at = "document.activeElement"
         order.append(page.evaluate(f"({at}.textContent || {at}.ariaLabel || {at}.id).trim().split('\\n')[0]"))
-        outline = page.evaluate(f"(() => {{ const s = getComputedStyle({at}); return [s.outlineStyle, parseFloat(s.outlineWidth)] }})()")
-        assert outline[0] != "none" and outline[1] >= 2, order[-1]
+        style, width = (page.evaluate(f"getComputedStyle({at}).outline{part}") for part in ("Style", "Width"))
+        assert style != "none" and float(width.removesuffix("px")) >= 2, order[-1]
     named = ["Skip to the message", "Access", "Answers", "tinytuned", "Conversation with model 1", "message", "Send"]
     assert order == [*named, "Compare two models", "New conversation", "Replicas"], "Stop is disabled"
     page.locator(".skip").focus()
@@ -114,7 +114,8 @@ def test_a_long_answer_is_announced_twice_and_not_token_by_token(open_page: Open
       new MutationObserver((changes) => {
         for (const change of changes) announced.push(...[...change.addedNodes].map((node) => node.textContent));
       }).observe(region, {childList: true, characterData: true, subtree: true});
-      window.live = [...document.querySelectorAll('[aria-live], [role=status], [role=log], [role=alert], output')].map((each) => each.id);
+      const regions = document.querySelectorAll('[aria-live], [role=status], [role=log], [role=alert], output');
+      window.live = [...regions].map((each) => each.id);
     }""")
     send(page, "novel")
     expect(page.get_by_role("button", name="Send")).to_be_enabled()
@@ -170,7 +171,9 @@ def test_the_state_is_live(open_page: Open) -> None:
         expect(rows).to_have_count(3)
         assert rows.nth(0).locator("th, td").all_inner_texts()[:2] == ["decode-0", "decode"]
         assert rows.nth(2).locator("th, td").all_inner_texts() == ["prefill-0", "prefill", "0", "0", "2", "25%"]
-        expect(page.locator("#live")).to_have_text(re.compile("^3 of 3 replicas healthy, 1 gateway, 0 requests in progress, 0 waiting"))
+        expect(page.locator("#live")).to_have_text(
+            re.compile("^3 of 3 replicas healthy, 1 gateway, 0 requests in progress, 0 waiting")
+        )
         send(page, "watch")
         expect(page.locator("#live")).to_contain_text("1 requests in progress")
         expect(page.locator("#rate")).to_have_text(re.compile(r"^[\d.]+$"))
@@ -183,7 +186,9 @@ def test_the_state_is_live(open_page: Open) -> None:
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
 def test_events_are_read_from_any_chunks(open_page: Open, size: int) -> None:
     """Characters, line ends and events may be split anywhere."""
-    stream = ': first\n\ndata: {"ä": "🙂"}\r\n\r\ndata:a\rdata: b\r\rid: 3\nevent: x\n\ndata: [DONE]\n\n: last {"x": 1}\n\ndata: cut'
+    stream = (
+        ': first\n\ndata: {"ä": "🙂"}\r\n\r\ndata:a\rdata: b\r\rid: 3\nevent: x\n\ndata: [DONE]\n\n: last {"x": 1}\n\ndata: cut'
+    )
     read = """async ([text, size]) => {
       const {readEvents} = await import('/page/events.js');
       const bytes = new TextEncoder().encode(text);
@@ -223,7 +228,11 @@ def test_facts_are_computed_from_what_is_known(open_page: Open) -> None:
         **{"Replica": "d-7, chosen by prefix", "Prefill": "local, the prompt is short"},
         **{"Cached tokens": "512 of 600", "Waited": "12.3 s for an engine"},
     }
-    explained = {"prefill": {"where": "local", "reason": "new-one"}, "cached_tokens": {"decode": 0, "prefill": 0}, "moved_tokens": 0}
+    explained = {
+        "prefill": {"where": "local", "reason": "new-one"},
+        "cached_tokens": {"decode": 0, "prefill": 0},
+        "moved_tokens": 0,
+    }
     again = [{"name": "a", "after": 0}, {"name": "b", "after": 0}, {"name": "c", "after": 3}]
     found = facts(explained=explained | {"prompt_tokens": 9, "replicas": again})
     assert found == {

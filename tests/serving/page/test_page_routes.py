@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -13,7 +14,7 @@ import pytest
 from page_stand_in import EXPLAINED, Endpoint, Script, endpoint
 
 from strata.serving.api import openapi, picture_openapi
-from strata.serving.page import files
+from strata.serving.page import files, state
 
 ASKED = {"messages": [{"role": "user", "content": "hello"}], "stream": True, "stream_options": {"include_usage": True}}
 
@@ -120,23 +121,30 @@ def test_state_has_replicas_and_totals_alone(text: Endpoint) -> None:
     assert text.client.head("/-/state").status_code == 200
 
 
+def test_totals_are_those_of_all_gateways() -> None:
+    """A gateway that has not answered a ping yet counts, with nothing."""
+    others: Any = [SimpleNamespace(link=SimpleNamespace(load=load)) for load in ({"produced": 5, "calls": 9}, {})]
+    found = state.state("text", ["m"], {"decode": None}, {"produced": 2, "queued": 1.0}, others)
+    assert found["gateways"] == 3 and found["totals"] == {"produced": 7, "queued": 1.0} and found["replicas"] == []
+
+
 def test_requests_in_progress_are_counted(text: Endpoint) -> None:
     script = text.scripts["slowly"] = Script(waits_at=1)
     body = ASKED | {"messages": [{"role": "user", "content": "slowly"}]}
     with text.client.stream("POST", "/v1/chat/completions", json=body) as response:
         lines = response.iter_lines()
         assert any("Hello" in line for line in lines)
-        state = text.client.get("/-/state").json()
-        assert state["totals"]["in_flight"] == 1 and state["replicas"][0]["calls"] == 1
+        seen = text.client.get("/-/state").json()
+        assert seen["totals"]["in_flight"] == 1 and seen["replicas"][0]["calls"] == 1
         script.go.set()
         assert any("[DONE]" in line for line in lines)
 
 
 def test_state_of_an_endpoint_for_pictures() -> None:
     with endpoint(("painter",), pictures=True) as made:
-        state = made.client.get("/-/state").json()
-        jsonschema.validate(state, picture_openapi.document(["painter"])["components"]["schemas"]["State"])
-        assert state["kind"] == "pictures" and [one["role"] for one in state["replicas"]] == ["pictures"]
+        seen = made.client.get("/-/state").json()
+        jsonschema.validate(seen, picture_openapi.document(["painter"])["components"]["schemas"]["State"])
+        assert seen["kind"] == "pictures" and [one["role"] for one in seen["replicas"]] == ["pictures"]
 
 
 def test_explanation_is_a_comment_that_plain_clients_never_get(text: Endpoint) -> None:
