@@ -32,7 +32,8 @@ def open_page(browser: Browser, text: Endpoint) -> Iterator[Open]:
     """Opens the page of an endpoint in a context of its own. No script may fail, and no request may leave the endpoint."""
     contexts, faults = [], []
 
-    def opened(at: Endpoint = text, **settings: Any) -> Page:
+    def opened(at: Endpoint = text, paused: bool = False, **settings: Any) -> Page:
+        """`paused`: timers of the page run only with `page.clock.run_for`."""
         context = browser.new_context(**settings)
         contexts.append(context)
         page = context.new_page()
@@ -40,7 +41,11 @@ def open_page(browser: Browser, text: Endpoint) -> Iterator[Open]:
         page.on("pageerror", lambda error: faults.append(str(error)))
         page.on("console", lambda line: faults.append(line.text) if _unexpected(line) else None)
         page.on("request", lambda sent: faults.append(sent.url) if not sent.url.startswith((at.url, f"blob:{at.url}")) else None)
+        if paused:
+            page.clock.install(time=0)
         page.goto(at.url)
+        if paused:
+            page.clock.pause_at(60_000)
         return page
 
     yield opened

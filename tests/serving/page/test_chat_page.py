@@ -193,10 +193,15 @@ def test_the_key_is_asked_for_sent_and_stored_only_if_wished(open_page: Open, tm
     keys = tmp_path / "keys"
     keys.write_text("secret\n")
     with endpoint(keys=keys) as made:
-        page = open_page(made)
+        page = open_page(made, paused=True)
         expect(page.locator("#summary")).to_contain_text("needs a valid API key")
         field = page.get_by_label("API key")
         expect(field).to_be_visible()
+        page.get_by_text("Access", exact=True).click()
+        with page.expect_response("**/-/state"):
+            page.clock.run_for(2000)
+        expect(field).to_be_hidden()  # it opens once, not at every look
+        page.get_by_text("Access", exact=True).click()
         field.fill("secret")
         field.press("Tab")
         expect(page.locator("#summary")).to_have_text("tiny, tuned · text")

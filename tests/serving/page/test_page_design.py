@@ -166,21 +166,26 @@ def test_motion_is_reduced_if_wished(open_page: Open, text: Endpoint, motion: st
 def test_the_state_is_live(open_page: Open) -> None:
     with endpoint(replicas=2) as made:
         script = made.scripts["watch"] = Script(waits_at=2)
-        page = open_page(made)
-        rows = page.locator("#replicas tr")
+        page = open_page(made, paused=True)
+        rows, live, rate = page.locator("#replicas tr"), page.locator("#live"), page.locator("#rate")
+        page.clock.run_for(2000)
         expect(rows).to_have_count(3)
         assert rows.nth(0).locator("th, td").all_inner_texts()[:2] == ["decode-0", "decode"]
         assert rows.nth(2).locator("th, td").all_inner_texts() == ["prefill-0", "prefill", "0", "0", "2", "25%"]
-        expect(page.locator("#live")).to_have_text(
-            re.compile("^3 of 3 replicas healthy, 1 gateway, 0 requests in progress, 0 waiting")
-        )
+        expect(live).to_have_text(re.compile("^3 of 3 replicas healthy, 1 gateway, 0 requests in progress, 0 waiting"))
         send(page, "watch")
-        expect(page.locator("#live")).to_contain_text("1 requests in progress")
-        expect(page.locator("#rate")).to_have_text(re.compile(r"^[\d.]+$"))
+        expect(answers(page)).to_have_text(["Hello there"])
+        page.clock.run_for(2000)
+        expect(live).to_contain_text("1 requests in progress")
+        expect(rate).to_have_text("1.0")
         expect(page.locator("#ttft")).to_have_text(re.compile(r"^\d+ ms$"))
-        assert page.locator("#rate-line polyline").get_attribute("points")
         script.go.set()
-        expect(page.locator("#live")).to_contain_text("0 requests in progress")
+        expect(page.get_by_role("button", name="Send")).to_be_enabled()
+        page.clock.run_for(2000)
+        expect(live).to_contain_text("0 requests in progress")
+        expect(rate).to_have_text("0.5")
+        points = page.locator("#rate-line polyline").get_attribute("points") or ""
+        assert points.split()[-2:] == ["118.0,2.0", "120.0,16.0"]
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])

@@ -10,6 +10,7 @@ const endpoint = new Endpoint();
 const panes = [new Pane(endpoint, 1)];
 const pictures = new Pictures(endpoint);
 let models = [];
+let refused = false; // for want of a key, at the last look
 let listed = ""; // the names for which the models were read
 
 function showModels(state) {
@@ -23,9 +24,11 @@ function showModels(state) {
 async function stateChanged(state, error) {
   if (error) {
     byId("summary").textContent = error.message;
-    if (error.status === 401) byId("connection").open = true;
+    if (error.status === 401 && !refused) byId("connection").open = true;
+    refused = error.status === 401;
     return;
   }
+  refused = false;
   showModels(state);
   if (listed === state.models.join("\n")) return;
   const found = await endpoint.json("v1/models").catch(() => null);
@@ -100,7 +103,7 @@ byId("message").addEventListener("keydown", (event) => {
   }
 });
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape") stop();
+  if (event.key === "Escape" && !event.isComposing) stop();
 });
 byId("stop").addEventListener("click", stop);
 byId("compare").addEventListener("click", compare);

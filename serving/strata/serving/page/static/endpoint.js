@@ -1,6 +1,7 @@
 // Requests to the endpoint: the API key, and errors in words.
 
 const STORED = "strata-api-key";
+const ANSWER_MS = 10_000; // limit for answers that are not streamed
 
 export class Refused extends Error {}
 
@@ -50,7 +51,7 @@ export class Endpoint {
   }
 
   async json(path) {
-    return (await this.fetch(path)).json();
+    return (await this.fetch(path, { signal: AbortSignal.timeout(ANSWER_MS) })).json();
   }
 }
 

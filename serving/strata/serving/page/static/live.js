@@ -4,6 +4,7 @@ import { byId, element } from "./elements.js";
 
 const EVERY_MS = 2000;
 const POINTS = 60;
+const LEAST_S = 0.5; // a rate over less, as after a new key, is chance
 
 export class Live {
   #endpoint;
@@ -52,8 +53,8 @@ export class Live {
     byId("ttft-figure").hidden = state.kind === "pictures";
     const last = this.#last;
     this.#last = { totals, now };
-    if (last === null) return;
-    const seconds = (now - last.now) / 1000;
+    const seconds = last === null ? 0 : (now - last.now) / 1000;
+    if (seconds < LEAST_S) return;
     const change = (name) => Math.max(0, totals[name] - last.totals[name]);
     const rate = change("produced") / seconds;
     const begun = change("first_tokens");
