@@ -103,9 +103,10 @@ docs: setup ## regenerate results tables, references, code excerpts and the ladd
 
 results: docs ## regenerate the results tables (a part of 'make docs')
 
-pictures: setup ## redraw the pictures of docs/layouts.md and docs/planner.md
+pictures: setup ## redraw the pictures of docs/layouts.md, docs/planner.md and the web page
 	@$(VENV)/bin/python docs/draw_layouts.py
 	@$(VENV)/bin/python docs/draw_planner.py
+	@platform/setup/chromium "$(VENV)" && PYTHONPATH=tests $(VENV)/bin/python docs/draw_page.py
 
 ladder: setup ## compile the steps of docs/kernel-ladder.md again, for the table of 'make docs'; needs nvcc
 	@$(VENV)/bin/python docs/compile_ladder.py
@@ -120,7 +121,7 @@ check: setup ## lint, types and the fast tests: before every commit
 	@SECONDS=0; $(MAKE) --no-print-directory lint; $(FAST_TESTS); $(TOOK)
 
 test: setup ## lint, types and every test that needs no GPU (of the rare ones a part: ARGS="--rotation all")
-	@SECONDS=0; platform/setup/redis "$(VENV)"; $(MAKE) --no-print-directory lint; $(FAST_TESTS); $(SLOW_TESTS); $(TOOK)
+	@SECONDS=0; platform/setup/redis "$(VENV)"; platform/setup/chromium "$(VENV)"; $(MAKE) --no-print-directory lint; $(FAST_TESTS); $(SLOW_TESTS); $(TOOK)
 
 test-gpu: setup ## run the tests that need a GPU
 	@$(VENV)/bin/pytest tests/gpu $(ARGS)

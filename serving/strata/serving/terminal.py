@@ -92,7 +92,8 @@ def _print_usage(here: Endpoint, pictures: bool = False) -> None:
         f"  print(client.{call})\n",
         markup=False,
     )
-    console.print("Ctrl-C stops it." if pictures else "Chat with it: [bold]make chat[/]. Ctrl-C stops it.")
+    chat = "" if pictures else ", or [bold]make chat[/]"
+    console.print(f"Open [bold]{here.url}/[/] in a browser{chat}. Ctrl-C stops it.")
 
 
 def _ask(here: Endpoint, chosen: choice.Choice) -> None:

@@ -9,6 +9,7 @@ PREFILL = "x-strata-prefill"  # where the prompt was prefilled; the prefill engi
 WAITED = "x-strata-waited"  # seconds that the request waited because no engine was up
 REQUEST_ID = "x-request-id"  # the client's or a generated id; in every response
 MAX_REQUEST_ID = 512
+EXPLAIN = "x-strata-explain"  # 1: the answer ends with what the platform did for it
 DEADLINE = "x-strata-deadline"  # seconds from the arrival of the request to the end of its answer
 
 
@@ -18,6 +19,11 @@ def request_id(headers: list[tuple[bytes, bytes]]) -> tuple[str, bool]:
     sent = next((value for name, value in headers if name == REQUEST_ID.encode()), b"")
     usable = len(sent) <= MAX_REQUEST_ID and all(0x20 <= letter < 0x7F for letter in sent)
     return (sent.decode() if sent and usable else uuid.uuid4().hex), not usable
+
+
+def explained(headers: list[tuple[bytes, bytes]]) -> bool:
+    """True if the client asks for the explanation of its answer."""
+    return (EXPLAIN.encode(), b"1") in headers
 
 
 def deadline(headers: list[tuple[bytes, bytes]]) -> float | None:

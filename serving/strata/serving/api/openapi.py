@@ -31,6 +31,7 @@ def document(models: Sequence[str]) -> Schema:
             "/health": {"get": get("health", "Health of the endpoint.", {"description": "A healthy engine is up."})},
             "/ready": {"get": get("ready", "Readiness: every pool is up and warmed up.", _json(_ref("Ready")))},
             "/metrics": {"get": get("metrics", "Prometheus metrics.", _plain("The metrics."))},
+            "/-/state": {"get": get("state", "Replicas with their load and queue, and running totals.", _json(_ref("State")))},
             "/openapi.json": {"get": get("openapi", "This document.", _json({"type": "object"}))},
             "/v1/models": {"get": get("listModels", "Served models.", _json(_ref("ModelList")))},
             "/v1/models/{id}": {
@@ -245,8 +246,34 @@ def _answer(kind: str, **choice: Schema) -> Schema:
     return _object(_ANSWERED | {"object": {"const": kind}, "choices": choices}, *_ANSWERED, "object", "choices")
 
 
+_COUNT: Schema = {"type": "number", "minimum": 0}
+_TOTALS = ("in_flight", "queued", "produced", "first_tokens", "first_token_seconds")
+_REPLICA = _object(
+    {
+        "name": _TEXT,
+        "role": {"enum": ["decode", "prefill", "pictures"]},
+        "healthy": _BOOL,
+        "calls": _COUNT,
+        "running": _COUNT,
+        "waiting": _COUNT,
+        "kv_usage": {"type": "number", "minimum": 0, "maximum": 1},
+        "queued_tokens": _COUNT,
+    },
+    *("name", "role", "healthy", "calls"),
+)
 _ANSWERS: Schema = {
     "Ready": _object({"status": {"const": "ready"}, "model": _TEXT}, "status", "model"),
+    "State": _object(
+        {
+            "object": {"const": "state"},
+            "kind": {"enum": ["text", "pictures"]},
+            "models": _list(_TEXT, 1),
+            "replicas": _list(_REPLICA),
+            "gateways": {"type": "integer", "minimum": 1},
+            "totals": _object(dict.fromkeys(_TOTALS, _COUNT), *_TOTALS),
+        },
+        *("object", "kind", "models", "replicas", "gateways", "totals"),
+    ),
     "Model": _MODEL,
     "ModelList": _object({"object": {"const": "list"}, "data": {"type": "array", "items": _MODEL}}, "object", "data"),
     "Completion": _answer("text_completion", text={"type": "string"}),

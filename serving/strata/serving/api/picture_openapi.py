@@ -8,7 +8,7 @@ from strata.serving.api.pictures import ALIASES, FORMATS, MAX_PARTIAL_PICTURES, 
 
 Schema = dict[str, Any]
 ROUTE = "/v1/images/generations"
-SHARED = ("/health", "/ready", "/metrics", "/openapi.json", "/v1/models", "/v1/models/{id}")
+SHARED = ("/health", "/ready", "/metrics", "/-/state", "/openapi.json", "/v1/models", "/v1/models/{id}")
 
 
 def document(models: Sequence[str]) -> Schema:
@@ -27,7 +27,7 @@ def document(models: Sequence[str]) -> Schema:
         },
         "components": {
             "schemas": {
-                **{name: schemas[name] for name in ("Error", "Model", "ModelList", "Ready")},
+                **{name: schemas[name] for name in ("Error", "Model", "ModelList", "Ready", "State")},
                 "PictureRequest": openapi.request({"model": model} | _REQUEST, "prompt"),
                 "Pictures": _PICTURES,
             }

@@ -144,6 +144,8 @@ class Engine:
         if decision.where == "remote":
             begun = await self._begin_remotely(context, decision, prompt, params, request_id, more)
             if begun is not None:
+                context.cached_tokens += cached
+                context.moved_tokens += max(0, (begun[0].num_cached_tokens or 0) - cached)
                 return begun
             decision = Decision("local", "prefill-failed")
         self._record_decision(context, decision, "")
@@ -151,6 +153,7 @@ class Engine:
         with self._load.prefilling_here(len(prompt.get("prompt_token_ids", ())) - cached):
             outputs = self._real.generate(prompt, params, request_id, **more)
             first = await anext(outputs)
+        context.cached_tokens += first.num_cached_tokens or 0
         self._load.prefilled_locally(first)
         return first, outputs
 
@@ -180,6 +183,23 @@ class Engine:
         if context.decision is None:
             context.decision, context.engine = decision, engine
         self._telemetry.prefilled(decision.where, decision.reason)
+
+    def explain(self, context: RequestContext) -> dict[str, Any]:
+        """Where the prompt of a request was prefilled, and what was found in caches or transferred for it. Bytes are its tokens
+        times the measured bytes of a token: engines report transfers of all requests together."""
+        where: dict[str, Any] = {}
+        if context.decision is not None:
+            where = {"where": context.decision.where, "reason": context.decision.reason}
+        if context.engine:
+            where |= {"engine": context.engine, "seconds": round(context.prefill_s, 4)}
+        remote = context.prefill_cached_tokens if context.engine else 0  # a prefill whose blocks were lost saved nothing
+        return {
+            "prefill": where,
+            "prompt_tokens": context.prompt_tokens,
+            "cached_tokens": {"decode": context.cached_tokens, "prefill": remote},
+            "moved_tokens": context.moved_tokens,
+            "moved_bytes": self._load.moved_bytes(context.moved_tokens) if context.moved_tokens else 0,
+        }
 
     def _index_prefix(self, prompt: Any, context: RequestContext, more: Any) -> None:
         """Adds prompt and answer to the prefix index: the next request of a conversation starts with them."""
@@ -226,6 +246,8 @@ class Engine:
                 finally:
                     call.cancel()
             seconds = time.monotonic() - began
+            context.prefill_s += seconds
+            context.prefill_cached_tokens += len(tokens) - answer["uncached"]
             self._telemetry.remote_prefill(seconds)
             self._load.prefilled_remotely(answer["uncached"], answer["engine_s"])
             return peer, answer["blocks"]

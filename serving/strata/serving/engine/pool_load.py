@@ -34,6 +34,10 @@ class PoolLoad:
             return None
         return Pool(engines=len(engines), queued_tokens=min(self.queued_tokens(peer) for peer in engines))
 
+    def moved_bytes(self, tokens: int) -> int | None:
+        """Bytes of KV blocks of so many tokens, by the transfers so far; None before the first is reported."""
+        return self._stats.moved_bytes(tokens)
+
     def queued_tokens(self, peer: Peer) -> int:
         """Queued tokens of a prefill engine: those sent from here, or the engine's last report if that is larger."""
         return max(self._queued_at[peer.name], int(peer.link.load.get("queued_tokens", 0)))

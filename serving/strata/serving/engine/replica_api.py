@@ -78,9 +78,8 @@ class DecodeCalls:
             elif hasattr(result, "__aiter__"):
                 await self._stream(call, context, request, result)
             else:
-                _answer(
-                    call, 200, result.model_dump_json().encode(), headers=_headers(context), trailer=_trailer(context, result)
-                )
+                trailer = _trailer(context, result) | self._explained(call, context)
+                _answer(call, 200, result.model_dump_json().encode(), headers=_headers(context), trailer=trailer)
         except (ApiError, asyncio.CancelledError):
             raise
         except Exception as error:
@@ -102,7 +101,10 @@ class DecodeCalls:
                     started = True
                     call.head({"status": 200, "type": "text/event-stream", "headers": _headers(context)})
                 call.data(context.pack_event(event))
-        call.end(_trailer(context, None))
+        call.end(_trailer(context, None) | self._explained(call, context))
+
+    def _explained(self, call: Call, context: RequestContext) -> dict[str, Any]:
+        return {"explained": self._engine.explain(context)} if call.meta.get("explain") else {}
 
     def _refuse(self, call: Call, context: RequestContext, request: Any, refusal: ErrorResponse) -> None:
         if isinstance(context.failure, EngineDeadError) or self._engine.errored:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from strata.serving.api import requests
-from strata.serving.api.headers import DEADLINE, MAX_REQUEST_ID, REQUEST_ID, deadline, request_id
+from strata.serving.api.headers import DEADLINE, MAX_REQUEST_ID, REQUEST_ID, deadline, explained, request_id
 from strata.serving.api.limits import MAX_SEQUENCES
 from strata.serving.api.requests import ApiError
 from strata.serving.gateway.admission import Admission
@@ -23,6 +23,7 @@ from strata.serving.gateway.standby import Engines
 from strata.serving.gateway.suspects import Suspects
 from strata.serving.metrics import exposition
 from strata.serving.metrics.telemetry import Gateway as Telemetry
+from strata.serving.page import files, state
 from strata.serving.transport.link import Kind, LinkLost
 from strata.serving.transport.peers import Peer, Peers
 
@@ -83,7 +84,7 @@ class App:
         try:
             if unusable:
                 raise ApiError(400, f"'{REQUEST_ID}' must have at most {MAX_REQUEST_ID} characters, of printable ASCII.")
-            if self._keys is not None and path not in OPEN:
+            if self._keys is not None and path not in OPEN and path not in files.table():
                 self._keys.check(scope["headers"])
             routes = self._routes
             if method == "POST" and path in routes.generating:
@@ -93,6 +94,9 @@ class App:
                 status, media, body = await self._forward(routes.forwarded[path], scope["headers"], receive, hold)
             elif method == "DELETE" and (target := routes.cancelled(path)):
                 status, media, body = await self._cancel(target, scope["headers"])
+            elif method in ("GET", "HEAD") and (file := files.answer(path, scope["headers"])):
+                await _answer(send, *file)
+                return
             elif method in ("GET", "HEAD"):
                 status, media, body = await self._get(path, scope["query_string"])
             else:
@@ -124,6 +128,8 @@ class App:
             return _json(self._routes.document(self._models))
         if path == "/metrics":
             return 200, "text/plain; version=0.0.4; charset=utf-8", (await self._metrics(node_only=query == NODE_SCOPE)).encode()
+        if path == state.ROUTE:
+            return _json(self._state())
         if path == "/v1/models":
             return _json({"object": "list", "data": [self._card(model) for model in self._models]})
         if path.startswith("/v1/models/"):
@@ -133,9 +139,15 @@ class App:
         raise self._no_such(path, "GET")
 
     def _no_such(self, path: str, method: str) -> ApiError:
-        if allowed := self._routes.allowed(path):
+        if allowed := "GET" if path in files.table() else self._routes.allowed(path):
             return ApiError(405, f"{method} {path}: only {allowed} is allowed.", headers={"allow": allowed})
         return ApiError(404, f"{method} {path}: there is no such route.")
+
+    def _state(self) -> dict[str, Any]:
+        role = "pictures" if self._routes.kind == "pictures" else "decode"
+        others = [gateway for gateway in self._gateways.all() if gateway.name != self._name]
+        pools = {role: self._decode, "prefill": self._prefill}
+        return state.state(self._routes.kind, self._models, pools, self._telemetry.totals(), others)
 
     def _card(self, model: str) -> dict[str, Any]:
         card = {"id": model, "object": "model", "created": self._began, "owned_by": "strata"}
@@ -155,7 +167,7 @@ class App:
             del tree  # parsed, a request takes up to ten times the memory of its bytes
             with self._admission.admitted(sequences), self._telemetry.in_flight():
                 request = (self._routes, path, body, uuid.uuid4().hex)
-                relay = Relay(*request, self._engines, self.suspects, self._telemetry, send, hold)
+                relay = Relay(*request, self._engines, self.suspects, self._telemetry, send, hold, explained(headers))
                 with self.in_progress.entered(named, headers) as cancelled:
                     left_s = None if limit_s is None else began + limit_s - time.monotonic()
                     status = await self._run(relay, receive, cancelled, left_s)
@@ -352,6 +364,7 @@ class _WithRequestId:
 
 
 async def _answer(send: Send, status: int, body: bytes, headers: dict[str, str]) -> None:
-    encoded = [(name.encode(), value.encode()) for name, value in (headers | {"content-length": str(len(body))}).items()]
+    sized = {} if status == 304 else {"content-length": str(len(body))}  # a 304 has the length of what it does not send
+    encoded = [(name.encode(), value.encode()) for name, value in (headers | sized).items()]
     await send({"type": "http.response.start", "status": status, "headers": encoded})
     await send({"type": "http.response.body", "body": body, "more_body": False})

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from strata.serving.api import requests
-from strata.serving.api.headers import WAITED
+from strata.serving.api.headers import EXPLAIN, WAITED
 from strata.serving.api.requests import ApiError
 from strata.serving.engine.request_context import unpack_event
 from strata.serving.gateway.budget import Hold
@@ -48,11 +48,15 @@ class Relay:
         telemetry: Telemetry,
         send: Send,
         hold: Hold,
+        explain: bool = False,
     ) -> None:
+        """`explain`: the client asks what the platform did for its answer."""
         self._routes, self._method = routes, routes.generating[path]
         self._body, self._request_id = body, request_id
         self._suspects, self._content = suspects, Content(self._method, body)
         self._peers, self._telemetry, self._send, self._hold = peers, telemetry, send, hold
+        self._explain = explain
+        self._called: list[dict[str, Any]] = []  # replicas in order, each with the tokens sent before
         self._began = time.monotonic()
         self._emitted: list[int] = []
         self._inter_token_s: list[float] = []
@@ -121,7 +125,8 @@ class Relay:
         if self._call is None:
             self._waited_s = time.monotonic() - self._began
         strikes = self._suspects.strikes(self._content)  # the same content may have been refused meanwhile
-        meta = {"request_id": self._request_id, "resumed": self._emitted, "strikes": strikes}
+        self._called.append({"name": peer.name, "after": len(self._emitted)})
+        meta = {"request_id": self._request_id, "resumed": self._emitted, "strikes": strikes, "explain": self._explain}
         self._call = peer.link.call(self._method, meta, self._body, self._routes.unread_bytes)
         return peer, self._call
 
@@ -172,6 +177,7 @@ class Relay:
             self._emitted.extend(tokens)
             if tokens and self._routes.times_tokens:
                 self._clock()
+            self._telemetry.produced(len(tokens))
             events.append(event)
             payload = call.get_nowait_if(Kind.DATA)
         await self._write(b"".join(events))
@@ -189,12 +195,21 @@ class Relay:
             self._telemetry.queued(self._waited_s + trailer["queued_s"])
         if "prompt_tokens" in trailer:
             self._telemetry.tokens(trailer["prompt_tokens"], trailer.get("tokens", len(self._emitted)))
+        explanation = json.dumps(self._explanation(trailer)) if self._explain else ""
         if head["type"] == EVENTS:
-            await self._write(b"", more=False)
+            # A comment, which clients of event streams skip.
+            await self._write(f": {EXPLAIN} {explanation}\n\n".encode() if explanation else b"", more=False)
         elif self.status is None:
-            await self._answer(head["status"], whole, head["headers"] | {"content-type": head["type"]})
+            self._telemetry.produced(trailer.get("tokens", 0))
+            headers = head["headers"] | ({EXPLAIN: explanation} if explanation else {})
+            await self._answer(head["status"], whole, headers | {"content-type": head["type"]})
         else:  # refused by the replica that was to resume the stream
             await self._write(b"data: " + whole + b"\n\n", more=False)
+
+    def _explanation(self, trailer: dict[str, Any]) -> dict[str, Any]:
+        """Names and numbers of this request alone: the replicas that it was sent to, and what the last one reports."""
+        waited = {"waited_s": round(self._outage_s, 3), "queued_s": round(self._waited_s + trailer.get("queued_s", 0.0), 4)}
+        return {"replicas": self._called, **waited, **trailer.get("explained", {})}
 
     def _check_resumable(self, tries: int, why: str) -> None:
         if tries == TRIES:

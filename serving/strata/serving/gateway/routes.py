@@ -5,11 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from strata.serving.api import failover, openapi, picture_openapi
+from strata.serving.page import state
 from strata.serving.transport.link import MAX_ANSWER_BYTES
 
 
 @dataclass(frozen=True)
 class Routes:
+    kind: str  # of the model: text or pictures
     generating: Mapping[str, str]  # path to the replicas' call: admitted, streamed, retried
     forwarded: Mapping[str, str]  # path to the replicas' call: one short answer
     document: Callable[[Sequence[str]], dict[str, Any]]  # OpenAPI document for the models' names
@@ -23,7 +25,7 @@ class Routes:
         """Method of a known path, None for an unknown one."""
         if path in self.generating or path in self.forwarded:
             return "POST"
-        if path in ("/health", "/ready", "/metrics", "/openapi.json") or path.startswith("/v1/models"):
+        if path in ("/health", "/ready", "/metrics", "/openapi.json", state.ROUTE) or path.startswith("/v1/models"):
             return "GET"
         return "DELETE" if self.cancelled(path) else None
 
@@ -34,6 +36,7 @@ class Routes:
 
 
 TEXT = Routes(
+    kind="text",
     generating={"/v1/completions": "completions", "/v1/chat/completions": "chat"},
     forwarded={"/tokenize": "tokenize", "/detokenize": "detokenize"},
     document=openapi.document,
@@ -42,6 +45,7 @@ TEXT = Routes(
 )
 # A stream of pictures continues on another replica, which skips the completed ones. One event holds a whole picture.
 PICTURES = Routes(
+    kind="pictures",
     generating={"/v1/images/generations": "images"},
     forwarded={},
     document=picture_openapi.document,

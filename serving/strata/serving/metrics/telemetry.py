@@ -33,6 +33,7 @@ class Gateway:
 
     def __init__(self, model: str, replica: str) -> None:
         self._series = _Series((model, "gateway", replica), metrics.SERVING_GATEWAY)
+        self._produced = 0
         # Prometheus sees no increase in a counter that appears with its first event, so known label values start at zero.
         for outcome in MIGRATIONS:
             self._series.add(metrics.SERVE_MIGRATIONS, 0, outcome)
@@ -52,6 +53,20 @@ class Gateway:
     def tokens(self, prompt: int, generated: int) -> None:
         self._series.add(metrics.SERVE_PROMPT_TOKENS, prompt)
         self._series.add(metrics.SERVE_GENERATED_TOKENS, generated)
+
+    def produced(self, count: int) -> None:
+        """Counts tokens or pictures when they are sent; `tokens` counts those of a stream at its end."""
+        self._produced += count
+
+    def totals(self) -> dict[str, float]:
+        """Numbers of this gateway from which a reader computes rates: the page, and other gateways for it."""
+        return {
+            "in_flight": self._series.value(metrics.SERVE_IN_FLIGHT),
+            "queued": self._series.value(metrics.SERVE_QUEUED),
+            "produced": self._produced,
+            "first_tokens": self._series.count(metrics.SERVE_FIRST_TOKEN),
+            "first_token_seconds": self._series.sum(metrics.SERVE_FIRST_TOKEN),
+        }
 
     def queued(self, seconds: float) -> None:
         self._series.observe(metrics.SERVE_QUEUE, seconds)
@@ -171,6 +186,10 @@ class _Buckets:
         self._counts += np.bincount(np.searchsorted(self._bounds, array), minlength=len(self._counts))
         self.sum += float(array.sum())
 
+    @property
+    def count(self) -> int:
+        return int(self._counts.sum())
+
     def cumulative(self) -> list[tuple[str, float]]:
         names = [*(str(bound) for bound in self._bounds.tolist()), "+Inf"]
         return list(zip(names, self._counts.cumsum().tolist(), strict=True))
@@ -208,6 +227,15 @@ class _Series(Collector):
             yield
         finally:
             self.add(metric, -1)
+
+    def value(self, metric: ServeMetric) -> float:
+        return self._values[metric.name][()]
+
+    def count(self, metric: ServeMetric) -> int:
+        return self._histogram(metric, ()).count
+
+    def sum(self, metric: ServeMetric) -> float:
+        return self._histogram(metric, ()).sum
 
     def observe(self, metric: ServeMetric, value: float, *labels: str) -> None:
         self._histogram(metric, labels).add(value)

@@ -38,9 +38,13 @@ class PicturesReplica:
         await self._engine.begin()
         phases.done("workers")
         calls = PictureCalls(self._engine, section, telemetry.text)
-        server = Server(calls.handle, lambda: {"calls": server.calls, "healthy": self._engine.healthy}, spec.network.secret)
+        server = Server(calls.handle, lambda: self._load(server), spec.network.secret)
         self._presence = Presence(Directory(spec.model_id), ROLE, name, server, spec.network.host, own_node())
         await self._presence.begin({"phases": phases.seconds})
+
+    def _load(self, server: Server) -> dict[str, Any]:
+        """Load and health, sent to callers with every ping."""
+        return {"calls": server.calls, "healthy": self._engine.healthy} | self._engine.load()
 
     async def check_health(self) -> None:
         self._engine.check_health()

@@ -122,7 +122,7 @@ class _EngineReplica:
 
     def _load(self, server: Server) -> dict[str, Any]:
         """Load and health, sent to callers with every ping."""
-        return {"calls": server.calls, "healthy": self._engine.healthy}
+        return {"calls": server.calls, "healthy": self._engine.healthy, **self._engine.stats.load()}
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         return {"load": self._presence.server.calls / self._capacity if self._presence is not None else 0.0}
@@ -192,7 +192,8 @@ class GatewayReplica:
             call.data(telemetry.text().encode())
             call.end({})
 
-        self._presence = Presence(directory, "gateway", name, Server(answer, dict, spec.network.secret), spec.network.host, node)
+        server = Server(answer, telemetry.totals, spec.network.secret)
+        self._presence = Presence(directory, "gateway", name, server, spec.network.host, node)
         await self._presence.begin({})
         self._http = http.server(app)
         self._serving = asyncio.get_running_loop().create_task(self._http.serve(sockets=[http.listen(spec.host, spec.port)]))

@@ -56,6 +56,13 @@ class EngineStats(StatLoggerBase):  # type: ignore[misc]
         # The shards of a tensor-parallel engine read their parts of a token concurrently.
         return seconds_per_byte * self._bytes_moved / self._tokens_moved / self._shards
 
+    def moved_bytes(self, tokens: int) -> int | None:
+        """KV bytes of so many transferred tokens, None before a transfer was reported."""
+        return round(tokens * self._bytes_moved / self._tokens_moved) if self._bytes_moved and self._tokens_moved else None
+
+    def load(self) -> dict[str, float]:
+        return {"running": self.running, "waiting": self.waiting, "kv_usage": round(self.kv_usage, 4)}
+
     def record(self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0) -> None:
         if scheduler_stats is not None:
             self._record_scheduler(scheduler_stats)

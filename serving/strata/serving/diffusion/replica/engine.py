@@ -122,6 +122,9 @@ class Engine:
     def healthy(self) -> bool:
         return self._failure is None and self._workers is not None
 
+    def load(self) -> dict[str, int]:
+        return {"running": len(self._running), "waiting": len(self._queue)}
+
     def check_health(self) -> None:
         if self._failure is not None:
             raise RuntimeError(f"The workers cannot be started: {self._failure}")
