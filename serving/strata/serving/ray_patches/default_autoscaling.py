@@ -1,6 +1,6 @@
 """Ray Serve's default autoscaling with the time as an argument, for comparisons in a simulation.
 
-Serve wraps its default policy with scaling factors, delays and bounds; the wrapper reads the clock of the machine. This file calls
+Serve wraps its default policy with scaling factors, delays and bounds, and the wrapper reads the machine's clock. This file calls
 the same functions of Ray in the same order with a simulated time.
 
 Written for Ray 2.60. No longer needed when Serve's wrapper takes the time from the context; the test of this file compares both.
@@ -18,7 +18,7 @@ def decide(
 ) -> tuple[int, dict[str, Any]]:
     """Number of replicas and the state for the next call. `requests`: mean ongoing requests of the look-back period."""
     context: Any = AutoscalingContext(
-        deployment_id=None,  # type: ignore[arg-type]
+        deployment_id=None,
         deployment_name="",
         app_name=None,
         current_num_replicas=running,

@@ -22,7 +22,7 @@ class Seen:
     prompt_tokens: int
     output_tokens: int
     in_flight: int
-    waiting: int  # of these, requests that have no place on an engine yet
+    waiting: int  # of these, requests without a place on an engine of the pool
     cached_share: float = 0.0  # of prompt tokens, found in a prefix cache
     kv_use: float = 0.0  # of the decode engines' KV caches, on average
 

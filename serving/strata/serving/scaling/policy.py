@@ -9,13 +9,12 @@ pool is emptied after an idle time, and the first request brings a replica back.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from strata.serving.scaling import demand
 from strata.serving.scaling.demand import BIN_S, Memory, Seen
 from strata.serving.scaling.sizing import KV_FULL, Lengths
 
-N = TypeVar("N", int, float)
+Timed = tuple[tuple[float, float], ...]  # (time, value), in order of time
 LEAST_HEADROOM, MOST_HEADROOM = 2.0, 6.0
 FADE_S = 3 * 3600.0  # until half of the headroom above the least is gone
 
@@ -35,10 +34,10 @@ class PoolMemory:
     """State between decisions."""
 
     demand: Memory = field(default_factory=Memory)
-    # (time, value) of the cool-down, of which only those above all later ones: the first is the highest.
-    wanted: tuple[tuple[float, int], ...] = ()
-    forecasts: tuple[tuple[float, float], ...] = ()
-    bases: tuple[tuple[float, float], ...] = ()  # (time, rate) of the last start-up time
+    # Of the cool-down, those values that are above all later ones: the first is the highest.
+    wanted: Timed = ()  # replicas
+    forecasts: Timed = ()  # requests per second
+    bases: Timed = ()  # highest forecasts, of the last start-up time
     headroom: float = MOST_HEADROOM  # nothing is known about a new load
     learned_at: float = 0.0  # mark up to which arrivals were compared with bases
 
@@ -65,17 +64,18 @@ def decide(
         bases = (*(each for each in bases if each[0] > learned_at - startup_s - 2 * BIN_S), (learned_at, forecasts[0][1]))
     number = max(1, bounds.least, _needed(seen, past, headroom * rate, running, rate_of))
     wanted = _recent(memory.wanted, seen.at - bounds.cooldown_s, (seen.at, number))
-    return min(wanted[0][1], bounds.most), PoolMemory(past, wanted, forecasts, bases, headroom, learned_at)
+    return min(int(wanted[0][1]), bounds.most), PoolMemory(past, wanted, forecasts, bases, headroom, learned_at)
 
 
-def _recent(values: tuple[tuple[float, N], ...], since: float, new: tuple[float, N]) -> tuple[tuple[float, N], ...]:
+def _recent(values: Timed, since: float, new: tuple[float, float]) -> Timed:
+    """Adds a value to those since `since`, and leaves out those that it exceeds."""
     return (*(each for each in values if each[0] > since and each[1] > new[1]), new)
 
 
-def _learn(headroom: float, past: Memory, bases: tuple[tuple[float, float], ...], then: float) -> float:
+def _learn(headroom: float, past: Memory, bases: Timed, then: float) -> float:
     """The faded headroom or, if larger, the excess of the last interval's arrivals over the base that was known at `then`."""
     (begin, before), (end, after) = past.marks[-2:]
-    faded = LEAST_HEADROOM + (headroom - LEAST_HEADROOM) * 0.5 ** ((end - begin) / FADE_S)
+    faded = LEAST_HEADROOM + (headroom - LEAST_HEADROOM) * math.exp2((begin - end) / FADE_S)
     known = [base for at, base in bases if at <= then]
     if not known or not known[-1]:
         return faded
@@ -84,9 +84,7 @@ def _learn(headroom: float, past: Memory, bases: tuple[tuple[float, float], ...]
     return min(max(faded, surely / known[-1]), MOST_HEADROOM)
 
 
-def _needed(
-    seen: Seen, past: Memory, rate: float, running: int, rate_of: Callable[[Lengths], float] | None
-) -> int:
+def _needed(seen: Seen, past: Memory, rate: float, running: int, rate_of: Callable[[Lengths], float] | None) -> int:
     # Contexts outgrow a prediction when answers become longer.
     by_kv = math.ceil(running * seen.kv_use / KV_FULL) if seen.kv_use > KV_FULL else 0
     if rate_of is None or not past.prompt:

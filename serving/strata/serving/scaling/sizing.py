@@ -1,11 +1,12 @@
 """Request rate that one replica sustains within the SLO, by a model of its engine's steps.
 
-In the steady state of continuous batching at `rate` requests per second, a step of `s` seconds has `rate * output * s` streams and
-`rate * computed * s` prompt tokens. The step times that those numbers lead to must be `s` again. The mean inter-token latency is
-this `s`, KV use follows from the streams and their contexts, and the time to first token from the queue of the prompts.
+In the steady state of continuous batching at `rate` requests per second, a step of `s` seconds has `rate * output * s` streams
+and `rate * computed * s` prompt tokens. The step times that those numbers lead to must be `s` again. The mean inter-token
+latency is this `s`, KV use follows from the streams and their contexts, and the time to first token from the queue of prompts.
 """
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
@@ -23,6 +24,8 @@ class StepTimes(Protocol):
         """Seconds of a step in which `sequences` decode over `context` tokens in total, and `tokens` prompt tokens are prefilled
         with `pairs` query-key pairs."""
         ...
+
+    def __hash__(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,7 @@ def decode_rate(times: StepTimes, lengths: Lengths, limits: Limits, overhead: Ov
 
 @lru_cache(maxsize=4096)
 def prefill_rate(times: StepTimes, lengths: Lengths, limits: Limits, overhead: Overhead, slo: Slo) -> float:
-    """Most prompts per second of a prefill engine. The first token is computed by the decode engine, a step after the hand-over."""
+    """Most prompts per second of a prefill engine. The decode engine computes the first token after the hand-over."""
     alone = Lengths(lengths.prompt, lengths.computed, 0.0)
 
     def busy(rate: float) -> bool:
@@ -144,7 +147,7 @@ def _first_token_s(times: StepTimes, lengths: Lengths, limits: Limits, overhead:
     return overhead.request_s + s / 2 + TAIL * (busy / (1 - busy) * each_s + own_s)
 
 
-def _largest(bounds: "list[_Bound]") -> float:
+def _largest(bounds: Sequence[Callable[[float], bool]]) -> float:
     low, high = 1e-6, 1.0
     bounds = [bound for bound in bounds if bound(low)]
     if not bounds:
@@ -158,10 +161,6 @@ def _largest(bounds: "list[_Bound]") -> float:
         else:
             high = middle
     return low
-
-
-class _Bound(Protocol):
-    def __call__(self, rate: float, /) -> bool: ...
 
 
 def _round(tokens: float) -> float:

@@ -78,9 +78,9 @@ class Simulation:
         self.pools: dict[Role, list[Replica]] = {"decode": [], "prefill": []}
         self._stranded: dict[Flight, None] = {}  # no replica is up
         self._in_flight = self._to_arrive = 0
-        settings = setup.decode_engine
+        settings, configured = setup.decode_engine, max(1, setup.decode_replicas)  # a pool at zero is being brought back
         self._admission = Admission(
-            lambda: admission.capacity(len(self.pools["decode"]), max(1, setup.decode_replicas), settings.max_sequences, setup.max_queue),
+            lambda: admission.capacity(len(self.pools["decode"]), configured, settings.max_sequences, setup.max_queue),
             lambda: self.now,
         )
         fits = [settings] + ([setup.prefill_engine] if setup.prefill_engine and setup.prefill_replicas else [])
@@ -432,7 +432,7 @@ class Simulation:
             prompt_tokens=results.input_tokens,
             output_tokens=results.output_tokens,
             in_flight=self._in_flight,
-            waiting=len(self._stranded) + sum(replica.waiting for replica in every),
+            waiting=len(self._stranded),
             cached_share=hit / queried if queried else 0.0,
             kv_use=sum(each.engine.cache.used / each.engine.cache.capacity for each in decode) / len(decode) if decode else 0.0,
         )

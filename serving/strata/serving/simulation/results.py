@@ -37,8 +37,8 @@ class Results:
         return self.ended_at - (self.began_at or 0.0)
 
     def judge(self, ttft_s: float, latency_s: float, tokens: int) -> None:
-        """Counts a completed request that missed the SLO: its first token came after `ttft_s`, or its last one after the time that
-        `itl_s` for each further token leaves. An average over the few gaps of a short answer would be one step's chance."""
+        """Counts a completed request that missed the SLO: its first token came after `ttft_s`, or its last one later than
+        `itl_s` for each further token allows. An average over the few gaps of a short answer would depend on a single step."""
         slo = self.slo
         if slo is not None and (ttft_s > slo.ttft_s or latency_s > slo.ttft_s + (tokens - 1) * slo.itl_s):
             self.slow += 1

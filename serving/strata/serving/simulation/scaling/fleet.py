@@ -19,6 +19,7 @@ class Pool:
     running: int
     target: int
     ongoing: int  # requests on its replicas or waiting for one
+    waiting: int  # of these, without a place on an engine
 
 
 class Scaler(Protocol):
@@ -92,7 +93,8 @@ class Fleet:
         replicas = self._endpoint.replicas[role]
         stranded = self._endpoint.waiting_for_a_replica() if role == "decode" else 0
         ongoing = sum(replica.busy for replica in replicas) + stranded
-        return Pool(len(replicas), len(replicas) + len(self._starting[role]), ongoing)
+        waiting = sum(replica.waiting for replica in replicas) + stranded
+        return Pool(len(replicas), len(replicas) + len(self._starting[role]), ongoing, waiting)
 
     def _resize(self, role: Role, number: int) -> None:
         replicas, starting = self._endpoint.replicas[role], self._starting[role]

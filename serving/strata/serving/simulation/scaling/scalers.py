@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from strata.serving.scaling import policy, sizing
@@ -41,7 +41,7 @@ class SloScaler:
 
             memory = self._memory.get(role, PoolMemory())
             wanted[role], self._memory[role] = policy.decide(
-                seen, memory, self.bounds[role], pool.running, self.startup_s, rate_of
+                replace(seen, waiting=pool.waiting), memory, self.bounds[role], pool.running, self.startup_s, rate_of
             )
         return wanted
 
