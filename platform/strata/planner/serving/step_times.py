@@ -4,6 +4,7 @@
 prompt alone in one step; a step with both adds its tokens up before the slower of reading weights and matrix products is taken.
 """
 
+import math
 from functools import lru_cache
 
 from strata.planner.serving.engine_step import CUSTOM_S, CUSTOM_SHARE, LIBRARY_S, LIBRARY_SHARE
@@ -41,7 +42,7 @@ class StepTimes:
 
     def _without_attention(self, sequences: float, tokens: float) -> float:
         count = sequences + tokens
-        weights_s = self._common_s + self._routed_s * (1 - self._idle_share**count)
+        weights_s = self._common_s + self._routed_s * (1 - math.pow(self._idle_share, count))
         matrix_s = max(weights_s, count * self._token_s + sequences * self._head_s)
         return (
             matrix_s

@@ -55,7 +55,8 @@ def decide(
     past = demand.remember(memory.demand, seen)
     if bounds.least == 0 and seen.at - past.active_at >= bounds.idle_s:
         return 0, PoolMemory(past)
-    rate = demand.forecast(past, startup_s + BIN_S)
+    unchanged = past.marks is memory.demand.marks and memory.forecasts
+    rate = memory.forecasts[-1][1] if unchanged else demand.forecast(past, startup_s + BIN_S)
     forecasts = _recent(memory.forecasts, seen.at - bounds.cooldown_s, (seen.at, rate))
     headroom, learned_at, bases = memory.headroom, memory.learned_at, memory.bases
     if len(past.marks) > 1 and past.marks[-1][0] > learned_at:
