@@ -14,8 +14,8 @@ from strata.serving.metrics import counters
 
 SCALING = (
     *("serve.prefill.replicas=0", "serve.decode.replicas=0", "serve.decode.max_replicas=2", "serve.eager=true"),
-    # A first token within a tenth of a second leaves one engine little capacity, so that a few streams need two.
-    *("serve.slo.ttft_s=0.1", "serve.slo.itl_s=0.02", "serve.slo.idle_s=8", "serve.slo.cooldown_s=5"),
+    # Four places per engine: the streams of this test need two engines, however fast the machine is.
+    *("serve.max_sequences=4", "serve.slo.ttft_s=5", "serve.slo.itl_s=1", "serve.slo.idle_s=8", "serve.slo.cooldown_s=5"),
 )
 
 

@@ -15,8 +15,8 @@ from strata.serving.scaling.demand import BIN_S, Memory, Seen
 from strata.serving.scaling.sizing import KV_FULL, Lengths
 
 Timed = tuple[tuple[float, float], ...]  # (time, value), in order of time
-LEAST_HEADROOM, MOST_HEADROOM = 2.0, 6.0
-FADE_S = 3 * 3600.0  # until half of the headroom above the least is gone
+LEAST_HEADROOM, MOST_HEADROOM = 2.0, 4.0
+FADE_S = 2 * 3600.0  # until half of the headroom above the least is gone
 
 DRAIN_S = 10.0  # in which new replicas are to work off the requests that wait now
 
