@@ -12,11 +12,13 @@ from typing import Any, Literal
 
 from strata.kernels import vllm_plugin
 from strata.platform.recipe import Device, PoolSection, ServeSection
+from strata.platform.recipe.serve import SloSection
 from strata.serving import mps
 from strata.serving.gateway import admission
 from strata.serving.models import adapter
 from strata.serving.models.adapter import Adapter
 from strata.serving.routing.policy import Rule
+from strata.serving.runtime import autoscaling
 from strata.serving.transport.link import SECRET_BYTES
 from strata.serving.vllm_patches.nixl_delay import DELAY_US
 
@@ -24,6 +26,7 @@ Role = Literal["prefill", "decode"]
 LEASE_S = 12
 TRANSFERRED_BLOCK = 128
 DECODE_STEP_TOKENS = 2048
+DEFAULT_STEP_TOKENS = 8192  # vLLM's default of a server on large GPUs; prompts of smaller steps wait a little longer
 DECODE_STEP_TOKENS_IN_GRAPHS = 512
 LARGEST_GRAPH = 1024
 READ_BY_CUDA = "UCX_CUDA_IPC_ENABLE_GET_ZCOPY"
@@ -67,6 +70,7 @@ class EngineSpec:
     # Runs on dedicated nodes, which offer the Ray resource `strata-<role>`, one unit per engine.
     on_own_nodes: bool = False
     adapter: Adapter | None = None  # on the model in `model_dir`
+    slo: SloSection | None = None  # scale the pool by it
 
     @staticmethod
     def of(role: Role, serve: ServeSection, model_dir: Path, model_id: str, network: Network) -> "EngineSpec":
@@ -96,6 +100,28 @@ class EngineSpec:
             rule=Rule(**serve.remote_prefill.model_dump()),
             network=network,
             adapter=apart,
+            slo=serve.slo,
+        )
+
+    def scaling(self) -> dict[str, Any] | None:
+        """Settings of Serve's autoscaler; None for a fixed number of replicas."""
+        if self.pool.most <= self.pool.replicas:
+            return None
+        if self.slo is None:
+            return autoscaling.config(self.pool.replicas, self.pool.most)
+        return autoscaling.slo_config(
+            endpoint=self.model_id,
+            role=self.role,
+            slo={"ttft_s": self.slo.ttft_s, "itl_s": self.slo.itl_s},
+            bounds={
+                "least": self.pool.replicas,
+                "most": self.pool.most,
+                "cooldown_s": self.slo.cooldown_s,
+                "idle_s": self.slo.idle_s,
+            },
+            max_sequences=self.max_sequences,
+            step_tokens=self._step_tokens() or DEFAULT_STEP_TOKENS,
+            disaggregated=self.disaggregated,
         )
 
     def cpus(self) -> float:
@@ -218,6 +244,8 @@ class GatewaySpec:
     # The starter publishes the end of its warm-up in the directory, and `/ready` waits for it.
     warm_up: bool = False
     role: Literal["decode", "pictures"] = "decode"  # of the replicas that answer
+    by_slo: bool = False  # report the demand to the autoscaler
+    to_zero: bool = False  # the decode pool may be empty
 
     @staticmethod
     def of(serve: ServeSection, model_id: str, network: Network) -> "GatewaySpec":
@@ -227,11 +255,13 @@ class GatewaySpec:
             host=serve.host,
             port=serve.port,
             gateways=serve.gateways,
-            decode_replicas=serve.decode.replicas,
+            decode_replicas=max(1, serve.decode.replicas),
             max_sequences=serve.max_sequences,
             max_queue=serve.max_queue,
             disaggregated=serve.prefill.replicas > 0,
             network=network,
+            by_slo=serve.slo is not None,
+            to_zero=serve.decode.replicas == 0,
         )
 
     def capacity(self, decode_replicas: int) -> int:

@@ -4,6 +4,7 @@
 prompt alone in one step; a step with both adds its tokens up before the slower of reading weights and matrix products is taken.
 """
 
+import math
 from functools import lru_cache
 
 from strata.planner.serving.engine_step import CUSTOM_S, CUSTOM_SHARE, LIBRARY_S, LIBRARY_SHARE
@@ -34,14 +35,14 @@ class StepTimes:
         """Seconds of a decode step of `sequences` sequences: a constant, and a factor of their context tokens."""
         return self._without_attention(sequences, 0), self._context_s
 
-    def step(self, sequences: int, context: int, tokens: int, pairs: float) -> float:
+    def step(self, sequences: float, context: float, tokens: float, pairs: float, /) -> float:
         """Seconds of one step. `sequences` decode over `context` tokens in total, and `tokens` prompt tokens are prefilled with
         `pairs` query-key pairs."""
         return self._without_attention(sequences, tokens) + context * self._context_s + pairs * self._pair_s
 
-    def _without_attention(self, sequences: int, tokens: int) -> float:
+    def _without_attention(self, sequences: float, tokens: float) -> float:
         count = sequences + tokens
-        weights_s = self._common_s + self._routed_s * (1 - self._idle_share**count)
+        weights_s = self._common_s + self._routed_s * (1 - math.pow(self._idle_share, count))
         matrix_s = max(weights_s, count * self._token_s + sequences * self._head_s)
         return (
             matrix_s
@@ -51,6 +52,6 @@ class StepTimes:
             + sequences * self._sequence_s
         )  # fmt: skip
 
-    def _all_reduce_s(self, tokens: int) -> float:
+    def _all_reduce_s(self, tokens: float) -> float:
         wire_s = tokens * self._wire_s
         return self._all_reduces * min(CUSTOM_S + wire_s / CUSTOM_SHARE, LIBRARY_S + wire_s / LIBRARY_SHARE)

@@ -51,8 +51,8 @@ class PoolSection(Section):
 
     @model_validator(mode="after")
     def bounds_are_in_order(self) -> Self:
-        if self.max_replicas is not None and not 0 < self.replicas <= self.max_replicas:
-            raise ValueError(f"replicas={self.replicas} must be between 1 and max_replicas={self.max_replicas}")
+        if self.max_replicas is not None and self.replicas > self.max_replicas:
+            raise ValueError(f"replicas={self.replicas} must not exceed max_replicas={self.max_replicas}")
         return self
 
     @model_validator(mode="after")
@@ -66,6 +66,17 @@ class PoolSection(Section):
                 f"gpus={self.gpus} must equal tensor_parallel={self.tensor_parallel} (or be below 1 to share one GPU)"
             )
         return self
+
+
+class SloSection(Section):
+    """Service-level objective by which the pools scale between replicas and max_replicas."""
+
+    ttft_s: Annotated[float, Field(gt=0)] = Field(2.0, description="seconds to the first token")
+    itl_s: Annotated[float, Field(gt=0)] = Field(0.05, description="seconds per further token, on average")
+    cooldown_s: Annotated[float, Field(ge=0)] = Field(600.0, description="seconds that a pool must need fewer replicas to shrink")
+    idle_s: Annotated[float, Field(gt=0)] = Field(
+        600.0, description="seconds without a request until the decode pool is emptied, with serve.decode.replicas=0"
+    )
 
 
 class RemotePrefillSection(Section):
@@ -116,14 +127,21 @@ class ServeSection(Section):
     prefill: PoolSection = Field(PoolSection(), description="prefill engines")
     decode: PoolSection = Field(PoolSection(), description="decode engines")
     remote_prefill: RemotePrefillSection = Field(RemotePrefillSection(), description="choice between local and remote prefill")
+    slo: SloSection | None = Field(None, description="scale the pools by this objective; unset: by the number of requests")
     pictures: PictureServingSection = Field(
         PictureServingSection(), description="endpoint of a diffusion model; the pools are then unused"
     )
 
     @model_validator(mode="after")
     def something_decodes(self) -> Self:
-        if self.decode.replicas == 0:
-            raise ValueError("decode.replicas=0 leaves no engine to answer; only prefill.replicas may be 0")
+        if self.decode.replicas == 0 and (self.slo is None or self.decode.max_replicas is None):
+            raise ValueError("decode.replicas=0 leaves no engine to answer; scaling from zero needs slo and decode.max_replicas")
+        if self.prefill.replicas == 0 and self.prefill.max_replicas is not None:
+            raise ValueError(
+                f"prefill.replicas=0 is aggregated serving; prefill.max_replicas={self.prefill.max_replicas} is unused"
+            )
+        if self.slo is not None and self.decode.max_replicas is None and self.prefill.max_replicas is None:
+            raise ValueError("slo scales pools with max_replicas: set decode.max_replicas or prefill.max_replicas")
         return self
 
     @model_validator(mode="after")

@@ -36,6 +36,7 @@ from strata.serving.metrics.telemetry import Replica as Telemetry
 from strata.serving.models import hybrid_check
 from strata.serving.models.adapter import BASE
 from strata.serving.routing.prefix_index import PrefixIndex
+from strata.serving.scaling.serve_policy import EngineReport
 from strata.serving.spec import EngineSpec
 from strata.serving.transport.peers import Peers
 from strata.serving.vllm_patches import detokenizer_tail, engine_stats, preforked_engine, vocabulary
@@ -63,6 +64,19 @@ class Started:
 
     async def check_health(self) -> None:
         await self.vllm.check_health()
+
+    def report(self, startup_s: float) -> EngineReport:
+        """Figures for the autoscaler."""
+        cache, stats = self.vllm.vllm_config.cache_config, self.stats
+        times = stats.fit.times()
+        return EngineReport(
+            startup_s=startup_s,
+            kv_tokens=float((cache.num_gpu_blocks or 0) * cache.block_size),
+            waiting=float(stats.waiting),
+            kv_use=stats.kv_usage,
+            cached_share=stats.cached_share,
+            **(vars(times) if times is not None else {}),
+        )
 
     def metrics(self) -> str:
         return exposition.merge([({}, self.telemetry.text()), (self.labels, engine_stats.vllm_text())])

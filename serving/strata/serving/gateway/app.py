@@ -115,7 +115,7 @@ class App:
 
     async def _get(self, path: str, query: bytes) -> tuple[int, str, bytes]:
         if path in ("/health", "/-/healthz"):
-            if not self._engines.healthy():
+            if not self._engines.healthy() and not self._readiness.scaled_to_zero():
                 raise ApiError(503, "No healthy engine is up.", headers={"retry-after": "5"})
             return 200, "text/plain", b"success"
         if path == "/ready":
@@ -165,6 +165,7 @@ class App:
             _require_model(tree.get("model"), self._models)
             sequences = _sequences(tree)
             del tree  # parsed, a request takes up to ten times the memory of its bytes
+            self._telemetry.arrived()
             with self._admission.admitted(sequences), self._telemetry.in_flight():
                 request = (self._routes, path, body, uuid.uuid4().hex)
                 relay = Relay(*request, self._engines, self.suspects, self._telemetry, send, hold, explained(headers))

@@ -37,6 +37,22 @@ class Gateway:
         # Prometheus sees no increase in a counter that appears with its first event, so known label values start at zero.
         for outcome in MIGRATIONS:
             self._series.add(metrics.SERVE_MIGRATIONS, 0, outcome)
+        self._arrivals = self._answered = 0
+
+    def arrived(self) -> None:
+        """A valid request, before it is admitted or rejected."""
+        self._arrivals += 1
+
+    def demand(self) -> dict[str, int]:
+        """Counts for the autoscaler, in the words of `scaling.demand.Seen`."""
+        return {
+            "arrivals": self._arrivals,
+            "ended": self._answered,
+            "prompt_tokens": int(self._series.value(metrics.SERVE_PROMPT_TOKENS)),
+            "output_tokens": int(self._series.value(metrics.SERVE_GENERATED_TOKENS)),
+            "in_flight": int(self._series.value(metrics.SERVE_IN_FLIGHT)),
+            "waiting": int(self._series.value(metrics.SERVE_QUEUED)),
+        }
 
     def request_ended(self, route: str, status: int, seconds: float) -> None:
         route = route if route in ROUTES else "other"  # clients choose paths, so unknown ones share a label value
@@ -51,6 +67,7 @@ class Gateway:
         self._series.observe_all(metrics.SERVE_INTER_TOKEN, seconds)
 
     def tokens(self, prompt: int, generated: int) -> None:
+        self._answered += 1
         self._series.add(metrics.SERVE_PROMPT_TOKENS, prompt)
         self._series.add(metrics.SERVE_GENERATED_TOKENS, generated)
 
@@ -219,6 +236,10 @@ class _Series(Collector):
 
     def set(self, metric: ServeMetric, value: float, *labels: str) -> None:
         self._values[metric.name][labels] = value
+
+    def value(self, metric: ServeMetric) -> float:
+        """Value of a series without labels of its own."""
+        return self._values[metric.name][()]
 
     @contextmanager
     def counted(self, metric: ServeMetric) -> Iterator[None]:

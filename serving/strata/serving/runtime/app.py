@@ -30,12 +30,12 @@ def build(
 
 def _engines(replica: type, spec: EngineSpec, started_by: Mapping[str, Any]) -> serve.Deployment:
     environment = {**started_by, "env_vars": spec.environment() | started_by.get("env_vars", {})}
-    grows = spec.pool.most > spec.pool.replicas
+    scaling = spec.scaling()
     return serve.deployment(
         replica,
         name=spec.role,
-        num_replicas="auto" if grows else spec.pool.replicas,
-        autoscaling_config=autoscaling.config(spec.pool.replicas, spec.pool.most) if grows else None,
+        num_replicas="auto" if scaling else spec.pool.replicas,
+        autoscaling_config=scaling,
         ray_actor_options=spec.resources() | {"runtime_env": environment},
         max_constructor_retry_count=START_FAILURES,
         health_check_period_s=1,

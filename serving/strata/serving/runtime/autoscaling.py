@@ -34,6 +34,21 @@ def config(least: int, most: int) -> dict[str, Any]:
     return _config(least, most, "replicas", UPSCALE_DELAY_S)
 
 
+def slo_config(**arguments: Any) -> dict[str, Any]:
+    """Settings for the policy by SLO, which has cool-downs of its own. A pool that may be empty starts with one replica, so that
+    a start still shows whether the model can be served."""
+    bounds = arguments["bounds"]
+    return {
+        "min_replicas": bounds["least"],
+        "initial_replicas": max(1, bounds["least"]),
+        "max_replicas": bounds["most"],
+        "upscale_delay_s": 0.0,
+        "downscale_delay_s": 0.0,
+        "downscale_to_zero_delay_s": 0.0,
+        "policy": {"policy_function": "strata.serving.scaling.serve_policy:SloPolicy", "policy_kwargs": arguments},
+    }
+
+
 def gateway_config(most: int) -> dict[str, Any]:
     return _config(1, most, "gateways", GATEWAY_DELAY_S)
 

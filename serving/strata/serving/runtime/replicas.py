@@ -17,6 +17,8 @@ import psutil
 
 from strata.serving.ray_patches import serve_logs, serve_ports
 from strata.serving.runtime.autoscaling import PREFILLS
+from strata.serving.scaling import reports
+from strata.serving.scaling.serve_policy import EngineReport
 from strata.serving.spec import EngineSpec, GatewaySpec
 from strata.serving.transport.directory import Directory
 from strata.serving.transport.link import Server
@@ -125,7 +127,10 @@ class _EngineReplica:
         return {"calls": server.calls, "healthy": self._engine.healthy, **self._engine.stats.load()}
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        return {"load": self._presence.server.calls / self._capacity if self._presence is not None else 0.0}
+        if self._presence is None:
+            return {"load": 0.0}
+        report: EngineReport = self._engine.report(sum(self._phases.seconds.values()))
+        return {"load": self._presence.server.calls / self._capacity} | vars(report)
 
     async def __del__(self) -> None:
         if self._presence is not None:
@@ -174,7 +179,7 @@ class GatewayReplica:
         telemetry = Telemetry(spec.model_id, name)
         others = Peers(directory, "gateway", spec.network.secret, poll_s=METRICS_LOOK_S)
         keys = Keys(Path(os.environ[FILE])) if FILE in os.environ else None
-        readiness = Readiness(decode, prefill, directory if spec.warm_up else None, spec.role)
+        readiness = Readiness(decode, prefill, directory if spec.warm_up else None, spec.role, spec.to_zero)
         own = routes.PICTURES if spec.role == "pictures" else routes.TEXT
         app = App(name, spec.names, decode, prefill, others, admission, telemetry, keys, node, readiness, own)
         self._spec, self._engines = spec, [decode] if prefill is None else [decode, prefill]
@@ -195,6 +200,8 @@ class GatewayReplica:
         server = Server(answer, telemetry.totals, spec.network.secret)
         self._presence = Presence(directory, "gateway", name, server, spec.network.host, node)
         await self._presence.begin({})
+        loop = asyncio.get_running_loop()
+        self._reporting = loop.create_task(reports.publish_repeatedly(directory, name, telemetry.demand)) if spec.by_slo else None
         self._http = http.server(app)
         self._serving = asyncio.get_running_loop().create_task(self._http.serve(sockets=[http.listen(spec.host, spec.port)]))
         gc.freeze()  # objects of the start are permanent; the garbage collector need not scan them while streams wait
@@ -212,4 +219,6 @@ class GatewayReplica:
         """Stops uvicorn, which accepts no new connections and waits for the responses in progress."""
         self._http.should_exit = True
         await self._serving
+        if self._reporting is not None:
+            self._reporting.cancel()
         await self._presence.end()

@@ -63,7 +63,8 @@ class Watch:
             self._reported.clear()
             self.report(f"The endpoint has recovered: {', '.join(f'{number} {role}' for role, number in self.wanted.items())}.")
         self._reported &= missing.keys()
-        if self._answered is None or _engines(seen):
+        empty = seen.replicas is not None and seen.given_up is None and not self.wanted.keys() - {"gateway"}
+        if self._answered is None or _engines(seen) or empty:  # a pool that was scaled to zero is empty, not lost
             self._answered = now
         elif seen.given_up is not None or now - self._answered > LOST_S:
             why = seen.given_up or f"nothing has answered for {now - self._answered:.0f} s"

@@ -28,7 +28,7 @@ class Calibration(BaseModel):
     def decode_terms(self, sequences: int, /) -> tuple[float, float]:
         return self.fixed_s + self.sequence_s * sequences, self.context_token_s
 
-    def step(self, sequences: int, context: int, tokens: int, pairs: float) -> float:
+    def step(self, sequences: float, context: float, tokens: float, pairs: float, /) -> float:
         decode_s = self.fixed_s + self.sequence_s * sequences + self.context_token_s * context
         return decode_s + self.prompt_token_s * tokens + self.prompt_pair_s * pairs
 

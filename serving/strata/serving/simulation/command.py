@@ -1,8 +1,8 @@
 """The command `strata simulate`. Light imports only: the command line loads this module for its help."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
@@ -13,6 +13,7 @@ from strata.platform.errors import UserError, shown
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from strata.serving.scaling.sizing import Slo
     from strata.serving.simulation.endpoint import Kill
     from strata.serving.simulation.planned import Model as EngineModel
     from strata.serving.simulation.requests import Request
@@ -20,19 +21,21 @@ if TYPE_CHECKING:
 
 Precision = Literal["fp16", "bf16", "fp8"]
 Link = Literal["fabric", "nvlink", "pcie"]
-Arrivals = Literal["poisson", "bursts", "diurnal"]
+Arrivals = Literal["poisson", "bursts", "diurnal", "steps", "night"]
+Policy = Literal["slo", "ray-default", "fixed"]
 REPLICAS, TOKENS = ranges.Range(0, 10_000), ranges.Range(1, 10_000_000)
 REQUESTS = ranges.Range(1, 100_000_000)
+SECONDS = ranges.Range(1e-4, 3600)
 BLOCK = 16  # tokens, vLLM's default on GPUs
-LOAD, ENGINE, FAILURES = "Load", "Engines", "Failures"
+LOAD, ENGINE, FAILURES, SCALING = "Load", "Engines", "Failures", "Autoscaling"
 
 
 def simulate(
     ctx: typer.Context,
     model: Model = None,
     calibration: Annotated[Path | None, typer.Option(help="Step times of a measured engine (JSON), instead of --model.")] = None,
-    decode: Annotated[int, number("Decode replicas.", ranges.Range(1, 10_000), "--decode")] = 1,
-    prefill: Annotated[int, number("Prefill replicas; 0: aggregated serving.", REPLICAS, "--prefill")] = 0,
+    decode: Annotated[int, number("Decode replicas; with --scale the least, from 0 on.", REPLICAS, "--decode")] = 1,
+    prefill: Annotated[int, number("Prefill replicas, at least; 0: aggregated serving.", REPLICAS, "--prefill")] = 0,
     trace: Annotated[
         Path | None, typer.Option(help="Replay a Mooncake trace (*.jsonl) or an Azure trace (*.csv).", rich_help_panel=LOAD)
     ] = None,
@@ -43,6 +46,9 @@ def simulate(
         int | None, number("Clients that send one request after the other, instead of --rate.", REQUESTS, panel=LOAD)
     ] = None,
     requests: Annotated[int | None, number("Requests. Default: 1,000, or all of a trace.", REQUESTS, panel=LOAD)] = None,
+    hours: Annotated[
+        float | None, number("Simulated hours of a generated load, instead of --requests.", ranges.Range(1e-3, 1e4), panel=LOAD)
+    ] = None,
     prompt: Annotated[int, number("Mean prompt tokens.", TOKENS, panel=LOAD)] = 1000,
     output: Annotated[int, number("Mean output tokens.", TOKENS, panel=LOAD)] = 300,
     variation: Annotated[float, number("Standard deviation of lengths over their mean.", ranges.VARIATION, panel=LOAD)] = 1.0,
@@ -75,15 +81,30 @@ def simulate(
     recovery: Annotated[
         float, number("Seconds until a killed replica is replaced.", ranges.Range(0, 86_400), panel=FAILURES)
     ] = 60.0,
+    scale: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="|".join(get_args(Policy)),
+            help="Scale by SLO, by Ray Serve's default policy, or run the most replicas. Repeatable: compared on one load.",
+            rich_help_panel=SCALING,
+        ),
+    ] = None,
+    slo_ttft: Annotated[float | None, number("Seconds to the first token.", SECONDS, panel=SCALING)] = None,
+    slo_itl: Annotated[float | None, number("Seconds per further token.", SECONDS, panel=SCALING)] = None,
+    max_decode: Annotated[int | None, number("Most decode replicas.", ranges.Range(1, 10_000), panel=SCALING)] = None,
+    max_prefill: Annotated[int | None, number("Most prefill replicas.", ranges.Range(1, 10_000), panel=SCALING)] = None,
+    startup: Annotated[float, number("Seconds until a new replica answers.", ranges.Range(0, 86_400), panel=SCALING)] = 60.0,
     json: Json = None,
 ) -> None:
     """Simulate an endpoint under a generated load or a trace: throughput, latencies, cache hits and use of every pool."""
     from dataclasses import replace
+    from math import inf
 
     from strata.serving.simulation import calibration as calibrations
     from strata.serving.simulation import generated, planned, traces
     from strata.serving.simulation.endpoint import Setup, Simulation
     from strata.serving.simulation.engine import EngineSettings
+    from strata.serving.simulation.scaling.choices import Choices
     from strata.serving.spec import DECODE_STEP_TOKENS, TRANSFERRED_BLOCK
 
     if ctx.invoked_subcommand is not None:
@@ -94,6 +115,8 @@ def simulate(
         raise UserError("One of --model and --calibration is needed.", "Set --model to a name from 'strata plan list'.")
     if trace is not None and concurrency is not None:
         raise UserError("--trace excludes --concurrency.", "Omit one of them.")
+    if hours is not None and (trace is not None or concurrency is not None or requests is not None):
+        raise UserError("--hours excludes --trace, --concurrency and --requests.", "Omit it.")
     kills = [_kill(text, {"decode": decode, "prefill": prefill}) for text in kill or []]
     if calibration is not None:
         found = calibrations.load(calibration)
@@ -128,19 +151,32 @@ def simulate(
         kills=kills,
         recovery_s=recovery,
     )
+    setups = Choices(
+        _policies(scale or []), _slo(slo_ttft, slo_itl), {"decode": max_decode, "prefill": max_prefill}, startup
+    ).setups(setup)
     shape = generated.Shape(prompt, output, variation, shared, openings, turns, think)
-    load: Iterator[tuple[float, Request]]
-    total = requests if trace else requests or 1000
+    total = requests or (None if trace else int(rate * hours * 3600) if hours else 1000)
     if trace is not None:
         traces.format_of(trace)
-        load = traces.replay(trace, block_size, requests, speed)
-    elif concurrency is not None:
-        load = generated.closed_loop(concurrency, requests or 1000, shape, block_size, seed)
+
+    def load() -> "Iterator[tuple[float, Request]]":
+        if trace is not None:
+            return traces.replay(trace, block_size, requests, speed)
+        if concurrency is not None:
+            return generated.closed_loop(concurrency, requests or 1000, shape, block_size, seed)
+        count = None if hours else requests or 1000
+        return generated.open_loop(arrivals, rate, count, shape, block_size, seed, hours * 3600 if hours else inf)
+
+    results = {}
+    for name, each in setups.items():
+        with _progress(total) as advance:
+            results[name] = Simulation(each, seed).run(load(), advance)
+    if len(results) == 1:
+        (only,) = results.values()
+        answer(lambda _: [_table(only)], only.summary, json)
     else:
-        load = generated.open_loop(arrivals, rate, requests or 1000, shape, block_size, seed)
-    with _progress(total) as advance:
-        results = Simulation(setup, seed).run(load, advance)
-    answer(lambda _: [_table(results)], results.summary, json)
+        summaries = {name: found.summary() for name, found in results.items()}
+        answer(lambda _: [_comparison(summaries)], lambda: {"policies": summaries}, json)
 
 
 def simulate_validate(
@@ -166,6 +202,23 @@ def simulate_validate(
         unit = "" if scale == 1 else ", ms"
         table.add_row(row.contender, str(row.concurrency), row.metric + unit, *values, f"{row.error:+.0%}")
     answer(lambda _: [table], lambda: {"rows": [{**vars(row), "error": row.error} for row in rows]}, json)
+
+
+def _policies(names: list[str]) -> tuple[Policy, ...]:
+    for name in names:
+        if name not in get_args(Policy):
+            raise UserError(f"--scale {shown(name)} is no policy.", f"Choose from {', '.join(get_args(Policy))}.")
+    return tuple(dict.fromkeys(names))  # type: ignore[arg-type]
+
+
+def _slo(ttft_s: float | None, itl_s: float | None) -> "Slo | None":
+    from strata.serving.scaling.sizing import Slo
+
+    if ttft_s is None and itl_s is None:
+        return None
+    if ttft_s is None or itl_s is None:
+        raise UserError("An SLO has --slo-ttft and --slo-itl.", "Set both.")
+    return Slo(ttft_s, itl_s)
 
 
 def _blocks(engine: "EngineModel", block_size: int) -> int:
@@ -235,12 +288,31 @@ def _table(results: "Results") -> "Table":
         rows.append(("replicas lost", f"{found['retried']:,} requests retried, {found['migrated']:,} streams continued"))
     if len(found["prefills"]) > 1:
         rows.append(("prefills", ", ".join(f"{count:,} {name}" for name, count in found["prefills"].items())))
+    if "slo" in found:
+        rows.append(("SLO", f"{found['slo']['violations']:,} violations ({found['slo']['share']:.3%})"))
     for name, pool in found["pools"].items():
         if pool["replicas"]:
             use = f"{pool['utilisation']:.0%} busy, KV cache {pool['kv_use']:.0%} used (peak {pool['kv_use_peak']:.0%})"
-            rows.append((f"{name} pool", f"{pool['replicas']} replicas, {use}"))
+            rows.append((f"{name} pool", f"{pool['replicas']} replicas, {pool['replica_hours']:,.1f} replica-hours, {use}"))
     for row in rows:
         table.add_row(*row)
+    return table
+
+
+def _comparison(found: "Mapping[str, Mapping[str, Any]]") -> "Table":
+    from rich.table import Table
+
+    table = Table("policy", "replica-hours", "most replicas", "SLO violations", "TTFT p99", "ITL p99", title="Autoscaling")
+    for name, each in found.items():
+        pools = each["pools"].values()
+        table.add_row(
+            name,
+            f"{sum(pool['replica_hours'] for pool in pools):,.1f}",
+            " + ".join(str(pool["replicas"]) for pool in pools if pool["replicas"]),
+            f"{each['slo']['violations']:,} of {each['requests']['sent']:,} ({each['slo']['share']:.3%})",
+            _ms(each["ttft_s"]["p99"]),
+            _ms(each["itl_s"]["p99"]),
+        )
     return table
 
 

@@ -22,10 +22,13 @@ from strata.serving.gateway.admission import Admission
 from strata.serving.gateway.relay import REPLICA_WAIT_S, TRIES
 from strata.serving.routing import choice, policy
 from strata.serving.routing.policy import Decision, Rule
+from strata.serving.scaling.demand import Seen
+from strata.serving.scaling.sizing import Slo
 from strata.serving.simulation.engine import Engine, EngineSettings, Times
 from strata.serving.simulation.replica import Flight, Replica, Role
 from strata.serving.simulation.requests import Request
 from strata.serving.simulation.results import PoolUse, Results
+from strata.serving.simulation.scaling.fleet import Fleet, Scaling
 from strata.serving.simulation.sequence import Sequence
 from strata.serving.spec import LEASE_S
 
@@ -60,6 +63,8 @@ class Setup:
     transfer_token_s: float = 0.0
     kills: Several[Kill] = ()
     recovery_s: float = 60.0  # until a killed replica is replaced
+    scaling: Scaling | None = None
+    slo: Slo | None = None
 
 
 class Simulation:
@@ -69,13 +74,13 @@ class Simulation:
         self._events: list[tuple[float, int, Callable[[Any, Any], None], Any, Any]] = []
         self._order = 0
         self.now = 0.0
-        self.results = Results()
+        self.results = Results(setup.slo)
         self.pools: dict[Role, list[Replica]] = {"decode": [], "prefill": []}
         self._stranded: dict[Flight, None] = {}  # no replica is up
         self._in_flight = self._to_arrive = 0
-        settings = setup.decode_engine
+        settings, configured = setup.decode_engine, max(1, setup.decode_replicas)  # a pool at zero is being brought back
         self._admission = Admission(
-            lambda: admission.capacity(len(self.pools["decode"]), setup.decode_replicas, settings.max_sequences, setup.max_queue),
+            lambda: admission.capacity(len(self.pools["decode"]), configured, settings.max_sequences, setup.max_queue),
             lambda: self.now,
         )
         fits = [settings] + ([setup.prefill_engine] if setup.prefill_engine and setup.prefill_replicas else [])
@@ -86,6 +91,7 @@ class Simulation:
                 self._join(role, f"{role}-{index}")  # type: ignore[arg-type]
         for kill in setup.kills:
             self._at(kill.at, self._kill, kill, None)
+        self._fleet = Fleet(setup.scaling, self) if setup.scaling is not None else None
 
     def run(self, arrivals: Iterable[tuple[float, Request]], progress: Callable[[int], None] | None = None) -> Results:
         """Runs until every request has ended. `arrivals` are (seconds, request) in order of time. `progress` is called with the
@@ -103,6 +109,9 @@ class Simulation:
         for role, replicas in self.pools.items():
             for replica in replicas:
                 self._account(role, replica, max(results.ended_at, replica.up_since))
+            if self._fleet is not None:
+                results.pools[role].start_s = self._fleet.start_s[role]
+                results.pools[role].replicas = self._fleet.peak[role]
         return results
 
     def _at(self, at: float, handle: Callable[[Any, Any], None], first: Any, second: Any) -> None:
@@ -176,6 +185,7 @@ class Simulation:
         results.ttft_s.append(flight.first_token_at - flight.arrived_at)
         results.queue_s.append(flight.queue_s)
         results.latency_s.append(self.now - flight.arrived_at)
+        results.judge(results.ttft_s[-1], results.latency_s[-1], request.output)
         if request.then is not None and (after := request.then()) is not None:
             self._to_arrive += 1
             self._at(self.now + after[0], self._arrive, after[1], False)
@@ -366,8 +376,13 @@ class Simulation:
         if replica is None or not (self._in_flight or self._to_arrive):
             return  # it is down already, or the load is over
         replicas.remove(replica)
+        self.remove(replica)
+        self._at(self.now + self._setup.recovery_s, self._recover, kill.role, replica.name)
+
+    def remove(self, replica: Replica) -> None:
+        """Ends a replica that gets no new requests; those on it continue elsewhere."""
         replica.engine.kill(self.now)
-        self._account(kill.role, replica, self.now)
+        self._account(replica.role, replica, self.now)
         for sequence in list(replica.prefilling):
             self._prefill_lost(sequence)
         for sequence in list(replica.prefilled):
@@ -378,11 +393,51 @@ class Simulation:
         replica.prefilled.clear()
         for flight in list(replica.flights):
             self._move(flight)
-        self._at(self.now + self._setup.recovery_s, self._recover, kill.role, replica.name)
 
     def _recover(self, role: Role, name: str) -> None:
         base, _, generation = name.partition(".")
         self._join(role, f"{base}.{int(generation or 0) + 1}")
+        self._dispatch_stranded()
+
+    @property
+    def replicas(self) -> dict[Role, list[Replica]]:
+        return self.pools
+
+    def call_at(self, at: float, handle: Callable[[], None]) -> None:
+        self._at(at, lambda *_: handle(), None, None)
+
+    def add(self, role: Role) -> None:
+        self._order += 1
+        self._join(role, f"{role}+{self._order}")
+        self._dispatch_stranded()
+
+    def withdraw(self, replica: Replica) -> None:
+        self.pools[replica.role].remove(replica)
+
+    def idles(self) -> bool:
+        return not self._in_flight and not self._to_arrive
+
+    def waiting_for_a_replica(self) -> int:
+        return len(self._stranded)
+
+    def seen(self) -> Seen:
+        """What gateways and engines report to the autoscaler."""
+        results, decode, every = self.results, self.pools["decode"], [*self.pools["decode"], *self.pools["prefill"]]
+        queried = sum(replica.engine.queried_tokens for replica in every)
+        hit = sum(replica.engine.hit_tokens for replica in every)
+        return Seen(
+            at=self.now,
+            arrivals=results.sent - results.too_long,
+            ended=results.completed,
+            prompt_tokens=results.input_tokens,
+            output_tokens=results.output_tokens,
+            in_flight=self._in_flight,
+            waiting=len(self._stranded),
+            cached_share=hit / queried if queried else 0.0,
+            kv_use=sum(each.engine.cache.used / each.engine.cache.capacity for each in decode) / len(decode) if decode else 0.0,
+        )
+
+    def _dispatch_stranded(self) -> None:
         stranded = list(self._stranded)
         self._stranded.clear()
         for flight in stranded:

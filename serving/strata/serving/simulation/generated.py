@@ -11,13 +11,17 @@ import numpy as np
 
 from strata.serving.simulation.requests import OwnText, Request
 
-Arrivals = Literal["poisson", "bursts", "diurnal"]
+Arrivals = Literal["poisson", "bursts", "diurnal", "steps", "night"]
 Timed = Iterator[tuple[float, Request]]
 
 # Bursts of five times the rate between them; both last exponentially distributed times with these means.
 BURST_S, CALM_S, BURST_FACTOR = 10.0, 60.0, 5.0
 # The rate of a day: a sine around the mean, from 0.2 to 1.8 of it.
 DAY_S, DAY_SWING = 86_400.0, 0.8
+# Every hour the rate jumps between 0.5 and 1.5 of the mean.
+STEP_S, STEP_SWING = 3600.0, 0.5
+# A third of each day without requests; then the rate rises and falls as half a sine.
+NIGHT_S = DAY_S / 3
 BATCH = 4096  # random numbers drawn at a time
 
 
@@ -36,15 +40,18 @@ class Shape:
     think_s: float = 10.0
 
 
-def open_loop(arrivals: Arrivals, rate: float, requests: int, shape: Shape, block_size: int, seed: int) -> Timed:
-    """`requests` requests at `rate` per second on average. Whole conversations begin at the rate over their turns."""
+def open_loop(
+    arrivals: Arrivals, rate: float, requests: int | None, shape: Shape, block_size: int, seed: int, until_s: float = math.inf
+) -> Timed:
+    """`requests` requests at `rate` per second on average, or all that begin before `until_s`. Whole conversations begin at the
+    rate over their turns."""
     times = arrival_times(arrivals, rate / shape.turns, np.random.default_rng((seed, 0)))
     conversations = _Conversations(shape, block_size, seed)
-    left = requests
+    left = math.inf if requests is None else requests
     for at in times:
-        if left <= 0:
+        if left <= 0 or at >= until_s:
             return
-        yield at, conversations.first(min(left, shape.turns))
+        yield at, conversations.first(int(min(left, shape.turns)))
         left -= shape.turns
 
 
@@ -76,9 +83,19 @@ def arrival_times(kind: Arrivals, rate: float, random: np.random.Generator) -> I
         case "diurnal":
             share = 1 + DAY_SWING
             return _thinned(rate * share, lambda at: (1 + DAY_SWING * math.sin(2 * math.pi * at / DAY_S)) / share, random)
+        case "steps":
+            share = (1 - STEP_SWING) / (1 + STEP_SWING)
+            return _thinned(rate * (1 + STEP_SWING), lambda at: 1.0 if at // STEP_S % 2 else share, random)
+        case "night":
+            most = rate * math.pi / 2 * DAY_S / (DAY_S - NIGHT_S)  # the mean of half a sine is 2 / pi
+            return _thinned(most, lambda at: _daylight(at % DAY_S), random)
         case "bursts":
             mean = (BURST_S * BURST_FACTOR + CALM_S) / (BURST_S + CALM_S)  # of the rates, in units of the calm one
             return _thinned(rate * BURST_FACTOR / mean, _phases(random), random)
+
+
+def _daylight(at: float) -> float:
+    return math.sin(math.pi * (at - NIGHT_S) / (DAY_S - NIGHT_S)) if at > NIGHT_S else 0.0
 
 
 def _thinned(most: float, share: Callable[[float], float], random: np.random.Generator) -> Iterator[float]:

@@ -37,6 +37,10 @@ class Replica:
         self._changed_at = 0.0
 
     @property
+    def in_use(self) -> bool:
+        return bool(self.flights or self.prefilling or self.prefilled)
+
+    @property
     def running(self) -> int:
         return self.engine.running
 

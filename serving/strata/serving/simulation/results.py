@@ -7,13 +7,16 @@ from typing import Any
 
 import numpy as np
 
+from strata.serving.scaling.sizing import Slo
 from strata.serving.simulation.histogram import Histogram
 
 PERCENTILES = (50, 90, 99)
 
 
 class Results:
-    def __init__(self) -> None:
+    def __init__(self, slo: Slo | None = None) -> None:
+        self.slo = slo
+        self.slow = 0  # completed requests that missed the SLO
         self.sent = self.completed = self.rejected = self.too_long = self.failed = 0
         self.input_tokens = self.output_tokens = 0  # of completed requests
         self.queried_tokens = self.hit_tokens = self.preemptions = self.steps = self.events = 0
@@ -33,9 +36,23 @@ class Results:
     def seconds(self) -> float:
         return self.ended_at - (self.began_at or 0.0)
 
+    def judge(self, ttft_s: float, latency_s: float, tokens: int) -> None:
+        """Counts a completed request that missed the SLO: its first token came after `ttft_s`, or its last one later than
+        `itl_s` for each further token allows. An average over the few gaps of a short answer would depend on a single step."""
+        slo = self.slo
+        if slo is not None and (ttft_s > slo.ttft_s or latency_s > slo.ttft_s + (tokens - 1) * slo.itl_s):
+            self.slow += 1
+
+    def _slo(self) -> dict[str, Any]:
+        if self.slo is None:
+            return {}
+        violations = self.slow + self.rejected + self.failed
+        share = violations / (self.sent - self.too_long) if self.sent > self.too_long else 0.0
+        return {"slo": {"ttft_s": self.slo.ttft_s, "itl_s": self.slo.itl_s, "violations": violations, "share": share}}
+
     def summary(self) -> dict[str, Any]:
         seconds = self.seconds or 1.0
-        return {
+        return self._slo() | {
             "simulated_s": self.seconds,
             "requests": {
                 "sent": self.sent,
@@ -69,12 +86,14 @@ class PoolUse:
     """Use of one pool, summed over its replicas, dead ones included."""
 
     def __init__(self) -> None:
-        self.replicas = 0
+        self.replicas = 0  # that joined; with autoscaling, the most at a time
+        self.start_s = 0.0
         self.up_s = self.busy_s = self.block_seconds = self.block_capacity_seconds = self.peak = 0.0
 
     def summary(self) -> dict[str, Any]:
         return {
             "replicas": self.replicas,
+            "replica_hours": (self.start_s + self.up_s) / 3600,
             "utilisation": self.busy_s / self.up_s if self.up_s else 0.0,
             "kv_use": self.block_seconds / self.block_capacity_seconds if self.block_capacity_seconds else 0.0,
             "kv_use_peak": self.peak,

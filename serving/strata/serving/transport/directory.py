@@ -33,6 +33,11 @@ class Directory:
         found = await asyncio.to_thread(_get, self._key(role, name))
         return None if found is None else dict(json.loads(found))
 
+    def entries(self, role: str) -> list[dict[str, Any]]:
+        """All entries of a role. Blocks on the head."""
+        found = [_get(key) for key in _list(self._key(role, ""))]
+        return [dict(json.loads(entry)) for entry in found if entry is not None]
+
     def clear(self) -> None:
         """Deletes the entries of a previous endpoint that was killed."""
         for key in _list(self._prefix.encode()):

@@ -22,6 +22,7 @@ from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerBase
 
 from strata.serving.metrics.telemetry import Replica
 from strata.serving.routing.policy import RateMeter
+from strata.serving.scaling.step_fit import RecentShare, StepFit
 
 
 def attach(engine: Any, replica: Replica) -> "EngineStats":
@@ -47,6 +48,13 @@ class EngineStats(StatLoggerBase):  # type: ignore[misc]
         self._transfer = RateMeter()  # per byte, of one shard
         self._bytes_moved = 0.0
         self._tokens_moved = 0
+        self.fit = StepFit()
+        self._queried = RecentShare()
+
+    @property
+    def cached_share(self) -> float:
+        """Share of the prompt tokens that the prefix cache had, of recent prompts."""
+        return self._queried.share
 
     @property
     def transfer_s_per_token(self) -> float | None:
@@ -87,6 +95,9 @@ class EngineStats(StatLoggerBase):  # type: ignore[misc]
         self.waiting = stats.num_waiting_reqs + stats.num_skipped_waiting_reqs
         self.kv_usage = stats.kv_cache_usage
         self._replica.load(self.running, self.waiting, self.kv_usage)
+        if (step := stats.iteration_details) is not None and not step.is_dummy:
+            self.fit.add(step.num_generation_requests, step.num_ctx_tokens, step.elapsed_ms / 1000)
+        self._queried.add(stats.prefix_cache_stats.queries, stats.prefix_cache_stats.hits)
         self._replica.prefix_looked_up(stats.prefix_cache_stats.queries, stats.prefix_cache_stats.hits)
         if stats.kv_connector_stats:
             self._record_transfers(stats.kv_connector_stats)
