@@ -218,6 +218,7 @@ class GatewaySpec:
     # The starter publishes the end of its warm-up in the directory, and `/ready` waits for it.
     warm_up: bool = False
     role: Literal["decode", "pictures"] = "decode"  # of the replicas that answer
+    audit_log: str | None = None  # folder
 
     @staticmethod
     def of(serve: ServeSection, model_id: str, network: Network) -> "GatewaySpec":
@@ -232,7 +233,12 @@ class GatewaySpec:
             max_queue=serve.max_queue,
             disaggregated=serve.prefill.replicas > 0,
             network=network,
+            audit_log=str(Path(serve.audit_log).resolve()) if serve.audit_log else None,
         )
+
+    def slots(self, decode_replicas: int) -> int:
+        """Sequences that the engines run at once while `decode_replicas` are up."""
+        return admission.capacity(decode_replicas, self.decode_replicas, self.max_sequences, 0)
 
     def capacity(self, decode_replicas: int) -> int:
         """Maximum number of sequences in flight while `decode_replicas` are up."""

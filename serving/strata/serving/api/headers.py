@@ -9,7 +9,8 @@ PREFILL = "x-strata-prefill"  # where the prompt was prefilled; the prefill engi
 WAITED = "x-strata-waited"  # seconds that the request waited because no engine was up
 REQUEST_ID = "x-request-id"  # the client's or a generated id; in every response
 MAX_REQUEST_ID = 512
-DEADLINE = "x-strata-deadline"  # seconds from the arrival of the request to the end of its answer
+DEADLINE = "x-request-deadline"  # seconds from the arrival of the request to the end of its answer
+OLD_DEADLINE = "x-strata-deadline"  # its former name
 
 
 def request_id(headers: list[tuple[bytes, bytes]]) -> tuple[str, bool]:
@@ -22,7 +23,8 @@ def request_id(headers: list[tuple[bytes, bytes]]) -> tuple[str, bool]:
 
 def deadline(headers: list[tuple[bytes, bytes]]) -> float | None:
     """Seconds in which the client wants the whole answer, None without a limit. Raises a 400."""
-    sent = next((value for name, value in headers if name == DEADLINE.encode()), None)
+    names = (DEADLINE.encode(), OLD_DEADLINE.encode())
+    sent = next((value for name, value in headers if name in names), None)
     if sent is None:
         return None
     try:

@@ -48,11 +48,13 @@ class Relay:
         telemetry: Telemetry,
         send: Send,
         hold: Hold,
+        cache_salt: str | None = None,
     ) -> None:
         self._routes, self._method = routes, routes.generating[path]
         self._body, self._request_id = body, request_id
         self._suspects, self._content = suspects, Content(self._method, body)
         self._peers, self._telemetry, self._send, self._hold = peers, telemetry, send, hold
+        self._cache_salt = cache_salt
         self._began = time.monotonic()
         self._emitted: list[int] = []
         self._inter_token_s: list[float] = []
@@ -62,6 +64,13 @@ class Relay:
         self._finished = False  # the last token was sent; usage and [DONE] may be missing
         self._call: Stream | None = None
         self.status: int | None = None  # of the response, once started
+        self.first_token_s: float | None = None
+        self.usage: tuple[int, int] | None = None  # input and output tokens, once the replica has sent them
+
+    @property
+    def sent_tokens(self) -> int:
+        """Tokens of a stream so far."""
+        return len(self._emitted)
 
     @cached_property
     def _streams(self) -> bool:
@@ -121,7 +130,7 @@ class Relay:
         if self._call is None:
             self._waited_s = time.monotonic() - self._began
         strikes = self._suspects.strikes(self._content)  # the same content may have been refused meanwhile
-        meta = {"request_id": self._request_id, "resumed": self._emitted, "strikes": strikes}
+        meta = {"request_id": self._request_id, "resumed": self._emitted, "strikes": strikes, "cache_salt": self._cache_salt}
         self._call = peer.link.call(self._method, meta, self._body, self._routes.unread_bytes)
         return peer, self._call
 
@@ -181,14 +190,17 @@ class Relay:
         if self._last_token_at:
             self._inter_token_s.append(now - self._last_token_at)
         else:
-            self._telemetry.first_token(now - self._began)
+            self.first_token_s = now - self._began
+            self._telemetry.first_token(self.first_token_s)
         self._last_token_at = now
 
     async def _end(self, head: dict[str, Any], whole: bytes, trailer: dict[str, Any]) -> None:
         if "queued_s" in trailer:
             self._telemetry.queued(self._waited_s + trailer["queued_s"])
+        self.usage = trailer.get("prompt_tokens", 0), 0
         if "prompt_tokens" in trailer:
-            self._telemetry.tokens(trailer["prompt_tokens"], trailer.get("tokens", len(self._emitted)))
+            self.usage = trailer["prompt_tokens"], trailer.get("tokens", len(self._emitted))
+            self._telemetry.tokens(*self.usage)
         if head["type"] == EVENTS:
             await self._write(b"", more=False)
         elif self.status is None:
