@@ -103,7 +103,7 @@ FOLDERS = {
     },
     "serving.chaos": {"metrics", "models"},
     "serving.simulation": {"api", "engine", "gateway", "routing", "tenants", "transport"},
-    "serving.bench": {"api", "metrics", "models", "vllm_patches"},
+    "serving.bench": {"api", "gateway", "metrics", "models", "tenants", "vllm_patches"},
     "training.data": set(),
     "training.model": set(),
     "training.metrics": set(),

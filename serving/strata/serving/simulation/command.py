@@ -50,6 +50,14 @@ def simulate(
     think: Annotated[float, number("Mean seconds between turns.", ranges.Range(0, 86_400), panel=LOAD)] = 10.0,
     shared: Annotated[int, number("Tokens of a system prompt before --prompt.", ranges.Range(0, 10_000_000), panel=LOAD)] = 0,
     openings: Annotated[int, number("Different system prompts.", ranges.Range(1, 1_000_000), panel=LOAD)] = 1,
+    tenants: Annotated[
+        str | None,
+        typer.Option(
+            help="Tenants with their loads in multiples of their share of --rate or --concurrency, such as quiet=1,loud=10; "
+            "with weights: quiet=1:2,loud=10:1.",
+            rich_help_panel=LOAD,
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the load and of the routing's ties.", min=0, rich_help_panel=LOAD)] = 0,
     gpu: GpuName = GPU,
     fabric: FabricName = None,
@@ -84,6 +92,8 @@ def simulate(
     from strata.serving.simulation import generated, planned, traces
     from strata.serving.simulation.endpoint import Setup, Simulation
     from strata.serving.simulation.engine import EngineSettings
+    from strata.serving.simulation.tenants import merged
+    from strata.serving.simulation.tenants import parse as parse_tenants
     from strata.serving.spec import DECODE_STEP_TOKENS, TRANSFERRED_BLOCK
 
     if ctx.invoked_subcommand is not None:
@@ -92,6 +102,9 @@ def simulate(
         raise UserError(f"{shown(' '.join(ctx.args))} is no option of 'strata simulate'.", "See 'strata simulate --help'.")
     if (model is None) == (calibration is None):
         raise UserError("One of --model and --calibration is needed.", "Set --model to a name from 'strata plan list'.")
+    if trace is not None and tenants is not None:
+        raise UserError("--trace excludes --tenants: traces have none.", "Omit one of them.")
+    senders = parse_tenants(tenants) if tenants else []
     if trace is not None and concurrency is not None:
         raise UserError("--trace excludes --concurrency.", "Omit one of them.")
     kills = [_kill(text, {"decode": decode, "prefill": prefill}) for text in kill or []]
@@ -127,17 +140,25 @@ def simulate(
         transfer_token_s=engine.transfer_token_s,
         kills=kills,
         recovery_s=recovery,
+        tenants={sender.tenant.name: sender.tenant for sender in senders},
     )
     shape = generated.Shape(prompt, output, variation, shared, openings, turns, think)
+
+    def generated_load(share: float, seed: int) -> "Iterator[tuple[float, Request]]":
+        count = max(1, round((requests or 1000) * share))
+        if concurrency is not None:
+            return generated.closed_loop(max(1, round(concurrency * share)), count, shape, block_size, seed)
+        return generated.open_loop(arrivals, rate * share, count, shape, block_size, seed)
+
     load: Iterator[tuple[float, Request]]
     total = requests if trace else requests or 1000
     if trace is not None:
         traces.format_of(trace)
         load = traces.replay(trace, block_size, requests, speed)
-    elif concurrency is not None:
-        load = generated.closed_loop(concurrency, requests or 1000, shape, block_size, seed)
+    elif senders:
+        load = merged(senders, lambda share, number: generated_load(share, seed + number))
     else:
-        load = generated.open_loop(arrivals, rate, requests or 1000, shape, block_size, seed)
+        load = generated_load(1.0, seed)
     with _progress(total) as advance:
         results = Simulation(setup, seed).run(load, advance)
     answer(lambda _: [_table(results)], results.summary, json)
@@ -239,6 +260,10 @@ def _table(results: "Results") -> "Table":
         if pool["replicas"]:
             use = f"{pool['utilisation']:.0%} busy, KV cache {pool['kv_use']:.0%} used (peak {pool['kv_use_peak']:.0%})"
             rows.append((f"{name} pool", f"{pool['replicas']} replicas, {use}"))
+    for name, tenant in found["tenants"].items():
+        latencies = (f"{key} p99 {_ms(tenant[f'{key.lower()}_s']['p99'])}" for key in ("TTFT", "ITL"))
+        counts = f"{tenant['completed']:,} completed, {tenant['rejected']:,} rejected"
+        rows.append((f"tenant {name}", ", ".join([counts, *latencies])))
     for row in rows:
         table.add_row(*row)
     return table

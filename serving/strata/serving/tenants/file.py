@@ -28,7 +28,7 @@ from strata.serving.tenants.tenant import NAME, KeyEntry, Limits, Tenant, _Secti
 MAX_BYTES = 16 * 2**20
 MAX_DEPTH = 8
 # A line of one of these marks the format. A file without them has one key per line.
-_MARKS = re.compile(rb"^\s*(-\s*\{?\s*)?(tenants|sha256|lend_idle)\s*:", re.MULTILINE)
+_MARKS = re.compile(rb"^[\s{-]*(tenants|sha256|lend_idle)\s*:", re.MULTILINE)
 
 Path_ = tuple[str | int, ...]
 
@@ -173,6 +173,7 @@ def read(file: Path) -> dict[str, TenantEntry]:
 def write(file: Path, tenants: Mapping[str, TenantEntry]) -> None:
     """Writes the tenants, atomically; readers of other users are excluded unless the file had them before. Other top-level
     settings stay."""
+    file = file.resolve()  # a link stays one
     before: dict[str, Any] = yaml.safe_load(file.read_bytes()) or {} if file.exists() else {}
     mode = file.stat().st_mode & 0o777 if file.exists() else 0o600
     tree = {"tenants": {name: _plain(entry) for name, entry in tenants.items()}}
