@@ -30,7 +30,7 @@ MAX_DEPTH = 8
 # A line of one of these marks the format. A file without them has one key per line.
 _MARKS = re.compile(rb"^[\s{-]*(tenants|sha256|lend_idle)\s*:", re.MULTILINE)
 
-Path_ = tuple[str | int, ...]
+Place = tuple[str, ...]  # keys and indices that lead to an entry
 
 
 class WrongContent(ValueError):
@@ -80,7 +80,7 @@ def parse(data: bytes) -> Content:
         for number, key in enumerate(entry.keys):
             found = bytes.fromhex(key.sha256)
             if found in keys:
-                line = _line(lines, ("tenants", name, "keys", number))
+                line = _line(lines, ("tenants", name, "keys", str(number)))
                 raise WrongContent(line, f"the key is one of tenant '{keys[found].tenant.name}' already")
             keys[found] = Known(tenant, short_id(found), _timestamp(key.expires))
     return Content(keys, entries.lend_idle)
@@ -90,14 +90,14 @@ def _timestamp(at: datetime | None) -> float | None:
     return None if at is None else at.timestamp()
 
 
-def _entries(data: bytes) -> tuple[_File, dict[Path_, int]]:
+def _entries(data: bytes) -> tuple[_File, dict[Place, int]]:
     if len(data) > MAX_BYTES:
         raise WrongContent(1, f"the file is larger than {MAX_BYTES // 2**20} MiB")
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
         raise WrongContent(data.count(b"\n", 0, error.start) + 1, "the text is not UTF-8") from None
-    lines: dict[Path_, int] = {}
+    lines: dict[Place, int] = {}
     loader = yaml.CSafeLoader(text)
     try:
         node = loader.get_single_node()
@@ -119,8 +119,8 @@ def _entries(data: bytes) -> tuple[_File, dict[Path_, int]]:
         entries = _File.model_validate(tree)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise WrongContent(_line(lines, first["loc"]), f"{where}: {first['msg']}") from None
+        place = tuple(str(part) for part in first["loc"])
+        raise WrongContent(_line(lines, place), f"{'.'.join(place)}: {first['msg']}") from None
     for name in entries.tenants:
         if not re.match(NAME, name) or name.endswith("\n"):
             line = _line(lines, ("tenants", name))
@@ -128,7 +128,7 @@ def _entries(data: bytes) -> tuple[_File, dict[Path_, int]]:
     return entries, lines
 
 
-def _walk(node: yaml.Node, path: Path_, lines: dict[Path_, int], seen: set[int]) -> None:
+def _walk(node: yaml.Node, path: Place, lines: dict[Place, int], seen: set[int]) -> None:
     """Collects the line of every entry."""
     line = node.start_mark.line + 1
     lines.setdefault(path, line)
@@ -141,7 +141,7 @@ def _walk(node: yaml.Node, path: Path_, lines: dict[Path_, int], seen: set[int])
     seen.add(id(node))
     if isinstance(node, yaml.SequenceNode):
         for number, entry in enumerate(node.value):
-            _walk(entry, (*path, number), lines, seen)
+            _walk(entry, (*path, str(number)), lines, seen)
         return
     for key, value in node.value:
         name = (*path, str(key.value) if isinstance(key, yaml.ScalarNode) else "")
@@ -151,7 +151,7 @@ def _walk(node: yaml.Node, path: Path_, lines: dict[Path_, int], seen: set[int])
         _walk(value, name, lines, seen)
 
 
-def _line(lines: dict[Path_, int], path: Path_) -> int:
+def _line(lines: dict[Place, int], path: Place) -> int:
     """Line of an entry, or of the nearest one around it."""
     while path and path not in lines:
         path = path[:-1]
