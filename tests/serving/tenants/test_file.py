@@ -93,6 +93,8 @@ def test_text_that_is_not_utf8_is_refused() -> None:
         ("tenants:\n", "keys", True),
         ("# tenants\ntenants:\n", "keys", True),
         ("{tenants: {}}", "keys", True),
+        ('{\n "tenants": {}}', "keys", True),
+        ("'tenants': {}", "keys", True),
         (f"tenant:\n  a:\n    keys:\n    - sha256: {ONE}\n", "keys", True),
         (f"tenant:\n  a:\n    keys: x\n    - {{sha256: {ONE}}}\n", "keys", True),
         ("one\n", "keys.yaml", True),

@@ -28,7 +28,7 @@ from strata.serving.tenants.tenant import NAME, KeyEntry, Limits, Tenant, _Secti
 MAX_BYTES = 16 * 2**20
 MAX_DEPTH = 8
 # A line of one of these marks the format. A file without them has one key per line.
-_MARKS = re.compile(rb"^[\s{-]*(tenants|sha256|lend_idle)\s*:", re.MULTILINE)
+_MARKS = re.compile(rb"""^[\s{"'-]*(tenants|sha256|lend_idle)["']?\s*:""", re.MULTILINE)
 
 Place = tuple[str, ...]  # keys and indices that lead to an entry
 
