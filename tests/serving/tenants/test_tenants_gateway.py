@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from gateway_in_process import Gateway, until
 
 from strata.serving.gateway.keys import Keys
 from strata.serving.metrics import telemetry
+from strata.serving.tenants import audit
 from strata.serving.tenants.audit import AuditLog
 from strata.serving.tenants.gate import Gate
 from strata.serving.tenants.tenant import digest
@@ -33,16 +35,16 @@ def run(
     file = tmp_path / "tenants"
     tree = {name: {"keys": [{"sha256": digest(name.encode()).hex()}]} | limits for name, limits in tenants.items()}
     file.write_text(json.dumps({"tenants": tree}, indent=1))  # JSON is YAML
-    audit = AuditLog(tmp_path / "audit", "g")
+    log = AuditLog(tmp_path / "audit", "g")
 
     async def inside() -> None:
         keys = Keys(file, SECRET)
         gate = Gate(lambda: slots, 4, SECRET, keys.lend_idle)
-        async with gateway_in_process.running(keys=keys, gate=gate, audit=audit, models=models) as gateway:
+        async with gateway_in_process.running(keys=keys, gate=gate, audit=log, models=models) as gateway:
             await asyncio.wait_for(test(gateway), 30)
 
     asyncio.run(inside())
-    audit.close()
+    log.close()
     return [json.loads(line) for line in (tmp_path / "audit" / "audit-g.jsonl").read_text().splitlines()]
 
 
@@ -199,3 +201,13 @@ def test_the_audit_log_is_rotated_and_bounded(tmp_path: Path) -> None:
     assert all(file.stat().st_size <= 1000 and file.stat().st_mode & 0o777 == 0o600 for file in files)
     numbers = [json.loads(line)["number"] for file in reversed(files) for line in file.read_text().splitlines()]
     assert numbers == list(range(numbers[0], 100)) and log.lost == 0
+
+
+def test_files_of_replaced_gateways_are_bounded(tmp_path: Path) -> None:
+    for number in range(audit.IN_FOLDER + 3):
+        (tmp_path / f"audit-{number}.jsonl").touch()
+        os.utime(tmp_path / f"audit-{number}.jsonl", (number, number))
+    (tmp_path / "other").touch()
+    AuditLog(tmp_path, "new").close()
+    assert not any((tmp_path / f"audit-{number}.jsonl").exists() for number in range(3)) and (tmp_path / "other").exists()
+    assert len(list(tmp_path.glob("audit-*"))) == audit.IN_FOLDER + 1

@@ -1,7 +1,7 @@
 """Audit log: one JSON line per request, without prompts and keys.
 
-Lines are written by a thread, so that a slow disk delays no stream. Files are rotated by size, and the oldest is deleted. Each
-gateway has its own file.
+Lines are written by a thread, so that a slow disk delays no stream. Each gateway has its own file, rotated by size. Files of
+gateways that were replaced stay, so a new gateway deletes the oldest ones of the folder.
 """
 
 import json
@@ -17,6 +17,7 @@ logger = logging.getLogger("ray.serve")
 
 FILE_BYTES = 64 * 2**20
 FILES = 8  # old files beside the current one
+IN_FOLDER = 64  # files of all gateways, those of the new one not included
 UNWRITTEN = 100_000  # lines that may wait for the disk; further ones are lost, and their number is logged
 
 
@@ -40,6 +41,9 @@ class _Queue(QueueHandler):
 class AuditLog:
     def __init__(self, folder: Path, name: str, file_bytes: int = FILE_BYTES, files: int = FILES) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        found = sorted(folder.glob("audit-*.jsonl*"), key=_changed, reverse=True)
+        for old in found[IN_FOLDER:]:
+            old.unlink(missing_ok=True)  # another gateway may have deleted it
         self._lines = _Queue(queue.Queue(UNWRITTEN))
         self._listener = QueueListener(
             self._lines.queue, _File(folder / f"audit-{name}.jsonl", maxBytes=file_bytes, backupCount=files)
@@ -58,3 +62,10 @@ class AuditLog:
         self._listener.stop()
         for handler in self._listener.handlers:
             handler.close()
+
+
+def _changed(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
