@@ -48,6 +48,7 @@ class Replica:
 
     def __init__(self) -> None:
         self.calls = self.cancelled = 0
+        self.metas: list[dict[str, Any]] = []
 
     async def handle(self, call: Call) -> None:
         if call.method == "metrics":
@@ -56,6 +57,7 @@ class Replica:
             call.end({})
             return
         self.calls += 1
+        self.metas = [*self.metas[-9:], call.meta]
         try:
             await self._generate(call, json.loads(call.body))
         except asyncio.CancelledError:

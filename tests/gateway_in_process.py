@@ -45,14 +45,16 @@ class Gateway:
 
 
 @asynccontextmanager
-async def running(capacity: int = 200, name: str = "g", port: int = 0) -> AsyncIterator[Gateway]:
+async def running(capacity: int = 200, name: str = "g", port: int = 0, **more: Any) -> AsyncIterator[Gateway]:
+    """`more`: further arguments of the gateway's App."""
     async with AsyncExitStack() as stack:
         replica = Replica()
         link = Server(replica.handle, lambda: {"calls": link.calls, "healthy": True}, SECRET)
         directory: Any = Directory(await link.listen("127.0.0.1"))
         stack.callback(link.close)
         decode, others = Peers(directory, "decode", SECRET), Peers(directory, "gateway", SECRET)
-        app = App(name, ("tiny",), decode, None, others, Admission(lambda: capacity), Telemetry("tiny", name))
+        models = more.pop("models", ("tiny",))
+        app = App(name, models, decode, None, others, Admission(lambda: capacity), Telemetry("tiny", name), **more)
         listener = http.listen("127.0.0.1", port)
         port, server = listener.getsockname()[1], http.server(app)
         serving = asyncio.ensure_future(server.serve(sockets=[listener]))

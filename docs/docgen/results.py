@@ -28,6 +28,7 @@ TABLES: dict[str, Callable[[Run], str]] = {
     "serve": serving.serve,
     "startup": serving.startup,
     "transfer": serving.transfer,
+    "tenants": serving.tenants,
     "vllm-plugin": serving.vllm_plugin,
     "train": training.train,
     "finetune": training.finetune,

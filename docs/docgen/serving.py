@@ -1,4 +1,4 @@
-"""Tables of `strata bench serve`, `startup`, `transfer` and of the vLLM plugin's benchmark."""
+"""Tables of `strata bench serve`, `startup`, `transfer`, `tenants` and of the vLLM plugin's benchmark."""
 
 import statistics
 from typing import Any, NamedTuple
@@ -138,6 +138,19 @@ def transfer(run: Run) -> str:
     ]
     memory = f"{run['bytes'] / 2**20:.0f} MiB between two processes, {run['device'].upper()} memory"
     return table((memory, "descriptors", "best", "of that posting", "bandwidth"), rows, numeric=1)
+
+
+def tenants(run: Run) -> str:
+    settings, ratios = run["settings"], run["ratios"]
+    rows = []
+    for name, label in (("ttft_p50", "TTFT p50"), ("ttft_p99", "TTFT p99"), ("itl_p50", "ITL p50"), ("itl_p99", "ITL p99")):
+        values = (milliseconds(run["quiet"][phase][name]) for phase in ("baseline", "flood"))
+        missed = name.endswith("p99") and ratios[name] is not None and ratios[name] > 1.1
+        rows.append((label, *values, bold(number(ratios[name], ".2f"), missed)))
+    flood = f"{settings['flood']:g} times its share"
+    load = f"Two tenants of equal weight with {settings['share']} sequences each; {settings['input']} input and "
+    load += f"{settings['output']} output tokens; medians of {settings['rounds']} rounds. Aim at p99: at most 1.10."
+    return f"{load}\n\n{table(('quiet tenant', 'the other sends its share', f'{flood}', 'ratio'), rows, numeric=1)}"
 
 
 def vllm_plugin(run: Run) -> str:

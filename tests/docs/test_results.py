@@ -36,10 +36,10 @@ from strata.planner.cli import comparison, queue
 from strata.platform import benchmark_record, recipe_file
 from strata.platform.cli import build
 from strata.serving.bench import report as serving_report
-from strata.serving.bench import startup, transfer
+from strata.serving.bench import startup, tenants, transfer
 from strata.serving.bench.clients.calibration import Calibration
 from strata.serving.bench.clients.load import Level, Record
-from strata.serving.bench.clients.measure import Slo, by_kind, summarise
+from strata.serving.bench.clients.measure import Slo, Summary, by_kind, summarise
 from strata.serving.bench.clients.workloads import Workload
 from strata.serving.bench.contenders.subject import Subject
 from strata.serving.bench.results import Measured, Ran, Results, Settings
@@ -107,6 +107,14 @@ def plugin() -> record.Run:
         vllm_plugin._compare_answers(engines, 50, run)
         vllm_plugin._compare_speed(engines, 50, 2, float("inf"), run)
     return run
+
+
+def bench_tenants() -> record.Run:
+    def summary(slower: float) -> Summary:
+        return summarise([_streamed(0.0, 0.1 * slower, 0.01 * slower, "all")], Slo(0.2, 0.05))
+
+    settings = {"share": 4, "flood": 10.0, "requests": 1, "rounds": 1, "input": 6, "output": 4}
+    return tenants.as_json(settings, {tenants.BASELINE: [summary(1.0)], tenants.FLOOD: [summary(2.0)]})
 
 
 def train() -> record.Run:
@@ -227,6 +235,10 @@ RUNS: dict[str, tuple[Callable[[], record.Run], list[str]]] = {
     "transfer": (
         lambda: transfer.as_json("gpu", 2**28, {"way": {64: {"first_s": 1.0, "post_s": 0.001, "total_s": 0.002}}}),
         ["256 MiB between two processes, GPU memory", "| way | 64 | 2.0 ms | 1.0 ms | 134.2 GB/s |"],
+    ),
+    "tenants": (
+        bench_tenants,
+        ["| 10 times its share |", "| TTFT p99 | 100 ms | 200 ms | **2.00** |", "| ITL p50 | 10.0 ms | 20.0 ms | 2.00 |"],
     ),
     "vllm-plugin": (plugin, ["| served | `strata` |", "±", "of 16"]),
     "train": (train, ["| strata train | 900 |", "**0.90**", "| bare torch | 1,000 |", "Not run: liger"]),

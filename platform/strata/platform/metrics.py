@@ -178,6 +178,36 @@ SERVE_DISCONNECTS = ServeMetric(
     "strata_serve_client_disconnects_total", "counter", "Clients that disconnected before the end of the response", REPLICA
 )
 
+# By tenant, where there are API keys. The label has a bounded number of values: further tenants share one.
+SERVE_TENANT_REQUESTS = ServeMetric(
+    "strata_serve_tenant_requests_total",
+    "counter",
+    "Requests answered, by tenant and HTTP status",
+    (*REPLICA, "tenant", "status"),
+)
+SERVE_TENANT_TOKENS = ServeMetric(
+    "strata_serve_tenant_tokens_total",
+    "counter",
+    "Tokens by tenant and direction: input, output",
+    (*REPLICA, "tenant", "direction"),
+)
+SERVE_TENANT_REFUSALS = ServeMetric(
+    "strata_serve_tenant_refusals_total", "counter", "Requests refused by a limit of their tenant", (*REPLICA, "tenant", "limit")
+)
+SERVE_TENANT_RUNNING = ServeMetric(
+    "strata_serve_tenant_requests_running", "gauge", "Requests on decode replicas, by tenant", (*REPLICA, "tenant")
+)
+SERVE_TENANT_QUEUED = ServeMetric(
+    "strata_serve_tenant_requests_queued", "gauge", "Requests in the gateway's fair queue, by tenant", (*REPLICA, "tenant")
+)
+SERVE_TENANT_FIRST_TOKEN = ServeMetric(
+    "strata_serve_tenant_first_token_seconds",
+    "histogram",
+    "Time to first token (TTFT) by tenant, time in the queue included",
+    (*REPLICA, "tenant"),
+    LATENCY_BUCKETS,
+)
+
 # Measured in the engines' replicas.
 SERVE_PREFILLS = ServeMetric(
     "strata_serve_prefills_total",
@@ -263,6 +293,12 @@ SERVING_GATEWAY = (
     SERVE_MIGRATIONS,
     SERVE_REJECTIONS,
     SERVE_DISCONNECTS,
+    SERVE_TENANT_REQUESTS,
+    SERVE_TENANT_TOKENS,
+    SERVE_TENANT_REFUSALS,
+    SERVE_TENANT_RUNNING,
+    SERVE_TENANT_QUEUED,
+    SERVE_TENANT_FIRST_TOKEN,
 )
 SERVING_ENGINE = (
     SERVE_PREFILLS,

@@ -246,6 +246,7 @@ class GatewaySpec:
     role: Literal["decode", "pictures"] = "decode"  # of the replicas that answer
     by_slo: bool = False  # report the demand to the autoscaler
     to_zero: bool = False  # the decode pool may be empty
+    audit_log: str | None = None  # folder
 
     @staticmethod
     def of(serve: ServeSection, model_id: str, network: Network) -> "GatewaySpec":
@@ -262,7 +263,12 @@ class GatewaySpec:
             network=network,
             by_slo=serve.slo is not None,
             to_zero=serve.decode.replicas == 0,
+            audit_log=str(Path(serve.audit_log).resolve()) if serve.audit_log else None,
         )
+
+    def slots(self, decode_replicas: int) -> int:
+        """Sequences that the engines run at once while `decode_replicas` are up."""
+        return admission.capacity(decode_replicas, self.decode_replicas, self.max_sequences, 0)
 
     def capacity(self, decode_replicas: int) -> int:
         """Maximum number of sequences in flight while `decode_replicas` are up."""

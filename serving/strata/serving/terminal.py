@@ -18,6 +18,7 @@ from rich.table import Table
 
 from strata.platform.errors import UserError
 from strata.serving import access, ask_pictures, client, code_completion, held_out_chat, python_api
+from strata.serving.gateway import keys
 from strata.serving.models import choice
 from strata.serving.python_api import Endpoint
 
@@ -83,7 +84,8 @@ def _print_usage(here: Endpoint, pictures: bool = False) -> None:
     body = json.dumps(request)
     header, imports, key = "", "", "'none'"
     if file := access.keys_file():
-        console.print(f"\n  Requests need a key: export {access.KEY}=$(head -n 1 {shlex.quote(str(file))})", markup=False)
+        source = f"$(head -n 1 {shlex.quote(str(file))})" if keys.read(file) else "KEY"
+        console.print(f"\n  Requests need a key: export {access.KEY}={source}", markup=False)
         header, imports, key = f' -H "Authorization: Bearer ${access.KEY}"', "import os\n  ", f"os.environ['{access.KEY}']"
     console.print(f"\n  curl {here.url}{path}{header} -H 'Content-Type: application/json' -d '{body}'\n", markup=False)
     console.print(

@@ -5,7 +5,8 @@ from contextlib import ExitStack
 import pytest
 
 from strata.serving.api.requests import ApiError
-from strata.serving.gateway.admission import LONGEST_RETRY_S, WINDOW_S, Admission
+from strata.serving.gateway.admission import Admission
+from strata.serving.tenants.completions import LONGEST_RETRY_S, WINDOW_S
 
 
 class Served:

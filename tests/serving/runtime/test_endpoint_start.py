@@ -10,9 +10,13 @@ import pytest
 
 from strata.platform.errors import UserError
 from strata.serving import access
-from strata.serving.gateway.keys import FILE
+from strata.serving.api.requests import ApiError
+from strata.serving.gateway.keys import FILE, Keys
 from strata.serving.runtime import endpoint
 from strata.serving.runtime.start_progress import StartProgress
+from strata.serving.spec import Network
+
+NETWORK = Network.within(one_machine=True)
 
 
 class Directory:
@@ -86,7 +90,7 @@ def warm_up(gateway: Gateway, *statuses: int, limit_s: float = 20) -> None:
     gateway.statuses = list(statuses)
     start = progress(limit_s)
     url = f"http://127.0.0.1:{gateway.server_port}"
-    start.during("waiting for a first answer", lambda: endpoint._warm_up(url, "m", 4, start, 0.0))
+    start.during("waiting for a first answer", lambda: endpoint._warm_up(url, NETWORK, "m", 4, start, 0.0))
 
 
 @pytest.mark.slow
@@ -136,12 +140,16 @@ def test_cause_is_distinguished_from_an_engine_death(message: str, cause: str | 
     assert found == cause or (cause and found and found.startswith(cause))
 
 
-def test_warm_up_sends_an_api_key(gateway: Gateway, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warm_up_needs_no_key_of_the_file(gateway: Gateway, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of tenants has only hashes, so the starter has a key of its own, derived from the endpoint's secret."""
     file = tmp_path / "keys"
-    file.write_text("a-key\n")
+    file.write_text("tenants: {a: {keys: [{sha256: " + 64 * "0" + "}]}}\n")
     monkeypatch.setenv(FILE, str(file))
-    warm_up(gateway, 200)
-    assert set(gateway.keys) == {"Bearer a-key"}
     monkeypatch.setenv(access.KEY, "not-in-the-file")
-    with pytest.raises(UserError, match=f"{access.KEY} is not in"):
-        warm_up(gateway, 401)
+    warm_up(gateway, 200)
+    (sent,) = set(gateway.keys)
+    headers = [(b"authorization", sent.encode())]
+    assert Keys(file, NETWORK.secret).check(headers) is None
+    for other in (Keys(file, bytes(32)), Keys(file)):
+        with pytest.raises(ApiError):
+            other.check(headers)

@@ -117,6 +117,7 @@ class ServeSection(Section):
     kv_cache_gib: Positive = Field(1, description="KV cache of a CPU engine, in GiB; on GPUs gpu_memory decides")
     max_sequences: Positive = Field(64, description="sequences that an engine runs concurrently")
     max_queue: NonNegative = Field(256, description="sequences that may wait; further requests get 429 with Retry-After")
+    audit_log: str | None = Field(None, description="folder for a JSON line per request, without prompts; unset: no log")
     prefix_caching: bool = Field(True, description="reuse KV blocks of prompts with a common prefix")
     tool_parser: str | None = Field(None, description="vLLM tool parser of the model, such as hermes")
     reasoning_parser: str | None = Field(None, description="vLLM reasoning parser of the model")

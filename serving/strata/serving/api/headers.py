@@ -10,7 +10,8 @@ WAITED = "x-strata-waited"  # seconds that the request waited because no engine 
 REQUEST_ID = "x-request-id"  # the client's or a generated id; in every response
 MAX_REQUEST_ID = 512
 EXPLAIN = "x-strata-explain"  # 1: the answer ends with what the platform did for it
-DEADLINE = "x-strata-deadline"  # seconds from the arrival of the request to the end of its answer
+DEADLINE = "x-request-deadline"  # seconds from the arrival of the request to the end of its answer
+OLD_DEADLINE = "x-strata-deadline"  # its former name
 
 
 def request_id(headers: list[tuple[bytes, bytes]]) -> tuple[str, bool]:
@@ -28,7 +29,8 @@ def explained(headers: list[tuple[bytes, bytes]]) -> bool:
 
 def deadline(headers: list[tuple[bytes, bytes]]) -> float | None:
     """Seconds in which the client wants the whole answer, None without a limit. Raises a 400."""
-    sent = next((value for name, value in headers if name == DEADLINE.encode()), None)
+    names = (DEADLINE.encode(), OLD_DEADLINE.encode())
+    sent = next((value for name, value in headers if name in names), None)
     if sent is None:
         return None
     try:

@@ -23,6 +23,7 @@ from strata.serving.api.requests import ApiError, validate
 from strata.serving.engine import disaggregation, request_context
 from strata.serving.engine.request_context import RequestContext
 from strata.serving.engine.suspect_requests import Quarantine, cause_of_death, killed_for_memory
+from strata.serving.tenants import cache_salt
 from strata.serving.transport.link import MAX_ANSWER_BYTES, Call
 from strata.serving.vllm_patches import fast_sse
 
@@ -63,6 +64,7 @@ class DecodeCalls:
         limits.check(request, self._max_sequences)
         await self._trial.check(request)
         request.request_id = call.meta["request_id"]
+        request.cache_salt = cache_salt.combined(call.meta.get("cache_salt"), request.cache_salt)
         request.model = request.model or self._model  # vLLM would answer with the base model, without its adapter
         context = RequestContext(tuple(call.meta.get("resumed", ())), call.meta["request_id"], call.meta.get("strikes", 0))
         request_context.current.set(context)

@@ -1,20 +1,22 @@
 """ASGI application of the gateway: its routes, API keys, admission, and metrics."""
 
 import asyncio
+import functools
 import json
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from strata.serving.api import requests
 from strata.serving.api.headers import DEADLINE, MAX_REQUEST_ID, REQUEST_ID, deadline, explained, request_id
-from strata.serving.api.limits import MAX_SEQUENCES
 from strata.serving.api.requests import ApiError
 from strata.serving.gateway.admission import Admission
 from strata.serving.gateway.budget import Budget, Hold
 from strata.serving.gateway.cancellation import InProgress, owner
+from strata.serving.gateway.journey import CLIENT_GONE, Answer, ClientGone, Journey
 from strata.serving.gateway.keys import Keys
 from strata.serving.gateway.readiness import Readiness
 from strata.serving.gateway.relay import TRIES, Relay, Send
@@ -24,6 +26,11 @@ from strata.serving.gateway.suspects import Suspects
 from strata.serving.metrics import exposition
 from strata.serving.metrics.telemetry import Gateway as Telemetry
 from strata.serving.page import files, state
+from strata.serving.tenants.audit import AuditLog
+from strata.serving.tenants.estimate import Estimate, estimate, sequences_of
+from strata.serving.tenants.gate import Entry, Gate
+from strata.serving.tenants.refusal import LimitReached
+from strata.serving.tenants.tenant import Caller
 from strata.serving.transport.link import Kind, LinkLost
 from strata.serving.transport.peers import Peer, Peers
 
@@ -40,10 +47,6 @@ Receive = Callable[[], Awaitable[dict[str, Any]]]
 Headers = list[tuple[bytes, bytes]]
 
 
-class ClientGone(Exception):
-    pass
-
-
 class App:
     def __init__(
         self,
@@ -58,13 +61,16 @@ class App:
         node: str = "",
         readiness: Readiness | None = None,
         routes: Routes = TEXT,
+        gate: Gate | None = None,
+        audit: AuditLog | None = None,
     ) -> None:
+        """`gate` admits the requests of tenants, `admission` those of everybody else."""
         self._name, self._models = name, models
         self._keys, self._node, self._routes = keys, node, routes
         self._decode, self._prefill, self._gateways = decode, prefill, gateways
         self._engines = Engines(decode, prefill)
         self._readiness = readiness or Readiness(decode, prefill)
-        self._admission = admission
+        self._admission, self._gate, self._audit = admission, gate, audit
         self._telemetry = telemetry
         self.suspects = Suspects(self._broadcast_verdict)
         self.in_progress = InProgress()
@@ -74,31 +80,39 @@ class App:
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         assert scope["type"] == "http"
-        with self._budget.hold() as hold:
-            await self._respond(scope, receive, send, hold)
-
-    async def _respond(self, scope: dict[str, Any], receive: Receive, send: Send, hold: Hold) -> None:
-        path, method = scope["path"], scope["method"]
         named, unusable = request_id(scope["headers"])
-        send = answer = _WithRequestId(send, named)
+        answer, journey = Answer(send, named), Journey(self._routes.known(scope["path"]))
+        try:
+            with self._budget.hold() as hold:
+                await self._respond(scope, receive, answer, hold, named, unusable, journey)
+        finally:
+            if self._audit is not None and scope["path"] not in OPEN:
+                self._audit.write(journey.line(named, answer.status))
+
+    async def _respond(
+        self, scope: dict[str, Any], receive: Receive, send: Answer, hold: Hold, named: str, unusable: bool, journey: Journey
+    ) -> None:
+        path, method = scope["path"], scope["method"]
         try:
             if unusable:
                 raise ApiError(400, f"'{REQUEST_ID}' must have at most {MAX_REQUEST_ID} characters, of printable ASCII.")
             if self._keys is not None and path not in OPEN and path not in files.table():
-                self._keys.check(scope["headers"])
+                journey.caller = self._keys.check(scope["headers"])
+                if self._gate is not None and journey.caller is not None:
+                    send.more = functools.partial(self._gate.headers, journey.caller.tenant)
             routes = self._routes
             if method == "POST" and path in routes.generating:
-                await self._generate(path, named, scope["headers"], receive, send, hold)
+                await self._generate(path, named, scope["headers"], receive, send, hold, journey)
                 return
             if method == "POST" and path in routes.forwarded:
-                status, media, body = await self._forward(routes.forwarded[path], scope["headers"], receive, hold)
+                status, media, body = await self._forward(routes.forwarded[path], scope["headers"], receive, hold, journey)
             elif method == "DELETE" and (target := routes.cancelled(path)):
                 status, media, body = await self._cancel(target, scope["headers"])
             elif method in ("GET", "HEAD") and (file := files.answer(path, scope["headers"])):
                 await _answer(send, *file)
                 return
             elif method in ("GET", "HEAD"):
-                status, media, body = await self._get(path, scope["query_string"])
+                status, media, body = await self._get(path, scope["query_string"], self._models_of(journey.caller))
             else:
                 raise self._no_such(path, method)
             hold.grow(len(body))
@@ -108,12 +122,16 @@ class App:
         except ClientGone:
             pass
         except Exception:
-            if answer.begun:
+            if send.status is not None:
                 raise
             logger.exception("Request %s failed.", named)
             await _refuse(send, ApiError(500, "The server failed on this request."))
 
-    async def _get(self, path: str, query: bytes) -> tuple[int, str, bytes]:
+    def _models_of(self, caller: Caller | None) -> tuple[str, ...]:
+        """Models that a caller may use."""
+        return self._models if caller is None else tuple(model for model in self._models if caller.tenant.may_use(model))
+
+    async def _get(self, path: str, query: bytes, models: tuple[str, ...]) -> tuple[int, str, bytes]:
         if path in ("/health", "/-/healthz"):
             if not self._engines.healthy() and not self._readiness.scaled_to_zero():
                 raise ApiError(503, "No healthy engine is up.", headers={"retry-after": "5"})
@@ -131,10 +149,10 @@ class App:
         if path == state.ROUTE:
             return _json(self._state())
         if path == "/v1/models":
-            return _json({"object": "list", "data": [self._card(model) for model in self._models]})
+            return _json({"object": "list", "data": [self._card(model) for model in models]})
         if path.startswith("/v1/models/"):
             name = path.removeprefix("/v1/models/")
-            _require_model(name, self._models)
+            _require_model(name, models)
             return _json(self._card(name))
         raise self._no_such(path, "GET")
 
@@ -156,36 +174,78 @@ class App:
             card["max_model_len"] = peer.entry["context"]
         return card
 
-    async def _generate(self, path: str, named: str, headers: Headers, receive: Receive, send: Send, hold: Hold) -> None:
-        began = time.monotonic()
+    async def _generate(
+        self, path: str, named: str, headers: Headers, receive: Receive, send: Send, hold: Hold, journey: Journey
+    ) -> None:
+        began, caller = time.monotonic(), journey.caller
         try:
             limit_s = deadline(headers)
             body = await _body(headers, receive, hold)
             tree = requests.parse(body)
-            _require_model(tree.get("model"), self._models)
-            sequences = _sequences(tree)
+            journey.model = self._model(tree, caller)
+            cost = self._estimate(tree, len(body))
             del tree  # parsed, a request takes up to ten times the memory of its bytes
             self._telemetry.arrived()
-            with self._admission.admitted(sequences), self._telemetry.in_flight():
+            with self._entered(caller, cost) as entry:
                 request = (self._routes, path, body, uuid.uuid4().hex)
-                relay = Relay(*request, self._engines, self.suspects, self._telemetry, send, hold, explained(headers))
-                with self.in_progress.entered(named, headers) as cancelled:
+                salt = entry.salt if entry is not None else None
+                relay = Relay(*request, self._engines, self.suspects, self._telemetry, send, hold, salt, explained(headers))
+                with self.in_progress.entered(named, headers) as cancelled, journey.measured(entry, relay):
                     left_s = None if limit_s is None else began + limit_s - time.monotonic()
-                    status = await self._run(relay, receive, cancelled, left_s)
+                    status = await self._run(relay, entry, receive, cancelled, left_s)
         except ApiError as error:
+            if isinstance(error, LimitReached) and caller is not None:
+                self._telemetry.tenant_refused(caller.tenant.name, error.limit)
             if error.status in (408, 413, 429, 503):
                 self._telemetry.rejected(_REASONS[error.status])
             status = error.status
             await _refuse(send, error)
         except ClientGone:
             self._telemetry.disconnected()
-            return
-        self._telemetry.request_ended(path, status, time.monotonic() - began)
+            status = CLIENT_GONE
+        if status != CLIENT_GONE:
+            self._telemetry.request_ended(path, status, time.monotonic() - began)
+        if caller is not None:
+            self._telemetry.tenant_answered(caller.tenant.name, status, journey.tokens, journey.first_token_s)
 
-    async def _run(self, relay: Relay, receive: Receive, cancelled: "asyncio.Future[None]", limit_s: float | None) -> int:
+    @contextmanager
+    def _entered(self, caller: Caller | None, cost: Estimate) -> Iterator[Entry | None]:
+        if caller is not None and self._gate is not None:
+            with self._gate.entered(caller, cost) as entry:
+                yield entry
+        else:
+            with self._admission.admitted(cost.sequences):
+                yield None
+
+    def _estimate(self, tree: dict[str, Any], body_bytes: int) -> Estimate:
+        if not self._routes.times_tokens:
+            return Estimate(sequences_of(tree), 0, 0)
+        peer = self._engines.least_busy()
+        return estimate(tree, body_bytes, peer.entry.get("context") if peer is not None else None)
+
+    def _model(self, tree: dict[str, Any], caller: Caller | None) -> str:
+        """Model of a request, which its tenant may use."""
+        model = self._models[0] if tree.get("model") is None else tree["model"]
+        if caller is not None and model in self._models and not caller.tenant.may_use(model):
+            raise ApiError(403, f"The tenant '{caller.tenant.name}' may not use the model '{model}'.", param="model")
+        _require_model(model, self._models_of(caller))
+        return str(model)
+
+    async def _relay(self, relay: Relay, entry: Entry | None) -> None:
+        """Runs the relay, after the request's turn in the queue."""
+        name = entry.caller.tenant.name if entry is not None else ""
+        if entry is not None:
+            with self._telemetry.in_queue(), self._telemetry.tenant_queued(name):
+                await entry.turn()
+        with self._telemetry.in_flight(), self._telemetry.tenant_running(name) if entry is not None else nullcontext():
+            await relay.run()
+
+    async def _run(
+        self, relay: Relay, entry: Entry | None, receive: Receive, cancelled: "asyncio.Future[None]", limit_s: float | None
+    ) -> int:
         """Run the relay until the response is complete, the client disconnects or cancels, or its deadline has passed. Then free
         what it holds. Returns the status."""
-        running = asyncio.ensure_future(relay.run())
+        running = asyncio.ensure_future(self._relay(relay, entry))
         gone = asyncio.ensure_future(receive())  # the body was read: the next message can only be a disconnect
         try:
             ends: set[asyncio.Future[Any]] = {running, gone, cancelled}
@@ -221,11 +281,15 @@ class App:
             if gateway.name != self._name:
                 gateway.link.call(VERDICT, {"digest": digest, "verdict": verdict})
 
-    async def _forward(self, method: str, headers: Headers, receive: Receive, hold: Hold) -> tuple[int, str, bytes]:
+    async def _forward(
+        self, method: str, headers: Headers, receive: Receive, hold: Hold, journey: Journey
+    ) -> tuple[int, str, bytes]:
         body = await _body(headers, receive, hold)
         tree = requests.parse(body)
-        _require_model(tree.get("model"), self._models)
+        journey.model = self._model(tree, journey.caller)
         del tree
+        if journey.caller is not None and self._gate is not None:
+            self._gate.count(journey.caller)
         tried: frozenset[str] = frozenset()
         while len(tried) < TRIES and (peer := self._engines.least_busy(tried)) is not None and peer.name not in tried:
             try:
@@ -305,14 +369,8 @@ def _too_late(limit_s: float) -> ApiError:
 
 def _require_model(name: Any, models: tuple[str, ...]) -> None:
     if name is not None and name not in models:
-        served = " and ".join(f"'{model}'" for model in models)
+        served = " and ".join(f"'{model}'" for model in models) or "none to you"
         raise ApiError(404, f"The model '{name}' does not exist; this endpoint serves {served}.", param="model")
-
-
-def _sequences(tree: dict[str, Any]) -> int:
-    """Sequences to admit for a request. An invalid `n` counts as one; the replica refuses it."""
-    n = tree.get("n")
-    return n if isinstance(n, int) and 0 < n <= MAX_SEQUENCES else 1
 
 
 async def _body(headers: Headers, receive: Receive, hold: Hold) -> bytes:
@@ -348,20 +406,6 @@ def _json(tree: Any) -> tuple[int, str, bytes]:
 
 async def _refuse(send: Send, error: ApiError) -> None:
     await _answer(send, error.status, json.dumps(error.body).encode(), {"content-type": "application/json"} | error.headers)
-
-
-class _WithRequestId:
-    """Adds the request id header to a response."""
-
-    def __init__(self, send: Send, name: str) -> None:
-        self._send, self._name = send, name
-        self.begun = False
-
-    async def __call__(self, message: dict[str, Any]) -> None:
-        if message["type"] == "http.response.start":
-            self.begun = True
-            message["headers"] = [*message["headers"], (REQUEST_ID.encode(), self._name.encode())]
-        await self._send(message)
 
 
 async def _answer(send: Send, status: int, body: bytes, headers: dict[str, str]) -> None:

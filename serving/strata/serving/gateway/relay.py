@@ -48,6 +48,7 @@ class Relay:
         telemetry: Telemetry,
         send: Send,
         hold: Hold,
+        cache_salt: str | None = None,
         explain: bool = False,
     ) -> None:
         """`explain`: the client asks what the platform did for its answer."""
@@ -57,6 +58,7 @@ class Relay:
         self._peers, self._telemetry, self._send, self._hold = peers, telemetry, send, hold
         self._explain = explain
         self._called: list[dict[str, Any]] = []  # replicas in order, each with the tokens sent before
+        self._cache_salt = cache_salt
         self._began = time.monotonic()
         self._emitted: list[int] = []
         self._inter_token_s: list[float] = []
@@ -66,6 +68,13 @@ class Relay:
         self._finished = False  # the last token was sent; usage and [DONE] may be missing
         self._call: Stream | None = None
         self.status: int | None = None  # of the response, once started
+        self.first_token_s: float | None = None
+        self.usage: tuple[int, int] | None = None  # input and output tokens, once the replica has sent them
+
+    @property
+    def sent_tokens(self) -> int:
+        """Tokens of a stream so far."""
+        return len(self._emitted)
 
     @cached_property
     def _streams(self) -> bool:
@@ -126,7 +135,13 @@ class Relay:
             self._waited_s = time.monotonic() - self._began
         strikes = self._suspects.strikes(self._content)  # the same content may have been refused meanwhile
         self._called.append({"name": peer.name, "after": len(self._emitted)})
-        meta = {"request_id": self._request_id, "resumed": self._emitted, "strikes": strikes, "explain": self._explain}
+        meta = {
+            "request_id": self._request_id,
+            "resumed": self._emitted,
+            "strikes": strikes,
+            "cache_salt": self._cache_salt,
+            "explain": self._explain,
+        }
         self._call = peer.link.call(self._method, meta, self._body, self._routes.unread_bytes)
         return peer, self._call
 
@@ -187,14 +202,17 @@ class Relay:
         if self._last_token_at:
             self._inter_token_s.append(now - self._last_token_at)
         else:
-            self._telemetry.first_token(now - self._began)
+            self.first_token_s = now - self._began
+            self._telemetry.first_token(self.first_token_s)
         self._last_token_at = now
 
     async def _end(self, head: dict[str, Any], whole: bytes, trailer: dict[str, Any]) -> None:
         if "queued_s" in trailer:
             self._telemetry.queued(self._waited_s + trailer["queued_s"])
+        self.usage = trailer.get("prompt_tokens", 0), 0
         if "prompt_tokens" in trailer:
-            self._telemetry.tokens(trailer["prompt_tokens"], trailer.get("tokens", len(self._emitted)))
+            self.usage = trailer["prompt_tokens"], trailer.get("tokens", len(self._emitted))
+            self._telemetry.tokens(*self.usage)
         explanation = json.dumps(self._explanation(trailer)) if self._explain else ""
         if head["type"] == EVENTS:
             # A comment, which clients of event streams skip.

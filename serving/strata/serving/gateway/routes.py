@@ -29,6 +29,10 @@ class Routes:
             return "GET"
         return "DELETE" if self.cancelled(path) else None
 
+    def known(self, path: str) -> str:
+        """Route of a path for logs: a path that clients make up is not one."""
+        return path if path in self.generating or path in self.forwarded or path == "/v1/models" else "other"
+
     def cancelled(self, path: str) -> str | None:
         """Request id in the path of a DELETE, None for other paths."""
         base, _, name = path.rpartition("/")

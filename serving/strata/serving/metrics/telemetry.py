@@ -21,6 +21,8 @@ ROUTES = (
     *("/v1/completions", "/v1/chat/completions", "/v1/images/generations", "/v1/models", "/tokenize", "/detokenize"),
     *("/health", "/metrics"),
 )
+MAX_TENANTS = 100  # that have labels of their own
+OTHER_TENANTS = "(others)"  # no tenant can have this name
 MIGRATIONS = ("continued", "restarted", "refused")
 OUTCOMES = ("completed", "cancelled", "failed")  # of a picture
 # Possible causes of a longer inter-token latency, most likely first: prompt tokens in the same step; a KV transfer into this
@@ -34,6 +36,7 @@ class Gateway:
     def __init__(self, model: str, replica: str) -> None:
         self._series = _Series((model, "gateway", replica), metrics.SERVING_GATEWAY)
         self._produced = 0
+        self._tenants: set[str] = set()
         # Prometheus sees no increase in a counter that appears with its first event, so known label values start at zero.
         for outcome in MIGRATIONS:
             self._series.add(metrics.SERVE_MIGRATIONS, 0, outcome)
@@ -105,6 +108,30 @@ class Gateway:
 
     def disconnected(self) -> None:
         self._series.add(metrics.SERVE_DISCONNECTS, 1)
+
+    def tenant_answered(self, tenant: str, status: int, tokens: tuple[int, int] | None, first_token_s: float | None) -> None:
+        name = self._tenant(tenant)
+        self._series.add(metrics.SERVE_TENANT_REQUESTS, 1, name, str(status))
+        for direction, count in zip(("input", "output"), tokens or (0, 0), strict=True):
+            self._series.add(metrics.SERVE_TENANT_TOKENS, count, name, direction)
+        if first_token_s is not None:
+            self._series.observe(metrics.SERVE_TENANT_FIRST_TOKEN, first_token_s, name)
+
+    def tenant_refused(self, tenant: str, limit: str) -> None:
+        self._series.add(metrics.SERVE_TENANT_REFUSALS, 1, self._tenant(tenant), limit)
+
+    def tenant_running(self, tenant: str) -> AbstractContextManager[None]:
+        return self._series.counted(metrics.SERVE_TENANT_RUNNING, self._tenant(tenant))
+
+    def tenant_queued(self, tenant: str) -> AbstractContextManager[None]:
+        return self._series.counted(metrics.SERVE_TENANT_QUEUED, self._tenant(tenant))
+
+    def _tenant(self, name: str) -> str:
+        """Label of a tenant. The number of tenants has no bound, that of series must have one."""
+        if name in self._tenants or len(self._tenants) < MAX_TENANTS:
+            self._tenants.add(name)
+            return name
+        return OTHER_TENANTS
 
     def text(self) -> str:
         return self._series.text()
@@ -237,17 +264,13 @@ class _Series(Collector):
     def set(self, metric: ServeMetric, value: float, *labels: str) -> None:
         self._values[metric.name][labels] = value
 
-    def value(self, metric: ServeMetric) -> float:
-        """Value of a series without labels of its own."""
-        return self._values[metric.name][()]
-
     @contextmanager
-    def counted(self, metric: ServeMetric) -> Iterator[None]:
-        self.add(metric, 1)
+    def counted(self, metric: ServeMetric, *labels: str) -> Iterator[None]:
+        self.add(metric, 1, *labels)
         try:
             yield
         finally:
-            self.add(metric, -1)
+            self.add(metric, -1, *labels)
 
     def value(self, metric: ServeMetric) -> float:
         return self._values[metric.name][()]

@@ -21,7 +21,7 @@ from strata.platform.ray_cluster import cluster
 from strata.platform.recipe import ServeSection
 from strata.serving import access, client, mps
 from strata.serving.fork_server import server
-from strata.serving.gateway import keys, readiness
+from strata.serving.gateway import readiness
 from strata.serving.models import adapter, hybrid_check, model_dir
 from strata.serving.runtime import watch
 from strata.serving.runtime.start_progress import DEFAULT_LIMIT_S, LOOK_S, Report, StartProgress, shown
@@ -135,7 +135,7 @@ def _running(section: ServeSection, folder: Path, model_id: str, report: Report,
             # Serve replaces a replica that died since.
             replicas = start.during("waiting for the engines", lambda: published(directory, roles))
             tokens = min(section.remote_prefill.min_tokens, *(entry["context"] - 1 for entry in replicas["decode"]))
-            start.during("waiting for a first answer", lambda: _warm_up(url, model_id, tokens, start, began))
+            start.during("waiting for a first answer", lambda: _warm_up(url, network, model_id, tokens, start, began))
             every = [entry["phases"] for entries in replicas.values() for entry in entries]
             slowest = max(every, key=lambda seconds: sum(seconds.values()))
             phases |= {"replica process": slowest["process"], "import vLLM": slowest["imports"], "engine": slowest["engine"]}
@@ -219,10 +219,10 @@ def _deploy(application: Any, began: float) -> None:
         raise _refused(str(error), began) from None
 
 
-def _warm_up(url: str, model_id: str, tokens: int, start: StartProgress, began: float) -> None:
+def _warm_up(url: str, network: Network, model_id: str, tokens: int, start: StartProgress, began: float) -> None:
     """Sends prompts until each is answered. Some models fail only with their first answer. Prompts long enough for a remote
     prefill also connect the two engines, which the first user would otherwise wait for, and measure an idle KV transfer."""
-    with httpx.Client(base_url=url, headers=access.headers_for(url)) as http:
+    with httpx.Client(base_url=url, headers=access.starter_headers(network.secret)) as http:
         for token in range(WARM_UP):  # another prompt each time, since a cached one is not transferred
             request = {"model": model_id, "prompt": [token] * max(tokens, 1), "max_tokens": 1}
             while (failure := answered(http, "/v1/completions", request, start)) is not None:
@@ -242,12 +242,6 @@ def answered(http: httpx.Client, path: str, request: dict[str, Any], start: Star
         response = http.post(path, json=request, timeout=start.left_s + LOOK_S)
     except httpx.TransportError as error:
         return Failure(str(error), again=True)
-    if response.status_code == 401:
-        file = os.environ.get(keys.FILE)
-        raise UserError(
-            f"The endpoint does not know the API key that this command sent: {access.KEY} is not in {file}.",
-            f"Unset {access.KEY}, or add it to {file}.",
-        )
     if response.is_success:
         return None
     return Failure(f"HTTP {response.status_code}: {response.text[:500]}", again=response.status_code in (429, 502, 503))

@@ -102,7 +102,7 @@ def _running(section: ServeSection, folder: Path, model_id: str, report: Report,
             application = picture_replica.build(gateway, spec, limit_s)
             start.during("waiting for the workers", lambda: _deploy(application, began))
             replicas = start.during("waiting for the workers", lambda: endpoint.published(directory, (picture_replica.ROLE,)))
-            start.during("waiting for a first picture", lambda: _first_picture(url, start, began))
+            start.during("waiting for a first picture", lambda: _first_picture(url, network, start, began))
             slowest = max((entry["phases"] for entry in replicas[picture_replica.ROLE]), key=lambda each: sum(each.values()))
             phases |= {"replica process": slowest["process"], "workers": slowest["workers"]}
             phases["first picture"] = endpoint.since(began, phases)
@@ -128,9 +128,9 @@ def _deploy(application: object, began: float) -> None:
         raise _refused(str(error), began) from None
 
 
-def _first_picture(url: str, start: StartProgress, began: float) -> None:
+def _first_picture(url: str, network: Network, start: StartProgress, began: float) -> None:
     """Makes a picture of one step. Some models fail only then, and a GPU compiles."""
-    with httpx.Client(base_url=url, headers=access.headers_for(url)) as http:
+    with httpx.Client(base_url=url, headers=access.starter_headers(network.secret)) as http:
         while (failure := endpoint.answered(http, ROUTE, dict(FIRST), start)) is not None:
             if not failure.again:
                 raise _refused(failure.reason, began)

@@ -169,6 +169,8 @@ class GatewayReplica:
         from strata.serving.gateway.keys import FILE, Keys
         from strata.serving.gateway.readiness import Readiness
         from strata.serving.metrics.telemetry import Gateway as Telemetry
+        from strata.serving.tenants.audit import AuditLog
+        from strata.serving.tenants.gate import Gate
 
         serve_ports.listen_on(spec.network.host)
         name, node = own_name(), own_node()
@@ -178,10 +180,26 @@ class GatewayReplica:
         admission = Admission(lambda: spec.capacity(len(decode.all())) - sum(peer.link.other_calls for peer in decode.all()))
         telemetry = Telemetry(spec.model_id, name)
         others = Peers(directory, "gateway", spec.network.secret, poll_s=METRICS_LOOK_S)
-        keys = Keys(Path(os.environ[FILE])) if FILE in os.environ else None
+        keys = Keys(Path(os.environ[FILE]), spec.network.secret) if FILE in os.environ else None
+        gate = None
+        if keys is not None:
+            gate = Gate(
+                slots=lambda: spec.slots(len(decode.all())),
+                max_queue=spec.max_queue,
+                secret=spec.network.secret,
+                lend_idle=keys.lend_idle,
+                others=lambda: {
+                    peer.name: peer.link.load["tenants"]
+                    for peer in others.all()
+                    if peer.name != name and "tenants" in peer.link.load
+                },
+            )
+            syncing = gate.spending.sync_forever(Directory(f"{spec.model_id}.tenants"), name)
+            self._syncing = asyncio.get_running_loop().create_task(syncing)
+        audit = AuditLog(Path(spec.audit_log), name) if spec.audit_log else None
         readiness = Readiness(decode, prefill, directory if spec.warm_up else None, spec.role, spec.to_zero)
         own = routes.PICTURES if spec.role == "pictures" else routes.TEXT
-        app = App(name, spec.names, decode, prefill, others, admission, telemetry, keys, node, readiness, own)
+        app = App(name, spec.names, decode, prefill, others, admission, telemetry, keys, node, readiness, own, gate, audit)
         self._spec, self._engines = spec, [decode] if prefill is None else [decode, prefill]
 
         async def answer(call: Any) -> None:
@@ -197,7 +215,11 @@ class GatewayReplica:
             call.data(telemetry.text().encode())
             call.end({})
 
-        server = Server(answer, telemetry.totals, spec.network.secret)
+        def load() -> dict[str, Any]:
+            """Counters for other gateways, sent with every pong."""
+            return telemetry.totals() | ({"tenants": gate.load()} if gate is not None else {})
+
+        server = Server(answer, load, spec.network.secret)
         self._presence = Presence(directory, "gateway", name, server, spec.network.host, node)
         await self._presence.begin({})
         loop = asyncio.get_running_loop()

@@ -56,6 +56,14 @@ def simulate(
     think: Annotated[float, number("Mean seconds between turns.", ranges.Range(0, 86_400), panel=LOAD)] = 10.0,
     shared: Annotated[int, number("Tokens of a system prompt before --prompt.", ranges.Range(0, 10_000_000), panel=LOAD)] = 0,
     openings: Annotated[int, number("Different system prompts.", ranges.Range(1, 1_000_000), panel=LOAD)] = 1,
+    tenants: Annotated[
+        str | None,
+        typer.Option(
+            help="Tenants with their loads in multiples of their share of --rate or --concurrency, such as quiet=1,loud=10; "
+            "with weights: quiet=1:2,loud=10:1.",
+            rich_help_panel=LOAD,
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the load and of the routing's ties.", min=0, rich_help_panel=LOAD)] = 0,
     gpu: GpuName = GPU,
     fabric: FabricName = None,
@@ -105,6 +113,8 @@ def simulate(
     from strata.serving.simulation.endpoint import Setup, Simulation
     from strata.serving.simulation.engine import EngineSettings
     from strata.serving.simulation.scaling.choices import Choices
+    from strata.serving.simulation.tenants import merged
+    from strata.serving.simulation.tenants import parse as parse_tenants
     from strata.serving.spec import DECODE_STEP_TOKENS, TRANSFERRED_BLOCK
 
     if ctx.invoked_subcommand is not None:
@@ -113,6 +123,9 @@ def simulate(
         raise UserError(f"{shown(' '.join(ctx.args))} is no option of 'strata simulate'.", "See 'strata simulate --help'.")
     if (model is None) == (calibration is None):
         raise UserError("One of --model and --calibration is needed.", "Set --model to a name from 'strata plan list'.")
+    if trace is not None and tenants is not None:
+        raise UserError("--trace excludes --tenants: traces have none.", "Omit one of them.")
+    senders = parse_tenants(tenants) if tenants else []
     if trace is not None and concurrency is not None:
         raise UserError("--trace excludes --concurrency.", "Omit one of them.")
     if hours is not None and (trace is not None or concurrency is not None or requests is not None):
@@ -150,6 +163,7 @@ def simulate(
         transfer_token_s=engine.transfer_token_s,
         kills=kills,
         recovery_s=recovery,
+        tenants={sender.tenant.name: sender.tenant for sender in senders},
     )
     setups = Choices(
         _policies(scale or []), _slo(slo_ttft, slo_itl), {"decode": max_decode, "prefill": max_prefill}, startup
@@ -159,13 +173,19 @@ def simulate(
     if trace is not None:
         traces.format_of(trace)
 
+    def generated_load(share: float, seed: int) -> "Iterator[tuple[float, Request]]":
+        count = max(1, round((requests or 1000) * share))
+        if concurrency is not None:
+            return generated.closed_loop(max(1, round(concurrency * share)), count, shape, block_size, seed)
+        length = (None, hours * 3600) if hours else (count, inf)
+        return generated.open_loop(arrivals, rate * share, length[0], shape, block_size, seed, length[1])
+
     def load() -> "Iterator[tuple[float, Request]]":
         if trace is not None:
             return traces.replay(trace, block_size, requests, speed)
-        if concurrency is not None:
-            return generated.closed_loop(concurrency, requests or 1000, shape, block_size, seed)
-        count = None if hours else requests or 1000
-        return generated.open_loop(arrivals, rate, count, shape, block_size, seed, hours * 3600 if hours else inf)
+        if senders:
+            return merged(senders, lambda share, number: generated_load(share, seed + number))
+        return generated_load(1.0, seed)
 
     results = {}
     for name, each in setups.items():
@@ -294,6 +314,10 @@ def _table(results: "Results") -> "Table":
         if pool["replicas"]:
             use = f"{pool['utilisation']:.0%} busy, KV cache {pool['kv_use']:.0%} used (peak {pool['kv_use_peak']:.0%})"
             rows.append((f"{name} pool", f"{pool['replicas']} replicas, {pool['replica_hours']:,.1f} replica-hours, {use}"))
+    for name, tenant in found["tenants"].items():
+        latencies = (f"{key} p99 {_ms(tenant[f'{key.lower()}_s']['p99'])}" for key in ("TTFT", "ITL"))
+        counts = f"{tenant['completed']:,} completed, {tenant['rejected']:,} rejected"
+        rows.append((f"tenant {name}", ", ".join([counts, *latencies])))
     for row in rows:
         table.add_row(*row)
     return table

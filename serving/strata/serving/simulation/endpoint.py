@@ -1,15 +1,15 @@
 """Simulation of an endpoint: one gateway, decode replicas and prefill replicas, driven by a heap of events.
 
-Decisions are those of production, by the same code: `gateway.admission` admits, `routing.choice` chooses replicas,
-`routing.policy` places prefills with the rates that `engine.pool_load` measures. What happens to a request whose replica dies
-follows `gateway.relay` and `engine.disaggregation`, with their limits.
+Decisions are those of production, by the same code: `gateway.admission` admits, or `tenants.queue` where there are tenants,
+`routing.choice` chooses replicas, `routing.policy` places prefills with the rates that `engine.pool_load` measures. What happens
+to a request whose replica dies follows `gateway.relay` and `engine.disaggregation`, with their limits.
 
 Not simulated: several gateways with different knowledge, contention of KV transfers, and clients that retry or disconnect.
 """
 
 import heapq
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Several
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -27,10 +27,12 @@ from strata.serving.scaling.sizing import Slo
 from strata.serving.simulation.engine import Engine, EngineSettings, Times
 from strata.serving.simulation.replica import Flight, Replica, Role
 from strata.serving.simulation.requests import Request
-from strata.serving.simulation.results import PoolUse, Results
+from strata.serving.simulation.results import PoolUse, Results, TenantResults
 from strata.serving.simulation.scaling.fleet import Fleet, Scaling
 from strata.serving.simulation.sequence import Sequence
 from strata.serving.spec import LEASE_S
+from strata.serving.tenants.queue import FairQueue, Ticket
+from strata.serving.tenants.tenant import Tenant
 
 _busy: Callable[[Replica], float] = attrgetter("busy")
 LOCAL = Decision("local", "no-prefill-engine")
@@ -65,6 +67,7 @@ class Setup:
     recovery_s: float = 60.0  # until a killed replica is replaced
     scaling: Scaling | None = None
     slo: Slo | None = None
+    tenants: Mapping[str, Tenant] = field(default_factory=dict)  # by name; none: first come, first served
 
 
 class Simulation:
@@ -83,6 +86,12 @@ class Simulation:
             lambda: admission.capacity(len(self.pools["decode"]), configured, settings.max_sequences, setup.max_queue),
             lambda: self.now,
         )
+        self._fair = FairQueue(
+            lambda: admission.capacity(len(self.pools["decode"]), configured, settings.max_sequences, 0),
+            setup.max_queue,
+            lambda: self.now,
+        )
+        self.results.tenants = {name: TenantResults() for name in setup.tenants}
         fits = [settings] + ([setup.prefill_engine] if setup.prefill_engine and setup.prefill_replicas else [])
         self._longest = min(setup.context, *(each.blocks * each.block_size for each in fits))
         for role, count in (("decode", setup.decode_replicas), ("prefill", setup.prefill_replicas)):
@@ -135,6 +144,9 @@ class Simulation:
         if request.prompt + request.output > self._longest:
             results.too_long += 1
             return
+        if request.tenant:
+            self._queue(request, self._setup.tenants[request.tenant])
+            return
         admitted = self._admission.admitted(1)
         try:
             admitted.__enter__()
@@ -143,6 +155,31 @@ class Simulation:
             return
         self._in_flight += 1
         self._dispatch(Flight(request, admitted, self.now))
+
+    def _queue(self, request: Request, tenant: Tenant) -> None:
+        """Waits in the fair queue of production."""
+        ticket = Ticket(tenant, 1, lambda: self._start(flight), lambda error: self._reject(request))
+        flight = Flight(request, _Place(self._fair, ticket), self.now)
+        try:
+            self._fair.submit(ticket)
+        except ApiError:
+            self._reject(request)
+
+    def _start(self, flight: Flight) -> None:
+        flight.stranded_s = self.now - flight.arrived_at
+        self._in_flight += 1
+        self._dispatch(flight)
+
+    def _reject(self, request: Request) -> None:
+        self.results.rejected += 1
+        self.results.tenants[request.tenant].rejected += 1
+        self._follow(request)
+
+    def _follow(self, request: Request) -> None:
+        """Sends the next request of a client."""
+        if request.then is not None and (after := request.then()) is not None:
+            self._to_arrive += 1
+            self._at(self.now + after[0], self._arrive, after[1], False)
 
     def _dispatch(self, flight: Flight) -> None:
         replica = self._choose(flight.lost)
@@ -186,9 +223,11 @@ class Simulation:
         results.queue_s.append(flight.queue_s)
         results.latency_s.append(self.now - flight.arrived_at)
         results.judge(results.ttft_s[-1], results.latency_s[-1], request.output)
-        if request.then is not None and (after := request.then()) is not None:
-            self._to_arrive += 1
-            self._at(self.now + after[0], self._arrive, after[1], False)
+        if request.tenant:
+            tenant = results.tenants[request.tenant]
+            tenant.completed += 1
+            tenant.ttft_s.append(flight.first_token_at - flight.arrived_at)
+        self._follow(request)
 
     def _enter(self, flight: Flight, epoch: int) -> None:
         """A request reaches its replica, which decides where to prefill it."""
@@ -227,6 +266,8 @@ class Simulation:
         assert replica is not None
         sequence = Sequence(flight.request, flight.emitted, last_token_at=flight.last_token_at)
         sequence.flight, sequence.remote = flight, remote
+        if flight.request.tenant:
+            sequence.itl = self.results.tenants[flight.request.tenant].itl
         flight.sequence = sequence
         replica.engine.submit(sequence, self.now)
 
@@ -491,6 +532,16 @@ class Simulation:
         results.queried_tokens += engine.queried_tokens
         results.hit_tokens += engine.hit_tokens
         results.steps += engine.steps
+
+
+class _Place(AbstractContextManager[None]):
+    """Place of a request in the fair queue, left at its end."""
+
+    def __init__(self, queue: FairQueue, ticket: Ticket) -> None:
+        self._queue, self._ticket = queue, ticket
+
+    def __exit__(self, *_: object) -> None:
+        self._queue.leave(self._ticket)
 
 
 class _Peers:

@@ -62,6 +62,7 @@ class Engine:
         self._chunks: list[tuple[Sequence, int]] = []  # prompt tokens of the current step
         # Sequences that decode. Their state changes only when they join and leave.
         self._decoding = 0
+        self._decoding_of: dict[Histogram, int] = {}  # those of each tenant
         self._context = 0  # tokens of their KV entries
         self._ticks = 0  # decode steps so far
         self._ends: list[tuple[int, int, Sequence]] = []  # heap of (tick, order, sequence); left ones stay until popped
@@ -137,7 +138,7 @@ class Engine:
         if self._steps:
             done = self._steps_within(now - self._began)
             if self._decoding:
-                self._itl.add_run(self._first_s, self._growth_s, done, self._decoding)
+                self._record(done)
             self._ticks += done
             self._context += done * self._decoding
             self.steps += done
@@ -148,6 +149,12 @@ class Engine:
             if sequence.finish >= 0:
                 self._leave(sequence)
                 sequence.last_token_at = ended
+
+    def _record(self, steps: int) -> None:
+        """Records the latencies of the first `steps` steps of the current run."""
+        self._itl.add_run(self._first_s, self._growth_s, steps, self._decoding)
+        for itl, decoding in self._decoding_of.items():
+            itl.add_run(self._first_s, self._growth_s, steps, decoding)
 
     def _seconds(self, steps: int) -> float:
         """Duration of the first `steps` steps of the current run."""
@@ -247,7 +254,7 @@ class Engine:
         self.block_seconds += (used + cache.used) / 2 * (now - self._began)
         self.busy_s += now - self._began
         if self._decoding:
-            self._itl.add_run(self._first_s, self._growth_s, steps, self._decoding)
+            self._record(steps)
         self.steps += steps
         self._ticks += steps
         self._context += steps * self._decoding
@@ -343,6 +350,8 @@ class Engine:
         """Ends a prefill: the sequence has its next token, and decodes from the next step on."""
         if sequence.last_token_at:
             self._itl.add(now - sequence.last_token_at)
+            if sequence.itl is not None:
+                sequence.itl.add(now - sequence.last_token_at)
         sequence.emitted += 1
         sequence.tokens += 1
         sequence.last_token_at = now
@@ -358,6 +367,8 @@ class Engine:
         heapq.heappush(self._ends, (sequence.finish, self._order, sequence))
         self._phases[(sequence.joined - sequence.computed) % self._settings.block_size] += 1
         self._decoding += 1
+        if sequence.itl is not None:
+            self._decoding_of[sequence.itl] = self._decoding_of.get(sequence.itl, 0) + 1
         self._context += sequence.computed
 
     def _leave(self, sequence: Sequence) -> None:
@@ -371,6 +382,8 @@ class Engine:
         sequence.blocks = -(-sequence.computed // size)
         sequence.finish = -1
         self._decoding -= 1
+        if sequence.itl is not None:
+            self._decoding_of[sequence.itl] -= 1
         self._context -= sequence.computed
 
     def _end(self, sequence: Sequence, now: float) -> None:

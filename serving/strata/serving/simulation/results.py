@@ -27,6 +27,7 @@ class Results:
         self.began_at: float | None = None
         self.ended_at = 0.0
         self.pools: dict[str, PoolUse] = {}
+        self.tenants: dict[str, TenantResults] = {}
 
     @property
     def ended(self) -> int:
@@ -76,10 +77,22 @@ class Results:
             "retried": self.retried,
             "migrated": self.migrated,
             "prefills": {f"{where}: {reason}": count for (where, reason), count in sorted(self.prefills.items())},
+            "tenants": {name: tenant.summary() for name, tenant in self.tenants.items()},
             "pools": {name: pool.summary() for name, pool in self.pools.items()},
             "engine_steps": self.steps,
             "events": self.events,
         }
+
+
+class TenantResults:
+    def __init__(self) -> None:
+        self.completed = self.rejected = 0
+        self.ttft_s = array("d")
+        self.itl = Histogram()
+
+    def summary(self) -> dict[str, Any]:
+        itl = {f"p{share}": self.itl.percentile(share / 100) for share in PERCENTILES}
+        return {"completed": self.completed, "rejected": self.rejected, "ttft_s": _percentiles(self.ttft_s), "itl_s": itl}
 
 
 class PoolUse:

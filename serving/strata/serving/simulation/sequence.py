@@ -9,12 +9,13 @@ class Sequence:
     """A request on one engine. Where it is continued from another engine, the tokens generated there belong to its prompt."""
 
     __slots__ = (
-        "admitted_at", "base", "begun", "blocks", "cached", "cancelled", "computed", "emitted", "finish", "flight", "held",
+        "admitted_at", "base", "begun", "blocks", "cached", "cancelled", "computed", "emitted", "finish", "flight", "held", "itl",
         "joined", "last_token_at", "named", "output", "remote", "replica", "request", "submitted_at", "tokens",
     )  # fmt: skip
 
     def __init__(self, request: Request, emitted: int = 0, prefill_only: bool = False, last_token_at: float = 0.0) -> None:
         self.request = request
+        self.itl: Any = None  # histogram of its tenant
         self.flight: Any = None  # for the listener
         self.replica: Any = None
         self.emitted = emitted  # output tokens so far
