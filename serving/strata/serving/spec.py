@@ -64,6 +64,7 @@ class EngineSpec:
     uses_mps: bool  # engines share a GPU through MPS
     rule: Rule
     network: Network
+    routing: Literal["kv", "least-busy"] = "least-busy"  # of gateways
     # Runs on dedicated nodes, which offer the Ray resource `strata-<role>`, one unit per engine.
     on_own_nodes: bool = False
     adapter: Adapter | None = None  # on the model in `model_dir`
@@ -95,8 +96,19 @@ class EngineSpec:
             uses_mps=mps.wanted(serve),
             rule=Rule(**serve.remote_prefill.model_dump()),
             network=network,
+            routing=serve.routing,
             adapter=apart,
         )
+
+    @property
+    def announces_prefixes(self) -> bool:
+        """Gateways route by what the replicas of this pool have cached, which needs more than one of them."""
+        return self.role == "decode" and self.prefix_caching and self.routing == "kv" and self.pool.most > 1
+
+    @property
+    def kv_events(self) -> bool:
+        """The engine reports the blocks of its cache, for gateways or for the choice between local and remote prefill."""
+        return self.announces_prefixes or (self.role == "decode" and self.prefix_caching and self.disaggregated)
 
     def cpus(self) -> float:
         """CPUs that the pool requests from Ray at its maximum size."""
@@ -218,6 +230,7 @@ class GatewaySpec:
     # The starter publishes the end of its warm-up in the directory, and `/ready` waits for it.
     warm_up: bool = False
     role: Literal["decode", "pictures"] = "decode"  # of the replicas that answer
+    routes_by_prefix: bool = False  # decode replicas announce their cached prefixes
 
     @staticmethod
     def of(serve: ServeSection, model_id: str, network: Network) -> "GatewaySpec":
@@ -232,6 +245,7 @@ class GatewaySpec:
             max_queue=serve.max_queue,
             disaggregated=serve.prefill.replicas > 0,
             network=network,
+            routes_by_prefix=serve.routing == "kv" and serve.prefix_caching and serve.decode.most > 1,
         )
 
     def capacity(self, decode_replicas: int) -> int:

@@ -9,6 +9,7 @@ import uuid
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
+from strata.serving.routing.kv.prefix_chain import Chain
 from strata.serving.routing.policy import Decision
 
 _COUNT = struct.Struct("!BH")  # flags, number of tokens
@@ -28,6 +29,9 @@ class RequestContext:
     failure: Exception | None = None
     prompt_tokens: int = 0
     queued_s: float = 0.0
+    chain: Chain | None = None  # names of the prompt's prefixes
+    prefilled: tuple[int, float] | None = None  # tokens of a local prefill, and its seconds
+    answer: list[str] = field(default_factory=list)  # text by this replica, if `chain` is set
     generated: list[int] = field(default_factory=list)  # by this replica
     unsent: list[int] = field(default_factory=list)  # generated and not yet sent to the gateway
 

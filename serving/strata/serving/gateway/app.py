@@ -16,6 +16,7 @@ from strata.serving.gateway.admission import Admission
 from strata.serving.gateway.budget import Budget, Hold
 from strata.serving.gateway.cancellation import InProgress, owner
 from strata.serving.gateway.keys import Keys
+from strata.serving.gateway.prefix_routing import Prefix, PrefixRouting, prefix_of
 from strata.serving.gateway.readiness import Readiness
 from strata.serving.gateway.relay import TRIES, Relay, Send
 from strata.serving.gateway.routes import TEXT, Routes
@@ -57,11 +58,12 @@ class App:
         node: str = "",
         readiness: Readiness | None = None,
         routes: Routes = TEXT,
+        routing: PrefixRouting | None = None,
     ) -> None:
         self._name, self._models = name, models
         self._keys, self._node, self._routes = keys, node, routes
         self._decode, self._prefill, self._gateways = decode, prefill, gateways
-        self._engines = Engines(decode, prefill)
+        self._engines = Engines(decode, prefill, routing)
         self._readiness = readiness or Readiness(decode, prefill)
         self._admission = admission
         self._telemetry = telemetry
@@ -152,10 +154,12 @@ class App:
             tree = requests.parse(body)
             _require_model(tree.get("model"), self._models)
             sequences = _sequences(tree)
+            salt = ""
+            prefix = self._prefix(path, tree, salt)
             del tree  # parsed, a request takes up to ten times the memory of its bytes
             with self._admission.admitted(sequences), self._telemetry.in_flight():
                 request = (self._routes, path, body, uuid.uuid4().hex)
-                relay = Relay(*request, self._engines, self.suspects, self._telemetry, send, hold)
+                relay = Relay(*request, self._engines, self.suspects, self._telemetry, send, hold, prefix, salt)
                 with self.in_progress.entered(named, headers) as cancelled:
                     left_s = None if limit_s is None else began + limit_s - time.monotonic()
                     status = await self._run(relay, receive, cancelled, left_s)
@@ -168,6 +172,11 @@ class App:
             self._telemetry.disconnected()
             return
         self._telemetry.request_ended(path, status, time.monotonic() - began)
+
+    def _prefix(self, path: str, tree: dict[str, Any], salt: str) -> Prefix | None:
+        if self._engines.routing is None:
+            return None
+        return prefix_of(self._routes.generating[path], tree, tree.get("model") or self._models[0], salt)
 
     async def _run(self, relay: Relay, receive: Receive, cancelled: "asyncio.Future[None]", limit_s: float | None) -> int:
         """Run the relay until the response is complete, the client disconnects or cancels, or its deadline has passed. Then free
