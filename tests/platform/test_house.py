@@ -92,7 +92,7 @@ FOLDERS = {
     "serving.runtime": {"diffusion", "engine", "fork_server", "gateway", "metrics", "models", "ray_patches", "transport"},
     "serving.chaos": {"metrics", "models"},
     "serving.simulation": {"api", "engine", "gateway", "routing", "transport"},
-    "serving.bench": {"api", "metrics", "models", "vllm_patches"},
+    "serving.bench": {"api", "gateway", "metrics", "models", "vllm_patches"},
     "training.data": set(),
     "training.model": set(),
     "training.metrics": set(),

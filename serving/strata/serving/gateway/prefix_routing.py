@@ -51,8 +51,7 @@ class PrefixRouting:
         self._loop = asyncio.get_running_loop()
         self.map = PrefixMap()
         self.meter = CostMeter(clock or self._loop.time)
-        self._slots: dict[str, int] = {}
-        self._names: dict[int, str] = {}
+        self._names: dict[int, str] = {}  # of replicas, by their slot in the map
         self._following: set[asyncio.Task[None]] = set()
         self._queued: Counter[str] = Counter()  # tokens of prompts that were sent and have no first token yet
         self._bytes_per_token = BYTES_PER_TOKEN
@@ -63,9 +62,14 @@ class PrefixRouting:
         self._following.add(task)
         task.add_done_callback(self._following.discard)
 
-    async def _follow(self, peer: Peer) -> None:
+    def join(self, name: str) -> int:
+        """Slot of a replica in the map."""
         slot = self.map.join()
-        self._slots[peer.name], self._names[slot] = slot, peer.name
+        self._names[slot] = name
+        return slot
+
+    async def _follow(self, peer: Peer) -> None:
+        slot = self.join(peer.name)
         try:
             while peer.link.alive:
                 with contextlib.suppress(LinkLost, Overrun, Gap):
@@ -74,8 +78,6 @@ class PrefixRouting:
         finally:
             self.map.leave(slot)
             del self._names[slot]
-            if self._slots[peer.name] == slot:
-                del self._slots[peer.name]
 
     async def _read(self, peer: Peer, slot: int) -> None:
         call = peer.link.call(PREFIXES, {}, background=True)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from strata.serving.simulation.planned import Model as EngineModel
     from strata.serving.simulation.requests import Request
     from strata.serving.simulation.results import Results
+    from strata.serving.simulation.routing.chooser import Routing
 
 Precision = Literal["fp16", "bf16", "fp8"]
 Link = Literal["fabric", "nvlink", "pcie"]
@@ -25,6 +26,7 @@ REPLICAS, TOKENS = ranges.Range(0, 10_000), ranges.Range(1, 10_000_000)
 REQUESTS = ranges.Range(1, 100_000_000)
 BLOCK = 16  # tokens, vLLM's default on GPUs
 LOAD, ENGINE, FAILURES = "Load", "Engines", "Failures"
+ROUTINGS = ("kv", "least-busy", "oracle")
 
 
 def simulate(
@@ -33,6 +35,10 @@ def simulate(
     calibration: Annotated[Path | None, typer.Option(help="Step times of a measured engine (JSON), instead of --model.")] = None,
     decode: Annotated[int, number("Decode replicas.", ranges.Range(1, 10_000), "--decode")] = 1,
     prefill: Annotated[int, number("Prefill replicas; 0: aggregated serving.", REPLICAS, "--prefill")] = 0,
+    routing: Annotated[
+        str,
+        typer.Option(help="Choice of decode replicas: kv, least-busy or oracle (knows every cache). Several: compared."),
+    ] = "kv",
     trace: Annotated[
         Path | None, typer.Option(help="Replay a Mooncake trace (*.jsonl) or an Azure trace (*.csv).", rich_help_panel=LOAD)
     ] = None,
@@ -94,6 +100,7 @@ def simulate(
         raise UserError("One of --model and --calibration is needed.", "Set --model to a name from 'strata plan list'.")
     if trace is not None and concurrency is not None:
         raise UserError("--trace excludes --concurrency.", "Omit one of them.")
+    routings = _routings(routing)
     kills = [_kill(text, {"decode": decode, "prefill": prefill}) for text in kill or []]
     if calibration is not None:
         found = calibrations.load(calibration)
@@ -129,17 +136,25 @@ def simulate(
         recovery_s=recovery,
     )
     shape = generated.Shape(prompt, output, variation, shared, openings, turns, think)
-    load: Iterator[tuple[float, Request]]
     total = requests if trace else requests or 1000
     if trace is not None:
         traces.format_of(trace)
-        load = traces.replay(trace, block_size, requests, speed)
-    elif concurrency is not None:
-        load = generated.closed_loop(concurrency, requests or 1000, shape, block_size, seed)
-    else:
-        load = generated.open_loop(arrivals, rate, requests or 1000, shape, block_size, seed)
-    with _progress(total) as advance:
-        results = Simulation(setup, seed).run(load, advance)
+
+    def load() -> "Iterator[tuple[float, Request]]":
+        if trace is not None:
+            return traces.replay(trace, block_size, requests, speed)
+        if concurrency is not None:
+            return generated.closed_loop(concurrency, requests or 1000, shape, block_size, seed)
+        return generated.open_loop(arrivals, rate, requests or 1000, shape, block_size, seed)
+
+    ran: dict[str, Results] = {}
+    for name in routings:
+        with _progress(total) as advance:
+            ran[name] = Simulation(replace(setup, routing=name), seed).run(load(), advance)
+    if len(ran) > 1:
+        answer(lambda _: [_comparison(ran)], lambda: {name: results.summary() for name, results in ran.items()}, json)
+        return
+    (results,) = ran.values()
     answer(lambda _: [_table(results)], results.summary, json)
 
 
@@ -194,6 +209,13 @@ def _kill(text: str, replicas: dict[str, int]) -> "Kill":
     return Kill(when, pool, found)  # type: ignore[arg-type]
 
 
+def _routings(text: str) -> "list[Routing]":
+    names = [word.strip() for word in text.split(",")]
+    if wrong := [name for name in names if name not in ROUTINGS]:
+        raise UserError(f"There is no routing {shown(wrong[0])}.", f"Choose among {', '.join(ROUTINGS)}.")
+    return list(dict.fromkeys(names))  # type: ignore[arg-type]
+
+
 class _progress:
     """Progress bar on a terminal; nothing elsewhere."""
 
@@ -230,6 +252,7 @@ def _table(results: "Results") -> "Table":
         shares = ", ".join(f"{share} {_ms(value)}" for share, value in found[key].items())
         rows.append((name, shares))
     rows.append(("prefix cache", f"{found['prefix_hit_rate']:.1%} of prompt tokens hit"))
+    rows.append(("routed by", ", ".join(f"{reason} {count:,}" for reason, count in found["routed"].items())))
     rows.append(("preemptions", f"{found['preemptions']:,}"))
     if found["retried"] or found["migrated"]:
         rows.append(("replicas lost", f"{found['retried']:,} requests retried, {found['migrated']:,} streams continued"))
@@ -241,6 +264,18 @@ def _table(results: "Results") -> "Table":
             rows.append((f"{name} pool", f"{pool['replicas']} replicas, {use}"))
     for row in rows:
         table.add_row(*row)
+    return table
+
+
+def _comparison(found: "dict[str, Results]") -> "Table":
+    from rich.table import Table
+
+    table = Table("routing", "prefix hits", "TTFT p50", "TTFT p99", "ITL p50", "ITL p99", "completed", title="Simulated endpoint")
+    for name, results in found.items():
+        each = results.summary()
+        latencies = (each[key][share] for key in ("ttft_s", "itl_s") for share in ("p50", "p99"))
+        completed = f"{each['requests']['completed']:,}"
+        table.add_row(name, f"{each['prefix_hit_rate']:.1%}", *(_ms(value) for value in latencies), completed)
     return table
 
 

@@ -101,16 +101,21 @@ class Engine:
 
     def cached_tokens(self, text: Text, tokens: int) -> int:
         """Tokens of a prompt's longest cached prefix. Never all: the last token is computed, for its logits."""
-        _, hits, _, own = self._look_up(text, tokens)
+        hits, _, own = self.look_up(text, self.public_names(text, tokens), tokens)
         return (hits + own) * self._settings.block_size
 
-    def _look_up(self, text: Text, tokens: int) -> tuple[Names[int], int, int, int]:
-        """Public names of a prompt, how many of them are cached, how many of these are free, and cached blocks of its own."""
-        cache = self.cache
-        most = (tokens - 1) // self._settings.block_size if cache.reuse else 0
-        names = text.names(0, min(most, text.public))
-        hits, unused = cache.leading(names)
-        return names, hits, unused, min(cache.own(text.number), most - hits) if hits == text.public else 0
+    def public_names(self, text: Text, tokens: int) -> Names[int]:
+        """Names of the public blocks that a prompt can find in a cache."""
+        return text.names(0, min(self._most(tokens), text.public))
+
+    def look_up(self, text: Text, names: Names[int], tokens: int) -> tuple[int, int, int]:
+        """Number of a prompt's public blocks that are cached, of these the free ones, and cached blocks of its own."""
+        hits, unused = self.cache.leading(names)
+        own = min(self.cache.own(text.number), self._most(tokens) - hits) if hits == text.public else 0
+        return hits, unused, own
+
+    def _most(self, tokens: int) -> int:
+        return (tokens - 1) // self._settings.block_size if self.cache.reuse else 0
 
     @property
     def running(self) -> int:
@@ -322,7 +327,8 @@ class Engine:
                     continue
                 blocks = -(-sequence.tokens // size)
                 text = sequence.request.text
-                names, hits, unused, own = self._look_up(text, sequence.tokens)
+                names = self.public_names(text, sequence.tokens)
+                hits, unused, own = self.look_up(text, names, sequence.tokens)
                 if blocks - hits + unused > cache.free:  # the whole prompt must fit
                     return
                 self._waiting.popleft()

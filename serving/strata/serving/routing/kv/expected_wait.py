@@ -57,7 +57,9 @@ class CostMeter:
 def wait_s(costs: Costs, tokens: int, streams: int, max_sequences: int) -> float:
     """Expected wait behind `streams` requests on a replica. `tokens`: uncached ones, of the request and of prompts before it."""
     beyond = streams + 1 - max_sequences
-    return costs.token_s * tokens + costs.stream_s * (streams + (beyond / STALL_WEIGHT if beyond > 0 else 0.0))
+    if beyond > 0:
+        return costs.token_s * tokens + costs.stream_s * (streams + beyond / STALL_WEIGHT)
+    return costs.token_s * tokens + costs.stream_s * streams
 
 
 @dataclass(frozen=True)
@@ -80,13 +82,13 @@ def choose(
     """Replica with the least expected wait that is not in `without`; one that is, if there are no others. `cached` are the prefix
     tokens and `queued` the prompt tokens before this request, by replica; zero where they are missing."""
 
-    def cost(replica: R) -> float:
-        name = replica.name
-        return wait_s(costs, queued.get(name, 0) - cached.get(name, 0), streams(replica), max_sequences)
-
-    replica = choice.least_busy(replicas, cost, without, pick)
-    if replica is None:
+    usable = choice.untried(replicas, without)
+    if not usable:
         return None
-    own = cached.get(replica.name, 0)
-    best = max((cached[each.name] for each in replicas if each.name in cached and each.name not in without), default=0)
-    return Chosen(replica, own, NEW if not best and not own else PREFIX if own >= best else LOAD)
+    names = [replica.name for replica in usable]
+    held = [cached.get(name, 0) for name in names] if cached else [0] * len(names)
+    tokens = [queued.get(name, 0) - own for name, own in zip(names, held, strict=True)] if queued else [-own for own in held]
+    waits = [wait_s(costs, each, count, max_sequences) for each, count in zip(tokens, map(streams, usable), strict=True)]
+    place = choice.place_of_least(waits, pick)
+    own, best = held[place], max(held)
+    return Chosen(usable[place], own, NEW if not best else PREFIX if own == best else LOAD)

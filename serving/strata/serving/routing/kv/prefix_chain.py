@@ -8,15 +8,14 @@ the same name space (model, salts, and all else that changes the rendered prompt
 import hashlib
 from array import array
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 STEP_BYTES = 512  # between two points near the start
 STEPS = 16  # this many steps from the start, the distance begins to double with the position
 NEAR = 4  # a message that ends within 1 / NEAR of a step after the last point has no point
-MAX_BYTES = 512 * 2**10  # texts are hashed up to here
+MAX_BYTES = 256 * 2**10  # texts are hashed up to here, which takes a third of a millisecond
 MAX_MESSAGES = 1024
 ID_BYTES = 8  # of a token id in a prompt of ids
 # Parameters that change the rendered prompt before its first message.
@@ -25,12 +24,12 @@ SHAPING = (
     *("truncate_prompt_tokens", "add_generation_prompt", "continue_final_message"),
 )
 END_OF_MESSAGE = b"\xff"  # no byte of UTF-8
+PLAIN = {role: msgspec.json.encode({"role": role}) for role in ("system", "developer", "user", "assistant")}
 
 Kind = Literal["messages", "text", "ids"]
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
+class Point(NamedTuple):
     digest: int  # 64 bits
     position: int  # bytes of texts before it
     messages: int  # complete ones before it
@@ -43,6 +42,7 @@ class Chain:
     def __init__(self, space: bytes, leading_bytes: int = 0) -> None:
         """`space` names the name space; `leading_bytes` is the size of what is rendered before the first text."""
         self._hash = hashlib.sha256(space + END_OF_MESSAGE)
+        self._pending = b""  # to be hashed with the next point
         self._position = self._last = leading_bytes
         self.size = leading_bytes  # bytes of all texts, those that are not hashed included
         self.messages = 0
@@ -51,13 +51,13 @@ class Chain:
     def message(self, header: bytes, text: bytes) -> None:
         """Adds a whole message. `header` has what is not text, such as the role."""
         if self.messages < MAX_MESSAGES:
-            self._hash.update(header + END_OF_MESSAGE)
+            self._pending += header + END_OF_MESSAGE
             self.add(text)
         else:
             self.size += len(text)
         self.messages += 1
         if self._open():
-            self._hash.update(END_OF_MESSAGE)
+            self._pending += END_OF_MESSAGE
             if self._position - self._last >= _step(self._last) // NEAR:
                 self._point(inside=False)
 
@@ -66,20 +66,23 @@ class Chain:
         self.size += len(text)
         if not self._open():
             return
-        text = text[: MAX_BYTES - self._position]
+        if self._position + len(text) > MAX_BYTES:
+            text = text[: MAX_BYTES - self._position]
         taken = 0
         while (due := self._last + _step(self._last) - self._position) <= len(text) - taken:
-            self._hash.update(text[taken : taken + due])
+            self._pending += text[taken : taken + due]
             taken += due
             self._position += due
             self._point(inside=True)
-        self._hash.update(text[taken:])
+        self._pending += text[taken:] if taken else text
         self._position += len(text) - taken
 
     def _open(self) -> bool:
         return self._position < MAX_BYTES and self.messages <= MAX_MESSAGES
 
     def _point(self, inside: bool) -> None:
+        self._hash.update(self._pending)
+        self._pending = b""
         digest = int.from_bytes(self._hash.copy().digest()[:8], "big")
         self._last = self._position
         self.points.append(Point(digest, self._position, self.messages, inside))
@@ -132,7 +135,11 @@ def _add_message(chain: Chain, message: Any) -> bool:
     """Adds a message of a conversation. Empty fields do not count: clients return an answer's message with or without them."""
     if not isinstance(message, dict):
         return False
-    text = _text(message.get("content"))
+    content, role = message.get("content"), message.get("role")
+    if len(message) == 2 and isinstance(content, str) and isinstance(role, str) and role in PLAIN:  # as nearly all are
+        chain.message(PLAIN[role], content.encode())
+        return True
+    text = _text(content)
     rest = {key: value for key, value in message.items() if value and not (key == "content" and text is not None)}
     header = msgspec.json.encode(rest, order="sorted")
     chain.message(header, (text or "").encode())

@@ -11,6 +11,7 @@ from strata.serving.routing.kv.expected_wait import Chosen, CostMeter
 from strata.serving.routing.kv.prefix_map import PrefixMap
 from strata.serving.simulation.engine import Engine, EngineSettings
 from strata.serving.simulation.replica import Flight, Replica
+from strata.serving.simulation.requests import Text
 from strata.serving.simulation.routing import announcements
 from strata.serving.simulation.routing.announcements import Announcements
 
@@ -40,10 +41,11 @@ class Chooser:
 
     def choose(self, flight: Flight, replicas: Sequence[Replica]) -> Chosen[Replica] | None:
         text, tokens = flight.request.text, flight.request.prompt + flight.emitted
+        size = self._settings.block_size
         if self._oracle:
-            cached = {each.name: found for each in replicas if (found := each.engine.cached_tokens(text, tokens))}
+            public = replicas[0].engine.public_names(text, tokens) if replicas else ()
+            cached = {each.name: _cached_blocks(each, text, public, tokens) * size for each in replicas}
         else:
-            size = self._settings.block_size
             names = announcements.points(text, (tokens - 1) // size, announcements.stride(size))
             cached = {self._names[slot]: count for slot, count in self._map.cached_tokens(names).items()}
         costs, most = self.meter.costs(), self._settings.max_sequences
@@ -61,3 +63,8 @@ class Chooser:
             if not self._queued[name]:
                 del self._queued[name]
             flight.queued = None
+
+
+def _cached_blocks(replica: Replica, text: Text, public: Sequence[int], tokens: int) -> int:
+    hits, _, own = replica.engine.look_up(text, public, tokens)
+    return hits + own
