@@ -151,7 +151,7 @@ def _prefixes(started: Started, log: PrefixLog | None) -> Prefixes:
     if started.kv_events is None:
         return Prefixes()
     config = started.vllm.vllm_config
-    blocks = CachedBlocks(config.cache_config.block_size, log or PrefixLog())
+    blocks = CachedBlocks(config.cache_config.block_size, PrefixLog() if log is None else log)
     started.kv_events.begin(blocks)
     model = config.model_config
     return Prefixes(blocks, token_lengths(started.vllm.get_tokenizer(), model.get_vocab_size()) if log is not None else None)

@@ -62,20 +62,17 @@ class Receiver:
 
     async def _receive(self, index: CachedBlocks) -> None:
         while True:
-            _, number, payload = await self._socket.recv_multipart()
+            _, digits, payload = await self._socket.recv_multipart()
+            if (number := int.from_bytes(digits, "big")) < self._due:  # read before, from the buffer
+                continue
             try:
-                await self._take(index, int.from_bytes(number, "big"), payload)
+                if number > self._due:
+                    await self._read_again(index, number)
+                index.apply(self._decoder.decode(payload).events)
             except msgspec.MsgspecError:
                 logger.exception("A KV cache event cannot be read; the index of the cache starts anew.")
                 index.clear()
-
-    async def _take(self, index: CachedBlocks, number: int, payload: bytes) -> None:
-        if number < self._due:  # read before, from the buffer
-            return
-        if number > self._due:
-            await self._read_again(index, number)
-        index.apply(self._decoder.decode(payload).events)
-        self._due = number + 1
+            self._due = number + 1
 
     async def _read_again(self, index: CachedBlocks, before: int) -> None:
         missing = [(number, payload) async for number, payload in self._replayed() if self._due <= number < before]

@@ -35,7 +35,7 @@ class Prefixes:
 
     def _register(self, context: RequestContext, ids: Sequence[int], salt: Salt, first: int) -> None:
         """Registers the points of the chain from `first` on. `ids` are the tokens of the whole chain."""
-        if context.chain is None or self.blocks is None or self._lengths is None:
+        if context.chain is None or self.blocks is None or self._lengths is None or not ids:
             return
         tokens = tokens_before(context.chain, ids, self._lengths)
         found = zip(context.chain.points[first:], tokens[first:], strict=True)

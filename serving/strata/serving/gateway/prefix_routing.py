@@ -74,7 +74,8 @@ class PrefixRouting:
             while peer.link.alive:
                 with contextlib.suppress(LinkLost, Overrun, Gap):
                     await self._read(peer, slot)
-                await asyncio.sleep(RETRY_S)
+                if peer.link.alive:
+                    await asyncio.sleep(RETRY_S)
         finally:
             self.map.leave(slot)
             del self._names[slot]

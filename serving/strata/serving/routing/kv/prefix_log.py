@@ -20,8 +20,9 @@ class PrefixLog:
         self._tokens: dict[int, int] = {}  # of each cached prefix, by digest
         self._subscriptions: set[Subscription] = set()
 
-    def __len__(self) -> int:
-        return len(self._tokens)
+    def cached(self) -> dict[int, int]:
+        """Tokens of each cached prefix, by digest."""
+        return dict(self._tokens)
 
     def add(self, digest: int, tokens: int) -> None:
         if self._tokens.get(digest) != tokens:

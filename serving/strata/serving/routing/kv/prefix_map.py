@@ -22,7 +22,9 @@ class PrefixMap:
         self._held: dict[int, set[int]] = {}  # digests of each replica, by its slot
         self._sequences: dict[int, int] = {}  # of each replica's next frame
 
-    def __len__(self) -> int:
+    @property
+    def size(self) -> int:
+        """Number of prefixes that any replica has."""
         return len(self._entries)
 
     def join(self) -> int:
