@@ -114,7 +114,6 @@ class Engine:
                 original = list(prompt["prompt_token_ids"])
                 params = self._resumption.expect(request_id, original, context.resumed, sampling_params)
                 prompt = {**prompt, "prompt_token_ids": [*original, *context.resumed]}
-            self._prefixes.register_prompt(context, prompt, _salt(prompt, more))
             first, outputs = await self._begin(context, prompt, params, request_id, more)
             if context.resumed:
                 context.replaying = True
@@ -123,10 +122,13 @@ class Engine:
             _count_prompt(context, first)
             _count_output(context, first)
             yield first
+            # Now, since vLLM has checked the token ids, the blocks are stored, and the client has its first token.
+            self._prefixes.register_prompt(context, prompt, _salt(prompt, more))
             async for output in outputs:
                 _count_output(context, output)
                 yield output
-            self._prefixes.register_answer(context, prompt, _salt(prompt, more))
+            if sampling_params.n == 1 and not context.resumed:  # otherwise the answer is not one text of this replica
+                self._prefixes.register_answer(context, prompt, _salt(prompt, more))
         except Exception as error:
             context.failure = error
             raise
