@@ -27,6 +27,7 @@ def generic(run: Run) -> str:
 TABLES: dict[str, Callable[[Run], str]] = {
     "serve": serving.serve,
     "startup": serving.startup,
+    "routing": serving.routing,
     "transfer": serving.transfer,
     "tenants": serving.tenants,
     "vllm-plugin": serving.vllm_plugin,

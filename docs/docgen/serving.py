@@ -1,4 +1,4 @@
-"""Tables of `strata bench serve`, `startup`, `transfer`, `tenants` and of the vLLM plugin's benchmark."""
+"""Tables of `strata bench serve`, `startup`, `routing`, `transfer`, `tenants` and of the vLLM plugin's benchmark."""
 
 import statistics
 from typing import Any, NamedTuple
@@ -151,6 +151,33 @@ def tenants(run: Run) -> str:
     load = f"Two tenants of equal weight with {settings['share']} sequences each; {settings['input']} input and "
     load += f"{settings['output']} output tokens; medians of {settings['rounds']} rounds. Aim at p99: at most 1.10."
     return f"{load}\n\n{table(('quiet tenant', 'the other sends its share', f'{flood}', 'ratio'), rows, numeric=1)}"
+
+
+def routing(run: Run) -> str:
+    load, ratios, took = run["load"], run["ratios"], run["decision"]
+    rows = [
+        (
+            f"`{name}`",
+            f"{found['hit_rate']:.1%}",
+            f"{found['reachable_hit_rate']:.1%}",
+            milliseconds(found["ttft_p50_s"]),
+            milliseconds(found["ttft_p90_s"]),
+        )
+        for name, found in run["routings"].items()
+    ]
+    hits, ttft = ratios["hits_of_reachable"], ratios["ttft_p50_of_least_busy"]
+    p99 = bold(f"{took['p99_ms']:.2f}", took["p99_ms"] >= 1)
+    text = (
+        f"{load['conversations']} conversations of {load['turns']} turns with {load['systems']} system prompts of "
+        f"{load['system_tokens']} tokens, {load['concurrency']} at a time on {load['replicas']} replicas."
+    )
+    bars = (
+        f"`kv` finds {bold(f'{hits:.3f}', hits < 0.95)} of the hits that knowledge of every cache allows (aim: at least 0.95), "
+        f"with {bold(f'{ttft:.2f}', ttft > 0.5)} of the TTFT p50 of `least-busy` (aim: at most 0.5). A choice among "
+        f"{took['replicas']} replicas takes {took['p50_ms']:.2f} ms, p99 {p99} ms."
+    )
+    columns = ("`serve.routing`", "prefix hits", "reachable", "TTFT p50", "TTFT p90")
+    return "\n\n".join([text, table(columns, rows, numeric=1), bars])
 
 
 def vllm_plugin(run: Run) -> str:

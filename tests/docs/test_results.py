@@ -43,6 +43,9 @@ from strata.serving.bench.clients.measure import Slo, Summary, by_kind, summaris
 from strata.serving.bench.clients.workloads import Workload
 from strata.serving.bench.contenders.subject import Subject
 from strata.serving.bench.results import Measured, Ran, Results, Settings
+from strata.serving.bench.routing import run as routing_run
+from strata.serving.bench.routing.conversations import Load as Conversations
+from strata.serving.bench.routing.decision import Scale
 from strata.serving.chaos import edges
 from strata.serving.chaos import report as chaos_report
 from strata.serving.chaos.client import Answer, Attempt
@@ -82,6 +85,15 @@ def serve(name: str) -> record.Run:
 def _streamed(start: float, ttft: float, itl: float, kind: str) -> Record:
     arrivals = tuple(start + ttft + itl * number for number in range(5))
     return Record(kind, start, arrivals[-1], arrivals, 5, None)
+
+
+def bench_routing() -> record.Run:
+    load = Conversations(24, 5, 6, 1024, 96, 32, 4, 0.2, vocab=512, seed=0)
+    found = {
+        "least-busy": routing_run.Measured((0.3, 0.3, 0.3), 0.3, 0.8, {}),
+        "kv": routing_run.Measured((0.09, 0.09, 0.09), 0.6, 0.8, {}),
+    }
+    return routing_run.as_json(load, 4, found, Scale(), [5e-4] * 100)
 
 
 def kernels() -> record.Run:
@@ -231,6 +243,16 @@ RUNS: dict[str, tuple[Callable[[], record.Run], list[str]]] = {
     "startup": (
         lambda: startup.as_json({startup.OURS: [40.0, 44.0], startup.BARE: [40.0]}, partial=True),
         ["| strata serve | 42.0 s | 40.0 s | 44.0 s |", "**1.05**", record.PARTIAL],
+    ),
+    "routing": (
+        bench_routing,
+        [
+            "24 conversations of 5 turns with 6 system prompts of 1024 tokens, 4 at a time on 4 replicas.",
+            "| `kv` | 60.0% | 80.0% | 90.0 ms |",
+            "`kv` finds **0.750** of the hits",
+            "with 0.30 of the TTFT p50",
+            "p99 0.50 ms",
+        ],
     ),
     "transfer": (
         lambda: transfer.as_json("gpu", 2**28, {"way": {64: {"first_s": 1.0, "post_s": 0.001, "total_s": 0.002}}}),

@@ -162,6 +162,12 @@ SERVE_PROMPT_TOKENS = ServeMetric(
 SERVE_GENERATED_TOKENS = ServeMetric("strata_serve_generated_tokens_total", "counter", "Tokens sent to clients", REPLICA)
 SERVE_IN_FLIGHT = ServeMetric("strata_serve_requests_in_flight", "gauge", "Requests in progress on decode replicas", REPLICA)
 SERVE_QUEUED = ServeMetric("strata_serve_requests_queued", "gauge", "Requests queued for capacity on a decode engine", REPLICA)
+SERVE_ROUTED = ServeMetric(
+    "strata_serve_routed_total",
+    "counter",
+    "Requests sent to a replica, by the reason of its choice: longest cached prefix, load, no cached prefix, least busy",
+    (*REPLICA, "reason"),
+)
 SERVE_RETRIES = ServeMetric(
     "strata_serve_retries_total", "counter", "Requests retried on another replica before their first token", (*REPLICA, "reason")
 )
@@ -289,6 +295,7 @@ SERVING_GATEWAY = (
     SERVE_GENERATED_TOKENS,
     SERVE_IN_FLIGHT,
     SERVE_QUEUED,
+    SERVE_ROUTED,
     SERVE_RETRIES,
     SERVE_MIGRATIONS,
     SERVE_REJECTIONS,

@@ -67,6 +67,7 @@ class EngineSpec:
     uses_mps: bool  # engines share a GPU through MPS
     rule: Rule
     network: Network
+    routing: Literal["kv", "least-busy"] = "least-busy"  # of gateways
     # Runs on dedicated nodes, which offer the Ray resource `strata-<role>`, one unit per engine.
     on_own_nodes: bool = False
     adapter: Adapter | None = None  # on the model in `model_dir`
@@ -99,6 +100,7 @@ class EngineSpec:
             uses_mps=mps.wanted(serve),
             rule=Rule(**serve.remote_prefill.model_dump()),
             network=network,
+            routing=serve.routing,
             adapter=apart,
             slo=serve.slo,
         )
@@ -123,6 +125,16 @@ class EngineSpec:
             step_tokens=self._step_tokens() or DEFAULT_STEP_TOKENS,
             disaggregated=self.disaggregated,
         )
+
+    @property
+    def announces_prefixes(self) -> bool:
+        """Gateways route by what the replicas of this pool have cached, which needs more than one of them."""
+        return self.role == "decode" and self.prefix_caching and self.routing == "kv" and self.pool.most > 1
+
+    @property
+    def kv_events(self) -> bool:
+        """The engine reports the blocks of its cache, for gateways or for the choice between local and remote prefill."""
+        return self.announces_prefixes or (self.role == "decode" and self.prefix_caching and self.disaggregated)
 
     def cpus(self) -> float:
         """CPUs that the pool requests from Ray at its maximum size."""
@@ -247,6 +259,7 @@ class GatewaySpec:
     by_slo: bool = False  # report the demand to the autoscaler
     to_zero: bool = False  # the decode pool may be empty
     audit_log: str | None = None  # folder
+    routes_by_prefix: bool = False  # decode replicas announce their cached prefixes
 
     @staticmethod
     def of(serve: ServeSection, model_id: str, network: Network) -> "GatewaySpec":
@@ -264,6 +277,7 @@ class GatewaySpec:
             by_slo=serve.slo is not None,
             to_zero=serve.decode.replicas == 0,
             audit_log=str(Path(serve.audit_log).resolve()) if serve.audit_log else None,
+            routes_by_prefix=serve.routing == "kv" and serve.prefix_caching and serve.decode.most > 1,
         )
 
     def slots(self, decode_replicas: int) -> int:

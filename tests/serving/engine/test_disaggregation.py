@@ -17,9 +17,9 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from strata.serving.engine import disaggregation, request_context
 from strata.serving.engine.pool_load import PoolLoad
+from strata.serving.engine.prefixes import Prefixes
 from strata.serving.metrics.telemetry import Replica as Telemetry
 from strata.serving.routing.policy import Rule
-from strata.serving.routing.prefix_index import PrefixIndex
 from strata.serving.transport.link import SECRET_BYTES, Call, Link, Server
 from strata.serving.transport.peers import Peer
 from strata.serving.vllm_patches.engine_stats import EngineStats
@@ -101,7 +101,7 @@ def ask(
         pool = Pool([Peer(p.name, link, {}) for p, link in zip(prefillers, links, strict=True)])
         telemetry = Telemetry("tiny", "decode", "d-1")
         load = PoolLoad(EngineStats(telemetry, 1), rule.min_tokens)
-        engine = disaggregation.Engine(vllm or Vllm(), pool, rule, PrefixIndex(16, 100), load, telemetry)  # type: ignore[arg-type]
+        engine = disaggregation.Engine(vllm or Vllm(), pool, rule, Prefixes(), load, telemetry)  # type: ignore[arg-type]
         context = request_context.RequestContext()
         request_context.current.set(context)
         outputs = [o async for o in engine.generate(PROMPT, params or SamplingParams(), "r-1", lora_request=lora)]
@@ -126,15 +126,9 @@ def test_remote_prefill_has_the_adapter_of_its_request() -> None:
 
 
 def test_adapter_and_salt_separate_prefixes() -> None:
-    index, tokens = PrefixIndex(2, 100), list(range(9))
     tuned = {"lora_request": LoRARequest("tuned", 1, "/adapter")}
-    index.add(tokens, disaggregation._salt({}, tuned))
-    found = [
-        index.cached_tokens(tokens, disaggregation._salt(prompt, more))
-        for prompt in ({}, {"cache_salt": "s"})
-        for more in (tuned, {})
-    ]
-    assert found == [8, 0, 0, 0]
+    found = [disaggregation._salt(prompt, more) for prompt in ({}, {"cache_salt": "s"}) for more in (tuned, {})]
+    assert found == [(None, "tuned"), (None, None), ("s", "tuned"), ("s", None)]
 
 
 @pytest.mark.parametrize("trouble", ["fails", "dies"])
@@ -198,7 +192,7 @@ def test_cancelled_request_is_cancelled_at_the_prefill_engine() -> None:
         telemetry = Telemetry("tiny", "decode", "d-1")
         load = PoolLoad(EngineStats(telemetry, 1), 0)
         pool: Any = Pool([Peer("p-1", link, {})])
-        engine = disaggregation.Engine(Vllm(), pool, ALWAYS, PrefixIndex(16, 100), load, telemetry)
+        engine = disaggregation.Engine(Vllm(), pool, ALWAYS, Prefixes(), load, telemetry)
         request_context.current.set(request_context.RequestContext())
         asking = asyncio.ensure_future(anext(engine.generate(PROMPT, SamplingParams(), "r-1")))
         await asyncio.sleep(0.1)
@@ -222,7 +216,7 @@ def test_response_to_two_prompts_finishes_with_the_second() -> None:
         telemetry = Telemetry("tiny", "decode", "d-1")
         load = PoolLoad(EngineStats(telemetry, 1), 0)
         pool: Any = Pool([])
-        engine = disaggregation.Engine(Waiting(), pool, ALWAYS, PrefixIndex(16, 100), load, telemetry)
+        engine = disaggregation.Engine(Waiting(), pool, ALWAYS, Prefixes(), load, telemetry)
         context = request_context.RequestContext()
         request_context.current.set(context)
         quick, slow = (

@@ -245,7 +245,7 @@ def test_mps_daemon_of_a_cluster_is_not_ours(monkeypatch: pytest.MonkeyPatch) ->
 def test_every_setting_reaches_the_gateway() -> None:
     serve = ServeSection(host="::1", port=81, gateways=3, decode={"replicas": 5}, max_sequences=7, max_queue=11)
     spec = GatewaySpec.of(serve, "m", NETWORK)
-    assert spec == GatewaySpec("m", ("m",), "::1", 81, 3, 5, 7, 11, True, NETWORK, None, False, False)
+    assert spec == GatewaySpec("m", ("m",), "::1", 81, 3, 5, 7, 11, True, NETWORK, None, False, False, routes_by_prefix=True)
 
 
 @pytest.mark.parametrize(("running", "capacity"), [(0, 46), (4, 46), (5, 46), (6, 53), (9, 74)])

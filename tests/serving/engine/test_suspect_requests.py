@@ -20,6 +20,7 @@ from strata.serving.api.requests import ApiError
 from strata.serving.engine import replica_api, request_context, suspect_requests
 from strata.serving.engine.disaggregation import CrashesEngines, Engine
 from strata.serving.engine.pool_load import PoolLoad
+from strata.serving.engine.prefixes import Prefixes
 from strata.serving.engine.replica_api import DecodeCalls, PrefillCalls
 from strata.serving.engine.suspect_requests import Quarantine, cause_of_death, killed_for_memory
 from strata.serving.gateway.admission import Admission
@@ -28,7 +29,6 @@ from strata.serving.gateway.suspects import REFUSED_S, REMEMBERED, Content, Susp
 from strata.serving.metrics.telemetry import Gateway as GatewayTelemetry
 from strata.serving.metrics.telemetry import Replica as Telemetry
 from strata.serving.routing.policy import Rule
-from strata.serving.routing.prefix_index import PrefixIndex
 from strata.serving.transport.link import SECRET_BYTES, Link, Server
 from strata.serving.transport.peers import Peer, Peers
 from strata.serving.vllm_patches.engine_stats import EngineStats
@@ -110,7 +110,7 @@ def content_of(method: str, tree: dict[str, Any]) -> Content:
 def engine_of(vllm: Vllm, pool: Any = None, rule: Rule = NEVER) -> Engine:
     telemetry = Telemetry("tiny", "decode", "d")
     load = PoolLoad(EngineStats(telemetry, 1), rule.min_tokens)
-    engine = Engine(vllm, pool, rule, PrefixIndex(16, 0), load, telemetry)
+    engine = Engine(vllm, pool, rule, Prefixes(), load, telemetry)
     engine._resumption = Resumption()  # type: ignore[assignment]
     return engine
 

@@ -191,7 +191,7 @@ def test_merge_of_nothing_is_empty() -> None:
 
 def test_gateway_metrics_import_neither_vllm_nor_torch_nor_ray() -> None:
     probe = (
-        "import sys, strata.serving.metrics.telemetry, strata.serving.metrics.exposition, strata.serving.routing.prefix_index;"
+        "import sys, strata.serving.metrics.telemetry, strata.serving.metrics.exposition, strata.serving.routing.kv.prefix_map;"
         "assert not {'vllm', 'torch', 'ray'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", probe], check=True, cwd=Path(__file__).parent)

@@ -129,3 +129,16 @@ def test_recorded_runs_are_compared() -> None:
 def test_other_records_are_refused(name: str, cause: str) -> None:
     with pytest.raises(UserError, match=cause):
         run("validate", str(ROOT / f"docs/results/data/{name}.json"))
+
+
+def test_routings_are_compared(calibration: str) -> None:
+    words = ("--calibration", calibration, "--decode", "3", "--requests", "90", "--turns", "3", "--think", "1", "--shared", "800")
+    found = simulated(*words, "--openings", "4", "--routing", "least-busy,kv,oracle,kv")
+    assert list(found) == ["least-busy", "kv", "oracle"]
+    assert found["kv"]["prefix_hit_rate"] > found["least-busy"]["prefix_hit_rate"]
+    assert found["kv"] == simulated(*words, "--openings", "4", "--routing", "kv"), "equal loads, whatever is beside it"
+    assert found["kv"] == simulated(*words, "--openings", "4"), "the default is that of the recipe"
+    text = run(*words, "--routing", "kv,least-busy")
+    assert "prefix hits" in text and "least-busy" in text
+    with pytest.raises(UserError, match="There is no routing random"):
+        run(*words, "--routing", "kv,random")

@@ -217,3 +217,26 @@ def test_most_lagging_stream_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
         assert known._unread == 0 and not known._lagging
 
     connected(test)
+
+
+def test_background_call_is_no_load_and_ends_with_the_link() -> None:
+    async def test(replica: Replica, link: Link) -> None:
+        background, work = link.call("hang", {}, background=True), link.call("hang", {})
+        while replica.server.calls != 1:
+            await asyncio.sleep(0.01)
+        assert link.calls == 1
+        work.cancel()
+        while replica.cancelled != 1:
+            await asyncio.sleep(0.01)
+        assert link.calls == replica.server.calls == 0
+        background.cancel()
+        while replica.cancelled != 2:
+            await asyncio.sleep(0.01)
+        assert link.calls == replica.server.calls == 0, "it is not subtracted twice"
+        left = link.call("hang", {}, background=True)
+        link.close()
+        with pytest.raises(LinkLost):
+            await left.next()
+        assert link.calls == 0
+
+    connected(test)

@@ -13,7 +13,7 @@ OWN_ENGINE_ARGUMENTS = frozenset(
         *("max_num_seqs", "max_num_batched_tokens", "enable_prefix_caching", "block_size", "gpu_memory_utilization"),
         *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "distributed_executor_backend"),
         *("kv_transfer_config", "reasoning_parser", "structured_outputs_config", "disable_log_stats"),
-        *("enable_logging_iteration_details", "enable_lora", "max_lora_rank"),
+        *("enable_logging_iteration_details", "enable_lora", "max_lora_rank", "kv_events_config"),
     }
 )
 
@@ -125,6 +125,9 @@ class ServeSection(Section):
         {}, description="further vLLM engine arguments, such as {max_model_len: 8192, kv_cache_dtype: fp8}"
     )
     gateways: Positive = Field(1, description="gateway processes that share the port")
+    routing: Literal["kv", "least-busy"] = Field(
+        "kv", description="choice among decode replicas; kv: least expected TTFT by cached prefix, queue and load"
+    )
     prefill: PoolSection = Field(PoolSection(), description="prefill engines")
     decode: PoolSection = Field(PoolSection(), description="decode engines")
     remote_prefill: RemotePrefillSection = Field(RemotePrefillSection(), description="choice between local and remote prefill")

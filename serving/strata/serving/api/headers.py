@@ -6,6 +6,7 @@ import uuid
 from strata.serving.api.requests import ApiError
 
 PREFILL = "x-strata-prefill"  # where the prompt was prefilled; the prefill engine, or the reason for a local prefill
+REPLICA = "x-strata-replica"  # replica that answered, prefix tokens that it was known to have cached, reason of the choice
 WAITED = "x-strata-waited"  # seconds that the request waited because no engine was up
 REQUEST_ID = "x-request-id"  # the client's or a generated id; in every response
 MAX_REQUEST_ID = 512

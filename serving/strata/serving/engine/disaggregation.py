@@ -18,12 +18,13 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from strata.serving.engine import request_context
 from strata.serving.engine.pool_load import PoolLoad
+from strata.serving.engine.prefixes import Prefixes
 from strata.serving.engine.request_context import RequestContext
 from strata.serving.engine.suspect_requests import Quarantine
 from strata.serving.metrics.telemetry import Replica as Telemetry
 from strata.serving.routing import policy
+from strata.serving.routing.kv.cached_blocks import Salt
 from strata.serving.routing.policy import NOTICE_S, REMOTE_TRIES, Decision
-from strata.serving.routing.prefix_index import PrefixIndex
 from strata.serving.transport.link import Kind, LinkLost, Stream
 from strata.serving.transport.peers import Peer, Peers
 from strata.serving.vllm_patches import vocabulary
@@ -82,7 +83,7 @@ class Engine:
         real: Any,
         pool: Peers | None,
         rule: policy.Rule,
-        prefixes: PrefixIndex,
+        prefixes: Prefixes,
         load: PoolLoad,
         telemetry: Telemetry,
         standby: bool = False,
@@ -121,10 +122,13 @@ class Engine:
             _count_prompt(context, first)
             _count_output(context, first)
             yield first
+            # Now, since vLLM has checked the token ids, the blocks are stored, and the client has its first token.
+            self._prefixes.register_prompt(context, prompt, _salt(prompt, more))
             async for output in outputs:
                 _count_output(context, output)
                 yield output
-            self._index_prefix(prompt, context, more)
+            if sampling_params.n == 1 and not context.resumed:  # otherwise the answer is not one text of this replica
+                self._prefixes.register_answer(context, prompt, _salt(prompt, more))
         except Exception as error:
             context.failure = error
             raise
@@ -154,7 +158,7 @@ class Engine:
             outputs = self._real.generate(prompt, params, request_id, **more)
             first = await anext(outputs)
         context.cached_tokens += first.num_cached_tokens or 0
-        self._load.prefilled_locally(first)
+        context.prefilled = self._load.prefilled_locally(first)
         return first, outputs
 
     async def _begin_remotely(
@@ -200,11 +204,6 @@ class Engine:
             "moved_tokens": context.moved_tokens,
             "moved_bytes": self._load.moved_bytes(context.moved_tokens) if context.moved_tokens else 0,
         }
-
-    def _index_prefix(self, prompt: Any, context: RequestContext, more: Any) -> None:
-        """Adds prompt and answer to the prefix index: the next request of a conversation starts with them."""
-        if self._pool is not None and "prompt_token_ids" in prompt:
-            self._prefixes.add([*prompt["prompt_token_ids"], *context.generated[:-1]], _salt(prompt, more))
 
     def _decide(self, prompt: Any, params: SamplingParams, more: Any) -> tuple[Decision, int]:
         reason = policy.ON_STANDBY if self._standby else obstacle(prompt, params)
@@ -260,7 +259,7 @@ def _adapter(more: Any) -> str | None:
     return lora.lora_name if lora is not None else None
 
 
-def _salt(prompt: Any, more: Any) -> tuple[str | None, str | None]:
+def _salt(prompt: Any, more: Any) -> Salt:
     """Requests with different salts share no KV blocks. vLLM's block hashes contain both parts too."""
     return prompt.get("cache_salt"), _adapter(more)
 
@@ -307,6 +306,8 @@ def _count_output(context: RequestContext, output: RequestOutput) -> None:
             raise RuntimeError("the engine ended this request with an error")
         context.unsent.extend(part.token_ids)
         context.generated.extend(part.token_ids)
+        if context.chain is not None:
+            context.answer.append(part.text)
     if output.finished:
         context.open -= 1
         context.finished = context.open == 0

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from starlette.datastructures import State
-from vllm.config import StructuredOutputsConfig
+from vllm.config import KVEventsConfig, StructuredOutputsConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.cli_args import FrontendArgs
@@ -29,13 +29,17 @@ from vllm.v1.executor.abstract import Executor
 
 from strata.platform.errors import UserError
 from strata.serving.engine.disaggregation import Engine
+from strata.serving.engine.kv_events import Endpoints, Receiver
 from strata.serving.engine.pool_load import PoolLoad
+from strata.serving.engine.prefixes import Prefixes
 from strata.serving.engine.replica_api import DecodeCalls, PrefillCalls
 from strata.serving.metrics import exposition
 from strata.serving.metrics.telemetry import Replica as Telemetry
 from strata.serving.models import hybrid_check
 from strata.serving.models.adapter import BASE
-from strata.serving.routing.prefix_index import PrefixIndex
+from strata.serving.routing.kv.cached_blocks import CachedBlocks
+from strata.serving.routing.kv.prefix_log import PrefixLog
+from strata.serving.routing.kv.prefix_tokens import token_lengths
 from strata.serving.scaling.serve_policy import EngineReport
 from strata.serving.spec import EngineSpec
 from strata.serving.transport.peers import Peers
@@ -53,6 +57,7 @@ class Started:
     telemetry: Telemetry
     stats: EngineStats
     labels: dict[str, str]  # added to vLLM's own series, which have no replica label
+    kv_events: Receiver | None = None
 
     @property
     def context(self) -> int:
@@ -89,11 +94,14 @@ async def start(spec: EngineSpec, replica: str, host: str) -> Started:
     # An engine has one grammar backend, chosen by its first request unless set. `grammar_trial.py` checks grammars with xgrammar.
     grammars = StructuredOutputsConfig(backend="xgrammar")
     _check_names(spec.extra_engine_args)
+    endpoints = Endpoints() if spec.kv_events else None
+    events = KVEventsConfig(**endpoints.arguments()) if endpoints is not None else None
     args = AsyncEngineArgs(
         model=spec.model_dir,
         tokenizer=spec.tokenizer_dir,
         served_model_name=[BASE if spec.adapter else spec.model_id],
         structured_outputs_config=grammars,
+        kv_events_config=events,
         **spec.engine_kwargs(),
     )
     config = args.create_engine_config(UsageContext.OPENAI_API_SERVER)
@@ -104,6 +112,7 @@ async def start(spec: EngineSpec, replica: str, host: str) -> Started:
         # scheduler and worker share a process, which saves one import of vLLM per engine.
         config.parallel_config.distributed_executor_backend = "uni"
         preforked_engine.install()
+    receiver = Receiver(endpoints) if endpoints is not None else None
     with _alone_on_the_gpu(spec):
         vllm = AsyncLLM(config, Executor.get_class(config), log_stats=True, log_requests=False)
     state = State()
@@ -117,7 +126,7 @@ async def start(spec: EngineSpec, replica: str, host: str) -> Started:
     # As vLLM's own server does. Half a million objects live as long as the process; scanning them for garbage takes a quarter
     # of a second, in which no stream advances.
     freeze_gc_heap()
-    return Started(vllm, state, telemetry, stats, {"role": spec.role, "replica": replica})
+    return Started(vllm, state, telemetry, stats, {"role": spec.role, "replica": replica}, receiver)
 
 
 def _check_names(arguments: dict[str, Any]) -> None:
@@ -145,8 +154,18 @@ def prefill_calls(started: Started, spec: EngineSpec) -> PrefillCalls:
 
 
 def decode_calls(started: Started, spec: EngineSpec, pool: Peers | None, standby: bool = False) -> DecodeCalls:
-    cache = started.vllm.vllm_config.cache_config
-    prefixes = PrefixIndex(cache.block_size, cache.num_gpu_blocks if cache.enable_prefix_caching else 0)
+    log = PrefixLog() if spec.announces_prefixes and not standby else None
+    prefixes = _prefixes(started, log)
     load = PoolLoad(started.stats, spec.rule.min_tokens)
     engine = Engine(started.vllm, pool, spec.rule, prefixes, load, started.telemetry, standby)
-    return DecodeCalls(started.app_state, engine, started.metrics, spec.max_sequences, spec.model_id)
+    return DecodeCalls(started.app_state, engine, started.metrics, spec.max_sequences, spec.model_id, log)
+
+
+def _prefixes(started: Started, log: PrefixLog | None) -> Prefixes:
+    if started.kv_events is None:
+        return Prefixes()
+    config = started.vllm.vllm_config
+    blocks = CachedBlocks(config.cache_config.block_size, PrefixLog() if log is None else log)
+    started.kv_events.begin(blocks)
+    model = config.model_config
+    return Prefixes(blocks, token_lengths(started.vllm.get_tokenizer(), model.get_vocab_size()) if log is not None else None)

@@ -72,12 +72,16 @@ class PoolLoad:
             if not self._queued_at[peer.name]:
                 del self._queued_at[peer.name]
 
-    def prefilled_locally(self, first: Any) -> None:
-        """Records a local prefill. `first` is the request's first output, with the engine's timestamps."""
+    def prefilled_locally(self, first: Any) -> tuple[int, float] | None:
+        """Records a local prefill. `first` is the request's first output, with the engine's timestamps. Returns the uncached
+        tokens and the seconds."""
         tokens = len(first.prompt_token_ids or ()) - (first.num_cached_tokens or 0)
         clock = first.metrics
-        if clock is not None and clock.scheduled_ts and clock.first_token_ts:
-            self.record_local(tokens, clock.first_token_ts - clock.scheduled_ts)
+        if clock is None or not clock.scheduled_ts or not clock.first_token_ts:
+            return None
+        seconds = float(clock.first_token_ts - clock.scheduled_ts)
+        self.record_local(tokens, seconds)
+        return tokens, seconds
 
     def record_local(self, tokens: int, engine_s: float) -> None:
         if tokens >= self._min_sample_tokens:

@@ -23,8 +23,10 @@ from strata.serving.api.requests import ApiError, validate
 from strata.serving.engine import disaggregation, request_context
 from strata.serving.engine.request_context import RequestContext
 from strata.serving.engine.suspect_requests import Quarantine, cause_of_death, killed_for_memory
+from strata.serving.routing.kv import prefix_chain
+from strata.serving.routing.kv.prefix_log import PrefixLog
 from strata.serving.tenants import cache_salt
-from strata.serving.transport.link import MAX_ANSWER_BYTES, Call
+from strata.serving.transport.link import MAX_ANSWER_BYTES, PREFIXES, Call
 from strata.serving.vllm_patches import fast_sse
 
 logger = logging.getLogger("ray.serve")
@@ -34,11 +36,19 @@ FLUSH_S = 0.2  # to send the last answers before the process exits
 
 
 class DecodeCalls:
-    def __init__(self, app_state: Any, engine: disaggregation.Engine, metrics: Metrics, max_sequences: int, model: str) -> None:
-        """`model` answers requests that name none."""
+    def __init__(
+        self,
+        app_state: Any,
+        engine: disaggregation.Engine,
+        metrics: Metrics,
+        max_sequences: int,
+        model: str,
+        log: PrefixLog | None = None,
+    ) -> None:
+        """`model` answers requests that name none. `log`: cached prefixes, None where no gateway routes by them."""
         self._engine = engine
         self._metrics = metrics
-        self._max_sequences, self._model = max_sequences, model
+        self._max_sequences, self._model, self._log = max_sequences, model, log
         self.engine_failure = _EngineFailure(engine, engine.quarantine)
         self._trial = GrammarTrial(engine.model_config.model, engine.model_config.get_vocab_size())
         self._completion, self._chat = app_state.openai_serving_completion, app_state.openai_serving_chat
@@ -52,6 +62,8 @@ class DecodeCalls:
                 await self._generate(call)
             elif call.method in ("tokenize", "detokenize"):
                 await self._tokenize(call)
+            elif call.method == PREFIXES:
+                await self._announce(call)
             elif call.method == "metrics":
                 _answer(call, 200, self._metrics().encode(), "text/plain")
             else:
@@ -60,16 +72,31 @@ class DecodeCalls:
             _answer(call, error.status, json.dumps(error.body).encode(), headers=error.headers)
 
     async def _generate(self, call: Call) -> None:
-        request = validate(json.loads(call.body), CompletionRequest if call.method == "completions" else ChatCompletionRequest)
+        tree = json.loads(call.body)
+        request = validate(tree, CompletionRequest if call.method == "completions" else ChatCompletionRequest)
         limits.check(request, self._max_sequences)
         await self._trial.check(request)
         request.request_id = call.meta["request_id"]
-        request.cache_salt = cache_salt.combined(call.meta.get("cache_salt"), request.cache_salt)
+        salt = call.meta.get("cache_salt")  # the tenant's
+        request.cache_salt = cache_salt.combined(salt, request.cache_salt)
         request.model = request.model or self._model  # vLLM would answer with the base model, without its adapter
         context = RequestContext(tuple(call.meta.get("resumed", ())), call.meta["request_id"], call.meta.get("strikes", 0))
+        if self._log is not None:
+            context.chain = prefix_chain.of(call.method, tree, request.model, salt or "")
         request_context.current.set(context)
         with self.engine_failure.reported_to(call, context.request):
             await self._respond(call, context, request)
+
+    async def _announce(self, call: Call) -> None:
+        """Streams the cached prefixes until the gateway is gone."""
+        if self._log is None:
+            raise LookupError("this replica announces no prefixes")
+        subscription = self._log.subscribe()
+        try:
+            while True:
+                call.data(await subscription.next())
+        finally:
+            subscription.close()
 
     async def _respond(self, call: Call, context: RequestContext, request: Any) -> None:
         create = self._completion.create_completion if call.method == "completions" else self._chat.create_chat_completion
@@ -236,6 +263,8 @@ def _headers(context: RequestContext) -> dict[str, str]:
 def _trailer(context: RequestContext, response: Any) -> dict[str, Any]:
     """Numbers for the gateway's metrics. For an answer that is not streamed it cannot count the tokens itself."""
     trailer: dict[str, Any] = {"prompt_tokens": context.prompt_tokens, "queued_s": context.queued_s}
+    if context.prefilled is not None:
+        trailer["prefilled"] = context.prefilled
     if response is not None:
         trailer["tokens"] = response.usage.completion_tokens
     return trailer

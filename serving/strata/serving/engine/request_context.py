@@ -9,6 +9,7 @@ import uuid
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
+from strata.serving.routing.kv.prefix_chain import Chain
 from strata.serving.routing.policy import Decision
 
 _COUNT = struct.Struct("!BH")  # flags, number of tokens
@@ -32,6 +33,9 @@ class RequestContext:
     prefill_cached_tokens: int = 0  # of the prompt, in the KV cache of the remote prefill engine
     moved_tokens: int = 0  # of the prompt, whose KV blocks came from the prefill engine
     prefill_s: float = 0.0  # of the remote prefill
+    chain: Chain | None = None  # names of the prompt's prefixes
+    prefilled: tuple[int, float] | None = None  # tokens of a local prefill, and its seconds
+    answer: list[str] = field(default_factory=list)  # text by this replica, if `chain` is set
     generated: list[int] = field(default_factory=list)  # by this replica
     unsent: list[int] = field(default_factory=list)  # generated and not yet sent to the gateway
 

@@ -18,6 +18,7 @@ from strata.serving.gateway.budget import Budget, Hold
 from strata.serving.gateway.cancellation import InProgress, owner
 from strata.serving.gateway.journey import CLIENT_GONE, Answer, ClientGone, Journey
 from strata.serving.gateway.keys import Keys
+from strata.serving.gateway.prefix_routing import Prefix, PrefixRouting, prefix_of
 from strata.serving.gateway.readiness import Readiness
 from strata.serving.gateway.relay import TRIES, Relay, Send
 from strata.serving.gateway.routes import TEXT, Routes
@@ -63,12 +64,13 @@ class App:
         routes: Routes = TEXT,
         gate: Gate | None = None,
         audit: AuditLog | None = None,
+        routing: PrefixRouting | None = None,
     ) -> None:
         """`gate` admits the requests of tenants, `admission` those of everybody else."""
         self._name, self._models = name, models
         self._keys, self._node, self._routes = keys, node, routes
         self._decode, self._prefill, self._gateways = decode, prefill, gateways
-        self._engines = Engines(decode, prefill)
+        self._engines = Engines(decode, prefill, routing)
         self._readiness = readiness or Readiness(decode, prefill)
         self._admission, self._gate, self._audit = admission, gate, audit
         self._telemetry = telemetry
@@ -184,12 +186,14 @@ class App:
             tree = requests.parse(body)
             journey.model = self._model(tree, caller)
             cost = self._estimate(tree, len(body))
+            salt = self._gate.salt(caller.tenant) if caller is not None and self._gate is not None else None
+            prefix = self._prefix(path, tree, salt)
             del tree  # parsed, a request takes up to ten times the memory of its bytes
             self._telemetry.arrived()
             with self._entered(caller, cost) as entry:
                 request = (self._routes, path, body, uuid.uuid4().hex)
-                salt = entry.salt if entry is not None else None
-                relay = Relay(*request, self._engines, self.suspects, self._telemetry, send, hold, salt, explained(headers))
+                about = (prefix, salt, explained(headers))
+                relay = Relay(*request, self._engines, self.suspects, self._telemetry, send, hold, *about)
                 with self.in_progress.entered(named, headers) as cancelled, journey.measured(entry, relay):
                     left_s = None if limit_s is None else began + limit_s - time.monotonic()
                     status = await self._run(relay, entry, receive, cancelled, left_s)
@@ -230,6 +234,11 @@ class App:
             raise ApiError(403, f"The tenant '{caller.tenant.name}' may not use the model '{model}'.", param="model")
         _require_model(model, self._models_of(caller))
         return str(model)
+
+    def _prefix(self, path: str, tree: dict[str, Any], salt: str | None) -> Prefix | None:
+        if self._engines.routing is None:
+            return None
+        return prefix_of(self._routes.generating[path], tree, tree.get("model") or self._models[0], salt or "")
 
     async def _relay(self, relay: Relay, entry: Entry | None) -> None:
         """Runs the relay, after the request's turn in the queue."""

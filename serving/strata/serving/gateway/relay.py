@@ -9,14 +9,16 @@ from functools import cached_property
 from typing import Any
 
 from strata.serving.api import requests
-from strata.serving.api.headers import EXPLAIN, WAITED
+from strata.serving.api.headers import EXPLAIN, REPLICA, WAITED
 from strata.serving.api.requests import ApiError
 from strata.serving.engine.request_context import unpack_event
 from strata.serving.gateway.budget import Hold
+from strata.serving.gateway.prefix_routing import Prefix, Queued
 from strata.serving.gateway.routes import Routes
 from strata.serving.gateway.standby import Engines
 from strata.serving.gateway.suspects import Content, Suspects
 from strata.serving.metrics.telemetry import Gateway as Telemetry
+from strata.serving.routing.kv.expected_wait import Chosen
 from strata.serving.transport.link import Kind, LinkLost, Overrun, Stream
 from strata.serving.transport.peers import Peer
 
@@ -48,10 +50,13 @@ class Relay:
         telemetry: Telemetry,
         send: Send,
         hold: Hold,
+        prefix: Prefix | None = None,
         cache_salt: str | None = None,
         explain: bool = False,
     ) -> None:
-        """`explain`: the client asks what the platform did for its answer."""
+        """`prefix`: names of the prompt's prefixes, where replicas are chosen by them. `cache_salt` separates the caches of
+        tenants. `explain`: the client asks what the platform did for its answer."""
+        self._prefix = prefix
         self._routes, self._method = routes, routes.generating[path]
         self._body, self._request_id = body, request_id
         self._suspects, self._content = suspects, Content(self._method, body)
@@ -62,7 +67,9 @@ class Relay:
         self._began = time.monotonic()
         self._emitted: list[int] = []
         self._inter_token_s: list[float] = []
-        self._last_token_at = 0.0
+        self._first_token_at = self._last_token_at = 0.0
+        self._chosen: Chosen[Peer] | None = None
+        self._queued: Queued | None = None
         self._waited_s = 0.0  # until the first replica was available
         self._outage_s = 0.0  # total time without any engine, then or later
         self._finished = False  # the last token was sent; usage and [DONE] may be missing
@@ -81,6 +88,7 @@ class Relay:
         return requests.parse(self._body).get("stream") is True
 
     def cancel(self) -> None:
+        self._begun()
         if self._call is not None:
             self._call.cancel()
 
@@ -142,16 +150,34 @@ class Relay:
             "cache_salt": self._cache_salt,
             "explain": self._explain,
         }
+        self._count(peer)
         self._call = peer.link.call(self._method, meta, self._body, self._routes.unread_bytes)
         return peer, self._call
 
+    def _count(self, peer: Peer) -> None:
+        """Counts the choice of a replica, and the prompt as queued there."""
+        self._begun()
+        assert self._chosen is not None and self._chosen.replica is peer
+        self._telemetry.routed(self._chosen.reason)
+        if self._prefix is not None and self._peers.routing is not None:
+            self._queued = self._peers.routing.sent(self._chosen, self._prefix)
+
+    def _begun(self) -> None:
+        """The prompt is no longer queued: it has its first token, or its replica is lost."""
+        if self._queued is not None:
+            self._queued.done()
+            self._queued = None
+
+    def _choose(self, lost: frozenset[str]) -> Peer | None:
+        self._chosen = self._peers.choose(self._prefix, lost)
+        return None if self._chosen is None else self._chosen.replica
+
     async def _replica(self, lost: frozenset[str]) -> Peer:
-        peer = self._peers.least_busy(lost)
-        if peer is not None:
+        if (peer := self._choose(lost)) is not None:
             return peer
         before, began = self._outage_s, time.monotonic()
         with self._telemetry.in_queue():
-            while (peer := self._peers.least_busy(lost)) is None:
+            while (peer := self._choose(lost)) is None:
                 if time.monotonic() > began + REPLICA_WAIT_S:
                     raise ApiError(503, "No engine is up.", headers={"retry-after": "10"})
                 await self._peers.changed(KEEP_ALIVE_S)
@@ -171,6 +197,7 @@ class Relay:
         whole, head = b"", {"status": 200, "type": EVENTS, "headers": {}}
         while True:
             kind, payload = call.get_nowait() or await call.next()
+            self._begun()
             if kind == Kind.DATA and head["type"] == EVENTS:
                 await self._events(call, payload)
             elif kind == Kind.DATA:
@@ -202,6 +229,7 @@ class Relay:
         if self._last_token_at:
             self._inter_token_s.append(now - self._last_token_at)
         else:
+            self._first_token_at = now
             self.first_token_s = now - self._began
             self._telemetry.first_token(self.first_token_s)
         self._last_token_at = now
@@ -213,6 +241,7 @@ class Relay:
         if "prompt_tokens" in trailer:
             self.usage = trailer["prompt_tokens"], trailer.get("tokens", len(self._emitted))
             self._telemetry.tokens(*self.usage)
+        self._measure(trailer)
         explanation = json.dumps(self._explanation(trailer)) if self._explain else ""
         if head["type"] == EVENTS:
             # A comment, which clients of event streams skip.
@@ -228,6 +257,18 @@ class Relay:
         """Names and numbers of this request alone: the replicas that it was sent to, and what the last one reports."""
         waited = {"waited_s": round(self._outage_s, 3), "queued_s": round(self._waited_s + trailer.get("queued_s", 0.0), 4)}
         return {"replicas": self._called, **waited, **trailer.get("explained", {})}
+
+    def _measure(self, trailer: dict[str, Any]) -> None:
+        """Records what the choice of replicas is based on."""
+        routing = self._peers.routing
+        if routing is None or self._chosen is None:
+            return
+        if "prefilled" in trailer:
+            routing.meter.prefilled(*trailer["prefilled"])
+        if self._last_token_at > self._first_token_at:
+            routing.meter.streamed(self._last_token_at - self._first_token_at, self._chosen.replica.busy)
+        if self._prefix is not None:
+            routing.counted(self._prefix, trailer.get("prompt_tokens", 0))
 
     def _check_resumable(self, tries: int, why: str) -> None:
         if tries == TRIES:
@@ -252,6 +293,9 @@ class Relay:
             return
         self.status = status
         named = headers | ({WAITED: f"{self._outage_s:.1f}; reason=no-engine"} if self._outage_s else {})
+        if self._chosen is not None:
+            chosen = self._chosen
+            named[REPLICA] = f"{chosen.replica.name}; cached={chosen.cached}; reason={chosen.reason}"
         encoded = [(name.encode(), value.encode("latin-1", "replace")) for name, value in named.items()]
         await self._send({"type": "http.response.start", "status": status, "headers": encoded})
 

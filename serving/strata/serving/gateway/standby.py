@@ -6,19 +6,33 @@ engine and slow each other down, so it is used only when the alternative is to w
 
 import asyncio
 
+from strata.serving.gateway.prefix_routing import Prefix, PrefixRouting
 from strata.serving.routing import choice
+from strata.serving.routing.kv.expected_wait import LEAST_BUSY, Chosen
 from strata.serving.transport.peers import Peer, Peers
 
 
 class Engines:
     """Replicas of both pools, decode replicas first."""
 
-    def __init__(self, decode: Peers, prefill: Peers | None) -> None:
-        self._decode, self._prefill = decode, prefill
+    def __init__(self, decode: Peers, prefill: Peers | None, routing: PrefixRouting | None = None) -> None:
+        """`routing`: None chooses the least busy replica."""
+        self._decode, self._prefill, self.routing = decode, prefill, routing
+
+    def choose(self, prefix: Prefix | None, without: frozenset[str] = frozenset()) -> Chosen[Peer] | None:
+        """Replica for a prompt that is not in `without`; one that is, if there are no others."""
+        decode = self.routing.choose(self._decode.usable(), prefix, without) if self.routing is not None else None
+        peer = self._or_standby(decode.replica if decode is not None else self._decode.least_busy(without), without)
+        if peer is None:
+            return None
+        return decode if decode is not None and peer is decode.replica else Chosen(peer, 0, LEAST_BUSY)
 
     def least_busy(self, without: frozenset[str] = frozenset()) -> Peer | None:
         """Least busy replica that is not in `without`; one that is, if there are no others."""
-        peer, prefill = self._decode.least_busy(without), self._prefill
+        return self._or_standby(self._decode.least_busy(without), without)
+
+    def _or_standby(self, peer: Peer | None, without: frozenset[str]) -> Peer | None:
+        prefill = self._prefill
         if prefill is None or not self._decode.discovered:
             return peer
         return choice.decode_or_standby(peer, lambda: prefill.least_busy(without), without)

@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 from strata.platform import metrics
 from strata.platform.metrics import ServeMetric
 from strata.serving.routing import policy
+from strata.serving.routing.kv.expected_wait import REASONS
 
 Labels = tuple[str, ...]
 ROUTES = (
@@ -40,6 +41,8 @@ class Gateway:
         # Prometheus sees no increase in a counter that appears with its first event, so known label values start at zero.
         for outcome in MIGRATIONS:
             self._series.add(metrics.SERVE_MIGRATIONS, 0, outcome)
+        for reason in REASONS:
+            self._series.add(metrics.SERVE_ROUTED, 0, reason)
         self._arrivals = self._answered = 0
 
     def arrived(self) -> None:
@@ -102,6 +105,9 @@ class Gateway:
 
     def retried(self, reason: str) -> None:
         self._series.add(metrics.SERVE_RETRIES, 1, reason)
+
+    def routed(self, reason: str) -> None:
+        self._series.add(metrics.SERVE_ROUTED, 1, reason)
 
     def migrated(self, outcome: str) -> None:
         self._series.add(metrics.SERVE_MIGRATIONS, 1, outcome)

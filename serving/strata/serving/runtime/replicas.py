@@ -167,6 +167,7 @@ class GatewayReplica:
         from strata.serving.gateway.admission import Admission
         from strata.serving.gateway.app import CANCEL, VERDICT, App
         from strata.serving.gateway.keys import FILE, Keys
+        from strata.serving.gateway.prefix_routing import PrefixRouting
         from strata.serving.gateway.readiness import Readiness
         from strata.serving.metrics.telemetry import Gateway as Telemetry
         from strata.serving.tenants.audit import AuditLog
@@ -175,7 +176,8 @@ class GatewayReplica:
         serve_ports.listen_on(spec.network.host)
         name, node = own_name(), own_node()
         directory = Directory(spec.model_id)
-        decode = Peers(directory, spec.role, spec.network.secret)
+        routing = PrefixRouting(spec.max_sequences) if spec.routes_by_prefix else None
+        decode = Peers(directory, spec.role, spec.network.secret, joined=routing.follow if routing is not None else None)
         prefill = Peers(directory, "prefill", spec.network.secret) if spec.disaggregated else None
         admission = Admission(lambda: spec.capacity(len(decode.all())) - sum(peer.link.other_calls for peer in decode.all()))
         telemetry = Telemetry(spec.model_id, name)
@@ -199,7 +201,9 @@ class GatewayReplica:
         audit = AuditLog(Path(spec.audit_log), name) if spec.audit_log else None
         readiness = Readiness(decode, prefill, directory if spec.warm_up else None, spec.role, spec.to_zero)
         own = routes.PICTURES if spec.role == "pictures" else routes.TEXT
-        app = App(name, spec.names, decode, prefill, others, admission, telemetry, keys, node, readiness, own, gate, audit)
+        app = App(
+            name, spec.names, decode, prefill, others, admission, telemetry, keys, node, readiness, own, gate, audit, routing
+        )
         self._spec, self._engines = spec, [decode] if prefill is None else [decode, prefill]
 
         async def answer(call: Any) -> None:

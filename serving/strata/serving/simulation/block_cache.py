@@ -8,7 +8,7 @@ evicted, and named ones in the order of their last use, the last block of a sequ
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 
 class BlockCache:
@@ -22,6 +22,8 @@ class BlockCache:
         # text, by its number.
         self._evictable: OrderedDict[int, int] = OrderedDict()
         self._named = 0  # sum of the counts
+        # Called with blocks that lost their names: a key of `_evictable`, the first of its blocks, and the one after the last.
+        self.evicted: Callable[[int, int, int], None] | None = None
 
     @property
     def used(self) -> int:
@@ -63,8 +65,11 @@ class BlockCache:
 
     def hold_own(self, text: int, count: int) -> None:
         """Takes the first `count` cached blocks of a text. The others lose their names."""
-        self._named -= self._evictable.pop(text, 0)
+        before = self._evictable.pop(text, 0)
+        self._named -= before
         self.free -= count
+        if self.evicted is not None and before > count:
+            self.evicted(text, count, before)
 
     def take(self, count: int) -> None:
         """Takes free blocks, which lose their names."""
@@ -80,9 +85,13 @@ class BlockCache:
             blocks = evictable[oldest]
             if blocks > evicted:
                 evictable[oldest] = blocks - evicted
+                if self.evicted is not None:
+                    self.evicted(oldest, blocks - evicted, blocks)
                 return
             del evictable[oldest]
             evicted -= blocks
+            if self.evicted is not None:
+                self.evicted(oldest, 0, blocks)
 
     def name(self, names: Iterable[int]) -> list[int]:
         """Gives names to public blocks in use, and returns those that were new. A block that equals a named one stays without."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from strata.serving.simulation.planned import Model as EngineModel
     from strata.serving.simulation.requests import Request
     from strata.serving.simulation.results import Results
+    from strata.serving.simulation.routing.chooser import Routing
 
 Precision = Literal["fp16", "bf16", "fp8"]
 Link = Literal["fabric", "nvlink", "pcie"]
@@ -28,6 +29,7 @@ REQUESTS = ranges.Range(1, 100_000_000)
 SECONDS = ranges.Range(1e-4, 3600)
 BLOCK = 16  # tokens, vLLM's default on GPUs
 LOAD, ENGINE, FAILURES, SCALING = "Load", "Engines", "Failures", "Autoscaling"
+ROUTINGS = ("kv", "least-busy", "oracle")
 
 
 def simulate(
@@ -36,6 +38,10 @@ def simulate(
     calibration: Annotated[Path | None, typer.Option(help="Step times of a measured engine (JSON), instead of --model.")] = None,
     decode: Annotated[int, number("Decode replicas; with --scale the least, from 0 on.", REPLICAS, "--decode")] = 1,
     prefill: Annotated[int, number("Prefill replicas, at least; 0: aggregated serving.", REPLICAS, "--prefill")] = 0,
+    routing: Annotated[
+        str,
+        typer.Option(help="Choice of decode replicas: kv, least-busy or oracle (knows every cache). Several: compared."),
+    ] = "kv",
     trace: Annotated[
         Path | None, typer.Option(help="Replay a Mooncake trace (*.jsonl) or an Azure trace (*.csv).", rich_help_panel=LOAD)
     ] = None,
@@ -130,6 +136,7 @@ def simulate(
         raise UserError("--trace excludes --concurrency.", "Omit one of them.")
     if hours is not None and (trace is not None or concurrency is not None or requests is not None):
         raise UserError("--hours excludes --trace, --concurrency and --requests.", "Omit it.")
+    routings = _routings(routing)
     kills = [_kill(text, {"decode": decode, "prefill": prefill}) for text in kill or []]
     if calibration is not None:
         found = calibrations.load(calibration)
@@ -168,6 +175,13 @@ def simulate(
     setups = Choices(
         _policies(scale or []), _slo(slo_ttft, slo_itl), {"decode": max_decode, "prefill": max_prefill}, startup
     ).setups(setup)
+    if len(setups) > 1 and len(routings) > 1:
+        raise UserError("Several policies of --scale exclude several of --routing.", "Name one of either.")
+    runs = {
+        routing if len(routings) > 1 else name: replace(each, routing=routing)
+        for name, each in setups.items()
+        for routing in routings
+    }
     shape = generated.Shape(prompt, output, variation, shared, openings, turns, think)
     total = requests or (None if trace else int(rate * hours * 3600) if hours else 1000)
     if trace is not None:
@@ -188,15 +202,17 @@ def simulate(
         return generated_load(1.0, seed)
 
     results = {}
-    for name, each in setups.items():
+    for name, each in runs.items():
         with _progress(total) as advance:
             results[name] = Simulation(each, seed).run(load(), advance)
     if len(results) == 1:
         (only,) = results.values()
         answer(lambda _: [_table(only)], only.summary, json)
-    else:
-        summaries = {name: found.summary() for name, found in results.items()}
-        answer(lambda _: [_comparison(summaries)], lambda: {"policies": summaries}, json)
+        return
+    summaries = {name: found.summary() for name, found in results.items()}
+    compared = _routing_comparison if len(routings) > 1 else _scaling_comparison
+    kind = "routings" if len(routings) > 1 else "policies"
+    answer(lambda _: [compared(summaries)], lambda: {kind: summaries}, json)
 
 
 def simulate_validate(
@@ -267,6 +283,13 @@ def _kill(text: str, replicas: dict[str, int]) -> "Kill":
     return Kill(when, pool, found)  # type: ignore[arg-type]
 
 
+def _routings(text: str) -> "list[Routing]":
+    names = [word.strip() for word in text.split(",")]
+    if wrong := [name for name in names if name not in ROUTINGS]:
+        raise UserError(f"There is no routing {shown(wrong[0])}.", f"Choose among {', '.join(ROUTINGS)}.")
+    return list(dict.fromkeys(names))  # type: ignore[arg-type]
+
+
 class _progress:
     """Progress bar on a terminal; nothing elsewhere."""
 
@@ -303,6 +326,7 @@ def _table(results: "Results") -> "Table":
         shares = ", ".join(f"{share} {_ms(value)}" for share, value in found[key].items())
         rows.append((name, shares))
     rows.append(("prefix cache", f"{found['prefix_hit_rate']:.1%} of prompt tokens hit"))
+    rows.append(("routed by", ", ".join(f"{reason} {count:,}" for reason, count in found["routed"].items())))
     rows.append(("preemptions", f"{found['preemptions']:,}"))
     if found["retried"] or found["migrated"]:
         rows.append(("replicas lost", f"{found['retried']:,} requests retried, {found['migrated']:,} streams continued"))
@@ -323,7 +347,7 @@ def _table(results: "Results") -> "Table":
     return table
 
 
-def _comparison(found: "Mapping[str, Mapping[str, Any]]") -> "Table":
+def _scaling_comparison(found: "Mapping[str, Mapping[str, Any]]") -> "Table":
     from rich.table import Table
 
     table = Table("policy", "replica-hours", "most replicas", "SLO violations", "TTFT p99", "ITL p99", title="Autoscaling")
@@ -337,6 +361,17 @@ def _comparison(found: "Mapping[str, Mapping[str, Any]]") -> "Table":
             _ms(each["ttft_s"]["p99"]),
             _ms(each["itl_s"]["p99"]),
         )
+    return table
+
+
+def _routing_comparison(found: "Mapping[str, Mapping[str, Any]]") -> "Table":
+    from rich.table import Table
+
+    table = Table("routing", "prefix hits", "TTFT p50", "TTFT p99", "ITL p50", "ITL p99", "completed", title="Simulated endpoint")
+    for name, each in found.items():
+        latencies = (each[key][share] for key in ("ttft_s", "itl_s") for share in ("p50", "p99"))
+        completed = f"{each['requests']['completed']:,}"
+        table.add_row(name, f"{each['prefix_hit_rate']:.1%}", *(_ms(value) for value in latencies), completed)
     return table
 
 

@@ -21,6 +21,7 @@ from strata.serving.gateway import admission
 from strata.serving.gateway.admission import Admission
 from strata.serving.gateway.relay import REPLICA_WAIT_S, TRIES
 from strata.serving.routing import choice, policy
+from strata.serving.routing.kv.expected_wait import LEAST_BUSY
 from strata.serving.routing.policy import Decision, Rule
 from strata.serving.scaling.demand import Seen
 from strata.serving.scaling.sizing import Slo
@@ -28,6 +29,7 @@ from strata.serving.simulation.engine import Engine, EngineSettings, Times
 from strata.serving.simulation.replica import Flight, Replica, Role
 from strata.serving.simulation.requests import Request
 from strata.serving.simulation.results import PoolUse, Results, TenantResults
+from strata.serving.simulation.routing.chooser import Chooser, Routing
 from strata.serving.simulation.scaling.fleet import Fleet, Scaling
 from strata.serving.simulation.sequence import Sequence
 from strata.serving.spec import LEASE_S
@@ -68,6 +70,7 @@ class Setup:
     scaling: Scaling | None = None
     slo: Slo | None = None
     tenants: Mapping[str, Tenant] = field(default_factory=dict)  # by name; none: first come, first served
+    routing: Routing = "least-busy"
 
 
 class Simulation:
@@ -92,6 +95,10 @@ class Simulation:
             lambda: self.now,
         )
         self.results.tenants = {name: TenantResults() for name in setup.tenants}
+        self._chooser = None
+        if setup.routing != "least-busy":
+            oracle = setup.routing == "oracle"
+            self._chooser = Chooser(oracle, settings, self._random.choice, lambda: self.now)
         fits = [settings] + ([setup.prefill_engine] if setup.prefill_engine and setup.prefill_replicas else [])
         self._longest = min(setup.context, *(each.blocks * each.block_size for each in fits))
         for role, count in (("decode", setup.decode_replicas), ("prefill", setup.prefill_replicas)):
@@ -182,7 +189,7 @@ class Simulation:
             self._at(self.now + after[0], self._arrive, after[1], False)
 
     def _dispatch(self, flight: Flight) -> None:
-        replica = self._choose(flight.lost)
+        replica = self._choose(flight)
         if replica is None:
             flight.stranded_at = self.now
             self._stranded[flight] = None
@@ -194,12 +201,19 @@ class Simulation:
         replica.busy += 1
         self._at(self.now + self._setup.request_s, self._enter, flight, flight.epoch)
 
-    def _choose(self, lost: frozenset[str]) -> Replica | None:
-        pick = self._random.choice
-        decode = choice.least_busy(self.pools["decode"], _busy, lost, pick)
-        if not self._setup.prefill_replicas:
-            return decode
-        return choice.decode_or_standby(decode, lambda: choice.least_busy(self.pools["prefill"], _busy, lost, pick), lost)
+    def _choose(self, flight: Flight) -> Replica | None:
+        pick, lost = self._random.choice, flight.lost
+        chosen = self._chooser.choose(flight, self.pools["decode"]) if self._chooser is not None else None
+        decode = chosen.replica if chosen is not None else choice.least_busy(self.pools["decode"], _busy, lost, pick)
+        found = decode
+        if self._setup.prefill_replicas:
+            found = choice.decode_or_standby(decode, lambda: choice.least_busy(self.pools["prefill"], _busy, lost, pick), lost)
+        if self._chooser is not None and chosen is not None and found is decode:
+            self._chooser.sent(flight, chosen)
+            self.results.routed[chosen.reason] += 1
+        elif found is not None:
+            self.results.routed[LEAST_BUSY] += 1
+        return found
 
     def _give_up(self, flight: Flight, epoch: int) -> None:
         if flight.epoch == epoch and flight in self._stranded:
@@ -242,8 +256,7 @@ class Simulation:
         elif not self._setup.prefill_replicas:
             self._prefill_locally(flight, LOCAL, 0)
         else:
-            size = self._setup.decode_engine.block_size
-            cached = replica.index.leading(request.text.names(0, (tokens - 1) // size)) * size
+            cached = replica.engine.cached_tokens(request.text, tokens)
             peers: Any = _Peers(self.pools["prefill"])
             load = replica.pool_load
             prompt = policy.Prompt(tokens, cached)
@@ -367,9 +380,13 @@ class Simulation:
         assert replica is not None
         if flight.queue_s < 0:
             flight.queue_s = flight.stranded_s + sequence.admitted_at - sequence.submitted_at
+        prompt = sequence.tokens - 1
+        if self._chooser is not None:
+            self._chooser.begun(flight)
+            if not flight.handed_at:
+                self._chooser.meter.prefilled(prompt - sequence.cached, now - sequence.admitted_at)
         if not self._setup.prefill_replicas:
             return
-        prompt = sequence.tokens - 1
         if flight.handed_at:
             replica.pool_load.record_handoff(prompt, now - flight.handed_at)
             flight.handed_at = 0.0
@@ -386,14 +403,16 @@ class Simulation:
         assert replica is not None
         if self._setup.prefill_replicas:
             self._leave_queue(flight)
-            full = (sequence.tokens - 1) // self._setup.decode_engine.block_size
-            replica.index.add(flight.request.text.names(0, full))
+        if self._chooser is not None and now > flight.first_token_at:
+            self._chooser.meter.streamed(now - flight.first_token_at, replica.busy)
         self._hang_up(flight)
         self._close(flight)
 
     def _hang_up(self, flight: Flight) -> None:
         replica = flight.replica
         assert replica is not None
+        if self._chooser is not None:
+            self._chooser.begun(flight)
         del replica.flights[flight]
         replica.busy -= 1
         flight.replica = flight.sequence = None
@@ -408,6 +427,8 @@ class Simulation:
         settings = setup.decode_engine if role == "decode" else setup.prefill_engine
         assert settings is not None
         engine = Engine(setup.times, settings, self, self.results.itl)
+        if self._chooser is not None and role == "decode":
+            self._chooser.join(name, engine)
         self.pools[role].append(Replica(name, role, engine, setup.rule.min_tokens, lambda: self.now))
         self.results.pools[role].replicas += 1
 
@@ -423,6 +444,8 @@ class Simulation:
     def remove(self, replica: Replica) -> None:
         """Ends a replica that gets no new requests; those on it continue elsewhere."""
         replica.engine.kill(self.now)
+        if self._chooser is not None:
+            self._chooser.leave(replica)
         self._account(replica.role, replica, self.now)
         for sequence in list(replica.prefilling):
             self._prefill_lost(sequence)

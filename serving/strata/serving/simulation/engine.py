@@ -9,11 +9,13 @@ preempts the youngest, which is computed again later. Steps that only decode and
 import heapq
 import math
 from collections import deque
+from collections.abc import Sequence as Names
 from dataclasses import dataclass
 from typing import Protocol
 
 from strata.serving.simulation.block_cache import BlockCache
 from strata.serving.simulation.histogram import Histogram
+from strata.serving.simulation.requests import Text
 from strata.serving.simulation.sequence import Sequence
 
 
@@ -38,6 +40,21 @@ class Listener(Protocol):
 
     def reads(self, sequence: Sequence, tokens: int) -> None:
         """A remote sequence has its blocks and reads `tokens` tokens from a prefill engine."""
+
+
+class Announced(Protocol):
+    """Receives the events of an engine's block cache."""
+
+    def named(self, names: Names[int], start: int) -> None:
+        """Public blocks of a text from the block `start` on are cached."""
+
+    def released(self, text: Text, own: int) -> None:
+        """The first `own` blocks of a text after its public ones are cached."""
+
+    def evicted(self, key: int, first: int, stop: int) -> None: ...
+
+    def close(self) -> None:
+        """The engine is gone."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +95,30 @@ class Engine:
         self.steps = self.preemptions = self.queried_tokens = self.hit_tokens = 0
         self.busy_s = self.block_seconds = 0.0
         self.peak_blocks = 0
+        self.announcements: Announced | None = None
+
+    def announce(self, announcements: Announced) -> None:
+        """Sends the events of the block cache from now on."""
+        self.announcements = announcements
+        self.cache.evicted = announcements.evicted
+
+    def cached_tokens(self, text: Text, tokens: int) -> int:
+        """Tokens of a prompt's longest cached prefix. Never all: the last token is computed, for its logits."""
+        hits, _, own = self.look_up(text, self.public_names(text, tokens), tokens)
+        return (hits + own) * self._settings.block_size
+
+    def public_names(self, text: Text, tokens: int) -> Names[int]:
+        """Names of the public blocks that a prompt can find in a cache."""
+        return text.names(0, min(self._most(tokens), text.public))
+
+    def look_up(self, text: Text, names: Names[int], tokens: int) -> tuple[int, int, int]:
+        """Number of a prompt's public blocks that are cached, of these the free ones, and cached blocks of its own."""
+        hits, unused = self.cache.leading(names)
+        own = min(self.cache.own(text.number), self._most(tokens) - hits) if hits == text.public else 0
+        return hits, unused, own
+
+    def _most(self, tokens: int) -> int:
+        return (tokens - 1) // self._settings.block_size if self.cache.reuse else 0
 
     @property
     def running(self) -> int:
@@ -294,11 +335,9 @@ class Engine:
                     self._listener.ended(sequence, now)
                     continue
                 blocks = -(-sequence.tokens // size)
-                # The last token is always computed, for its logits.
-                text, most = sequence.request.text, (sequence.tokens - 1) // size if cache.reuse else 0
-                names = text.names(0, min(most, text.public))
-                hits, unused = cache.leading(names)
-                own = min(cache.own(text.number), most - hits) if hits == text.public else 0
+                text = sequence.request.text
+                names = self.public_names(text, sequence.tokens)
+                hits, unused, own = self.look_up(text, names, sequence.tokens)
                 if blocks - hits + unused > cache.free:  # the whole prompt must fit
                     return
                 self._waiting.popleft()
@@ -343,7 +382,10 @@ class Engine:
         """Names the public ones of the first `full` blocks."""
         text = sequence.request.text
         if full > sequence.base < text.public:
-            sequence.named += self.cache.name(text.names(sequence.base, min(full, text.public)))
+            names = text.names(sequence.base, min(full, text.public))
+            sequence.named += self.cache.name(names)
+            if self.announcements is not None and self.cache.reuse:
+                self.announcements.named(names, sequence.base)
         sequence.base = max(sequence.base, full)
 
     def _emit(self, sequence: Sequence, now: float) -> None:
@@ -407,4 +449,6 @@ class Engine:
         text, full = sequence.request.text, sequence.computed // self._settings.block_size
         own = max(0, full - text.public)
         self.cache.release(sequence.named, text.number, own, sequence.blocks - len(sequence.named) - own)
+        if self.announcements is not None and own and self.cache.reuse:
+            self.announcements.released(text, own)
         sequence.named, sequence.blocks, sequence.base, sequence.computed = [], 0, 0, 0

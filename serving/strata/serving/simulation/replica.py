@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 from strata.serving.engine.pool_load import PoolLoad
 from strata.serving.routing.policy import RateMeter
-from strata.serving.routing.prefix_index import BlockIndex
 from strata.serving.simulation.engine import Engine
 from strata.serving.simulation.requests import Request
 from strata.serving.simulation.sequence import Sequence
@@ -32,7 +31,6 @@ class Replica:
         stats: Any = self
         self.pool_load = PoolLoad(stats, min_tokens, now)
         self.link = _Report(self)
-        self.index = BlockIndex(engine.cache.capacity if engine.cache.reuse else 0)
         self._queued_tokens = self._reported_tokens = 0
         self._changed_at = 0.0
 
@@ -82,7 +80,7 @@ class Flight:
 
     __slots__ = (
         "admission", "arrived_at", "emitted", "epoch", "first_token_at", "handed_at", "last_token_at", "lost", "prefill", "queue",
-        "queue_s", "replica", "request", "sequence", "source", "stranded_at", "stranded_s", "tried", "tries",
+        "queue_s", "queued", "replica", "request", "sequence", "source", "stranded_at", "stranded_s", "tried", "tries",
     )  # fmt: skip
 
     def __init__(self, request: Request, admission: AbstractContextManager[None], now: float) -> None:
@@ -101,4 +99,5 @@ class Flight:
         self.source: tuple[Replica, Sequence] | None = None  # finished remote prefill whose blocks are not yet read
         self.handed_at = 0.0
         self.queue: AbstractContextManager[None] | None = None  # its tokens in a queue of `PoolLoad`
+        self.queued: tuple[str, int] | None = None  # replica and tokens, of a prompt without a first token
         self.stranded_at = self.stranded_s = 0.0

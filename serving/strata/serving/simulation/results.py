@@ -24,6 +24,7 @@ class Results:
         self.ttft_s, self.queue_s, self.latency_s = array("d"), array("d"), array("d")
         self.itl = Histogram()
         self.prefills: Counter[tuple[str, str]] = Counter()  # by place and reason
+        self.routed: Counter[str] = Counter()  # requests by the reason of their replica's choice
         self.began_at: float | None = None
         self.ended_at = 0.0
         self.pools: dict[str, PoolUse] = {}
@@ -78,6 +79,7 @@ class Results:
             "migrated": self.migrated,
             "prefills": {f"{where}: {reason}": count for (where, reason), count in sorted(self.prefills.items())},
             "tenants": {name: tenant.summary() for name, tenant in self.tenants.items()},
+            "routed": dict(sorted(self.routed.items())),
             "pools": {name: pool.summary() for name, pool in self.pools.items()},
             "engine_steps": self.steps,
             "events": self.events,

@@ -34,6 +34,7 @@ UNSENT_BYTES = 64 * 2**20  # in the send buffer of a caller that does not read; 
 UNSENT_S = 5.0
 UNREAD_BYTES = 4 * 2**20  # received for one stream and not consumed
 UNREAD_OF_LINK_BYTES = 32 * 2**20
+PREFIXES = "prefixes"  # call of a gateway: streams the cached prefixes of a replica, as long as the link lasts
 
 
 class Kind(IntEnum):
@@ -149,6 +150,7 @@ class _Callee(_Frames):
         self.server = server
         self.trusted = False
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._background: set[int] = set()  # of these, those that are no work
         self._watching: asyncio.TimerHandle | None = None
         self._silent_s = 0.0
 
@@ -197,12 +199,18 @@ class _Callee(_Frames):
             call = Call(self, number, opening["method"], opening["meta"], payload[4 + size :])
             task = self._loop.create_task(self._run(call))
             self._tasks[number] = task
-            task.add_done_callback(lambda _: self._tasks.pop(number, None))
+            if opening["background"]:
+                self._background.add(number)
+            task.add_done_callback(lambda _: self._forget(number))
         elif kind == Kind.CANCEL:
             if number in self._tasks:
                 self._tasks[number].cancel()
         elif kind == Kind.PING:
             self.send(0, Kind.PONG, json.dumps(self.server.load()).encode())
+
+    def _forget(self, number: int) -> None:
+        self._tasks.pop(number, None)
+        self._background.discard(number)
 
     async def _run(self, call: Call) -> None:
         try:
@@ -221,7 +229,7 @@ class _Callee(_Frames):
 
     @property
     def calls(self) -> int:
-        return len(self._tasks)
+        return len(self._tasks) - len(self._background)
 
 
 class Server:
@@ -340,6 +348,7 @@ class Link(_Frames):
         self.other_calls = 0  # calls of other callers, as of the last pong
         self._when_lost = when_lost
         self._streams: dict[int, Stream] = {}
+        self._background: set[int] = set()  # of these, those that are no work
         self._unread = 0  # bytes of all streams
         self._lagging: set[Stream] = set()  # streams that arrive faster than they are consumed
         self._last_number = 0
@@ -361,20 +370,26 @@ class Link(_Frames):
 
     @property
     def calls(self) -> int:
-        return len(self._streams)
+        return len(self._streams) - len(self._background)
 
-    def call(self, method: str, meta: dict[str, Any], body: bytes = b"", unread_limit: int | None = None) -> Stream:
-        """`unread_limit`: bytes of the answer that may wait for the caller to read them; None: UNREAD_BYTES."""
+    def call(
+        self, method: str, meta: dict[str, Any], body: bytes = b"", unread_limit: int | None = None, background: bool = False
+    ) -> Stream:
+        """`unread_limit`: bytes of the answer that may wait for the caller to read them; None: UNREAD_BYTES. `background`: a call
+        that lasts as long as the link. It does not count as load, and a callee that drains does not wait for it."""
         self._last_number = self._last_number % 0xFFFFFFFF + 1
         stream = self._streams[self._last_number] = Stream(self, self._last_number, unread_limit or UNREAD_BYTES)
         if not self.alive:
             stream.lose(LinkLost("the connection is closed"))
-        opening = json.dumps({"method": method, "meta": meta}).encode()
+        if background:
+            self._background.add(self._last_number)
+        opening = json.dumps({"method": method, "meta": meta, "background": background}).encode()
         self.send(self._last_number, Kind.CALL, len(opening).to_bytes(4, "big") + opening, body)
         return stream
 
     def forget(self, number: int) -> None:
         self._streams.pop(number, None)
+        self._background.discard(number)
 
     def count_unread(self, stream: Stream, change: int) -> None:
         stream.unread += change
@@ -407,7 +422,7 @@ class Link(_Frames):
         self.alive = False
         if self._pinging is not None:
             self._pinging.cancel()
-        streams, self._streams = list(self._streams.values()), {}
+        streams, self._streams, self._background = list(self._streams.values()), {}, set()
         for stream in streams:
             stream.lose(LinkLost(f"the connection to {self.address} broke"))
         self._when_lost(self)

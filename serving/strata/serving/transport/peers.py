@@ -34,8 +34,17 @@ class Peer:
 
 
 class Peers:
-    def __init__(self, directory: Directory, role: str, secret: bytes, poll_s: float = POLL_S) -> None:
+    def __init__(
+        self,
+        directory: Directory,
+        role: str,
+        secret: bytes,
+        poll_s: float = POLL_S,
+        joined: Callable[[Peer], None] | None = None,
+    ) -> None:
+        """`joined` is called with every peer that was connected."""
         self._directory, self._role, self._secret, self._poll_s = directory, role, secret, poll_s
+        self._joined = joined
         self._peers: dict[str, Peer] = {}
         self._changed = asyncio.Event()
         self.discovered = False  # whether the directory was read at least once
@@ -46,8 +55,11 @@ class Peers:
 
     def least_busy(self, without: frozenset[str] = frozenset(), cost: Callable[[Peer], float] | None = None) -> Peer | None:
         """Least busy peer that is not in `without`; one that is, if there are no others. Ties are broken at random."""
-        usable = [peer for peer in self._peers.values() if not peer.link.ending]
-        return choice.least_busy(usable, cost or (lambda peer: peer.busy), without)
+        return choice.least_busy(self.usable(), cost or (lambda peer: peer.busy), without)
+
+    def usable(self) -> list[Peer]:
+        """Peers that accept calls."""
+        return [peer for peer in self._peers.values() if not peer.link.ending]
 
     async def changed(self, limit_s: float) -> None:
         """Returns when a replica joined or left, or after `limit_s`."""
@@ -88,5 +100,7 @@ class Peers:
         except OSError as error:
             logger.warning("The %s replica at %s does not answer: %s", self._role, entry["address"], error)
         else:
-            self._peers[name] = Peer(name, link, entry)
+            self._peers[name] = peer = Peer(name, link, entry)
             self._changed.set()
+            if self._joined is not None:
+                self._joined(peer)
