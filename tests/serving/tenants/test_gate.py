@@ -168,6 +168,15 @@ def test_concurrency_counts_sequences_in_flight() -> None:
     asyncio.run(test())
 
 
+def test_requests_count_from_the_check_on() -> None:
+    """A burst passes the check before any of it has reached the queue."""
+    here = Here(concurrency=2)
+    with here.gate.entered(here.caller, Estimate(1, 1, 1)), here.gate.entered(here.caller, Estimate(1, 1, 1)):
+        here.refused()
+        assert here.gate.load()["a"][:2] == (0, 2)
+    here.send(sequences=2)
+
+
 def test_changed_limits_apply_to_the_next_request() -> None:
     here = Here(requests_per_minute=1)
     here.send()

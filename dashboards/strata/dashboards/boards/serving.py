@@ -1,4 +1,4 @@
-"""Serving board: client latency, traffic, errors, prefill placement, engines and pictures."""
+"""Serving board: client latency, traffic, errors, prefill placement, engines, tenants and pictures."""
 
 from strata.dashboards.board import Board, even, row
 from strata.dashboards.boards.annotations import DEPLOYMENTS
@@ -316,11 +316,69 @@ PICTURES = row(
     collapsed=True,
 )
 
+TENANT = (*MODEL, "tenant")
+EACH_TENANT = "{{model}} {{tenant}}"
+
+TENANTS = row(
+    "Tenants",
+    *even(
+        8,
+        (
+            lines(
+                "TTFT by tenant",
+                "p99 of the time to first token, time in the queue included.",
+                Unit.SECONDS,
+                Line(quantile(0.99, metrics.SERVE_TENANT_FIRST_TOKEN, *TENANT), EACH_TENANT),
+                limits=FIRST_TOKEN,
+            ),
+            lines(
+                "Requests by tenant",
+                "Requests per second, by tenant and HTTP status.",
+                Unit.REQUESTS_PER_SECOND,
+                Line(per_second(metrics.SERVE_TENANT_REQUESTS, *TENANT, "status"), f"{EACH_TENANT} {{{{status}}}}"),
+                stacked=True,
+            ),
+            lines(
+                "Tokens by tenant",
+                "Input and output tokens per second of ended requests.",
+                Unit.TOKENS_PER_SECOND,
+                Line(per_second(metrics.SERVE_TENANT_TOKENS, *TENANT, "direction"), f"{EACH_TENANT} {{{{direction}}}}"),
+            ),
+        ),
+    ),
+    *even(
+        8,
+        (
+            lines(
+                "Running requests by tenant",
+                "Requests on decode replicas. With several active tenants, each has its share by weight at most.",
+                Unit.COUNT,
+                Line(summed(metrics.SERVE_TENANT_RUNNING, *TENANT), EACH_TENANT),
+                stacked=True,
+            ),
+            lines(
+                "Queued requests by tenant",
+                "Requests that wait in the gateways' fair queue.",
+                Unit.COUNT,
+                Line(summed(metrics.SERVE_TENANT_QUEUED, *TENANT), EACH_TENANT),
+                stacked=True,
+            ),
+            lines(
+                "Refusals by tenant",
+                "Requests per second that a limit of their tenant refused.",
+                Unit.PER_SECOND,
+                Line(per_second(metrics.SERVE_TENANT_REFUSALS, *TENANT, "limit"), f"{EACH_TENANT} {{{{limit}}}}"),
+            ),
+        ),
+    ),
+    collapsed=True,
+)
+
 BOARD = Board(
     uid="strata-serving",
     title="Strata: Serving",
-    description="Endpoint: client latency, traffic, errors, prefill placement, KV transfer, engines and pictures.",
+    description="Endpoint: client latency, traffic, errors, prefill placement, KV transfer, engines, tenants and pictures.",
     variables=("cluster", "ray_cluster", "team", "model", "replica"),
-    rows=(SUMMARY, LATENCY, TRAFFIC, TROUBLE, PREFILL, ENGINES, PICTURES),
+    rows=(SUMMARY, LATENCY, TRAFFIC, TROUBLE, PREFILL, ENGINES, TENANTS, PICTURES),
     annotations=(DEPLOYMENTS,),
 )

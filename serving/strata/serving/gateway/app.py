@@ -145,7 +145,7 @@ class App:
         if path == "/-/routes":
             return _json({"/": "strata"})
         if path == "/openapi.json":
-            return _json(self._routes.document(self._models))
+            return _json(self._routes.document(models))
         if path == "/metrics":
             return 200, "text/plain; version=0.0.4; charset=utf-8", (await self._metrics(node_only=query == NODE_SCOPE)).encode()
         if path == state.ROUTE:

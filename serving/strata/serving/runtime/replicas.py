@@ -9,6 +9,7 @@ import asyncio
 import gc
 import os
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -183,6 +184,7 @@ class GatewayReplica:
         telemetry = Telemetry(spec.model_id, name)
         others = Peers(directory, "gateway", spec.network.secret, poll_s=METRICS_LOOK_S)
         keys = Keys(Path(os.environ[FILE]), spec.network.secret) if FILE in os.environ else None
+        self._at_end: list[Callable[[], Awaitable[None]]] = []
         gate = None
         if keys is not None:
             gate = Gate(
@@ -196,9 +198,13 @@ class GatewayReplica:
                     if peer.name != name and "tenants" in peer.link.load
                 },
             )
-            syncing = gate.spending.sync_forever(Directory(f"{spec.model_id}.tenants"), name)
-            self._syncing = asyncio.get_running_loop().create_task(syncing)
+            # Apart from the endpoint's own entries, which a new start clears.
+            spent = Directory(f"{spec.model_id}.tenants")
+            self._syncing = asyncio.get_running_loop().create_task(gate.spending.sync_forever(spent, name))
+            self._at_end.append(lambda: gate.spending.sync(spent, name))
         audit = AuditLog(Path(spec.audit_log), name) if spec.audit_log else None
+        if audit is not None:
+            self._at_end.append(lambda: asyncio.to_thread(audit.close))
         readiness = Readiness(decode, prefill, directory if spec.warm_up else None, spec.role, spec.to_zero)
         own = routes.PICTURES if spec.role == "pictures" else routes.TEXT
         app = App(
@@ -248,3 +254,5 @@ class GatewayReplica:
         if self._reporting is not None:
             self._reporting.cancel()
         await self._presence.end()
+        for finish in self._at_end:
+            await finish()

@@ -68,6 +68,6 @@ class Request:
     prompt: int  # tokens
     output: int
     text: Text
-    tenant: str = ""  # of `Setup.tenants`, if there are any
     # The next request of this client with its delay, once this one has been answered.
     then: Callable[[], "tuple[float, Request] | None"] | None = None
+    tenant: str = ""  # of `Setup.tenants`, if there are any

@@ -23,7 +23,7 @@ import yaml
 from pydantic import Field, ValidationError
 
 from strata.platform import yaml_text
-from strata.serving.tenants.tenant import NAME, KeyEntry, Limits, Tenant, _Section, short_id
+from strata.serving.tenants.tenant import NAME, KeyEntry, Limits, Section, Tenant, short_id
 
 MAX_BYTES = 16 * 2**20
 MAX_DEPTH = 8
@@ -45,7 +45,7 @@ class TenantEntry(Limits):
     keys: tuple[KeyEntry, ...] = Field((), description="hashes of the tenant's keys")
 
 
-class _File(_Section):
+class _File(Section):
     tenants: dict[str, TenantEntry] = Field({}, description="tenants by name")
     lend_idle: bool = Field(False, strict=True, description="let tenants use the share of those that do not need theirs")
 

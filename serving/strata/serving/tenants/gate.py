@@ -35,6 +35,7 @@ class _Meter:
     def __init__(self, clock: Callable[[], float]) -> None:
         self.requests, self.tokens = Bucket(clock), Bucket(clock)
         self.total_requests = self.total_tokens = 0
+        self.in_flight = 0  # sequences; counted from the check on, before the request has reached the queue
 
 
 class Entry:
@@ -45,7 +46,7 @@ class Entry:
         self.caller, self.salt = caller, gate.salt(caller.tenant)
         self.waited_s, self.started = 0.0, False
         self._charged, self.settled = estimate.tokens, False
-        self._day = gate.spending.today()
+        self.day = gate.spending.today()
         self._ticket: Ticket | None = None
 
     async def turn(self) -> None:
@@ -77,7 +78,7 @@ class Entry:
     def settle(self, input: int | None = None, output: int | None = None) -> None:
         """Replaces the estimate by the tokens used; None leaves an estimate as it is."""
         used = (self._estimate.input if input is None else input) + (self._estimate.output if output is None else output)
-        self._gate.charge(self.caller.tenant, used - self._charged, self._day)
+        self._gate.charge(self.caller.tenant, used - self._charged, self.day)
         self._charged, self.settled = used, True
 
     def leave(self) -> None:
@@ -112,11 +113,13 @@ class Gate:
         self._absorb()
         self._check(caller.tenant, estimate)
         self._count_request(caller.tenant)
-        self.charge(caller.tenant, estimate.tokens, self.spending.today())
-        entry = Entry(self, caller, estimate)
+        entry, meter = Entry(self, caller, estimate), self._meter(caller.tenant.name)
+        self.charge(caller.tenant, estimate.tokens, entry.day)
+        meter.in_flight += estimate.sequences
         try:
             yield entry
         finally:
+            meter.in_flight -= estimate.sequences
             if not entry.settled:
                 entry.settle(0, 0)
             entry.leave()
@@ -152,9 +155,9 @@ class Gate:
 
     def load(self) -> dict[str, Any]:
         """Counters for the other gateways, of the tenants with any requests here."""
-        active, queue = {tenant.name: tenant.limits.weight for tenant in self.queue.active()}, self.queue
+        active = {tenant.name: tenant.limits.weight for tenant in self.queue.active()}
         return {
-            name: (queue.running(name), queue.in_flight(name), meter.total_requests, meter.total_tokens, active.get(name, 0.0))
+            name: (self.queue.running(name), meter.in_flight, meter.total_requests, meter.total_tokens, active.get(name, 0.0))
             for name, meter in self._meters.items()
         }
 
@@ -192,7 +195,7 @@ class Gate:
             meter.requests.add(1, limit)
 
     def _in_flight(self, tenant: str) -> int:
-        return self.queue.in_flight(tenant) + self._elsewhere().get(tenant, Elsewhere()).in_flight
+        return self._meter(tenant).in_flight + self._elsewhere().get(tenant, Elsewhere()).in_flight
 
     def _elsewhere(self) -> dict[str, Elsewhere]:
         found: dict[str, Elsewhere] = {}

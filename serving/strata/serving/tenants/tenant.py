@@ -12,16 +12,18 @@ SHORT = 12  # hexadecimal digits of a key's short id
 Count = Annotated[int, Field(ge=1, le=10**15, strict=True)]
 
 
-class _Section(BaseModel):
+class Section(BaseModel):
+    """A part of the file; unknown keys are refused."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class KeyEntry(_Section):
+class KeyEntry(Section):
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the key, in hexadecimal digits")]
     expires: AwareDatetime | None = Field(None, description="time with a time zone from which on the key is refused")
 
 
-class Limits(_Section):
+class Limits(Section):
     """Limits of one tenant. A limit that is absent does not apply."""
 
     weight: Annotated[float, Field(ge=0.001, le=1000, strict=True)] = Field(
