@@ -31,6 +31,7 @@ class RequestContext:
     cached_tokens: int = 0  # of the prompt, in this engine's KV cache
     prefill_cached_tokens: int = 0  # of the prompt, in the KV cache of the remote prefill engine
     moved_tokens: int = 0  # of the prompt, whose KV blocks came from the prefill engine
+    moved_blocks: int = 0
     prefill_s: float = 0.0  # of the remote prefill
     generated: list[int] = field(default_factory=list)  # by this replica
     unsent: list[int] = field(default_factory=list)  # generated and not yet sent to the gateway

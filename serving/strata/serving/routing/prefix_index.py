@@ -36,12 +36,12 @@ class BlockIndex:
 
 class PrefixIndex:
     def __init__(self, block_size: int, capacity_blocks: int) -> None:
-        self._block_size = block_size
+        self.block_size = block_size
         self._index = BlockIndex(capacity_blocks)
 
     def cached_tokens(self, token_ids: Sequence[int], salt: Hashable = None) -> int:
         """Number of prefix tokens that are probably cached. Never all: the engine must compute at least one token for logits."""
-        return self._index.leading(self._names(token_ids, len(token_ids) - 1, salt)) * self._block_size
+        return self._index.leading(self._names(token_ids, len(token_ids) - 1, salt)) * self.block_size
 
     def add(self, token_ids: Sequence[int], salt: Hashable = None) -> None:
         """Adds tokens whose KV entries the engine has computed: of generated tokens, all but the last."""
@@ -49,7 +49,7 @@ class PrefixIndex:
 
     def _names(self, token_ids: Sequence[int], length: int, salt: Hashable) -> Iterator[int]:
         """Hash of each full block within the first `length` tokens. A generator, since a lookup ends at the first miss."""
-        size = self._block_size
+        size = self.block_size
         tokens = array("I", token_ids)
         content, step = tokens.tobytes(), size * tokens.itemsize
         name = hash(salt)  # prompts with different salts share no blocks
