@@ -67,6 +67,7 @@ class Vllm:
     """Engine that returns the blocks it received; blocks of an engine in `lost` never arrive."""
 
     model_config = SimpleNamespace(get_vocab_size=lambda: 100)
+    vllm_config = SimpleNamespace(cache_config=SimpleNamespace(block_size=2))
     errored = False
 
     def __init__(self, lost: tuple[str, ...] = (), broken: tuple[str, ...] = ()) -> None:

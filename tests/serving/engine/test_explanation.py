@@ -1,6 +1,7 @@
 """Explanation of an answer by its replica: where the prompt was prefilled, cached tokens, and transferred KV blocks."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -9,8 +10,8 @@ from vllm.sampling_params import SamplingParams
 
 from strata.serving.engine import disaggregation, request_context
 from strata.serving.engine.pool_load import PoolLoad
+from strata.serving.engine.prefixes import Prefixes
 from strata.serving.metrics.telemetry import Replica as Telemetry
-from strata.serving.routing.prefix_index import PrefixIndex
 from strata.serving.transport.link import Call, Link
 from strata.serving.transport.peers import Peer
 from strata.serving.vllm_patches.engine_stats import EngineStats
@@ -39,20 +40,32 @@ class HalfCached(Prefiller):
         call.end({"blocks": {"remote_engine_id": self.name}, "uncached": 2, "engine_s": 0.01})
 
 
-def explain(vllm: Cached, prefiller: Prefiller | None, known: int, bytes_each: float | None) -> dict[str, Any]:
-    """`known`: tokens of the prompt in the prefix index; `bytes_each`: measured size of a transferred token."""
+class Known(Prefixes):
+    """Index of an engine that has the first `tokens` of every prompt in its cache."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__()
+        self.tokens = tokens
+
+    def cached_tokens(self, token_ids: Sequence[int], salt: Any) -> int:
+        return self.tokens
+
+
+def explain(vllm: Cached, prefiller: Prefiller | None, known: int = 0, reported: float = 0.0) -> dict[str, Any]:
+    """`known`: tokens of the prompt in the cache, whose blocks have two; `reported`: bytes of these transfers and of ten
+    blocks before."""
 
     async def run() -> dict[str, Any]:
         peers = []
         if prefiller is not None:
             peers = [Peer("p", await Link.connect(await prefiller.server.listen("127.0.0.1"), SECRET, lambda _: None), {})]
         telemetry = Telemetry("tiny", "decode", "d-1")
-        stats, prefixes = EngineStats(telemetry, 1), PrefixIndex(1, 100)
-        if bytes_each is not None:
-            stats._bytes_moved, stats._tokens_moved = 10 * bytes_each, 10
-        prefixes.add(PROMPT["prompt_token_ids"][:known], (None, None))
+        stats, prefixes = EngineStats(telemetry, 1), Known(known)
+        load = PoolLoad(stats, 0)
+        load.moved(10)
+        stats.bytes_moved = reported
         pool: Any = Pool(peers)
-        engine = disaggregation.Engine(vllm, pool, ALWAYS, prefixes, PoolLoad(stats, 0), telemetry)
+        engine = disaggregation.Engine(vllm, pool, ALWAYS, prefixes, load, telemetry)
         context = request_context.RequestContext()
         request_context.current.set(context)
         outputs: list[RequestOutput] = [o async for o in engine.generate(PROMPT, SamplingParams(), "r-1")]
@@ -65,7 +78,7 @@ def explain(vllm: Cached, prefiller: Prefiller | None, known: int, bytes_each: f
 
 
 def test_local_prefill_names_its_reason_and_the_cached_tokens() -> None:
-    assert explain(Cached(2), None, 0, 64.0) == {
+    assert explain(Cached(2), None, 0, 640.0) == {
         "prefill": {"where": "local", "reason": "no-prefill-engine"},
         "prompt_tokens": 3,
         "cached_tokens": {"decode": 2, "prefill": 0},
@@ -74,9 +87,11 @@ def test_local_prefill_names_its_reason_and_the_cached_tokens() -> None:
     }
 
 
-@pytest.mark.parametrize(("known", "bytes_each", "moved", "size"), [(0, 64.0, 3, 192), (1, 64.0, 2, 128), (1, None, 2, None)])
-def test_remote_prefill_moves_what_is_not_cached_here(known: int, bytes_each: float | None, moved: int, size: int | None) -> None:
-    found = explain(Cached(0), HalfCached("p-1"), known, bytes_each)
+@pytest.mark.parametrize(
+    ("known", "reported", "moved", "size"), [(0, 12 * 64.0, 3, 128), (2, 11 * 64.0, 1, 64), (2, 0.0, 1, None)]
+)
+def test_remote_prefill_moves_whole_blocks_that_are_not_here(known: int, reported: float, moved: int, size: int | None) -> None:
+    found = explain(Cached(0), HalfCached("p-1"), known, reported)
     seconds = found["prefill"].pop("seconds")
     assert 0 < seconds < 20
     assert found == {
@@ -89,17 +104,12 @@ def test_remote_prefill_moves_what_is_not_cached_here(known: int, bytes_each: fl
 
 
 def test_a_prefill_whose_blocks_were_lost_saved_nothing() -> None:
-    found = explain(Cached(0, broken=("p-1",)), HalfCached("p-1"), 0, 64.0)
+    found = explain(Cached(0, broken=("p-1",)), HalfCached("p-1"), 0, 640.0)
     assert found["prefill"] == {"where": "local", "reason": "prefill-failed"}
     assert found["cached_tokens"] == {"decode": 0, "prefill": 0} and found["moved_tokens"] == found["moved_bytes"] == 0
 
 
-def test_size_of_a_token_is_measured_over_all_transfers() -> None:
+def test_load_of_an_engine_is_reported() -> None:
     stats = EngineStats(Telemetry("tiny", "decode", "d-1"), 1)
-    assert stats.moved_bytes(5) is None
-    stats._bytes_moved = 300.0
-    assert stats.moved_bytes(5) is None, "bytes alone say nothing about tokens"
-    stats._tokens_moved = 30
-    assert stats.moved_bytes(5) == 50
     stats.running, stats.waiting, stats.kv_usage = 3, 1, 0.123456
     assert stats.load() == {"running": 3, "waiting": 1, "kv_usage": 0.1235}

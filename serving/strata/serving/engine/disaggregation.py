@@ -148,8 +148,7 @@ class Engine:
         if decision.where == "remote":
             begun = await self._begin_remotely(context, decision, prompt, params, request_id, more)
             if begun is not None:
-                context.cached_tokens += cached
-                context.moved_tokens += max(0, (begun[0].num_cached_tokens or 0) - cached)
+                self._count_moved(context, len(prompt["prompt_token_ids"]), cached)
                 return begun
             decision = Decision("local", "prefill-failed")
         self._record_decision(context, decision, "")
@@ -188,9 +187,17 @@ class Engine:
             context.decision, context.engine = decision, engine
         self._telemetry.prefilled(decision.where, decision.reason)
 
+    def _count_moved(self, context: RequestContext, tokens: int, cached: int) -> None:
+        """Counts the transfer of a prompt. Its blocks are moved whole, except those that are here already."""
+        size = self._real.vllm_config.cache_config.block_size
+        blocks = -(-tokens // size) - cached // size
+        context.cached_tokens += cached
+        context.moved_tokens += tokens - cached
+        context.moved_blocks += blocks
+        self._load.moved(blocks)
+
     def explain(self, context: RequestContext) -> dict[str, Any]:
-        """Where the prompt of a request was prefilled, and what was found in caches or transferred for it. Bytes are its tokens
-        times the measured bytes of a token: engines report transfers of all requests together."""
+        """Where the prompt of a request was prefilled, and what was found in caches or transferred for it."""
         where: dict[str, Any] = {}
         if context.decision is not None:
             where = {"where": context.decision.where, "reason": context.decision.reason}
@@ -202,7 +209,7 @@ class Engine:
             "prompt_tokens": context.prompt_tokens,
             "cached_tokens": {"decode": context.cached_tokens, "prefill": remote},
             "moved_tokens": context.moved_tokens,
-            "moved_bytes": self._load.moved_bytes(context.moved_tokens) if context.moved_tokens else 0,
+            "moved_bytes": self._load.moved_bytes(context.moved_blocks) if context.moved_blocks else 0,
         }
 
     def _decide(self, prompt: Any, params: SamplingParams, more: Any) -> tuple[Decision, int]:

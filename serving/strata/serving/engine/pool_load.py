@@ -21,6 +21,7 @@ class PoolLoad:
         """`min_tokens`: shortest prompt that may be prefilled remotely."""
         self._stats, self._clock = stats, clock
         self._min_sample_tokens = max(MIN_SAMPLE_TOKENS, min_tokens)
+        self._blocks_moved = 0
         self._queued_here = 0  # prompt tokens waiting for or in prefill on this engine
         self._queued_at: Counter[str] = Counter()  # the same on prefill engines, sent by this replica
         self._local, self._remote, self._handoff = RateMeter(), RateMeter(), RateMeter()
@@ -34,9 +35,14 @@ class PoolLoad:
             return None
         return Pool(engines=len(engines), queued_tokens=min(self.queued_tokens(peer) for peer in engines))
 
-    def moved_bytes(self, tokens: int) -> int | None:
-        """Bytes of KV blocks of so many tokens, by the transfers so far; None before the first is reported."""
-        return self._stats.moved_bytes(tokens)
+    def moved(self, blocks: int) -> None:
+        """Counts KV blocks that a request got from a prefill engine."""
+        self._blocks_moved += blocks
+
+    def moved_bytes(self, blocks: int) -> int | None:
+        """Bytes of so many KV blocks, by the transfers so far: blocks of an engine have one size, which vLLM does not report.
+        None before the first transfer is reported."""
+        return round(blocks * self._stats.bytes_moved / self._blocks_moved) if self._stats.bytes_moved else None
 
     def queued_tokens(self, peer: Peer) -> int:
         """Queued tokens of a prefill engine: those sent from here, or the engine's last report if that is larger."""

@@ -32,6 +32,7 @@ class RequestContext:
     cached_tokens: int = 0  # of the prompt, in this engine's KV cache
     prefill_cached_tokens: int = 0  # of the prompt, in the KV cache of the remote prefill engine
     moved_tokens: int = 0  # of the prompt, whose KV blocks came from the prefill engine
+    moved_blocks: int = 0
     prefill_s: float = 0.0  # of the remote prefill
     chain: Chain | None = None  # names of the prompt's prefixes
     prefilled: tuple[int, float] | None = None  # tokens of a local prefill, and its seconds

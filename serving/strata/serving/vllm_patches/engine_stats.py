@@ -46,7 +46,7 @@ class EngineStats(StatLoggerBase):  # type: ignore[misc]
         self.remote_prefills = 0  # of this replica, in progress on prefill engines
         self._had_remote_prefills = False  # at the end of the last step
         self._transfer = RateMeter()  # per byte, of one shard
-        self._bytes_moved = 0.0
+        self.bytes_moved = 0.0  # KV blocks of other engines
         self._tokens_moved = 0
         self.fit = StepFit()
         self._queried = RecentShare()
@@ -62,11 +62,7 @@ class EngineStats(StatLoggerBase):  # type: ignore[misc]
         if seconds_per_byte is None or not self._tokens_moved:
             return None
         # The shards of a tensor-parallel engine read their parts of a token concurrently.
-        return seconds_per_byte * self._bytes_moved / self._tokens_moved / self._shards
-
-    def moved_bytes(self, tokens: int) -> int | None:
-        """KV bytes of so many transferred tokens, None before a transfer was reported."""
-        return round(tokens * self._bytes_moved / self._tokens_moved) if self._bytes_moved and self._tokens_moved else None
+        return seconds_per_byte * self.bytes_moved / self._tokens_moved / self._shards
 
     def load(self) -> dict[str, float]:
         return {"running": self.running, "waiting": self.waiting, "kv_usage": round(self.kv_usage, 4)}
@@ -107,7 +103,7 @@ class EngineStats(StatLoggerBase):  # type: ignore[misc]
         sizes, seconds = data["bytes_transferred"], data["transfer_duration"]
         self._replica.kv_moved(sizes, seconds)
         self._replica.kv_lost(len(data["num_failed_transfers"]), len(data["num_kv_expired_reqs"]))
-        self._bytes_moved += sum(sizes)
+        self.bytes_moved += sum(sizes)
         for size, took in zip(sizes, seconds, strict=True):
             self._transfer.add(size, took, time.monotonic())
 
