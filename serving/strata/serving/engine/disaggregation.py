@@ -116,14 +116,18 @@ class Engine:
             first, outputs = await self._begin(context, prompt, params, request_id, more)
             if context.resumed:
                 context.replaying = True
-                yield self._resumption.replay(request_id, original, context.resumed, sampling_params)
+                for replayed in self._resumption.replay(request_id, original, context.resumed, sampling_params):
+                    yield replayed
                 context.replaying = False
+                _output_done(context)
             _count_prompt(context, first)
             _count_output(context, first)
             yield first
+            _output_done(context)
             async for output in outputs:
                 _count_output(context, output)
                 yield output
+                _output_done(context)
             self._index_prefix(prompt, context, more)
         except Exception as error:
             context.failure = error
@@ -271,6 +275,11 @@ async def _first(outputs: AsyncIterator[RequestOutput], peer: Peer) -> RequestOu
         if not waiting.done():
             waiting.cancel()
             await asyncio.wait({waiting})
+
+
+def _output_done(context: RequestContext) -> None:
+    if context.output_done is not None:
+        context.output_done()
 
 
 def _count_prompt(context: RequestContext, first: RequestOutput) -> None:

@@ -5,7 +5,9 @@ state from one to the other.
 """
 
 import struct
+import time
 import uuid
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
@@ -30,6 +32,10 @@ class RequestContext:
     queued_s: float = 0.0
     generated: list[int] = field(default_factory=list)  # by this replica
     unsent: list[int] = field(default_factory=list)  # generated and not yet sent to the gateway
+    created: int = field(default_factory=lambda: int(time.time()))  # the same on every replica
+    events: int = 0  # sent to the client before, by this and other replicas; counted only where events have numbers
+    # Called when vLLM's classes have made all events of an output and want the next one.
+    output_done: Callable[[], None] | None = None
 
     def pack_event(self, event: str) -> bytes:
         """Serializes an event with its token ids, with which the gateway can resume the stream on another replica."""

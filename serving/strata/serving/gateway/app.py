@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from strata.serving.api import requests
-from strata.serving.api.headers import DEADLINE, MAX_REQUEST_ID, REQUEST_ID, deadline, request_id
+from strata.serving.api.dialects import errors
+from strata.serving.api.headers import DEADLINE, MAX_REQUEST_ID, REQUEST_ID, authorized, deadline, request_id
 from strata.serving.api.limits import MAX_SEQUENCES
 from strata.serving.api.requests import ApiError
 from strata.serving.gateway.admission import Admission
@@ -78,6 +79,7 @@ class App:
 
     async def _respond(self, scope: dict[str, Any], receive: Receive, send: Send, hold: Hold) -> None:
         path, method = scope["path"], scope["method"]
+        scope["headers"] = authorized(scope["headers"])
         named, unusable = request_id(scope["headers"])
         send = answer = _WithRequestId(send, named)
         try:
@@ -100,14 +102,14 @@ class App:
             hold.grow(len(body))
             await _answer(send, status, body, {"content-type": media})
         except ApiError as error:
-            await _refuse(send, error)
+            await self._refuse(send, path, error)
         except ClientGone:
             pass
         except Exception:
             if answer.begun:
                 raise
             logger.exception("Request %s failed.", named)
-            await _refuse(send, ApiError(500, "The server failed on this request."))
+            await self._refuse(send, path, ApiError(500, "The server failed on this request."))
 
     async def _get(self, path: str, query: bytes) -> tuple[int, str, bytes]:
         if path in ("/health", "/-/healthz"):
@@ -131,6 +133,10 @@ class App:
             _require_model(name, self._models)
             return _json(self._card(name))
         raise self._no_such(path, "GET")
+
+    async def _refuse(self, send: Send, path: str, error: ApiError) -> None:
+        body = errors.body(self._routes.method(path), error)
+        await _answer(send, error.status, body, {"content-type": "application/json"} | error.headers)
 
     def _no_such(self, path: str, method: str) -> ApiError:
         if allowed := self._routes.allowed(path):
@@ -163,7 +169,7 @@ class App:
             if error.status in (408, 413, 429, 503):
                 self._telemetry.rejected(_REASONS[error.status])
             status = error.status
-            await _refuse(send, error)
+            await self._refuse(send, path, error)
         except ClientGone:
             self._telemetry.disconnected()
             return
@@ -331,10 +337,6 @@ def _check_size(count: int) -> None:
 
 def _json(tree: Any) -> tuple[int, str, bytes]:
     return 200, "application/json", json.dumps(tree).encode()
-
-
-async def _refuse(send: Send, error: ApiError) -> None:
-    await _answer(send, error.status, json.dumps(error.body).encode(), {"content-type": "application/json"} | error.headers)
 
 
 class _WithRequestId:

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from strata.serving.api import requests
+from strata.serving.api.dialects import errors, responses
 from strata.serving.api.headers import WAITED
 from strata.serving.api.requests import ApiError
 from strata.serving.engine.request_context import unpack_event
@@ -54,7 +55,9 @@ class Relay:
         self._suspects, self._content = suspects, Content(self._method, body)
         self._peers, self._telemetry, self._send, self._hold = peers, telemetry, send, hold
         self._began = time.monotonic()
+        self._created = int(time.time())
         self._emitted: list[int] = []
+        self._last_events = b""  # written last
         self._inter_token_s: list[float] = []
         self._last_token_at = 0.0
         self._waited_s = 0.0  # until the first replica was available
@@ -88,7 +91,7 @@ class Relay:
                 raise error
             finally:
                 del error  # an exception, its traceback and this frame would hold the answer until the garbage collector runs
-        await self._write(b"data: " + json.dumps(error.body).encode() + b"\n\n", more=False)
+        await self._write(errors.event(self._method, errors.body(self._method, error)), more=False)
 
     async def _run(self) -> None:
         lost: frozenset[str] = frozenset()
@@ -107,7 +110,7 @@ class Relay:
             except LinkLost as error:
                 lost |= {peer.name}
                 if self._finished:
-                    await self._write(b"data: [DONE]\n\n", more=False)
+                    await self._write(errors.last_event(self._method), more=False)
                     return
                 if error.verdict is not None and self._suspects.judge(self._content, error.verdict):
                     logger.warning("Request %s crashes engines (%s) and is refused.", self._request_id, error)
@@ -121,7 +124,9 @@ class Relay:
         if self._call is None:
             self._waited_s = time.monotonic() - self._began
         strikes = self._suspects.strikes(self._content)  # the same content may have been refused meanwhile
-        meta = {"request_id": self._request_id, "resumed": self._emitted, "strikes": strikes}
+        meta = {"request_id": self._request_id, "resumed": self._emitted, "strikes": strikes, "created": self._created}
+        if self._emitted and self._method == "responses":
+            meta["events"] = responses.next_number(self._last_events)
         self._call = peer.link.call(self._method, meta, self._body, self._routes.unread_bytes)
         return peer, self._call
 
@@ -174,6 +179,7 @@ class Relay:
                 self._clock()
             events.append(event)
             payload = call.get_nowait_if(Kind.DATA)
+        self._last_events = event
         await self._write(b"".join(events))
 
     def _clock(self) -> None:
@@ -194,7 +200,7 @@ class Relay:
         elif self.status is None:
             await self._answer(head["status"], whole, head["headers"] | {"content-type": head["type"]})
         else:  # refused by the replica that was to resume the stream
-            await self._write(b"data: " + whole + b"\n\n", more=False)
+            await self._write(errors.event(self._method, whole), more=False)
 
     def _check_resumable(self, tries: int, why: str) -> None:
         if tries == TRIES:
@@ -203,7 +209,8 @@ class Relay:
             self._telemetry.retried("replica-lost")
             return
         # Parsed again here: a parsed request needs up to ten times the memory of its bytes, so none is held.
-        obstacle = self._routes.obstacle(requests.parse(self._body))
+        rule = self._routes.obstacles.get(self._method)
+        obstacle = rule(requests.parse(self._body)) if rule is not None else None
         self._telemetry.migrated("refused" if obstacle else "continued")
         if obstacle:
             raise _retryable(

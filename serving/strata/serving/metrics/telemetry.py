@@ -18,8 +18,8 @@ from strata.serving.routing import policy
 
 Labels = tuple[str, ...]
 ROUTES = (
-    *("/v1/completions", "/v1/chat/completions", "/v1/images/generations", "/v1/models", "/tokenize", "/detokenize"),
-    *("/health", "/metrics"),
+    *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/images/generations", "/v1/models"),
+    *("/tokenize", "/detokenize", "/health", "/metrics"),
 )
 MIGRATIONS = ("continued", "restarted", "refused")
 OUTCOMES = ("completed", "cancelled", "failed")  # of a picture
