@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 import scripted_replica
+import span_collector
 from scripted_replica import Call, events
+from span_collector import attributes
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 
@@ -373,6 +375,31 @@ def test_schemas_of_tools_and_of_the_answer_are_both_tried() -> None:
     chat = {"messages": [], "response_format": {"type": "json_schema", "json_schema": text["format"]}}
     assert _grammars(ChatCompletionRequest.model_validate(chat | {"tools": [wrapped]})) == ("response_format", both)
     assert _grammars(ChatCompletionRequest.model_validate({"messages": [], "tools": [wrapped]})) == ("tools", both[:1])
+
+
+def test_spans_of_a_request(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace, parent = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+    scripted_replica.install(monkeypatch, "hello there")
+
+    async def run() -> dict[str, Any]:
+        replica, engine = await scripted_replica.replica(monkeypatch, model)
+        asked = {"prompt": "x", "max_tokens": 5, "stream": True}
+        call = Call("completions", asked, trace={"traceparent": f"00-{trace}-{parent}-01"})
+        await replica.handle(call)  # type: ignore[arg-type]
+        return engine.asked[0]
+
+    with span_collector.collecting(monkeypatch) as collected:
+        asked = asyncio.run(run())
+        collected.wait(lambda found: bool(found.named("generate")))
+    (generate,) = collected.named("generate")
+    assert generate.parent_span_id.hex() == parent
+    assert attributes(generate)["strata.prefill_where"] == "local" and attributes(generate)["strata.api"] == "completions"
+    # vLLM's own spans, if it makes any, are below the replica's.
+    assert asked["trace_headers"] == {"traceparent": f"00-{trace}-{generate.span_id.hex()}-01"}
+    for name in ("queue", "prefill", "decode"):
+        (span,) = collected.named(name)
+        assert span.parent_span_id == generate.span_id and span.start_time_unix_nano >= generate.start_time_unix_nano
+    assert attributes(collected.named("decode")[0])["strata.tokens"] > 1
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,8 @@ from typing import Any
 
 import httpx
 import pytest
+import span_collector
+from span_collector import attributes
 
 from strata.serving.engine.request_context import RequestContext
 from strata.serving.gateway import connection, http
@@ -505,3 +507,24 @@ def test_errors_of_anthropics_api(tmp_path: Path) -> None:
         assert "guided decoding" in error["error"]["message"]
 
     run(test, keys=Keys(file))
+
+
+def test_failover_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(endpoint: Endpoint) -> None:
+        replicas = [await endpoint.add(Replica("a", dies_after=4, pause_s=0.01))]
+        await asyncio.sleep(0.7)
+        replicas.append(await endpoint.add(Replica("b")))
+        assert await endpoint.words() == ALL
+        sent.extend(replica.asked[0]["trace"]["traceparent"].split("-")[2] for replica in replicas)
+
+    sent: list[str] = []
+    with span_collector.collecting(monkeypatch) as collected:
+        run(test)
+        collected.wait(lambda found: bool(found.named("POST /v1/completions")) and len(found.named("call")) == 2)
+    (request,) = collected.named("POST /v1/completions")
+    (event,) = request.events
+    assert event.name == "failover" and attributes(event)["strata.tokens"] in (3, 4)
+    first, second = sorted(collected.named("call"), key=lambda span: span.start_time_unix_nano)
+    assert [first.span_id.hex(), second.span_id.hex()] == sent
+    assert (first.status.code, second.status.code) == (2, 0)
+    assert attributes(second)["strata.peer"] == "b" and attributes(second)["strata.resumed_tokens"] in (3, 4)

@@ -20,6 +20,7 @@ from strata.serving.engine import request_context
 from strata.serving.engine.pool_load import PoolLoad
 from strata.serving.engine.request_context import RequestContext
 from strata.serving.engine.suspect_requests import Quarantine
+from strata.serving.metrics import request_log
 from strata.serving.metrics.telemetry import Replica as Telemetry
 from strata.serving.routing import policy
 from strata.serving.routing.policy import NOTICE_S, REMOTE_TRIES, Decision
@@ -107,6 +108,8 @@ class Engine:
     ) -> AsyncIterator[RequestOutput]:
         context = request_context.current.get()
         context.open += 1
+        if context.span.carrier:
+            more = {**more, "trace_headers": context.span.carrier}
         try:
             params = sampling_params
             if context.resumed:
@@ -120,6 +123,7 @@ class Engine:
                     yield replayed
                 context.replaying = False
                 _output_done(context)
+            context.first_token_at = context.first_token_at or time.monotonic()
             _count_prompt(context, first)
             _count_output(context, first)
             yield first
@@ -151,11 +155,16 @@ class Engine:
                 return begun
             decision = Decision("local", "prefill-failed")
         self._record_decision(context, decision, "")
+        began = time.monotonic()
         await self._enter(context, request_id)
         with self._load.prefilling_here(len(prompt.get("prompt_token_ids", ())) - cached):
             outputs = self._real.generate(prompt, params, request_id, **more)
             first = await anext(outputs)
         self._load.prefilled_locally(first)
+        if context.span.on:
+            scheduled = began + _queued_s(first)
+            context.span.child("queue", began, scheduled)
+            context.span.child("prefill", scheduled, where=decision.where, reason=decision.reason, cached_tokens=cached)
         return first, outputs
 
     async def _begin_remotely(
@@ -177,6 +186,7 @@ class Engine:
             self._telemetry.remote_prefill_failed()
             return None
         self._load.record_handoff(len(prompt["prompt_token_ids"]), time.monotonic() - began)
+        context.span.child("hand-over", began, tokens=len(prompt["prompt_token_ids"]), engine=blocks["remote_engine_id"])
         self._record_decision(context, decision, blocks["remote_engine_id"])
         return first, outputs
 
@@ -215,11 +225,14 @@ class Engine:
             tried |= {peer.name}
             with self._load.prefilling_at(peer, len(tokens)):
                 began = time.monotonic()
+                attempt = context.span.begin("prefill", "client", where="remote", peer=peer.name, tokens=len(tokens))
                 meta = {"request_id": request_id, "cache_salt": prompt.get("cache_salt"), "adapter": _adapter(more)}
+                meta |= {"trace": attempt.carrier, "name": request_log.current.get()}
                 call = peer.link.call("prefill", meta | {"request": context.request, "strikes": context.strikes}, body)
                 try:
                     answer = await _only(call)
                 except LinkLost as error:
+                    attempt.end(error=str(error))
                     logger.warning("Prefill on %s failed: %s", peer.name, error)
                     self._telemetry.remote_prefill_failed()
                     if error.verdict is not None:
@@ -231,6 +244,7 @@ class Engine:
                     call.cancel()
             seconds = time.monotonic() - began
             self._telemetry.remote_prefill(seconds)
+            attempt.end(uncached_tokens=answer["uncached"])
             self._load.prefilled_remotely(answer["uncached"], answer["engine_s"])
             return peer, answer["blocks"]
         return None
@@ -284,8 +298,12 @@ def _output_done(context: RequestContext) -> None:
 
 def _count_prompt(context: RequestContext, first: RequestOutput) -> None:
     context.prompt_tokens += len(first.prompt_token_ids or ())
-    if first.metrics is not None and first.metrics.scheduled_ts:
-        context.queued_s = first.metrics.scheduled_ts - first.metrics.queued_ts
+    context.queued_s = _queued_s(first) or context.queued_s
+
+
+def _queued_s(first: RequestOutput) -> float:
+    known = first.metrics is not None and first.metrics.scheduled_ts
+    return float(first.metrics.scheduled_ts - first.metrics.queued_ts) if known else 0.0
 
 
 def _count_output(context: RequestContext, output: RequestOutput) -> None:
@@ -300,7 +318,12 @@ def _count_output(context: RequestContext, output: RequestOutput) -> None:
 
 
 async def prefill(
-    engine: Any, tokens: bytes, request_id: str, cache_salt: str | None, lora: LoRARequest | None
+    engine: Any,
+    tokens: bytes,
+    request_id: str,
+    cache_salt: str | None,
+    lora: LoRARequest | None,
+    trace: dict[str, str] | None = None,
 ) -> dict[str, Any]:
     """Runs a prompt on a prefill engine. Generates and discards one token; returns the transfer parameters of the blocks, the
     number of computed tokens, and the time."""
@@ -317,7 +340,7 @@ async def prefill(
     )
     last: RequestOutput | None = None
     inputs = tokens_input(ids.tolist(), cache_salt=cache_salt)
-    async for output in engine.generate(inputs, params, request_id, lora_request=lora):
+    async for output in engine.generate(inputs, params, request_id, lora_request=lora, trace_headers=trace or None):
         last = output
     if last is None or last.kv_transfer_params is None:
         raise RuntimeError("the engine returned no kv_transfer_params")

@@ -33,6 +33,7 @@ from strata.serving.engine.pool_load import PoolLoad
 from strata.serving.engine.replica_api import DecodeCalls, PrefillCalls
 from strata.serving.metrics import exposition
 from strata.serving.metrics.telemetry import Replica as Telemetry
+from strata.serving.metrics.tracing import Tracer
 from strata.serving.models import hybrid_check
 from strata.serving.models.adapter import BASE
 from strata.serving.routing.prefix_index import PrefixIndex
@@ -135,4 +136,5 @@ def decode_calls(started: Started, spec: EngineSpec, pool: Peers | None, standby
     prefixes = PrefixIndex(cache.block_size, cache.num_gpu_blocks if cache.enable_prefix_caching else 0)
     load = PoolLoad(started.stats, spec.rule.min_tokens)
     engine = Engine(started.vllm, pool, spec.rule, prefixes, load, started.telemetry, standby)
-    return DecodeCalls(started.app_state, engine, started.metrics, spec.max_sequences, spec.model_id)
+    tracer = Tracer(spec.role, started.labels["replica"])
+    return DecodeCalls(started.app_state, engine, started.metrics, spec.max_sequences, spec.model_id, tracer)

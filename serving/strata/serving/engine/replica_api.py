@@ -23,6 +23,7 @@ from strata.serving.engine import disaggregation, request_context
 from strata.serving.engine.request_context import RequestContext
 from strata.serving.engine.suspect_requests import Quarantine, cause_of_death, killed_for_memory
 from strata.serving.engine.text_apis import TextApi, count_tokens, text_apis
+from strata.serving.metrics import request_log, tracing
 from strata.serving.transport.link import MAX_ANSWER_BYTES, Call
 from strata.serving.vllm_patches import fast_sse
 
@@ -33,8 +34,17 @@ FLUSH_S = 0.2  # to send the last answers before the process exits
 
 
 class DecodeCalls:
-    def __init__(self, app_state: Any, engine: disaggregation.Engine, metrics: Metrics, max_sequences: int, model: str) -> None:
+    def __init__(
+        self,
+        app_state: Any,
+        engine: disaggregation.Engine,
+        metrics: Metrics,
+        max_sequences: int,
+        model: str,
+        tracer: tracing.Tracer,
+    ) -> None:
         """`model` answers requests that name none."""
+        self.tracer = tracer
         self._engine = engine
         self._metrics = metrics
         self._max_sequences, self._model = max_sequences, model
@@ -45,6 +55,7 @@ class DecodeCalls:
         fast_sse.install(app_state.openai_serving_completion, app_state.openai_serving_chat)
 
     async def handle(self, call: Call) -> None:
+        request_log.current.set(call.meta.get("name", ""))
         try:
             if call.method in self._apis:
                 await self._generate(call, self._apis[call.method])
@@ -67,9 +78,13 @@ class DecodeCalls:
         context = RequestContext(tuple(call.meta.get("resumed", ())), call.meta["request_id"], call.meta.get("strikes", 0))
         context.replaying = bool(context.resumed)
         context.events, context.created = call.meta.get("events", 0), call.meta.get("created", context.created)
+        context.span = self.tracer.begin("generate", call.meta.get("trace", {}), api=call.method)
         request_context.current.set(context)
-        with self.engine_failure.reported_to(call, context.request):
-            await self._respond(call, context, request, api)
+        try:
+            with self.engine_failure.reported_to(call, context.request):
+                await self._respond(call, context, request, api)
+        finally:
+            _end_span(context)
 
     def _named(self, body: bytes) -> dict[str, Any]:
         """Parsed request. One without a model gets this one: vLLM would answer with the base model, without its adapter."""
@@ -198,13 +213,16 @@ class PrefillCalls:
         self.queued_tokens += tokens
         failure = self._standby.engine_failure
         request, adapter = call.meta["request"], call.meta["adapter"]
+        request_log.current.set(call.meta.get("name", ""))
+        span = self._standby.tracer.begin("prefill", call.meta.get("trace", {}), tokens=tokens)
         with failure.reported_to(call, request):
             try:
                 await failure.quarantine.enter(request, call.meta["strikes"])
                 try:
                     lora = self._adapters[adapter] if adapter else None
                     salt = call.meta["cache_salt"]
-                    done = await disaggregation.prefill(self._engine, call.body, call.meta["request_id"], salt, lora)
+                    asked = (call.body, call.meta["request_id"], salt, lora, span.carrier)
+                    done = await disaggregation.prefill(self._engine, *asked)
                 finally:
                     if not self._engine.errored:  # after a failure the set is needed for the verdict
                         failure.quarantine.leave(request)
@@ -214,6 +232,7 @@ class PrefillCalls:
                 raise
             finally:
                 self.queued_tokens -= tokens
+                span.end()
         call.end(done)
 
 
@@ -265,6 +284,13 @@ def _answer(
     call.head({"status": status, "type": media, "headers": headers or {}})
     call.data(body)
     call.end(trailer or {})
+
+
+def _end_span(context: RequestContext) -> None:
+    if context.first_token_at:
+        context.span.child("decode", context.first_token_at, tokens=len(context.generated))
+    where, reason = (context.decision.where, context.decision.reason) if context.decision else (None, None)
+    context.span.end(error=str(context.failure or ""), prefill_where=where, prefill_reason=reason, prefill_engine=context.engine)
 
 
 def _too_large() -> ApiError:

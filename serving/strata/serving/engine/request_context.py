@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
+from strata.serving.metrics import tracing
 from strata.serving.routing.policy import Decision
 
 _COUNT = struct.Struct("!BH")  # flags, number of tokens
@@ -34,6 +35,8 @@ class RequestContext:
     unsent: list[int] = field(default_factory=list)  # generated and not yet sent to the gateway
     created: int = field(default_factory=lambda: int(time.time()))  # the same on every replica
     events: int = 0  # sent to the client before, by this and other replicas; counted only where events have numbers
+    span: tracing.Span = tracing.OFF  # of this request on this replica
+    first_token_at: float = 0.0
     # Called when vLLM's classes have made all events of an output and want the next one.
     output_done: Callable[[], None] | None = None
 

@@ -22,7 +22,7 @@ from strata.serving.gateway.relay import TRIES, Relay, Send
 from strata.serving.gateway.routes import TEXT, Routes
 from strata.serving.gateway.standby import Engines
 from strata.serving.gateway.suspects import Suspects
-from strata.serving.metrics import exposition
+from strata.serving.metrics import exposition, request_log, tracing
 from strata.serving.metrics.telemetry import Gateway as Telemetry
 from strata.serving.transport.link import Kind, LinkLost
 from strata.serving.transport.peers import Peer, Peers
@@ -59,6 +59,7 @@ class App:
         readiness: Readiness | None = None,
         routes: Routes = TEXT,
     ) -> None:
+        self._tracer = tracing.Tracer("gateway", name)
         self._name, self._models = name, models
         self._keys, self._node, self._routes = keys, node, routes
         self._decode, self._prefill, self._gateways = decode, prefill, gateways
@@ -82,6 +83,7 @@ class App:
         scope["headers"] = authorized(scope["headers"])
         named, unusable = request_id(scope["headers"])
         send = answer = _WithRequestId(send, named)
+        request_log.current.set(named)
         try:
             if unusable:
                 raise ApiError(400, f"'{REQUEST_ID}' must have at most {MAX_REQUEST_ID} characters, of printable ASCII.")
@@ -152,6 +154,7 @@ class App:
 
     async def _generate(self, path: str, named: str, headers: Headers, receive: Receive, send: Send, hold: Hold) -> None:
         began = time.monotonic()
+        span = self._tracer.begin(f"POST {path}", tracing.carrier(headers), http__route=path, request_id=named)
         try:
             limit_s = deadline(headers)
             body = await _body(headers, receive, hold)
@@ -160,18 +163,27 @@ class App:
             sequences = _sequences(tree)
             del tree  # parsed, a request takes up to ten times the memory of its bytes
             with self._admission.admitted(sequences), self._telemetry.in_flight():
+                span.child("admission", began, sequences=sequences)
                 request = (self._routes, path, body, uuid.uuid4().hex)
-                relay = Relay(*request, self._engines, self.suspects, self._telemetry, send, hold)
+                relay = Relay(*request, self._engines, self.suspects, self._telemetry, send, hold, named, span)
                 with self.in_progress.entered(named, headers) as cancelled:
                     left_s = None if limit_s is None else began + limit_s - time.monotonic()
                     status = await self._run(relay, receive, cancelled, left_s)
+                    prompt, generated = relay.tokens
+                    span.end(
+                        http__response__status_code=status,
+                        gen_ai__usage__input_tokens=prompt,
+                        gen_ai__usage__output_tokens=generated,
+                    )
         except ApiError as error:
             if error.status in (408, 413, 429, 503):
                 self._telemetry.rejected(_REASONS[error.status])
             status = error.status
+            span.end(error=str(error) if status >= 500 else "", http__response__status_code=status)
             await self._refuse(send, path, error)
         except ClientGone:
             self._telemetry.disconnected()
+            span.end(error="the client disconnected")
             return
         self._telemetry.request_ended(path, status, time.monotonic() - began)
 

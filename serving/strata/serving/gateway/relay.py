@@ -17,6 +17,7 @@ from strata.serving.gateway.budget import Hold
 from strata.serving.gateway.routes import Routes
 from strata.serving.gateway.standby import Engines
 from strata.serving.gateway.suspects import Content, Suspects
+from strata.serving.metrics import tracing
 from strata.serving.metrics.telemetry import Gateway as Telemetry
 from strata.serving.transport.link import Kind, LinkLost, Overrun, Stream
 from strata.serving.transport.peers import Peer
@@ -49,7 +50,11 @@ class Relay:
         telemetry: Telemetry,
         send: Send,
         hold: Hold,
+        name: str = "",
+        span: tracing.Span = tracing.OFF,
     ) -> None:
+        """`name`: the request id that the client knows."""
+        self._name, self._span, self._attempt = name, span, tracing.OFF
         self._routes, self._method = routes, routes.generating[path]
         self._body, self._request_id = body, request_id
         self._suspects, self._content = suspects, Content(self._method, body)
@@ -65,6 +70,7 @@ class Relay:
         self._finished = False  # the last token was sent; usage and [DONE] may be missing
         self._call: Stream | None = None
         self.status: int | None = None  # of the response, once started
+        self.tokens = (0, 0)  # of the prompt and of the answer, once it has ended
 
     @cached_property
     def _streams(self) -> bool:
@@ -81,6 +87,7 @@ class Relay:
             await self.fail(error)
         finally:
             self.cancel()
+            self._attempt.end()
             if self._inter_token_s:
                 self._telemetry.inter_token_latencies(self._inter_token_s)
 
@@ -109,6 +116,9 @@ class Relay:
                 return
             except LinkLost as error:
                 lost |= {peer.name}
+                self._attempt.end(error=str(error))
+                self._attempt = tracing.OFF
+                self._span.event("failover", tokens=len(self._emitted), reason=str(error))
                 if self._finished:
                     await self._write(errors.last_event(self._method), more=False)
                     return
@@ -125,6 +135,8 @@ class Relay:
             self._waited_s = time.monotonic() - self._began
         strikes = self._suspects.strikes(self._content)  # the same content may have been refused meanwhile
         meta = {"request_id": self._request_id, "resumed": self._emitted, "strikes": strikes, "created": self._created}
+        self._attempt = self._span.begin("call", "client", peer=peer.name, resumed_tokens=len(self._emitted))
+        meta |= {"name": self._name, "trace": self._attempt.carrier}
         if self._emitted and self._method == "responses":
             meta["events"] = responses.next_number(self._last_events)
         self._call = peer.link.call(self._method, meta, self._body, self._routes.unread_bytes)
@@ -142,6 +154,7 @@ class Relay:
                 await self._peers.changed(KEEP_ALIVE_S)
                 self._outage_s = before + time.monotonic() - began
                 await self._send_keep_alive()
+        self._span.child("queue", began, reason="no-engine")
         return peer
 
     async def _send_keep_alive(self) -> None:
@@ -194,7 +207,8 @@ class Relay:
         if "queued_s" in trailer:
             self._telemetry.queued(self._waited_s + trailer["queued_s"])
         if "prompt_tokens" in trailer:
-            self._telemetry.tokens(trailer["prompt_tokens"], trailer.get("tokens", len(self._emitted)))
+            self.tokens = (trailer["prompt_tokens"], trailer.get("tokens", len(self._emitted)))
+            self._telemetry.tokens(*self.tokens)
         if head["type"] == EVENTS:
             await self._write(b"", more=False)
         elif self.status is None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 
+from strata.serving.metrics import request_log
 from strata.serving.ray_patches import serve_logs, serve_ports
 from strata.serving.runtime.autoscaling import PREFILLS
 from strata.serving.spec import EngineSpec, GatewaySpec
@@ -110,6 +111,7 @@ class _EngineReplica:
         self._phases = Phases()
         self._phases.done("process")
         serve_logs.keep_open()
+        request_log.install()
         # In a thread, so that the replica can answer Serve's messages during the import.
         engine = await asyncio.to_thread(_import_engine)
         self._phases.done("imports")
@@ -166,6 +168,7 @@ class GatewayReplica:
         from strata.serving.metrics.telemetry import Gateway as Telemetry
 
         serve_ports.listen_on(spec.network.host)
+        request_log.install()
         name, node = own_name(), own_node()
         directory = Directory(spec.model_id)
         decode = Peers(directory, spec.role, spec.network.secret)
