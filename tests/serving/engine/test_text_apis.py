@@ -12,10 +12,11 @@ import scripted_replica
 import span_collector
 from scripted_replica import Call, events
 from span_collector import attributes
+from support import within
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 
-from strata.serving.api.dialects.responses import next_number
+from strata.serving.api.dialects.responses import MAX_ITEMS, MAX_TOOLS, next_number
 from strata.serving.api.grammar_trial import _grammars
 
 THOUGHT, SPOKEN = "The user asks for the weather.", "Let me look."
@@ -350,6 +351,28 @@ def test_usual_requests_are_answered(shared: Ask, method: str, tree: dict[str, A
     for stream in (False, True):
         (call,) = shared(Call(method, tree | more | {"stream": stream}))
         assert call.status == 200, call.received
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"input": [{"role": "user", "content": "x", "phase": 5}] * 4000},
+        {"input": [{"role": "user", "content": "x", "phase": 5}] * MAX_ITEMS},
+        {"input": [1] * 4000},
+        {
+            "input": [
+                {"role": "user", "content": [{"type": "input_text", "text": "x", "annotations": 5}] * 4000},
+                {"role": "user"},
+            ]
+        },
+        {"input": "x", "tools": [{"type": "function", "name": 5}] * 4000},
+        {"input": "x", "tools": [{"type": "function", "name": 5}] * MAX_TOOLS},
+    ],
+)
+def test_many_wrong_entries_are_refused_fast(shared: Ask, more: dict[str, Any]) -> None:
+    with within(1.0):
+        (call,) = shared(Call("responses", more))
+    assert call.status == 400
 
 
 def test_several_parts_of_an_assistant_reach_the_prompt(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

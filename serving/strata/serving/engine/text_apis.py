@@ -45,7 +45,7 @@ def text_apis(state: Any, engine: Any) -> dict[str, TextApi]:
             lambda tree: validate(tree, ChatCompletionRequest), lambda request: chat.create_chat_completion(request, None), _dump
         ),
         "responses": TextApi(
-            lambda tree: validate(tree, ResponsesRequest, responses.check),
+            _read_response,
             lambda request: response.create_responses(request, None),
             _dump_response,
             _response_event,
@@ -59,6 +59,14 @@ def text_apis(state: Any, engine: Any) -> dict[str, TextApi]:
             several_events=True,
         ),
     }
+
+
+def _read_response(tree: dict[str, Any]) -> ResponsesRequest:
+    responses.check(tree)
+    for item in tree["input"] if isinstance(tree.get("input"), list) else ():
+        # Ends with the first wrong one: an error for each of many would take seconds.
+        validate({"input": [item]}, ResponsesRequest, lambda tree: None)
+    return validate(tree, ResponsesRequest, lambda tree: None)
 
 
 def read_messages(serving: Any, tree: dict[str, Any]) -> ChatCompletionRequest:

@@ -28,11 +28,13 @@ ROLES = ("system", "developer", "user", "assistant")
 ITEMS = ("message", "function_call", "function_call_output", "reasoning")
 TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
 CHOICES = ("none", "auto", "required")
+# pydantic compares an item with every kind that OpenAI has, and builds an error for each: 4,000 wrong ones need 9 s.
+MAX_ITEMS = 1024
+MAX_TOOLS = 128
 
 
 def check(tree: dict[str, Any]) -> None:
-    """Raises a 400 for what would be ignored or fail. Changes assistants' messages of several parts, of which vLLM would use
-    only the first."""
+    """Raises a 400 for what would be ignored, would fail, or would need long to be refused. Reduces contents to their text."""
     refuse_structural_tag(tree)
     for name, reason in UNSUPPORTED.items():
         if tree.get(name):
@@ -40,6 +42,10 @@ def check(tree: dict[str, Any]) -> None:
     for name in tree["include"] if isinstance(tree.get("include"), list) else ():
         if name not in INCLUDED:
             raise ApiError(400, f"'include' may have {' and '.join(INCLUDED)}, not {str(name)[:50]!r}.", param="include")
+    for name, most in (("input", MAX_ITEMS), ("tools", MAX_TOOLS)):
+        entries = tree.get(name)
+        if isinstance(entries, list) and (len(entries) > most or len(dicts(entries)) != len(entries)):
+            raise ApiError(400, f"'{name}' may have at most {most} entries, all of them objects.", param=name)
     for tool in dicts(tree.get("tools")):
         if tool.get("type") != "function":
             raise ApiError(400, f"A tool of type {str(tool.get('type'))[:50]!r} is not supported: {OWN_TOOLS}.", param="tools")
@@ -63,19 +69,24 @@ def _check_item(item: dict[str, Any]) -> None:
     if kind == "reasoning" and item.get("encrypted_content"):
         raise ApiError(400, "'encrypted_content' cannot be read: send the reasoning's 'content'.", param="input")
     for name in ("content", "output", "summary"):
-        for part in dicts(item.get(name)):
-            if part.get("type", "text") not in TEXT_PARTS:
-                message = f"The model accepts only text: content of type {str(part['type'])[:50]!r} is not supported."
-                raise ApiError(400, message, param="input")
+        if isinstance(item.get(name), list):
+            item[name] = [_text_part(part) for part in item[name]]
     arguments = item.get("arguments")
     if isinstance(arguments, str) and nesting(arguments) > MAX_DEPTH:
         raise ApiError(400, f"The arguments of a tool call are nested deeper than {MAX_DEPTH} levels.", param="input")
     content = item.get("content")
-    if item.get("role") == "assistant" and isinstance(content, list) and len(content) != 1:
-        texts = [part.get("text", part.get("refusal")) for part in dicts(content)]
-        plain = [text for text in texts if isinstance(text, str)]
-        if len(plain) == len(content):  # others are refused later
-            item["content"] = "".join(plain)
+    if item.get("role") == "assistant" and isinstance(content, list) and len(content) != 1:  # vLLM would use the first alone
+        item["content"] = "".join(part.get("text", part.get("refusal")) for part in content)
+
+
+def _text_part(part: Any) -> dict[str, str]:
+    kind = part.get("type", "text") if isinstance(part, dict) else None
+    if kind not in TEXT_PARTS:
+        raise ApiError(400, f"The model accepts only text: content of type {str(kind)[:50]!r} is not supported.", param="input")
+    name = "refusal" if kind == "refusal" else "text"
+    if not isinstance(part.get(name), str):
+        raise ApiError(400, f"A part of type '{kind}' must have a '{name}'.", param="input")
+    return {"type": kind, name: part[name]}
 
 
 def obstacle(tree: dict[str, Any]) -> str | None:
