@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.outputs import CompletionOutput, PoolingOutput, PoolingRequestOutput, RequestOutput
 from vllm.renderers import renderer_from_config
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.input_processor import InputProcessor
@@ -58,7 +58,14 @@ class Scripted:
         pass
 
     async def get_supported_tasks(self) -> tuple[str, ...]:
-        return ("generate",)
+        return ("generate",) if self.model_config.runner_type == "generate" else (self.model_config.convert_type,)
+
+    async def encode(self, prompt: Any, pooling_params: Any, request_id: str, **_: Any) -> AsyncIterator[PoolingRequestOutput]:
+        """Two numbers: the tokens of the prompt, and the last of them."""
+        ids = prompt["prompt_token_ids"]
+        values = torch.tensor([float(len(ids)), float(ids[-1])])
+        pooled = PoolingOutput(values[:1] if pooling_params.task == "classify" else values)
+        yield PoolingRequestOutput(request_id, pooled, prompt_token_ids=ids, num_cached_tokens=0, finished=True)
 
     async def generate(self, prompt: Any, params: Any, request_id: str, **more: Any) -> AsyncIterator[RequestOutput]:
         self.asked.append({"prompt": prompt, "params": params, "id": request_id} | more)

@@ -16,6 +16,7 @@ from support import within
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 
+from strata.platform.errors import UserError
 from strata.serving.api.dialects.responses import MAX_ITEMS, MAX_TOOLS, next_number
 from strata.serving.api.grammar_trial import _grammars
 
@@ -398,6 +399,48 @@ def test_schemas_of_tools_and_of_the_answer_are_both_tried() -> None:
     chat = {"messages": [], "response_format": {"type": "json_schema", "json_schema": text["format"]}}
     assert _grammars(ChatCompletionRequest.model_validate(chat | {"tools": [wrapped]})) == ("response_format", both)
     assert _grammars(ChatCompletionRequest.model_validate({"messages": [], "tools": [wrapped]})) == ("tools", both[:1])
+
+
+POOLING = ["serve.engine.runner=pooling", "serve.engine.convert=embed"]
+
+
+def test_embeddings_scores_and_rankings(ask: Ask) -> None:
+    text, tokens, both, scored, ranked, *refused = ask(
+        Call("embeddings", {"input": "the user"}),
+        Call("embeddings", {"input": [5, 6, 7]}),
+        Call("embeddings", {"input": ["the user", "the user asks"], "user": "u"}),
+        Call("score", {"text_1": "the user", "text_2": ["the user", "asks"]}),
+        Call("rerank", {"query": "the user", "documents": ["asks", "the user"], "top_n": 1}),
+        Call("embeddings", {"input": "x" * 20_000}),
+        Call("embeddings", {"input": "x", "dimensions": 1}),
+        Call("embeddings", {"input": "x", "stream": True}),
+        Call("chat", {"messages": [{"role": "user", "content": "x"}]}),
+        Call("count_tokens", {"messages": [{"role": "user", "content": "x"}]}),
+        overrides=POOLING,
+    )
+    assert text.status == tokens.status == both.status == scored.status == ranked.status == 200, refused[0].received
+    assert tokens.json()["data"][0]["embedding"] == [3.0, 7.0]
+    assert tokens.trailers == [{"prompt_tokens": 3, "tokens": 0}] and tokens.json()["usage"]["prompt_tokens"] == 3
+    assert both.json()["data"][0]["embedding"] == text.json()["data"][0]["embedding"] and len(both.json()["data"]) == 2
+    assert scored.json()["data"][0]["score"] == pytest.approx(1.0) and scored.json()["data"][1]["score"] < 1.0
+    (best,) = ranked.json()["results"]
+    assert (best["index"], best["document"]["text"]) == (1, "the user")
+    assert [call.status for call in refused] == [400] * 5
+    assert "It answers /v1/embeddings, /v1/score, /v1/rerank." in refused[3].json()["error"]["message"]
+    assert refused[4].json()["type"] == "error"
+
+
+def test_generating_model_makes_no_embeddings(shared: Ask) -> None:
+    for method in ("embeddings", "score", "rerank"):
+        (call,) = shared(Call(method, {"input": "x"}))
+        assert call.status == 400 and "/v1/chat/completions" in call.json()["error"]["message"]
+
+
+def test_pooling_model_has_no_prefill_pool(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scripted_replica.install(monkeypatch, "x")
+    with pytest.raises(UserError) as caught:
+        asyncio.run(scripted_replica.replica(monkeypatch, model, ["serve.prefill.replicas=1", *POOLING]))
+    assert caught.value.fix == "Set serve.prefill.replicas=0."
 
 
 def test_spans_of_a_request(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

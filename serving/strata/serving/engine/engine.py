@@ -84,6 +84,9 @@ async def start(spec: EngineSpec, replica: str, host: str) -> Started:
         **spec.engine_kwargs(),
     )
     config = args.create_engine_config(UsageContext.OPENAI_API_SERVER)
+    if spec.disaggregated and config.model_config.runner_type == "pooling":
+        cause = "This model makes embeddings or scores: it decodes nothing, so there is no prefill to separate."
+        raise UserError(cause, "Set serve.prefill.replicas=0.")
     if spec.disaggregated:
         hybrid_check.check_loaded(config.model_config.hf_text_config, config.model_config.is_hybrid)
     if spec.device == "cpu":
@@ -133,7 +136,8 @@ def prefill_calls(started: Started, spec: EngineSpec) -> PrefillCalls:
 
 def decode_calls(started: Started, spec: EngineSpec, pool: Peers | None, standby: bool = False) -> DecodeCalls:
     cache = started.vllm.vllm_config.cache_config
-    prefixes = PrefixIndex(cache.block_size, cache.num_gpu_blocks if cache.enable_prefix_caching else 0)
+    # A model without attention caches nothing.
+    prefixes = PrefixIndex(cache.block_size, cache.num_gpu_blocks or 0 if cache.enable_prefix_caching else 0)
     load = PoolLoad(started.stats, spec.rule.min_tokens)
     engine = Engine(started.vllm, pool, spec.rule, prefixes, load, started.telemetry, standby)
     tracer = Tracer(spec.role, started.labels["replica"])

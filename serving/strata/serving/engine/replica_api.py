@@ -15,11 +15,11 @@ from vllm.lora.request import LoRARequest
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from strata.serving.api import limits, vllm_messages
-from strata.serving.api.dialects import errors
+from strata.serving.api.dialects import errors, pooling
 from strata.serving.api.grammar_trial import GrammarTrial
 from strata.serving.api.headers import PREFILL
 from strata.serving.api.requests import ApiError, validate
-from strata.serving.engine import disaggregation, request_context
+from strata.serving.engine import disaggregation, pooling_apis, request_context
 from strata.serving.engine.request_context import RequestContext
 from strata.serving.engine.suspect_requests import Quarantine, cause_of_death, killed_for_memory
 from strata.serving.engine.text_apis import TextApi, count_tokens, text_apis
@@ -50,21 +50,34 @@ class DecodeCalls:
         self._max_sequences, self._model = max_sequences, model
         self.engine_failure = _EngineFailure(engine, engine.quarantine)
         self._trial = GrammarTrial(engine.model_config.model, engine.model_config.get_vocab_size())
-        self._tokenization, self._messages = app_state.serving_tokenization, app_state.anthropic_serving_messages
-        self._apis = text_apis(app_state, engine)
-        fast_sse.install(app_state.openai_serving_completion, app_state.openai_serving_chat)
+        self._tokenization = app_state.serving_tokenization
+        self._messages = getattr(app_state, "anthropic_serving_messages", None)
+        generates = getattr(app_state, "openai_serving_chat", None) is not None
+        self._apis = text_apis(app_state, engine) if generates else {}
+        self._pooling = pooling_apis.pooling_apis(app_state)
+        if generates:
+            fast_sse.install(app_state.openai_serving_completion, app_state.openai_serving_chat)
+
+    @property
+    def able(self) -> list[str]:
+        """Calls that the model has an answer for."""
+        return [*self._apis, *self._pooling]
 
     async def handle(self, call: Call) -> None:
         request_log.current.set(call.meta.get("name", ""))
         try:
             if call.method in self._apis:
                 await self._generate(call, self._apis[call.method])
+            elif call.method in self._pooling:
+                await self._pool(call)
             elif call.method in ("tokenize", "detokenize"):
                 await self._tokenize(call)
-            elif call.method == "count_tokens":
+            elif call.method == "count_tokens" and self._messages is not None:
                 await self._count_tokens(call)
             elif call.method == "metrics":
                 _answer(call, 200, self._metrics().encode(), "text/plain")
+            elif call.method in pooling.ROUTES:
+                raise pooling.cannot(call.method, self.able)
             else:
                 raise LookupError(f"no such call: {call.method}")
         except ApiError as error:
@@ -183,6 +196,30 @@ class DecodeCalls:
         if isinstance(answer, ErrorResponse):
             raise vllm_messages.refusal(answer.error)
         _answer(call, 200, answer.model_dump_json().encode())
+
+    async def _pool(self, call: Call) -> None:
+        request = pooling_apis.read(call.method, self._named(call.body))
+        limits.check(request, self._max_sequences)
+        request.request_id = name = call.meta["request_id"]
+        quarantine = self.engine_failure.quarantine
+        with self.engine_failure.reported_to(call, name):
+            try:
+                await quarantine.enter(name, call.meta.get("strikes", 0))
+                try:
+                    answer = await self._pooling[call.method](request, None)
+                finally:
+                    if not self._engine.errored:  # after a failure the set is needed for the verdict
+                        quarantine.leave(name)
+            except Exception as error:
+                if self._engine.errored:
+                    self.engine_failure.report()
+                    raise
+                refused = create_error_response(error)
+                if refused.error.code >= 500:
+                    raise  # not the client's fault: another replica may succeed
+                raise vllm_messages.refusal(refused.error) from None
+        tokens = json.loads(answer.body)["usage"]["prompt_tokens"]
+        _answer(call, 200, bytes(answer.body), trailer={"prompt_tokens": tokens, "tokens": 0})
 
     async def _count_tokens(self, call: Call) -> None:
         if len(call.body) > limits.MAX_TOKENIZE_BYTES:

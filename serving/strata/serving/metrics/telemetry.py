@@ -19,6 +19,7 @@ from strata.serving.routing import policy
 Labels = tuple[str, ...]
 ROUTES = (
     *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/images/generations", "/v1/models"),
+    *("/v1/embeddings", "/v1/score", "/v1/rerank"),
     *("/tokenize", "/detokenize", "/health", "/metrics"),
 )
 MIGRATIONS = ("continued", "restarted", "refused")

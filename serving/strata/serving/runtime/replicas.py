@@ -155,7 +155,8 @@ class DecodeReplica(_EngineReplica):
         server = Server(calls.handle, lambda: self._load(server), spec.network.secret)
         self._capacity = spec.max_sequences
         self._presence = Presence(directory, "decode", name, server, spec.network.host, own_node())
-        await self._presence.begin({"phases": self._phases.seconds, "context": self._engine.context})
+        entry = {"phases": self._phases.seconds, "context": self._engine.context, "able": calls.able}
+        await self._presence.begin(entry)
 
 
 class GatewayReplica:

@@ -5,6 +5,7 @@ from typing import Any
 
 from strata.serving.api import openapi
 from strata.serving.api.dialects import errors, messages, responses
+from strata.serving.api.dialects.pooling import MAX_INPUTS
 from strata.serving.api.limits import MAX_STOP_CHARACTERS
 from strata.serving.api.requests import MAX_ENTRIES
 
@@ -22,7 +23,19 @@ def document(models: Sequence[str]) -> Schema:
             "post": _anthropic("countTokens", "Tokens of a conversation.", "CountRequest", "Count", False)
         },
     }
+    for route, (name, summary) in _POOLING.items():
+        request, answer = f"{name}Request", f"{name}s"
+        text["paths"][route] = {"post": openapi.post(f"create{name}", summary, request, answer)}
     text["components"]["schemas"] |= {
+        "EmbeddingRequest": openapi.request(named | {"input": _INPUT, "encoding_format": {"enum": ["float", "base64"]}}, "input"),
+        "ScoreRequest": openapi.request(named | {"text_1": _TEXTS, "text_2": _TEXTS}, "text_1", "text_2"),
+        "RankingRequest": openapi.request(
+            named | {"query": {"type": "string"}, "documents": _TEXTS, "top_n": {"type": "integer", "minimum": 0}},
+            *("query", "documents"),
+        ),
+        "Embeddings": _object({"data": {"type": "array"}, "usage": {"type": "object"}}, "data", "usage"),
+        "Scores": _object({"data": {"type": "array"}, "usage": {"type": "object"}}, "data", "usage"),
+        "Rankings": _object({"results": {"type": "array"}, "usage": {"type": "object"}}, "results", "usage"),
         "ResponseRequest": openapi.request(named | _RESPONSE, "input"),
         "MessageRequest": openapi.request(named | _CONVERSATION | _MESSAGE, "messages", "max_tokens"),
         "CountRequest": openapi.request(named | _CONVERSATION, "messages"),
@@ -103,6 +116,13 @@ _MESSAGE: Schema = {
     "top_p": {"type": ["number", "null"], "exclusiveMinimum": 0, "maximum": 1},
     "metadata": {"type": ["object", "null"]},
 }
+_POOLING = {
+    "/v1/embeddings": ("Embedding", "Vectors of texts, if the model makes them."),
+    "/v1/score": ("Score", "Scores of pairs of texts, if the model makes them."),
+    "/v1/rerank": ("Ranking", "Documents by their relevance for a query, if the model scores them."),
+}
+_TEXTS: Schema = {"oneOf": [{"type": "string", "minLength": 1}, _list({"type": "string", "minLength": 1}, 1, MAX_INPUTS)]}
+_INPUT: Schema = {"oneOf": [*_TEXTS["oneOf"], _list({"type": "integer", "minimum": 0, "maximum": 2**31 - 1}, 1)]}
 _TEXT: Schema = {"type": "string"}
 _USAGE = _object({"input_tokens": {"type": "integer"}, "output_tokens": {"type": "integer"}}, "input_tokens", "output_tokens")
 _TYPES = sorted({*errors.TYPES.values(), "invalid_request_error", "api_error"})
