@@ -6,7 +6,10 @@ import logging
 import pytest
 from ray.serve._private.logging_utils import ServeFormatter
 
+from strata.platform import recipe_file
 from strata.serving.metrics import request_log
+from strata.serving.runtime import app
+from strata.serving.spec import GatewaySpec, Network
 
 
 def test_lines_have_the_id_of_their_request(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,3 +41,13 @@ def test_lines_have_the_id_of_their_request(monkeypatch: pytest.MonkeyPatch) -> 
 def test_format_of_the_environment(monkeypatch: pytest.MonkeyPatch, value: str, json_: bool) -> None:
     monkeypatch.setenv(request_log.VARIABLE, value)
     assert bool(request_log.options()) == json_
+
+
+def test_deployments_get_the_format_and_the_collector(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(request_log.VARIABLE, "json")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4318")
+    spec = GatewaySpec.of(recipe_file.load("laptop", []).serve, "tiny", Network.within(one_machine=True))
+    deployment = app.gateways(spec, 1)
+    assert deployment._deployment_config.logging_config["encoding"] == "JSON"
+    environment = deployment.ray_actor_options["runtime_env"]["env_vars"]
+    assert environment["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://127.0.0.1:4318"

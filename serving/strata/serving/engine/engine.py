@@ -43,6 +43,8 @@ from strata.serving.vllm_patches import detokenizer_tail, engine_stats, preforke
 from strata.serving.vllm_patches.engine_stats import EngineStats
 from strata.serving.vllm_patches.parent_watchdog import REPLICA_PID
 
+SHARED_STEP_TOKENS = 4096  # smallest step that two long prompts share
+
 
 @dataclass(frozen=True)
 class Started:
@@ -89,6 +91,8 @@ async def start(spec: EngineSpec, replica: str, host: str) -> Started:
         raise UserError(cause, "Set serve.prefill.replicas=0.")
     if spec.disaggregated:
         hybrid_check.check_loaded(config.model_config.hf_text_config, config.model_config.is_hybrid)
+    if "long_prefill_token_threshold" not in spec.engine_kwargs():
+        config.scheduler_config.long_prefill_token_threshold = longest_chunk(config)
     if spec.device == "cpu":
         # vLLM runs its CPU worker in a separate process to bind OpenMP threads. Here the environment sets the threads, so
         # scheduler and worker share a process, which saves one import of vLLM per engine.
@@ -108,6 +112,14 @@ async def start(spec: EngineSpec, replica: str, host: str) -> Started:
     # of a second, in which no stream advances.
     freeze_gc_heap()
     return Started(vllm, state, telemetry, stats, {"role": spec.role, "replica": replica})
+
+
+def longest_chunk(config: Any) -> int:
+    """Tokens of one prompt in a step; 0 is no limit. vLLM's default gives a long prompt whole steps, and a short one behind it
+    waits for all of them. Half of a large step still fills the device."""
+    step = config.scheduler_config.max_num_batched_tokens
+    chunked = config.scheduler_config.enable_chunked_prefill and config.model_config.max_model_len > step // 2
+    return step // 2 if chunked and step >= SHARED_STEP_TOKENS else 0
 
 
 def _check_names(arguments: dict[str, Any]) -> None:
