@@ -5,6 +5,7 @@ The engines are stand-ins; test_openai_api.py and test_failover.py have real eng
 
 import asyncio
 import os
+import time
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable
 from types import SimpleNamespace
@@ -258,3 +259,12 @@ def test_response_to_two_prompts_finishes_with_the_second() -> None:
         assert context.finished
 
     asyncio.run(run())
+
+
+def test_first_token_of_an_answer_that_is_not_streamed() -> None:
+    def ago_s(metrics: Any) -> float:
+        return time.monotonic() - disaggregation._first_token_at(SimpleNamespace(metrics=metrics))  # type: ignore[arg-type]
+
+    assert abs(ago_s(None)) < 0.5
+    assert abs(ago_s(SimpleNamespace(first_token_ts=5.0, last_token_ts=12.0)) - 7.0) < 0.5
+    assert abs(ago_s(SimpleNamespace(first_token_ts=5.0, last_token_ts=5.0))) < 0.5

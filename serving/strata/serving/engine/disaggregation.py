@@ -123,7 +123,7 @@ class Engine:
                     yield replayed
                 context.replaying = False
                 _output_done(context)
-            context.first_token_at = context.first_token_at or time.monotonic()
+            context.first_token_at = context.first_token_at or _first_token_at(first)
             _count_prompt(context, first)
             _count_output(context, first)
             yield first
@@ -164,7 +164,8 @@ class Engine:
         if context.span.on:
             scheduled = began + _queued_s(first)
             context.span.child("queue", began, scheduled)
-            context.span.child("prefill", scheduled, where=decision.where, reason=decision.reason, cached_tokens=cached)
+            placed = {"where": decision.where, "reason": decision.reason, "cached_tokens": cached}
+            context.span.child("prefill", scheduled, _first_token_at(first), **placed)
         return first, outputs
 
     async def _begin_remotely(
@@ -186,7 +187,8 @@ class Engine:
             self._telemetry.remote_prefill_failed()
             return None
         self._load.record_handoff(len(prompt["prompt_token_ids"]), time.monotonic() - began)
-        context.span.child("hand-over", began, tokens=len(prompt["prompt_token_ids"]), engine=blocks["remote_engine_id"])
+        moved = {"tokens": len(prompt["prompt_token_ids"]), "engine": blocks["remote_engine_id"]}
+        context.span.child("hand-over", began, _first_token_at(first), **moved)
         self._record_decision(context, decision, blocks["remote_engine_id"])
         return first, outputs
 
@@ -299,6 +301,12 @@ def _output_done(context: RequestContext) -> None:
 def _count_prompt(context: RequestContext, first: RequestOutput) -> None:
     context.prompt_tokens += len(first.prompt_token_ids or ())
     context.queued_s = _queued_s(first) or context.queued_s
+
+
+def _first_token_at(first: RequestOutput) -> float:
+    """Time of the first token. The first output of a request that is not streamed has all of them."""
+    decoded_s = first.metrics.last_token_ts - first.metrics.first_token_ts if first.metrics is not None else 0.0
+    return time.monotonic() - decoded_s
 
 
 def _queued_s(first: RequestOutput) -> float:
