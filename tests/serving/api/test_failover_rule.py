@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from strata.serving.api.dialects import messages, responses
 from strata.serving.api.failover import obstacle
 
 SEQUENCES, PROMPTS, GUIDED = "several sequences (n > 1)", "several prompts", "guided decoding"
@@ -68,3 +69,41 @@ TOOL = [{"type": "function", "function": {"name": "f"}}]
 )
 def test_reason_against_continuing_a_stream(request_: dict[str, Any], reason: str | None) -> None:
     assert obstacle(request_) == reason
+
+
+@pytest.mark.parametrize(
+    ("request_", "reason"),
+    [
+        ({"input": "x", "temperature": 0.7, "tools": TOOL}, None),
+        ({"text": None}, None),
+        ({"text": {"format": None}}, None),
+        ({"text": {"format": {"type": "text"}}}, None),
+        ({"text": {"format": {"type": "json_object"}}}, GUIDED),
+        ({"text": {"format": {"type": "json_schema", "schema": {}}}}, GUIDED),
+        ({"tools": TOOL, "tool_choice": "required"}, GUIDED),
+        ({"presence_penalty": 1}, PENALTIES),
+        ({"seed": 1}, SEED),
+        ({"seed": 1, "temperature": 0}, None),
+    ],
+)
+def test_responses(request_: dict[str, Any], reason: str | None) -> None:
+    assert responses.obstacle(request_) == reason
+
+
+@pytest.mark.parametrize(
+    ("request_", "reason"),
+    [
+        ({"messages": [], "temperature": 0.7, "tools": TOOL}, None),
+        ({"tools": TOOL, "tool_choice": None}, None),
+        ({"tools": TOOL, "tool_choice": {"type": "auto"}}, None),
+        ({"tools": TOOL, "tool_choice": {"type": "none"}}, None),
+        ({"tools": TOOL, "tool_choice": {"type": "any"}}, GUIDED),
+        ({"tools": TOOL, "tool_choice": {"type": "tool", "name": "f"}}, GUIDED),
+        ({"tool_choice": {"type": "any"}}, None),
+        ({"output_config": None}, None),
+        ({"output_config": {"effort": "low"}}, None),
+        ({"output_config": {"format": {"type": "json_schema", "schema": {}}}}, GUIDED),
+    ],
+)
+def test_messages(request_: dict[str, Any], reason: str | None) -> None:
+    assert messages.obstacle(request_) == reason

@@ -30,8 +30,8 @@ from raw_http import Raw, nearly_http, throw
 from schemathesis import GenerationMode
 from support import Served
 
-from strata.serving.api import openapi
-from strata.serving.api.requests import error_type
+from strata.serving.api.dialects import errors, openapi
+from strata.serving.api.requests import ApiError, error_type
 
 SEED = int(os.environ.get("STRATA_FUZZ_SEED") or random.SystemRandom().randrange(2**32))
 REQUESTS = int(os.environ.get("STRATA_HOSTILE", "1000"))
@@ -234,7 +234,7 @@ HOSTILE: list[Shot] = [
     ),
     *(
         Shot(path, b"{}")
-        for path in ("/v1/responses", "/inference/v1/generate", "/v1/load_lora_adapter", "//", "/..%2f..%2fetc/passwd")
+        for path in ("/v1/responses/x", "/inference/v1/generate", "/v1/load_lora_adapter", "//", "/..%2f..%2fetc/passwd")
     ),
     *(Shot("/v1/models/" + name, b"", "GET") for name in ("x", "tiny%00", "..", "%ff", "tiny/x", "x" * 5000)),
     Shot(
@@ -275,17 +275,29 @@ MORE_CHAT = [
     "media_io_kwargs", "reasoning_effort", "include_reasoning", "return_prompt_text", "return_assistant_tokens_mask",
     "messages",
 ]
+MORE_RESPONSES = [
+    "background", "previous_response_id", "previous_input_messages", "reasoning", "parallel_tool_calls", "prompt", "stop", "seed",
+    "top_k", "logit_bias", "service_tier", "structured_outputs", "enable_response_messages", "skip_special_tokens", "cache_salt",
+    "chat_template_kwargs", "repetition_penalty", "ignore_eos", "max_tool_calls", "kv_transfer_params", "session_id", "priority",
+]
+MORE_MESSAGES = ["output_config", "cache_salt", "kv_transfer_params", "vllm_xargs", "chat_template_kwargs", "thinking"]
 # fmt: on
 SCHEMAS = openapi.document([MODEL])["components"]["schemas"]
 FIELDS = {
     "/v1/completions": [*SCHEMAS["CompletionRequest"]["properties"], *MORE],
     "/v1/chat/completions": [*SCHEMAS["ChatRequest"]["properties"], *MORE, *MORE_CHAT],
+    "/v1/responses": [*SCHEMAS["ResponseRequest"]["properties"], *MORE_RESPONSES],
+    "/v1/messages": [*SCHEMAS["MessageRequest"]["properties"], *MORE_MESSAGES],
+    "/v1/messages/count_tokens": list(SCHEMAS["CountRequest"]["properties"]),
     "/tokenize": [*SCHEMAS["TokenizeRequest"]["properties"], "messages", "return_token_strs", "add_generation_prompt"],
     "/detokenize": list(SCHEMAS["DetokenizeRequest"]["properties"]),
 }
 VALID: dict[str, dict[str, Any]] = {
     "/v1/completions": {"model": MODEL, "prompt": TEXT, "max_tokens": 1},
     "/v1/chat/completions": {"model": MODEL, "messages": [{"role": "user", "content": TEXT}], "max_tokens": 1},
+    "/v1/responses": {"model": MODEL, "input": TEXT, "max_output_tokens": 1},
+    "/v1/messages": {"model": MODEL, "messages": [{"role": "user", "content": TEXT}], "max_tokens": 1},
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": TEXT}]},
     "/tokenize": {"prompt": TEXT},
     "/detokenize": {"tokens": [5, 6]},
 }
@@ -389,6 +401,8 @@ def _shot_of(case: Any) -> Shot:
         body = json.dumps(
             {key: value for key, value in tree.items() if key != "max_completion_tokens"} | {"max_tokens": 1}
         ).encode()
+    if isinstance(tree, dict) and "input" in tree:
+        body = json.dumps(tree | {"max_output_tokens": 1}).encode()
     return Shot(request.url.raw_path.decode(), body, asked["method"].upper(), {"content-type": "application/json"})
 
 
@@ -433,7 +447,7 @@ def fire(url: str, rounds: list[Shot | Raw]) -> list[tuple[Shot | Raw, int, byte
     return asyncio.run(run())
 
 
-def wrong(status: int, body: bytes) -> str | None:
+def wrong(sent: Shot | Raw, status: int, body: bytes) -> str | None:
     """Fault in a response, or None."""
     if status == 0 or status >= 500:
         return f"status {status}"
@@ -444,6 +458,9 @@ def wrong(status: int, body: bytes) -> str | None:
             error = json.loads(body)["error"]
         except (ValueError, KeyError, TypeError):
             return "not OpenAI's error shape"
+        if isinstance(sent, Shot) and sent.path.startswith("/v1/messages") and "code" not in error:
+            expected = json.loads(errors.body("messages", ApiError(status, error["message"])))
+            return None if json.loads(body) == expected else "not Anthropic's error shape"
         if not (
             isinstance(error["message"], str) and error["code"] == status and error.keys() == {"message", "type", "param", "code"}
         ):
@@ -545,7 +562,9 @@ def test_hostile_and_random_requests(
         nothing_left_behind()
         answers += fire(endpoint.url, rounds[REQUESTS // 2 :])
     assert len(answers) == len(rounds)
-    complaints = [f"{why}: {_brief(each)} -> {body[:200]!r}" for each, status, body in answers if (why := wrong(status, body))]
+    complaints = [
+        f"{why}: {_brief(each)} -> {body[:200]!r}" for each, status, body in answers if (why := wrong(each, status, body))
+    ]
     tally = Counter(status for _, status, _ in answers)
     print(f"{len(answers)} requests: {dict(sorted(tally.items()))}\n{beside}")
     if path := os.environ.get("STRATA_HOSTILE_JSON"):

@@ -5,12 +5,15 @@ The engines are stand-ins; test_openai_api.py and test_failover.py have real eng
 
 import asyncio
 import os
+import time
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import span_collector
+from span_collector import attributes
 from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -18,6 +21,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from strata.serving.engine import disaggregation, request_context
 from strata.serving.engine.pool_load import PoolLoad
 from strata.serving.engine.prefixes import Prefixes
+from strata.serving.metrics import tracing
 from strata.serving.metrics.telemetry import Replica as Telemetry
 from strata.serving.routing.policy import Rule
 from strata.serving.transport.link import SECRET_BYTES, Call, Link, Server
@@ -36,9 +40,11 @@ class Prefiller:
         self.name, self.does = name, does
         self.server = Server(self.handle, dict, SECRET)
         self.adapters: list[str | None] = []  # of the prompts it received
+        self.traces: list[str] = []
 
     async def handle(self, call: Call) -> None:
         self.adapters.append(call.meta["adapter"])
+        self.traces.append(call.meta["trace"].get("traceparent", ""))
         tokens = array("I")
         tokens.frombytes(call.body)
         assert tokens.tolist() == PROMPT["prompt_token_ids"]
@@ -94,6 +100,7 @@ def ask(
     params: SamplingParams | None = None,
     rule: Rule = ALWAYS,
     lora: LoRARequest | None = None,
+    span: tracing.Span = tracing.OFF,
 ) -> tuple[str, str, str]:
     """Place and reason of the prefill, and the engine whose blocks were decoded."""
 
@@ -103,7 +110,7 @@ def ask(
         telemetry = Telemetry("tiny", "decode", "d-1")
         load = PoolLoad(EngineStats(telemetry, 1), rule.min_tokens)
         engine = disaggregation.Engine(vllm or Vllm(), pool, rule, Prefixes(), load, telemetry)  # type: ignore[arg-type]
-        context = request_context.RequestContext()
+        context = request_context.RequestContext(span=span)
         request_context.current.set(context)
         outputs = [o async for o in engine.generate(PROMPT, params or SamplingParams(), "r-1", lora_request=lora)]
         assert context.decision is not None and context.finished and context.unsent == [1]
@@ -116,6 +123,23 @@ def ask(
 
 def test_remote_prefill_transfers_its_blocks() -> None:
     assert ask([Prefiller("p-1")]) == ("remote", "always", "p-1")
+
+
+def test_remote_prefill_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing, working = Prefiller("p-1", "fails"), Prefiller("p-2")
+    with span_collector.collecting(monkeypatch) as collected:
+        span = tracing.Tracer("decode", "d-1").begin("generate", {})
+        assert ask([failing, working], span=span) == ("remote", "always", "p-2")
+        collected.wait(lambda found: len(found.named("prefill")) == 2 and bool(found.named("hand-over")))
+    own = span.carrier["traceparent"].split("-")[2]
+    assert {each.parent_span_id.hex() for each in collected.spans} == {own}
+    tried = {attributes(each)["strata.peer"]: each for each in collected.named("prefill")}
+    assert tried["p-1"].status.code == 2 and "out of blocks" in tried["p-1"].status.message and tried["p-2"].status.code == 0
+    assert attributes(tried["p-2"])["strata.uncached_tokens"] == 3
+    for prefiller in (failing, working):  # the prefill replica's spans are below those of the attempts
+        attempt = tried[prefiller.name]
+        assert [trace.split("-")[1:3] for trace in prefiller.traces] == [[attempt.trace_id.hex(), attempt.span_id.hex()]]
+    assert attributes(collected.named("hand-over")[0]) == {"strata.tokens": 3, "strata.engine": "p-2"}
 
 
 def test_remote_prefill_has_the_adapter_of_its_request() -> None:
@@ -230,3 +254,12 @@ def test_response_to_two_prompts_finishes_with_the_second() -> None:
         assert context.finished
 
     asyncio.run(run())
+
+
+def test_first_token_of_an_answer_that_is_not_streamed() -> None:
+    def ago_s(metrics: Any) -> float:
+        return time.monotonic() - disaggregation._first_token_at(SimpleNamespace(metrics=metrics))  # type: ignore[arg-type]
+
+    assert abs(ago_s(None)) < 0.5
+    assert abs(ago_s(SimpleNamespace(first_token_ts=5.0, last_token_ts=12.0)) - 7.0) < 0.5
+    assert abs(ago_s(SimpleNamespace(first_token_ts=5.0, last_token_ts=5.0))) < 0.5

@@ -28,6 +28,7 @@ from strata.serving.gateway.app import App
 from strata.serving.gateway.suspects import REFUSED_S, REMEMBERED, Content, Suspects
 from strata.serving.metrics.telemetry import Gateway as GatewayTelemetry
 from strata.serving.metrics.telemetry import Replica as Telemetry
+from strata.serving.metrics.tracing import Tracer
 from strata.serving.routing.policy import Rule
 from strata.serving.transport.link import SECRET_BYTES, Link, Server
 from strata.serving.transport.peers import Peer, Peers
@@ -96,8 +97,8 @@ class Resumption:
     def expect(self, request_id: str, prompt: list[int], emitted: tuple[int, ...], params: Any) -> Any:
         return params
 
-    def replay(self, request_id: str, prompt: list[int], emitted: tuple[int, ...], params: Any) -> RequestOutput:
-        return RequestOutput(request_id, None, prompt, None, [], finished=False)
+    def replay(self, request_id: str, prompt: list[int], emitted: tuple[int, ...], params: Any) -> list[RequestOutput]:
+        return [RequestOutput(request_id, None, prompt, None, [], finished=False)]
 
     def forget(self, request_id: str) -> None:
         pass
@@ -117,8 +118,9 @@ def engine_of(vllm: Vllm, pool: Any = None, rule: Rule = NEVER) -> Engine:
 
 def calls_of(engine: Engine) -> DecodeCalls:
     serving = SimpleServing(engine)
-    state = SimpleNamespace(openai_serving_completion=serving, openai_serving_chat=serving, serving_tokenization=None)
-    return DecodeCalls(state, engine, str, 64, "tiny")
+    names = ("openai_serving_completion", "openai_serving_chat", "openai_serving_responses", "anthropic_serving_messages")
+    state = SimpleNamespace(**dict.fromkeys(names, serving), serving_tokenization=None)
+    return DecodeCalls(state, engine, str, 64, "tiny", Tracer("decode", "d"))
 
 
 class Decoder:

@@ -14,6 +14,8 @@ from typing import Any
 
 import httpx
 import pytest
+import span_collector
+from span_collector import attributes
 
 from strata.serving.engine.request_context import RequestContext
 from strata.serving.gateway import connection, http
@@ -336,7 +338,7 @@ def test_refusal_of_a_replica_is_forwarded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "status"), [("GET", "/v1/completions", 405), ("POST", "/v1/responses", 404), ("DELETE", "/health", 405)]
+    ("method", "path", "status"), [("GET", "/v1/completions", 405), ("POST", "/v1/nothing", 404), ("DELETE", "/health", 405)]
 )
 def test_unknown_routes_and_methods(method: str, path: str, status: int) -> None:
     async def test(endpoint: Endpoint) -> None:
@@ -430,3 +432,99 @@ def test_key_file_changes_apply_without_a_restart(tmp_path: Path) -> None:
         assert [await status(endpoint, "/v1/models", key) for key in ("one", "three")] == [401, 200]
 
     run(test, keys=Keys(file))
+
+
+class Numbered(Replica):
+    """Replica of the responses API: its events are numbered from the number that the gateway passes on."""
+
+    async def generate(self, call: Call) -> None:
+        self.asked.append(call.meta)
+        number, context = call.meta.get("events", 0), RequestContext(resumed=tuple(call.meta["resumed"]))
+        if not context.resumed:
+            call.head({"status": 200, "type": "text/event-stream", "headers": {}})
+        for count, word in enumerate(WORDS[len(context.resumed) :]):
+            if count == self.dies_after:
+                self.server.close()
+                await asyncio.sleep(60)
+            await asyncio.sleep(self.pause_s)
+            context.unsent, context.finished = [WORDS.index(word)], word == WORDS[-1]
+            both = [{"word": word, "sequence_number": number}, {"sequence_number": number + 1}]
+            call.data(context.pack_event("".join(f"event: e\ndata: {json.dumps(each)}\n\n" for each in both)))
+            number += 2
+        if self.dies_after == len(WORDS):
+            await asyncio.sleep(0.05)
+            self.server.close()
+            await asyncio.sleep(60)
+        call.end({"prompt_tokens": 3, "queued_s": 0.0})
+
+
+@pytest.mark.parametrize("dies_after", [3, len(WORDS) - 1])
+def test_numbers_of_events_continue_on_another_replica(dies_after: int) -> None:
+    async def test(endpoint: Endpoint) -> None:
+        first = await endpoint.add(Numbered("a", dies_after=dies_after, pause_s=0.01))
+        await asyncio.sleep(0.7)
+        second = await endpoint.add(Numbered("b"))
+        response = await endpoint.client.post("/v1/responses", json={"input": "x", "stream": True})
+        events = [json.loads(line.removeprefix("data: ")) for line in response.text.splitlines() if line.startswith("data: ")]
+        assert [event["word"] for event in events[::2]] == WORDS
+        assert [event["sequence_number"] for event in events] == list(range(2 * len(WORDS)))
+        assert second.asked[0]["created"] == first.asked[0]["created"]
+
+    run(test)
+
+
+def test_named_events_need_no_end_mark() -> None:
+    """A replica that dies after its last token has sent the last event with it."""
+
+    async def test(endpoint: Endpoint) -> None:
+        await endpoint.add(Numbered("a", dies_after=len(WORDS)))
+        response = await endpoint.client.post("/v1/messages", json={"stream": True})
+        assert response.text.count("event: ") == 2 * len(WORDS)
+        assert "[DONE]" not in response.text and "error" not in response.text
+
+    run(test)
+
+
+def test_errors_of_anthropics_api(tmp_path: Path) -> None:
+    (file := tmp_path / "keys").write_text("secret\n")
+
+    async def test(endpoint: Endpoint) -> None:
+        asked = {"model": "tiny", "messages": [], "max_tokens": 3}
+        refused = await endpoint.client.post("/v1/messages", json=asked)
+        assert refused.status_code == 401
+        assert (refused.json()["type"], refused.json()["error"]["type"]) == ("error", "authentication_error")
+        for wrong in ({"x-api-key": "other"}, {"x-api-key": "secret", "authorization": "Bearer other"}):
+            assert (await endpoint.client.post("/v1/messages", json=asked, headers=wrong)).status_code == 401
+        key = {"x-api-key": "secret"}
+        missing = await endpoint.client.post("/v1/messages", json=asked | {"model": "x"}, headers=key)
+        assert (missing.status_code, missing.json()["error"]["type"]) == (404, "not_found_error")
+        await endpoint.add(Replica("a", dies_after=3, pause_s=0.01))
+        guided = {"stream": True, "tools": [{}], "tool_choice": {"type": "any"}}
+        lost = await endpoint.client.post("/v1/messages", json=asked | guided, headers=key)
+        name, data = lost.text.strip().splitlines()[-2:]
+        error = json.loads(data.removeprefix("data: "))
+        assert name == "event: error" and error["type"] == "error" and error["error"]["type"] == "overloaded_error"
+        assert "guided decoding" in error["error"]["message"]
+
+    run(test, keys=Keys(file))
+
+
+def test_failover_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(endpoint: Endpoint) -> None:
+        replicas = [await endpoint.add(Replica("a", dies_after=4, pause_s=0.01))]
+        await asyncio.sleep(0.7)
+        replicas.append(await endpoint.add(Replica("b")))
+        assert await endpoint.words() == ALL
+        sent.extend(replica.asked[0]["trace"]["traceparent"].split("-")[2] for replica in replicas)
+
+    sent: list[str] = []
+    with span_collector.collecting(monkeypatch) as collected:
+        run(test)
+        collected.wait(lambda found: bool(found.named("POST /v1/completions")) and len(found.named("call")) == 2)
+    (request,) = collected.named("POST /v1/completions")
+    (event,) = request.events
+    assert event.name == "failover" and attributes(event)["strata.tokens"] in (3, 4)
+    first, second = sorted(collected.named("call"), key=lambda span: span.start_time_unix_nano)
+    assert [first.span_id.hex(), second.span_id.hex()] == sent
+    assert (first.status.code, second.status.code) == (2, 0)
+    assert attributes(second)["strata.peer"] == "b" and attributes(second)["strata.resumed_tokens"] in (3, 4)

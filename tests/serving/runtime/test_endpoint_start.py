@@ -90,7 +90,7 @@ def warm_up(gateway: Gateway, *statuses: int, limit_s: float = 20) -> None:
     gateway.statuses = list(statuses)
     start = progress(limit_s)
     url = f"http://127.0.0.1:{gateway.server_port}"
-    start.during("waiting for a first answer", lambda: endpoint._warm_up(url, NETWORK, "m", 4, start, 0.0))
+    start.during("waiting for a first answer", lambda: endpoint._warm_up(url, NETWORK, "m", ["completions"], 4, start, 0.0))
 
 
 @pytest.mark.slow
@@ -153,3 +153,15 @@ def test_warm_up_needs_no_key_of_the_file(gateway: Gateway, tmp_path: Any, monke
     for other in (Keys(file, bytes(32)), Keys(file)):
         with pytest.raises(ApiError):
             other.check(headers)
+
+
+@pytest.mark.parametrize(
+    ("able", "path", "request_"),
+    [
+        (["completions", "chat"], "/v1/completions", {"prompt": [3, 3], "max_tokens": 1}),
+        (["embeddings", "score", "rerank"], "/v1/embeddings", {"input": [3, 3]}),
+        (["score", "rerank"], "/v1/score", {"text_1": "3", "text_2": "0"}),
+    ],
+)
+def test_first_request_is_one_that_the_model_can_answer(able: list[str], path: str, request_: dict[str, Any]) -> None:
+    assert endpoint._first_request(able, 3, 2) == (path, request_)

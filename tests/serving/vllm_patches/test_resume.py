@@ -45,8 +45,9 @@ def test_a_stream_resumes_within_a_character() -> None:
     queue = RequestOutputCollector(RequestOutputKind.DELTA, "r-1")
     engine.output_processor.add_request(request, None, None, 0, queue)
 
-    replayed = resumption.replay("r", prompt, emitted, params)
-    assert (replayed.outputs[0].text, replayed.outputs[0].token_ids) == ("a ", list(emitted))
+    replayed = [output.outputs[0] for output in resumption.replay("r", prompt, emitted, params)]
+    texts = ["a", " ", "", ""]
+    assert [(output.text, output.token_ids) for output in replayed] == [(t, [e]) for t, e in zip(texts, emitted, strict=True)]
     engine.output_processor.process_outputs([EngineCoreOutput(request_id="r-1", new_token_ids=rest)])
     output = queue.get_nowait()
     assert output is not None

@@ -94,13 +94,19 @@ class GrammarTrial:
 
 def _grammars(request: Any) -> tuple[str, list[Grammar]]:
     """Request parameter that holds the grammars, and (kind, text) of each as vLLM passes it to xgrammar."""
+    tools = request.tools if getattr(request, "tools", None) and request.tool_choice != "none" else []
+    schemas = [getattr(tool, "function", tool).parameters for tool in tools]
+    called: list[Grammar] = [("json", _schema(schema, "tools")) for schema in schemas if schema]
+    param, wanted = _structured(request)
+    return (param if wanted else "tools"), [*called, *wanted]
+
+
+def _structured(request: Any) -> tuple[str, list[Grammar]]:
     from vllm.exceptions import VLLMValidationError
     from vllm.v1.structured_output.utils import choice_as_grammar, convert_lark_to_ebnf, grammar_is_likely_lark
 
-    if getattr(request, "tools", None) and request.tool_choice != "none":
-        schemas = [tool.function.parameters for tool in request.tools if tool.function.parameters]
-        return "tools", [("json", _schema(schema, "tools")) for schema in schemas]
-    param = "response_format" if getattr(request, "response_format", None) is not None else "structured_outputs"
+    named = (name for name in ("response_format", "text") if getattr(request, name, None) is not None)
+    param = next(named, "structured_outputs")
     if not hasattr(request, "extract_structured_outputs"):
         return param, []
     try:

@@ -41,3 +41,12 @@ def deadline(headers: list[tuple[bytes, bytes]]) -> float | None:
     if not 0 < seconds < math.inf:
         raise ApiError(400, f"'{DEADLINE}' must be a positive number of seconds.", param=DEADLINE)
     return seconds
+
+
+def authorized(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Headers with the key in `Authorization`. Anthropic's clients send it as `x-api-key`."""
+    names = {name for name, _ in headers}
+    if b"x-api-key" not in names or b"authorization" in names:
+        return headers
+    key = next(value for name, value in headers if name == b"x-api-key")
+    return [*headers, (b"authorization", b"Bearer " + key)]

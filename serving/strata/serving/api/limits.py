@@ -111,5 +111,5 @@ def _sequences(request: Any, max_sequences: int) -> None:
 
 
 def is_structured(request: Any) -> bool:
-    wanted = getattr(request, "response_format", None)
+    wanted = getattr(request, "response_format", None) or getattr(getattr(request, "text", None), "format", None)
     return getattr(request, "structured_outputs", None) is not None or (wanted is not None and wanted.type != "text")

@@ -6,6 +6,7 @@ The gateway calls `parse`, the decode replica `validate`. Between the two a requ
 import difflib
 import re
 import uuid
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -104,8 +105,9 @@ def parse(body: bytes) -> dict[str, Any]:
     return tree
 
 
-def validate(tree: dict[str, Any], model: type[AnyRequest]) -> AnyRequest:
-    _refuse_early(tree)
+def validate(tree: dict[str, Any], model: type[AnyRequest], early: Callable[[dict[str, Any]], None] | None = None) -> AnyRequest:
+    """`early` refuses what vLLM would act on during validation; by default, for completions and chat."""
+    (early or _refuse_early)(tree)
     try:
         checked = model.model_validate(tree)
     except ValidationError as error:
@@ -190,29 +192,35 @@ def _too_large(where: str) -> ApiError:
 
 
 def _refuse_early(tree: dict[str, Any]) -> None:
-    """Refuses parameters that vLLM would act on during validation. It passes a structural tag to xgrammar in this process,
-    and xgrammar can crash (see `grammar_trial.py`); it makes message contents iterators that can be read only once."""
-    wanted, structured = tree.get("response_format"), tree.get("structured_outputs")
-    if isinstance(wanted, dict) and wanted.get("type") == "structural_tag":
-        raise ApiError(400, "'response_format' may be of type text, json_object or json_schema.", param="response_format")
-    if isinstance(structured, dict) and structured.get("structural_tag") is not None:
-        allowed = "json, json_object, regex, choice or grammar"
-        raise ApiError(400, f"'structured_outputs' may have {allowed}.", param="structured_outputs")
-    for message in _dicts(tree.get("messages")):
+    """Refuses parameters that vLLM would act on during validation. It makes message contents iterators that can be read only
+    once."""
+    refuse_structural_tag(tree)
+    for message in dicts(tree.get("messages")):
         if (role := message.get("role")) not in ROLES:
             raise ApiError(400, f"'role' must be one of {', '.join(ROLES)}, not {str(role)[:50]!r}.", param="messages")
-        for part in _dicts(message.get("content")):
+        for part in dicts(message.get("content")):
             if part.get("type", "text") not in TEXT_PARTS:
                 kind = str(part["type"])[:50]
                 raise ApiError(400, f"The model accepts only text: content of type '{kind}' is not supported.", param="messages")
-        for call in _dicts(message.get("tool_calls")):
+        for call in dicts(message.get("tool_calls")):
             function = call.get("function")
             arguments = function.get("arguments") if isinstance(function, dict) else None
             if isinstance(arguments, str) and nesting(arguments) > MAX_DEPTH:
                 raise ApiError(400, f"The arguments of a tool call are nested deeper than {MAX_DEPTH} levels.", param="messages")
 
 
-def _dicts(value: Any) -> list[dict[str, Any]]:
+def refuse_structural_tag(tree: dict[str, Any]) -> None:
+    """vLLM passes a structural tag to xgrammar in this process during validation, and xgrammar can crash (see
+    `grammar_trial.py`)."""
+    wanted, structured = tree.get("response_format"), tree.get("structured_outputs")
+    if isinstance(wanted, dict) and wanted.get("type") == "structural_tag":
+        raise ApiError(400, "'response_format' may be of type text, json_object or json_schema.", param="response_format")
+    if isinstance(structured, dict) and structured.get("structural_tag") is not None:
+        allowed = "json, json_object, regex, choice or grammar"
+        raise ApiError(400, f"'structured_outputs' may have {allowed}.", param="structured_outputs")
+
+
+def dicts(value: Any) -> list[dict[str, Any]]:
     return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
 
 

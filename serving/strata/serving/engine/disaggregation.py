@@ -21,10 +21,12 @@ from strata.serving.engine.pool_load import PoolLoad
 from strata.serving.engine.prefixes import Prefixes
 from strata.serving.engine.request_context import RequestContext
 from strata.serving.engine.suspect_requests import Quarantine
+from strata.serving.metrics import request_log
 from strata.serving.metrics.telemetry import Replica as Telemetry
 from strata.serving.routing import policy
 from strata.serving.routing.kv.cached_blocks import Salt
 from strata.serving.routing.policy import NOTICE_S, REMOTE_TRIES, Decision
+from strata.serving.tenants import cache_salt
 from strata.serving.transport.link import Kind, LinkLost, Stream
 from strata.serving.transport.peers import Peer, Peers
 from strata.serving.vllm_patches import vocabulary
@@ -108,6 +110,10 @@ class Engine:
     ) -> AsyncIterator[RequestOutput]:
         context = request_context.current.get()
         context.open += 1
+        if context.span.carrier:
+            more = {**more, "trace_headers": context.span.carrier}
+        if context.cache_salt:
+            prompt = {**prompt, "cache_salt": cache_salt.combined(context.cache_salt, prompt.get("cache_salt"))}
         try:
             params = sampling_params
             if context.resumed:
@@ -117,16 +123,21 @@ class Engine:
             first, outputs = await self._begin(context, prompt, params, request_id, more)
             if context.resumed:
                 context.replaying = True
-                yield self._resumption.replay(request_id, original, context.resumed, sampling_params)
+                for replayed in self._resumption.replay(request_id, original, context.resumed, sampling_params):
+                    yield replayed
                 context.replaying = False
+                _output_done(context)
+            context.first_token_at = context.first_token_at or _first_token_at(first)
             _count_prompt(context, first)
             _count_output(context, first)
             yield first
+            _output_done(context)
             # Now, since vLLM has checked the token ids, the blocks are stored, and the client has its first token.
             self._prefixes.register_prompt(context, prompt, _salt(prompt, more))
             async for output in outputs:
                 _count_output(context, output)
                 yield output
+                _output_done(context)
             if sampling_params.n == 1 and not context.resumed:  # otherwise the answer is not one text of this replica
                 self._prefixes.register_answer(context, prompt, _salt(prompt, more))
         except Exception as error:
@@ -152,12 +163,18 @@ class Engine:
                 return begun
             decision = Decision("local", "prefill-failed")
         self._record_decision(context, decision, "")
+        began = time.monotonic()
         await self._enter(context, request_id)
         with self._load.prefilling_here(len(prompt.get("prompt_token_ids", ())) - cached):
             outputs = self._real.generate(prompt, params, request_id, **more)
             first = await anext(outputs)
         context.cached_tokens += first.num_cached_tokens or 0
         context.prefilled = self._load.prefilled_locally(first)
+        if context.span.on:
+            scheduled = began + _queued_s(first)
+            context.span.child("queue", began, scheduled)
+            placed = {"where": decision.where, "reason": decision.reason, "cached_tokens": cached}
+            context.span.child("prefill", scheduled, _first_token_at(first), **placed)
         return first, outputs
 
     async def _begin_remotely(
@@ -179,6 +196,8 @@ class Engine:
             self._telemetry.remote_prefill_failed()
             return None
         self._load.record_handoff(len(prompt["prompt_token_ids"]), time.monotonic() - began)
+        moved = {"tokens": len(prompt["prompt_token_ids"]), "engine": blocks["remote_engine_id"]}
+        context.span.child("hand-over", began, _first_token_at(first), **moved)
         self._record_decision(context, decision, blocks["remote_engine_id"])
         return first, outputs
 
@@ -237,11 +256,14 @@ class Engine:
             tried |= {peer.name}
             with self._load.prefilling_at(peer, len(tokens)):
                 began = time.monotonic()
+                attempt = context.span.begin("prefill", "client", where="remote", peer=peer.name, tokens=len(tokens))
                 meta = {"request_id": request_id, "cache_salt": prompt.get("cache_salt"), "adapter": _adapter(more)}
+                meta |= {"trace": attempt.carrier, "name": request_log.current.get()}
                 call = peer.link.call("prefill", meta | {"request": context.request, "strikes": context.strikes}, body)
                 try:
                     answer = await _only(call)
                 except LinkLost as error:
+                    attempt.end(error=str(error))
                     logger.warning("Prefill on %s failed: %s", peer.name, error)
                     self._telemetry.remote_prefill_failed()
                     if error.verdict is not None:
@@ -255,6 +277,7 @@ class Engine:
             context.prefill_s += seconds
             context.prefill_cached_tokens += len(tokens) - answer["uncached"]
             self._telemetry.remote_prefill(seconds)
+            attempt.end(uncached_tokens=answer["uncached"])
             self._load.prefilled_remotely(answer["uncached"], answer["engine_s"])
             return peer, answer["blocks"]
         return None
@@ -301,10 +324,25 @@ async def _first(outputs: AsyncIterator[RequestOutput], peer: Peer) -> RequestOu
             await asyncio.wait({waiting})
 
 
+def _output_done(context: RequestContext) -> None:
+    if context.output_done is not None:
+        context.output_done()
+
+
 def _count_prompt(context: RequestContext, first: RequestOutput) -> None:
     context.prompt_tokens += len(first.prompt_token_ids or ())
-    if first.metrics is not None and first.metrics.scheduled_ts:
-        context.queued_s = first.metrics.scheduled_ts - first.metrics.queued_ts
+    context.queued_s = _queued_s(first) or context.queued_s
+
+
+def _first_token_at(first: RequestOutput) -> float:
+    """Time of the first token. The first output of a request that is not streamed has all of them."""
+    decoded_s = first.metrics.last_token_ts - first.metrics.first_token_ts if first.metrics is not None else 0.0
+    return time.monotonic() - decoded_s
+
+
+def _queued_s(first: RequestOutput) -> float:
+    known = first.metrics is not None and first.metrics.scheduled_ts
+    return float(first.metrics.scheduled_ts - first.metrics.queued_ts) if known else 0.0
 
 
 def _count_output(context: RequestContext, output: RequestOutput) -> None:
@@ -321,7 +359,12 @@ def _count_output(context: RequestContext, output: RequestOutput) -> None:
 
 
 async def prefill(
-    engine: Any, tokens: bytes, request_id: str, cache_salt: str | None, lora: LoRARequest | None
+    engine: Any,
+    tokens: bytes,
+    request_id: str,
+    cache_salt: str | None,
+    lora: LoRARequest | None,
+    trace: dict[str, str] | None = None,
 ) -> dict[str, Any]:
     """Runs a prompt on a prefill engine. Generates and discards one token; returns the transfer parameters of the blocks, the
     number of computed tokens, and the time."""
@@ -338,7 +381,7 @@ async def prefill(
     )
     last: RequestOutput | None = None
     inputs = tokens_input(ids.tolist(), cache_salt=cache_salt)
-    async for output in engine.generate(inputs, params, request_id, lora_request=lora):
+    async for output in engine.generate(inputs, params, request_id, lora_request=lora, trace_headers=trace or None):
         last = output
     if last is None or last.kv_transfer_params is None:
         raise RuntimeError("the engine returned no kv_transfer_params")

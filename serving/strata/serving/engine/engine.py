@@ -35,6 +35,7 @@ from strata.serving.engine.prefixes import Prefixes
 from strata.serving.engine.replica_api import DecodeCalls, PrefillCalls
 from strata.serving.metrics import exposition
 from strata.serving.metrics.telemetry import Replica as Telemetry
+from strata.serving.metrics.tracing import Tracer
 from strata.serving.models import hybrid_check
 from strata.serving.models.adapter import BASE
 from strata.serving.routing.kv.cached_blocks import CachedBlocks
@@ -46,6 +47,8 @@ from strata.serving.transport.peers import Peers
 from strata.serving.vllm_patches import detokenizer_tail, engine_stats, preforked_engine, vocabulary
 from strata.serving.vllm_patches.engine_stats import EngineStats
 from strata.serving.vllm_patches.parent_watchdog import REPLICA_PID
+
+SHARED_STEP_TOKENS = 4096  # smallest step that two long prompts share
 
 
 @dataclass(frozen=True)
@@ -105,8 +108,13 @@ async def start(spec: EngineSpec, replica: str, host: str) -> Started:
         **spec.engine_kwargs(),
     )
     config = args.create_engine_config(UsageContext.OPENAI_API_SERVER)
+    if spec.disaggregated and config.model_config.runner_type == "pooling":
+        cause = "This model makes embeddings or scores: it decodes nothing, so there is no prefill to separate."
+        raise UserError(cause, "Set serve.prefill.replicas=0.")
     if spec.disaggregated:
         hybrid_check.check_loaded(config.model_config.hf_text_config, config.model_config.is_hybrid)
+    if "long_prefill_token_threshold" not in spec.engine_kwargs():
+        config.scheduler_config.long_prefill_token_threshold = longest_chunk(config)
     if spec.device == "cpu":
         # vLLM runs its CPU worker in a separate process to bind OpenMP threads. Here the environment sets the threads, so
         # scheduler and worker share a process, which saves one import of vLLM per engine.
@@ -127,6 +135,14 @@ async def start(spec: EngineSpec, replica: str, host: str) -> Started:
     # of a second, in which no stream advances.
     freeze_gc_heap()
     return Started(vllm, state, telemetry, stats, {"role": spec.role, "replica": replica}, receiver)
+
+
+def longest_chunk(config: Any) -> int:
+    """Tokens of one prompt in a step; 0 is no limit. vLLM's default gives a long prompt whole steps, and a short one behind it
+    waits for all of them. Half of a large step still fills the device."""
+    step = config.scheduler_config.max_num_batched_tokens
+    chunked = config.scheduler_config.enable_chunked_prefill and config.model_config.max_model_len > step // 2
+    return step // 2 if chunked and step >= SHARED_STEP_TOKENS else 0
 
 
 def _check_names(arguments: dict[str, Any]) -> None:
@@ -158,7 +174,8 @@ def decode_calls(started: Started, spec: EngineSpec, pool: Peers | None, standby
     prefixes = _prefixes(started, log)
     load = PoolLoad(started.stats, spec.rule.min_tokens)
     engine = Engine(started.vllm, pool, spec.rule, prefixes, load, started.telemetry, standby)
-    return DecodeCalls(started.app_state, engine, started.metrics, spec.max_sequences, spec.model_id, log)
+    tracer = Tracer(spec.role, started.labels["replica"])
+    return DecodeCalls(started.app_state, engine, started.metrics, spec.max_sequences, spec.model_id, tracer, log)
 
 
 def _prefixes(started: Started, log: PrefixLog | None) -> Prefixes:

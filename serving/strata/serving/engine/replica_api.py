@@ -8,8 +8,6 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
-from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
-from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.entrypoints.serve.tokenize.protocol import DetokenizeRequest, TokenizeChatRequest, TokenizeCompletionRequest
@@ -17,15 +15,17 @@ from vllm.lora.request import LoRARequest
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from strata.serving.api import limits, vllm_messages
+from strata.serving.api.dialects import errors, pooling
 from strata.serving.api.grammar_trial import GrammarTrial
 from strata.serving.api.headers import PREFILL
 from strata.serving.api.requests import ApiError, validate
-from strata.serving.engine import disaggregation, request_context
+from strata.serving.engine import disaggregation, pooling_apis, request_context
 from strata.serving.engine.request_context import RequestContext
 from strata.serving.engine.suspect_requests import Quarantine, cause_of_death, killed_for_memory
+from strata.serving.engine.text_apis import TextApi, count_tokens, text_apis
+from strata.serving.metrics import request_log, tracing
 from strata.serving.routing.kv import prefix_chain
 from strata.serving.routing.kv.prefix_log import PrefixLog
-from strata.serving.tenants import cache_salt
 from strata.serving.transport.link import MAX_ANSWER_BYTES, PREFIXES, Call
 from strata.serving.vllm_patches import fast_sse
 
@@ -43,49 +43,50 @@ class DecodeCalls:
         metrics: Metrics,
         max_sequences: int,
         model: str,
+        tracer: tracing.Tracer,
         log: PrefixLog | None = None,
     ) -> None:
         """`model` answers requests that name none. `log`: cached prefixes, None where no gateway routes by them."""
+        self.tracer = tracer
         self._engine = engine
         self._metrics = metrics
         self._max_sequences, self._model, self._log = max_sequences, model, log
         self.engine_failure = _EngineFailure(engine, engine.quarantine)
         self._trial = GrammarTrial(engine.model_config.model, engine.model_config.get_vocab_size())
-        self._completion, self._chat = app_state.openai_serving_completion, app_state.openai_serving_chat
         self._tokenization = app_state.serving_tokenization
-        self._completion.engine_client = self._chat.engine_client = engine
-        fast_sse.install(self._completion, self._chat)
+        self._messages = getattr(app_state, "anthropic_serving_messages", None)
+        generates = getattr(app_state, "openai_serving_chat", None) is not None
+        self._apis = text_apis(app_state, engine) if generates else {}
+        self._pooling = pooling_apis.pooling_apis(app_state)
+        if generates:
+            fast_sse.install(app_state.openai_serving_completion, app_state.openai_serving_chat)
+
+    @property
+    def able(self) -> list[str]:
+        """Calls that the model has an answer for."""
+        return [*self._apis, *self._pooling]
 
     async def handle(self, call: Call) -> None:
+        request_log.current.set(call.meta.get("name", ""))
         try:
-            if call.method in ("completions", "chat"):
-                await self._generate(call)
+            if call.method in self._apis:
+                await self._generate(call, self._apis[call.method])
+            elif call.method in self._pooling:
+                await self._pool(call)
             elif call.method in ("tokenize", "detokenize"):
                 await self._tokenize(call)
             elif call.method == PREFIXES:
                 await self._announce(call)
+            elif call.method == "count_tokens" and self._messages is not None:
+                await self._count_tokens(call)
             elif call.method == "metrics":
                 _answer(call, 200, self._metrics().encode(), "text/plain")
+            elif call.method in pooling.ROUTES:
+                raise pooling.cannot(call.method, self.able)
             else:
                 raise LookupError(f"no such call: {call.method}")
         except ApiError as error:
-            _answer(call, error.status, json.dumps(error.body).encode(), headers=error.headers)
-
-    async def _generate(self, call: Call) -> None:
-        tree = json.loads(call.body)
-        request = validate(tree, CompletionRequest if call.method == "completions" else ChatCompletionRequest)
-        limits.check(request, self._max_sequences)
-        await self._trial.check(request)
-        request.request_id = call.meta["request_id"]
-        salt = call.meta.get("cache_salt")  # the tenant's
-        request.cache_salt = cache_salt.combined(salt, request.cache_salt)
-        request.model = request.model or self._model  # vLLM would answer with the base model, without its adapter
-        context = RequestContext(tuple(call.meta.get("resumed", ())), call.meta["request_id"], call.meta.get("strikes", 0))
-        if self._log is not None:
-            context.chain = prefix_chain.of(call.method, tree, request.model, salt or "")
-        request_context.current.set(context)
-        with self.engine_failure.reported_to(call, context.request):
-            await self._respond(call, context, request)
+            _answer(call, error.status, errors.body(call.method, error), headers=error.headers)
 
     async def _announce(self, call: Call) -> None:
         """Streams the cached prefixes until the gateway is gone."""
@@ -98,23 +99,47 @@ class DecodeCalls:
         finally:
             subscription.close()
 
-    async def _respond(self, call: Call, context: RequestContext, request: Any) -> None:
-        create = self._completion.create_completion if call.method == "completions" else self._chat.create_chat_completion
+    async def _generate(self, call: Call, api: TextApi) -> None:
+        tree = self._named(call.body)
+        request = api.read(tree)
+        limits.check(request, self._max_sequences)
+        await self._trial.check(request)
+        request.request_id = api.id_prefix + call.meta["request_id"]
+        context = RequestContext(tuple(call.meta.get("resumed", ())), call.meta["request_id"], call.meta.get("strikes", 0))
+        context.replaying = bool(context.resumed)
+        context.events, context.created = call.meta.get("events", 0), call.meta.get("created", context.created)
+        context.cache_salt = call.meta.get("cache_salt")
+        context.span = self.tracer.begin("generate", call.meta.get("trace", {}), api=call.method)
+        if self._log is not None:
+            context.chain = prefix_chain.of(call.method, tree, tree["model"], context.cache_salt or "")
+        request_context.current.set(context)
         try:
-            result = await create(request, None)
+            with self.engine_failure.reported_to(call, context.request):
+                await self._respond(call, context, request, api)
+        finally:
+            _end_span(context)
+
+    def _named(self, body: bytes) -> dict[str, Any]:
+        """Parsed request. One without a model gets this one: vLLM would answer with the base model, without its adapter."""
+        tree: dict[str, Any] = json.loads(body)
+        return tree | {"model": tree.get("model") or self._model}
+
+    async def _respond(self, call: Call, context: RequestContext, request: Any, api: TextApi) -> None:
+        try:
+            result = await api.create(request)
             if isinstance(result, ErrorResponse):
                 self._refuse(call, context, request, result)
             elif hasattr(result, "__aiter__"):
-                await self._stream(call, context, request, result)
+                await (self._stream_together if api.several_events else self._stream)(call, context, request, result, api)
             else:
                 trailer = _trailer(context, result) | self._explained(call, context)
-                _answer(call, 200, result.model_dump_json().encode(), headers=_headers(context), trailer=trailer)
+                _answer(call, 200, api.dump(result, context), headers=_headers(context), trailer=trailer)
         except (ApiError, asyncio.CancelledError):
             raise
         except Exception as error:
             self._refuse(call, context, request, create_error_response(context.failure or error))
 
-    async def _stream(self, call: Call, context: RequestContext, request: Any, events: AsyncIterator[str]) -> None:
+    async def _stream(self, call: Call, context: RequestContext, request: Any, events: AsyncIterator[str], api: TextApi) -> None:
         started = bool(context.resumed)
         async with contextlib.aclosing(events):  # type: ignore[type-var]
             async for event in events:
@@ -135,6 +160,37 @@ class DecodeCalls:
     def _explained(self, call: Call, context: RequestContext) -> dict[str, Any]:
         return {"explained": self._engine.explain(context)} if call.meta.get("explain") else {}
 
+    async def _stream_together(
+        self, call: Call, context: RequestContext, request: Any, events: AsyncIterator[Any], api: TextApi
+    ) -> None:
+        """Sends the events of each output of the engine together. Those before the first output and after the last one are sent
+        with its events."""
+        started, texts = bool(context.resumed), list[str]()
+
+        def send() -> None:
+            nonlocal started
+            if not texts:
+                return
+            if not started:
+                started = True
+                call.head({"status": 200, "type": "text/event-stream", "headers": _headers(context)})
+            payload = context.pack_event("".join(texts))
+            if len(payload) > MAX_ANSWER_BYTES:
+                raise _too_large()
+            call.data(payload)
+            texts.clear()
+
+        context.output_done = lambda: None if context.finished else send()
+        async with contextlib.aclosing(events):  # type: ignore[type-var]
+            async for event in events:
+                if context.failure is not None:
+                    self._refuse(call, context, request, create_error_response(context.failure))
+                    return
+                if not context.replaying:
+                    texts.append(event if api.event is None else api.event(event, context))
+        send()
+        call.end(_trailer(context) | self._explained(call, context))
+
     def _refuse(self, call: Call, context: RequestContext, request: Any, refusal: ErrorResponse) -> None:
         if isinstance(context.failure, EngineDeadError) or self._engine.errored:
             self.engine_failure.report()
@@ -148,7 +204,7 @@ class DecodeCalls:
         if error.code >= 500 or isinstance(context.failure, EngineGenerateError):
             raise context.failure or RuntimeError(error.message)  # not the client's fault: another replica may succeed
         shaped = vllm_messages.refusal(error)
-        _answer(call, shaped.status, json.dumps(shaped.body).encode(), headers=_headers(context))
+        _answer(call, shaped.status, errors.body(call.method, shaped), headers=_headers(context))
 
     async def _tokenize(self, call: Call) -> None:
         tree = json.loads(call.body)
@@ -164,6 +220,43 @@ class DecodeCalls:
         if isinstance(answer, ErrorResponse):
             raise vllm_messages.refusal(answer.error)
         _answer(call, 200, answer.model_dump_json().encode())
+
+    async def _pool(self, call: Call) -> None:
+        request = pooling_apis.read(call.method, self._named(call.body))
+        limits.check(request, self._max_sequences)
+        request.request_id = name = call.meta["request_id"]
+        quarantine = self.engine_failure.quarantine
+        with self.engine_failure.reported_to(call, name):
+            try:
+                await quarantine.enter(name, call.meta.get("strikes", 0))
+                try:
+                    answer = await self._pooling[call.method](request, None)
+                finally:
+                    if not self._engine.errored:  # after a failure the set is needed for the verdict
+                        quarantine.leave(name)
+            except Exception as error:
+                if self._engine.errored:
+                    self.engine_failure.report()
+                    raise
+                refused = create_error_response(error)
+                if refused.error.code >= 500:
+                    raise  # not the client's fault: another replica may succeed
+                raise vllm_messages.refusal(refused.error) from None
+        tokens = json.loads(answer.body)["usage"]["prompt_tokens"]
+        _answer(call, 200, bytes(answer.body), trailer={"prompt_tokens": tokens, "tokens": 0})
+
+    async def _count_tokens(self, call: Call) -> None:
+        if len(call.body) > limits.MAX_TOKENIZE_BYTES:
+            raise ApiError(400, f"At most {limits.MAX_TOKENIZE_BYTES} bytes can be counted per request.", param="messages")
+        try:
+            counted = await count_tokens(self._messages, self._named(call.body))
+        except ApiError:
+            raise
+        except Exception as error:  # no engine is involved: the cause is the client's data
+            raise ApiError(400, f"The tokens cannot be counted: {error}") from None
+        if isinstance(counted, ErrorResponse):
+            raise vllm_messages.refusal(counted.error)
+        _answer(call, 200, json.dumps({"input_tokens": counted.input_tokens}).encode())
 
 
 class PrefillCalls:
@@ -181,13 +274,16 @@ class PrefillCalls:
         self.queued_tokens += tokens
         failure = self._standby.engine_failure
         request, adapter = call.meta["request"], call.meta["adapter"]
+        request_log.current.set(call.meta.get("name", ""))
+        span = self._standby.tracer.begin("prefill", call.meta.get("trace", {}), tokens=tokens)
         with failure.reported_to(call, request):
             try:
                 await failure.quarantine.enter(request, call.meta["strikes"])
                 try:
                     lora = self._adapters[adapter] if adapter else None
                     salt = call.meta["cache_salt"]
-                    done = await disaggregation.prefill(self._engine, call.body, call.meta["request_id"], salt, lora)
+                    asked = (call.body, call.meta["request_id"], salt, lora, span.carrier)
+                    done = await disaggregation.prefill(self._engine, *asked)
                 finally:
                     if not self._engine.errored:  # after a failure the set is needed for the verdict
                         failure.quarantine.leave(request)
@@ -197,6 +293,7 @@ class PrefillCalls:
                 raise
             finally:
                 self.queued_tokens -= tokens
+                span.end()
         call.end(done)
 
 
@@ -244,13 +341,22 @@ def _answer(
     trailer: dict[str, Any] | None = None,
 ) -> None:
     if len(body) > MAX_ANSWER_BYTES:
-        limit = f"{MAX_ANSWER_BYTES // 2**20} MiB"
-        raise ApiError(
-            400, f"The answer is larger than {limit}. Use stream=true, or request fewer tokens, sequences or logprobs."
-        )
+        raise _too_large()
     call.head({"status": status, "type": media, "headers": headers or {}})
     call.data(body)
     call.end(trailer or {})
+
+
+def _end_span(context: RequestContext) -> None:
+    if context.first_token_at:
+        context.span.child("decode", context.first_token_at, tokens=len(context.generated))
+    where, reason = (context.decision.where, context.decision.reason) if context.decision else (None, None)
+    context.span.end(error=str(context.failure or ""), prefill_where=where, prefill_reason=reason, prefill_engine=context.engine)
+
+
+def _too_large() -> ApiError:
+    limit = f"{MAX_ANSWER_BYTES // 2**20} MiB"
+    return ApiError(400, f"The answer is larger than {limit}. Use stream=true, or request fewer tokens, sequences or logprobs.")
 
 
 def _headers(context: RequestContext) -> dict[str, str]:
@@ -260,11 +366,12 @@ def _headers(context: RequestContext) -> dict[str, str]:
     return {PREFILL: f"{context.decision.where}; {detail}"}
 
 
-def _trailer(context: RequestContext, response: Any) -> dict[str, Any]:
+def _trailer(context: RequestContext, answer: Any = None) -> dict[str, Any]:
     """Numbers for the gateway's metrics. For an answer that is not streamed it cannot count the tokens itself."""
     trailer: dict[str, Any] = {"prompt_tokens": context.prompt_tokens, "queued_s": context.queued_s}
     if context.prefilled is not None:
         trailer["prefilled"] = context.prefilled
-    if response is not None:
-        trailer["tokens"] = response.usage.completion_tokens
+    if answer is not None:
+        usage = answer.usage
+        trailer["tokens"] = usage.completion_tokens if hasattr(usage, "completion_tokens") else usage.output_tokens
     return trailer

@@ -5,10 +5,13 @@ state from one to the other.
 """
 
 import struct
+import time
 import uuid
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
+from strata.serving.metrics import tracing
 from strata.serving.routing.kv.prefix_chain import Chain
 from strata.serving.routing.policy import Decision
 
@@ -34,11 +37,18 @@ class RequestContext:
     moved_tokens: int = 0  # of the prompt, whose KV blocks came from the prefill engine
     moved_blocks: int = 0
     prefill_s: float = 0.0  # of the remote prefill
+    cache_salt: str | None = None  # of the tenant
     chain: Chain | None = None  # names of the prompt's prefixes
     prefilled: tuple[int, float] | None = None  # tokens of a local prefill, and its seconds
     answer: list[str] = field(default_factory=list)  # text by this replica, if `chain` is set
     generated: list[int] = field(default_factory=list)  # by this replica
     unsent: list[int] = field(default_factory=list)  # generated and not yet sent to the gateway
+    created: int = field(default_factory=lambda: int(time.time()))  # the same on every replica
+    events: int = 0  # sent to the client before, by this and other replicas; counted only where events have numbers
+    span: tracing.Span = tracing.OFF  # of this request on this replica
+    first_token_at: float = 0.0
+    # Called when vLLM's classes have made all events of an output and want the next one.
+    output_done: Callable[[], None] | None = None
 
     def pack_event(self, event: str) -> bytes:
         """Serializes an event with its token ids, with which the gateway can resume the stream on another replica."""

@@ -11,7 +11,8 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from strata.serving.api import requests
-from strata.serving.api.headers import DEADLINE, MAX_REQUEST_ID, REQUEST_ID, deadline, explained, request_id
+from strata.serving.api.dialects import errors
+from strata.serving.api.headers import DEADLINE, MAX_REQUEST_ID, REQUEST_ID, authorized, deadline, explained, request_id
 from strata.serving.api.requests import ApiError
 from strata.serving.gateway.admission import Admission
 from strata.serving.gateway.budget import Budget, Hold
@@ -24,7 +25,7 @@ from strata.serving.gateway.relay import TRIES, Relay, Send
 from strata.serving.gateway.routes import TEXT, Routes
 from strata.serving.gateway.standby import Engines
 from strata.serving.gateway.suspects import Suspects
-from strata.serving.metrics import exposition
+from strata.serving.metrics import exposition, request_log, tracing
 from strata.serving.metrics.telemetry import Gateway as Telemetry
 from strata.serving.page import files, state
 from strata.serving.tenants.audit import AuditLog
@@ -67,6 +68,7 @@ class App:
         routing: PrefixRouting | None = None,
     ) -> None:
         """`gate` admits the requests of tenants, `admission` those of everybody else."""
+        self._tracer = tracing.Tracer("gateway", name)
         self._name, self._models = name, models
         self._keys, self._node, self._routes = keys, node, routes
         self._decode, self._prefill, self._gateways = decode, prefill, gateways
@@ -82,7 +84,9 @@ class App:
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         assert scope["type"] == "http"
+        scope["headers"] = authorized(scope["headers"])
         named, unusable = request_id(scope["headers"])
+        request_log.current.set(named)
         answer, journey = Answer(send, named), Journey(self._routes.known(scope["path"]))
         try:
             with self._budget.hold() as hold:
@@ -120,14 +124,14 @@ class App:
             hold.grow(len(body))
             await _answer(send, status, body, {"content-type": media})
         except ApiError as error:
-            await _refuse(send, error)
+            await self._refuse(send, path, error)
         except ClientGone:
             pass
         except Exception:
             if send.status is not None:
                 raise
             logger.exception("Request %s failed.", named)
-            await _refuse(send, ApiError(500, "The server failed on this request."))
+            await self._refuse(send, path, ApiError(500, "The server failed on this request."))
 
     def _models_of(self, caller: Caller | None) -> tuple[str, ...]:
         """Models that a caller may use."""
@@ -158,6 +162,10 @@ class App:
             return _json(self._card(name))
         raise self._no_such(path, "GET")
 
+    async def _refuse(self, send: Send, path: str, error: ApiError) -> None:
+        body = errors.body(self._routes.method(path), error)
+        await _answer(send, error.status, body, {"content-type": "application/json"} | error.headers)
+
     def _no_such(self, path: str, method: str) -> ApiError:
         if allowed := "GET" if path in files.table() else self._routes.allowed(path):
             return ApiError(405, f"{method} {path}: only {allowed} is allowed.", headers={"allow": allowed})
@@ -180,6 +188,7 @@ class App:
         self, path: str, named: str, headers: Headers, receive: Receive, send: Send, hold: Hold, journey: Journey
     ) -> None:
         began, caller = time.monotonic(), journey.caller
+        span = self._tracer.begin(f"POST {path}", tracing.carrier(headers), http__route=path, request_id=named)
         try:
             limit_s = deadline(headers)
             body = await _body(headers, receive, hold)
@@ -191,21 +200,41 @@ class App:
             del tree  # parsed, a request takes up to ten times the memory of its bytes
             self._telemetry.arrived()
             with self._entered(caller, cost) as entry:
+                span.child("admission", began, sequences=cost.sequences)
                 request = (self._routes, path, body, uuid.uuid4().hex)
-                about = (prefix, salt, explained(headers))
-                relay = Relay(*request, self._engines, self.suspects, self._telemetry, send, hold, *about)
+                relay = Relay(
+                    *request,
+                    self._engines,
+                    self.suspects,
+                    self._telemetry,
+                    send,
+                    hold,
+                    prefix=prefix,
+                    cache_salt=salt,
+                    explain=explained(headers),
+                    name=named,
+                    span=span,
+                )
                 with self.in_progress.entered(named, headers) as cancelled, journey.measured(entry, relay):
                     left_s = None if limit_s is None else began + limit_s - time.monotonic()
                     status = await self._run(relay, entry, receive, cancelled, left_s)
+                    prompt, generated = relay.usage or (0, 0)
+                    span.end(
+                        http__response__status_code=status,
+                        gen_ai__usage__input_tokens=prompt,
+                        gen_ai__usage__output_tokens=generated,
+                    )
         except ApiError as error:
             if isinstance(error, LimitReached) and caller is not None:
                 self._telemetry.tenant_refused(caller.tenant.name, error.limit)
             if error.status in (408, 413, 429, 503):
                 self._telemetry.rejected(_REASONS[error.status])
             status = error.status
-            await _refuse(send, error)
+            span.end(error=str(error) if status >= 500 else "", http__response__status_code=status)
+            await self._refuse(send, path, error)
         except ClientGone:
             self._telemetry.disconnected()
+            span.end(error="the client disconnected")
             status = CLIENT_GONE
         if status != CLIENT_GONE:
             self._telemetry.request_ended(path, status, time.monotonic() - began)
@@ -411,10 +440,6 @@ def _check_size(count: int) -> None:
 
 def _json(tree: Any) -> tuple[int, str, bytes]:
     return 200, "application/json", json.dumps(tree).encode()
-
-
-async def _refuse(send: Send, error: ApiError) -> None:
-    await _answer(send, error.status, json.dumps(error.body).encode(), {"content-type": "application/json"} | error.headers)
 
 
 async def _answer(send: Send, status: int, body: bytes, headers: dict[str, str]) -> None:

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from strata.serving.api import requests
+from strata.serving.api.dialects import errors, responses
 from strata.serving.api.headers import EXPLAIN, REPLICA, WAITED
 from strata.serving.api.requests import ApiError
 from strata.serving.engine.request_context import unpack_event
@@ -17,6 +18,7 @@ from strata.serving.gateway.prefix_routing import Prefix, Queued
 from strata.serving.gateway.routes import Routes
 from strata.serving.gateway.standby import Engines
 from strata.serving.gateway.suspects import Content, Suspects
+from strata.serving.metrics import tracing
 from strata.serving.metrics.telemetry import Gateway as Telemetry
 from strata.serving.routing.kv.expected_wait import Chosen
 from strata.serving.transport.link import Kind, LinkLost, Overrun, Stream
@@ -53,10 +55,13 @@ class Relay:
         prefix: Prefix | None = None,
         cache_salt: str | None = None,
         explain: bool = False,
+        name: str = "",
+        span: tracing.Span = tracing.OFF,
     ) -> None:
         """`prefix`: names of the prompt's prefixes, where replicas are chosen by them. `cache_salt` separates the caches of
-        tenants. `explain`: the client asks what the platform did for its answer."""
+        tenants. `explain`: the client asks what the platform did for its answer. `name`: the request id that it knows."""
         self._prefix = prefix
+        self._name, self._span, self._attempt = name, span, tracing.OFF
         self._routes, self._method = routes, routes.generating[path]
         self._body, self._request_id = body, request_id
         self._suspects, self._content = suspects, Content(self._method, body)
@@ -65,7 +70,9 @@ class Relay:
         self._called: list[dict[str, Any]] = []  # replicas in order, each with the tokens sent before
         self._cache_salt = cache_salt
         self._began = time.monotonic()
+        self._created = int(time.time())
         self._emitted: list[int] = []
+        self._last_events = b""  # written last
         self._inter_token_s: list[float] = []
         self._first_token_at = self._last_token_at = 0.0
         self._chosen: Chosen[Peer] | None = None
@@ -99,6 +106,7 @@ class Relay:
             await self.fail(error)
         finally:
             self.cancel()
+            self._attempt.end()
             if self._inter_token_s:
                 self._telemetry.inter_token_latencies(self._inter_token_s)
 
@@ -109,7 +117,7 @@ class Relay:
                 raise error
             finally:
                 del error  # an exception, its traceback and this frame would hold the answer until the garbage collector runs
-        await self._write(b"data: " + json.dumps(error.body).encode() + b"\n\n", more=False)
+        await self._write(errors.event(self._method, errors.body(self._method, error)), more=False)
 
     async def _run(self) -> None:
         lost: frozenset[str] = frozenset()
@@ -127,8 +135,11 @@ class Relay:
                 return
             except LinkLost as error:
                 lost |= {peer.name}
+                self._attempt.end(error=str(error))
+                self._attempt = tracing.OFF
+                self._span.event("failover", tokens=len(self._emitted), reason=str(error))
                 if self._finished:
-                    await self._write(b"data: [DONE]\n\n", more=False)
+                    await self._write(errors.last_event(self._method), more=False)
                     return
                 if error.verdict is not None and self._suspects.judge(self._content, error.verdict):
                     logger.warning("Request %s crashes engines (%s) and is refused.", self._request_id, error)
@@ -143,13 +154,19 @@ class Relay:
             self._waited_s = time.monotonic() - self._began
         strikes = self._suspects.strikes(self._content)  # the same content may have been refused meanwhile
         self._called.append({"name": peer.name, "after": len(self._emitted)})
+        self._attempt = self._span.begin("call", "client", peer=peer.name, resumed_tokens=len(self._emitted))
         meta = {
             "request_id": self._request_id,
             "resumed": self._emitted,
             "strikes": strikes,
+            "created": self._created,
             "cache_salt": self._cache_salt,
             "explain": self._explain,
+            "name": self._name,
+            "trace": self._attempt.carrier,
         }
+        if self._emitted and self._method == "responses":
+            meta["events"] = responses.next_number(self._last_events)
         self._count(peer)
         self._call = peer.link.call(self._method, meta, self._body, self._routes.unread_bytes)
         return peer, self._call
@@ -183,6 +200,7 @@ class Relay:
                 await self._peers.changed(KEEP_ALIVE_S)
                 self._outage_s = before + time.monotonic() - began
                 await self._send_keep_alive()
+        self._span.child("queue", began, reason="no-engine")
         return peer
 
     async def _send_keep_alive(self) -> None:
@@ -222,6 +240,7 @@ class Relay:
             self._telemetry.produced(len(tokens))
             events.append(event)
             payload = call.get_nowait_if(Kind.DATA)
+        self._last_events = event
         await self._write(b"".join(events))
 
     def _clock(self) -> None:
@@ -251,7 +270,7 @@ class Relay:
             headers = head["headers"] | ({EXPLAIN: explanation} if explanation else {})
             await self._answer(head["status"], whole, headers | {"content-type": head["type"]})
         else:  # refused by the replica that was to resume the stream
-            await self._write(b"data: " + whole + b"\n\n", more=False)
+            await self._write(errors.event(self._method, whole), more=False)
 
     def _explanation(self, trailer: dict[str, Any]) -> dict[str, Any]:
         """Names and numbers of this request alone: the replicas that it was sent to, and what the last one reports."""
@@ -277,7 +296,8 @@ class Relay:
             self._telemetry.retried("replica-lost")
             return
         # Parsed again here: a parsed request needs up to ten times the memory of its bytes, so none is held.
-        obstacle = self._routes.obstacle(requests.parse(self._body))
+        rule = self._routes.obstacles.get(self._method)
+        obstacle = rule(requests.parse(self._body)) if rule is not None else None
         self._telemetry.migrated("refused" if obstacle else "continued")
         if obstacle:
             raise _retryable(

@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from strata.serving.api import failover, openapi, picture_openapi
+from strata.serving.api import failover, picture_openapi
+from strata.serving.api.dialects import messages, openapi, responses
 from strata.serving.page import state
 from strata.serving.transport.link import MAX_ANSWER_BYTES
 
@@ -15,15 +16,20 @@ class Routes:
     generating: Mapping[str, str]  # path to the replicas' call: admitted, streamed, retried
     forwarded: Mapping[str, str]  # path to the replicas' call: one short answer
     document: Callable[[Sequence[str]], dict[str, Any]]  # OpenAPI document for the models' names
-    # Reason why a stream of which parts were sent cannot continue on another replica, or None. Reads the parsed request.
-    obstacle: Callable[[dict[str, Any]], str | None]
+    # By call: the reason why a stream of which parts were sent cannot continue on another replica, or None. Reads the parsed
+    # request. Streams of other calls can always continue.
+    obstacles: Mapping[str, Callable[[dict[str, Any]], str | None]]
     times_tokens: bool  # the parts of a stream are tokens, and their latencies are measured
     unread_bytes: int | None = None  # of a stream that its client reads slowly; None: the link's limit
     cancels: bool = False  # `DELETE <path>/<request id>` ends a request
 
+    def method(self, path: str) -> str | None:
+        """The replicas' call for a path."""
+        return self.generating.get(path) or self.forwarded.get(path)
+
     def allowed(self, path: str) -> str | None:
         """Method of a known path, None for an unknown one."""
-        if path in self.generating or path in self.forwarded:
+        if self.method(path):
             return "POST"
         if path in ("/health", "/ready", "/metrics", "/openapi.json", state.ROUTE) or path.startswith("/v1/models"):
             return "GET"
@@ -41,10 +47,23 @@ class Routes:
 
 TEXT = Routes(
     kind="text",
-    generating={"/v1/completions": "completions", "/v1/chat/completions": "chat"},
-    forwarded={"/tokenize": "tokenize", "/detokenize": "detokenize"},
+    generating={
+        "/v1/completions": "completions",
+        "/v1/chat/completions": "chat",
+        "/v1/responses": "responses",
+        "/v1/messages": "messages",
+        "/v1/embeddings": "embeddings",
+        "/v1/score": "score",
+        "/v1/rerank": "rerank",
+    },
+    forwarded={"/tokenize": "tokenize", "/detokenize": "detokenize", "/v1/messages/count_tokens": "count_tokens"},
     document=openapi.document,
-    obstacle=failover.obstacle,
+    obstacles={
+        "completions": failover.obstacle,
+        "chat": failover.obstacle,
+        "responses": responses.obstacle,
+        "messages": messages.obstacle,
+    },
     times_tokens=True,
 )
 # A stream of pictures continues on another replica, which skips the completed ones. One event holds a whole picture.
@@ -53,7 +72,7 @@ PICTURES = Routes(
     generating={"/v1/images/generations": "images"},
     forwarded={},
     document=picture_openapi.document,
-    obstacle=lambda tree: None,
+    obstacles={},
     times_tokens=False,
     unread_bytes=MAX_ANSWER_BYTES,
     cancels=True,

@@ -19,8 +19,9 @@ from strata.serving.routing.kv.expected_wait import REASONS
 
 Labels = tuple[str, ...]
 ROUTES = (
-    *("/v1/completions", "/v1/chat/completions", "/v1/images/generations", "/v1/models", "/tokenize", "/detokenize"),
-    *("/health", "/metrics"),
+    *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/images/generations", "/v1/models"),
+    *("/v1/embeddings", "/v1/score", "/v1/rerank"),
+    *("/tokenize", "/detokenize", "/health", "/metrics"),
 )
 MAX_TENANTS = 100  # that have labels of their own
 OTHER_TENANTS = "(others)"  # no tenant can have this name

@@ -7,6 +7,7 @@ from ray import serve
 from ray.serve import Application
 
 from strata.serving.gateway.keys import FILE
+from strata.serving.metrics import request_log, tracing
 from strata.serving.runtime import autoscaling
 from strata.serving.runtime.replicas import DecodeReplica, GatewayReplica, PrefillReplica
 from strata.serving.spec import EngineSpec, GatewaySpec
@@ -29,7 +30,7 @@ def build(
 
 
 def _engines(replica: type, spec: EngineSpec, started_by: Mapping[str, Any]) -> serve.Deployment:
-    environment = {**started_by, "env_vars": spec.environment() | started_by.get("env_vars", {})}
+    environment = {**started_by, "env_vars": tracing.variables() | spec.environment() | started_by.get("env_vars", {})}
     scaling = spec.scaling()
     return serve.deployment(
         replica,
@@ -40,19 +41,22 @@ def _engines(replica: type, spec: EngineSpec, started_by: Mapping[str, Any]) -> 
         max_constructor_retry_count=START_FAILURES,
         health_check_period_s=1,
         graceful_shutdown_timeout_s=DRAIN_S,
+        **request_log.options(),
     )
 
 
 def gateways(spec: GatewaySpec, most_nodes: int) -> serve.Deployment:
     resources = {"resources": {GATEWAY_RESOURCE: 1 / spec.gateways}} if spec.on_every_node else {}
     # Workers of an existing cluster have the environment of its start, without the file of API keys.
-    keys = {"runtime_env": {"env_vars": {FILE: spec.keys_file}}} if spec.keys_file else {}
+    variables = tracing.variables() | ({FILE: spec.keys_file} if spec.keys_file else {})
+    environment = {"runtime_env": {"env_vars": variables}} if variables else {}
     return serve.deployment(
         GatewayReplica,
         name="gateway",
         num_replicas="auto" if spec.on_every_node else spec.gateways,
         autoscaling_config=autoscaling.gateway_config(spec.gateways * most_nodes) if spec.on_every_node else None,
-        ray_actor_options={"num_cpus": 0} | resources | keys,
+        ray_actor_options={"num_cpus": 0} | resources | environment,
         health_check_period_s=1,
         graceful_shutdown_timeout_s=DRAIN_S,
+        **request_log.options(),
     )

@@ -135,7 +135,8 @@ def _running(section: ServeSection, folder: Path, model_id: str, report: Report,
             # Serve replaces a replica that died since.
             replicas = start.during("waiting for the engines", lambda: published(directory, roles))
             tokens = min(section.remote_prefill.min_tokens, *(entry["context"] - 1 for entry in replicas["decode"]))
-            start.during("waiting for a first answer", lambda: _warm_up(url, network, model_id, tokens, start, began))
+            able = replicas["decode"][0]["able"]
+            start.during("waiting for a first answer", lambda: _warm_up(url, network, model_id, able, tokens, start, began))
             every = [entry["phases"] for entries in replicas.values() for entry in entries]
             slowest = max(every, key=lambda seconds: sum(seconds.values()))
             phases |= {"replica process": slowest["process"], "import vLLM": slowest["imports"], "engine": slowest["engine"]}
@@ -219,13 +220,25 @@ def _deploy(application: Any, began: float) -> None:
         raise _refused(str(error), began) from None
 
 
-def _warm_up(url: str, network: Network, model_id: str, tokens: int, start: StartProgress, began: float) -> None:
+def _first_request(able: Sequence[str], token: int, tokens: int) -> tuple[str, dict[str, Any]]:
+    """Route and request for what the model can do."""
+    prompt = [token] * max(tokens, 1)
+    if "completions" in able:
+        return "/v1/completions", {"prompt": prompt, "max_tokens": 1}
+    if "embeddings" in able:
+        return "/v1/embeddings", {"input": prompt}
+    return "/v1/score", {"text_1": str(token), "text_2": "0"}
+
+
+def _warm_up(
+    url: str, network: Network, model_id: str, able: Sequence[str], tokens: int, start: StartProgress, began: float
+) -> None:
     """Sends prompts until each is answered. Some models fail only with their first answer. Prompts long enough for a remote
     prefill also connect the two engines, which the first user would otherwise wait for, and measure an idle KV transfer."""
     with httpx.Client(base_url=url, headers=access.starter_headers(network.secret)) as http:
         for token in range(WARM_UP):  # another prompt each time, since a cached one is not transferred
-            request = {"model": model_id, "prompt": [token] * max(tokens, 1), "max_tokens": 1}
-            while (failure := answered(http, "/v1/completions", request, start)) is not None:
+            path, request = _first_request(able, token, tokens)
+            while (failure := answered(http, path, {"model": model_id} | request, start)) is not None:
                 if not failure.again:
                     raise _refused(failure.reason, began)
                 time.sleep(LOOK_S)

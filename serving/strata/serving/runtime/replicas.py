@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 
+from strata.serving.metrics import request_log
 from strata.serving.ray_patches import serve_logs, serve_ports
 from strata.serving.runtime.autoscaling import PREFILLS
 from strata.serving.scaling import reports
@@ -113,6 +114,7 @@ class _EngineReplica:
         self._phases = Phases()
         self._phases.done("process")
         serve_logs.keep_open()
+        request_log.install()
         # In a thread, so that the replica can answer Serve's messages during the import.
         engine = await asyncio.to_thread(_import_engine)
         self._phases.done("imports")
@@ -159,7 +161,8 @@ class DecodeReplica(_EngineReplica):
         server = Server(calls.handle, lambda: self._load(server), spec.network.secret)
         self._capacity = spec.max_sequences
         self._presence = Presence(directory, "decode", name, server, spec.network.host, own_node())
-        await self._presence.begin({"phases": self._phases.seconds, "context": self._engine.context})
+        entry = {"phases": self._phases.seconds, "context": self._engine.context, "able": calls.able}
+        await self._presence.begin(entry)
 
 
 class GatewayReplica:
@@ -175,6 +178,7 @@ class GatewayReplica:
         from strata.serving.tenants.gate import Gate
 
         serve_ports.listen_on(spec.network.host)
+        request_log.install()
         name, node = own_name(), own_node()
         directory = Directory(spec.model_id)
         routing = PrefixRouting(spec.max_sequences) if spec.routes_by_prefix else None

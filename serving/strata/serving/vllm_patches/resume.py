@@ -2,13 +2,15 @@
 
 The engine receives prompt + emitted tokens as its prompt. Everything above the engine must treat the emitted tokens as
 generated: the detokenizer (a character may be incomplete, a stop string partly matched), usage, and vLLM's chat parsers. So the
-detokenizer receives the emitted tokens before the first new one arrives, and vLLM's OpenAI classes receive one output with all
-of them, whose events are not sent.
+detokenizer receives the emitted tokens before the first new one arrives, and vLLM's OpenAI classes receive an output for each
+of them, whose events are not sent. One output for all would not do: some parsers treat a mark of reasoning that arrives with
+the text after it as text.
 
 Written for vLLM 0.29. No longer needed when an engine request can carry tokens that count as generated; the test of this file
 fails when a field for them appears, or when the interfaces used here change.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 from vllm.outputs import CompletionOutput, RequestOutput
@@ -25,7 +27,7 @@ class Resumption:
         self._add_request = self._processor.add_request
         self._processor.add_request = self._add_and_prime
         self._expected: dict[str, tuple[list[int], tuple[int, ...], SamplingParams]] = {}
-        self._texts: dict[str, str] = {}
+        self._texts: dict[str, list[str]] = {}  # of each emitted token
 
     def expect(self, request_id: str, prompt: list[int], emitted: tuple[int, ...], params: SamplingParams) -> SamplingParams:
         """Registers a request to resume. Returns the sampling parameters for the remaining tokens."""
@@ -40,17 +42,14 @@ class Resumption:
         self._expected.pop(request_id, None)
         self._texts.pop(request_id, None)
 
-    def replay(self, request_id: str, prompt: list[int], emitted: tuple[int, ...], params: SamplingParams) -> RequestOutput:
-        """Output with the tokens that the client has already received."""
-        no_logprobs = [None] * len(emitted) if params.logprobs is not None else None
-        output = CompletionOutput(
-            index=0,
-            text=self._texts.pop(request_id),
-            token_ids=list(emitted),
-            cumulative_logprob=None,
-            logprobs=no_logprobs,
-        )
-        return RequestOutput(request_id, None, prompt, None, [output], finished=False)
+    def replay(
+        self, request_id: str, prompt: list[int], emitted: tuple[int, ...], params: SamplingParams
+    ) -> Iterator[RequestOutput]:
+        """Outputs with the tokens that the client has already received."""
+        no_logprobs = [None] if params.logprobs is not None else None
+        for token, text in zip(emitted, self._texts.pop(request_id), strict=True):
+            output = CompletionOutput(index=0, text=text, token_ids=[token], cumulative_logprob=None, logprobs=no_logprobs)
+            yield RequestOutput(request_id, None, prompt, None, [output], finished=False)
 
     def _add_and_prime(self, request: EngineCoreRequest, prompt: Any, parent: Any, index: int, queue: Any) -> None:
         self._add_request(request, prompt, parent, index, queue)
@@ -72,8 +71,11 @@ class Resumption:
             data_parallel_rank=None,
         )
         detokenizer = IncrementalDetokenizer.from_new_request(self._processor.tokenizer, original)
-        detokenizer.update(list(emitted), False)
+        texts = []
+        for token in emitted:
+            detokenizer.update([token], False)
+            texts.append(detokenizer.get_next_output_text(False, True))
         assert request.external_req_id is not None
-        self._texts[request.external_req_id] = detokenizer.get_next_output_text(False, True)
+        self._texts[request.external_req_id] = texts
         state.detokenizer = detokenizer
         state.prompt_token_ids = prompt_ids
