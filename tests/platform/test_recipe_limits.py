@@ -360,6 +360,7 @@ def test_defaults() -> None:
             "prefill": pool,
             "decode": pool,
             "remote_prefill": {"when": "cheaper", "min_tokens": 256, "max_queue_s": 2.0, "stall_weight": 0.25},
+            "slo": None,
             "pictures": {
                 **dict.fromkeys(("replicas", "ulysses", "ring", "cfg", "pipefusion"), 1),
                 **{"patches": 0, "step_cache": 0.0, "max_batch": 8, "batch_wait_ms": 5.0, "max_queue": 64, "steps": 20},
