@@ -107,6 +107,21 @@ def test_every_pool_needs_a_healthy_replica(decode: Any, prefill: Any, reason: s
     assert Readiness(decode, prefill).obstacle() == reason
 
 
+@pytest.mark.parametrize(
+    ("decode", "prefill", "reason", "at_zero"),
+    [
+        (Pool(), None, None, True),
+        (Pool("d"), None, None, False),
+        (Pool("d", healthy=False), None, "No healthy decode replica is up.", False),
+        (Pool(), Pool(), "No healthy prefill replica is up.", True),
+    ],
+)
+def test_pool_that_was_scaled_to_zero_is_ready(decode: Any, prefill: Any, reason: str | None, at_zero: bool) -> None:
+    readiness = Readiness(decode, prefill, to_zero=True)
+    assert readiness.obstacle() == reason and readiness.scaled_to_zero() is at_zero
+    assert not Readiness(decode, prefill).scaled_to_zero()
+
+
 def test_one_healthy_replica_of_a_pool_is_enough() -> None:
     pool = Pool("a", "b")
     pool.all()[0].healthy = False

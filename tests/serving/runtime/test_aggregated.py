@@ -65,7 +65,7 @@ def test_capacity_is_that_of_the_decode_replicas() -> None:
 
 
 def test_pool_without_replicas_cannot_scale_up() -> None:
-    with pytest.raises(recipe_file.RecipeError, match="replicas=0 must be between 1 and max_replicas=2"):
+    with pytest.raises(recipe_file.RecipeError, match=r"prefill\.max_replicas=2 is unused"):
         section("laptop", AGGREGATED, "serve.prefill.max_replicas=2")
     with pytest.raises(recipe_file.RecipeError):
         section("laptop", "serve.decode.replicas=0")

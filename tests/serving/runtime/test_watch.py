@@ -113,3 +113,17 @@ def test_unresponsive_controller_does_not_block(monkeypatch: pytest.MonkeyPatch)
         assert [observer.observe().controller for _ in range(2)] == [False, False] and len(calls) == 1
         back.set()
         assert observer.observe().controller
+
+
+def test_endpoint_that_was_scaled_to_zero_is_not_lost() -> None:
+    lines: list[str] = []
+    one = Watch("http://e", {"gateway": 1}, lines.append)
+    for now in (0.0, 1000.0, 2000.0):
+        one.update(Observation({"gateway": 1}, controller=True), now)
+    assert not lines
+    with pytest.raises(UserError, match="the application was deleted"):
+        one.update(Observation({"gateway": 1}, controller=True, given_up="the application was deleted"), 2001.0)
+    gone = Watch("http://e", {"gateway": 1}, lines.append)
+    gone.update(Observation({"gateway": 1}, controller=True), 0.0)
+    with pytest.raises(UserError, match="nothing has answered"):
+        gone.update(Observation(None, controller=True), watch.LOST_S + 1)

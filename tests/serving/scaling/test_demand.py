@@ -65,4 +65,5 @@ def test_requests_in_flight_or_new_ones_are_activity() -> None:
     assert memory.active_at == 0
     assert remember(memory, seen(2, 6)).active_at == 2
     assert remember(memory, seen(2, 5, in_flight=1)).active_at == 2
-    assert remember(memory, Seen(2, 5, 0, 0, 0, in_flight=0, waiting=1)).active_at == 2
+    # Engines report means of half a minute: their queue may be long gone.
+    assert remember(memory, Seen(2, 5, 0, 0, 0, in_flight=0, waiting=1)).active_at == 0

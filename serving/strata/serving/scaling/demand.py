@@ -45,7 +45,7 @@ def remember(memory: Memory, seen: Seen) -> Memory:
     if marks and seen.arrivals < marks[-1][1]:  # a gateway was replaced: its counts began anew
         memory = replace(memory, ended=seen.ended, prompt_tokens=seen.prompt_tokens, output_tokens=seen.output_tokens)
         marks = ()
-    active = not marks or seen.in_flight > 0 or seen.waiting > 0 or seen.arrivals > marks[-1][1]
+    active = not marks or seen.in_flight > 0 or seen.arrivals > marks[-1][1]
     if not marks:
         marks = ((seen.at, seen.arrivals),)
     elif seen.at >= marks[-1][0] + BIN_S:

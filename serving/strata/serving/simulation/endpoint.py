@@ -485,7 +485,7 @@ class Simulation:
         return len(self._stranded)
 
     def seen(self) -> Seen:
-        """What gateways and engines report to the autoscaler."""
+        """Figures that gateways and engines report to the autoscaler."""
         results, decode, every = self.results, self.pools["decode"], [*self.pools["decode"], *self.pools["prefill"]]
         queried = sum(replica.engine.queried_tokens for replica in every)
         hit = sum(replica.engine.hit_tokens for replica in every)

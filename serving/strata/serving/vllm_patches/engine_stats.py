@@ -49,6 +49,7 @@ class EngineStats(StatLoggerBase):  # type: ignore[misc]
         self.bytes_moved = 0.0  # KV blocks of other engines
         self._tokens_moved = 0
         self.fit = StepFit()
+        self._busy_at: float | None = None  # end of the last step, if it left requests
         self._queried = RecentShare()
 
     @property
@@ -74,7 +75,21 @@ class EngineStats(StatLoggerBase):  # type: ignore[misc]
             self._tokens_moved += iteration_stats.prompt_token_stats.external_kv_transfer
             if latencies := iteration_stats.inter_token_latencies_iter:
                 self._replica.inter_token_latencies(latencies, self._beside(scheduler_stats))
+        self._fit_step(scheduler_stats, iteration_stats)
         self._had_remote_prefills = self.remote_prefills > 0
+
+    def _fit_step(self, stats: Any, iteration: Any) -> None:
+        """Adds a step to the fit. Its duration is the shortest inter-token latency, that of streams which were in the step
+        before, too; without streams, the time since the last step of a busy engine. vLLM's own `elapsed_ms` is little more
+        than the scheduler's time where steps run asynchronously."""
+        now, step = time.monotonic(), stats.iteration_details if stats is not None else None
+        latencies = iteration.inter_token_latencies_iter if iteration is not None else []
+        if step is not None and not step.is_dummy and (step.num_generation_requests or step.num_ctx_tokens):
+            if latencies:
+                self.fit.add(len(latencies), step.num_ctx_tokens, min(latencies))
+            elif self._busy_at is not None and not step.num_generation_requests:
+                self.fit.add(0, step.num_ctx_tokens, now - self._busy_at)
+        self._busy_at = now if self.running or self.waiting else None
 
     def _beside(self, stats: Any) -> str:
         """Work that makes this step longer than one that only decodes. After a KV transfer, the last token of a prompt is still
@@ -91,8 +106,6 @@ class EngineStats(StatLoggerBase):  # type: ignore[misc]
         self.waiting = stats.num_waiting_reqs + stats.num_skipped_waiting_reqs
         self.kv_usage = stats.kv_cache_usage
         self._replica.load(self.running, self.waiting, self.kv_usage)
-        if (step := stats.iteration_details) is not None and not step.is_dummy:
-            self.fit.add(step.num_generation_requests, step.num_ctx_tokens, step.elapsed_ms / 1000)
         self._queried.add(stats.prefix_cache_stats.queries, stats.prefix_cache_stats.hits)
         self._replica.prefix_looked_up(stats.prefix_cache_stats.queries, stats.prefix_cache_stats.hits)
         if stats.kv_connector_stats:
