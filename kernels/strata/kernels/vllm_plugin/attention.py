@@ -30,9 +30,9 @@ from vllm.v1.attention.backend import (
     MultipleOf,
 )
 
+from strata.kernels.ops.arrivals import zeroed_arrivals
 from strata.kernels.ops.flash_attention.flash_attention import flash_attention
 from strata.kernels.ops.kv_cache_write import kv_cache_write_cpu, kv_cache_write_triton
-from strata.kernels.ops.paged_attention.decode import zeroed_arrivals
 from strata.kernels.ops.paged_attention.paged_attention import (
     MOST_GROUP,
     MOST_HEAD_DIM,

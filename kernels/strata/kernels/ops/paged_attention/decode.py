@@ -7,13 +7,12 @@ sequence merges them. The programs of one chunk, one per KV head, are adjacent i
 read at about the same time. All query heads that share a KV head are rows of one tile, for each of a sequence's few queries.
 """
 
-from functools import cache
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from strata.kernels.ops.arrivals import multiprocessors, stream_arrivals
 from strata.kernels.tuning.tunable import Config, Key, Tunable, bucket, config
 
 LEAST_ROWS = 16  # of a matrix product
@@ -308,27 +307,3 @@ def decode_triton(
         PARTS=max(MERGED_VALUES // (rows * dims), 1),
         **arguments,
     )
-
-
-def zeroed_arrivals(count: int, device: torch.device) -> Tensor:
-    return torch.zeros(count, dtype=torch.int32, device=device)
-
-
-_arrivals: dict[tuple[torch.device, int], Tensor] = {}
-
-
-def stream_arrivals(count: int, device: torch.device) -> Tensor:
-    """Zeroed arrival counters. Launches of one stream run in order and reset the counters, so a stream reuses one buffer without
-    a memset. A captured launch may be replayed on any stream, so it gets its own buffer, cleared by the graph."""
-    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
-        return zeroed_arrivals(count, device)
-    stream = torch.cuda.current_stream(device).cuda_stream
-    known = _arrivals.get((device, stream))
-    if known is None or known.shape[0] < count:
-        known = _arrivals[device, stream] = zeroed_arrivals(max(bucket(count), 2**12), device)
-    return known
-
-
-@cache
-def multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 8

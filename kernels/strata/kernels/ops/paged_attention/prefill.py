@@ -8,7 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from strata.kernels.ops.paged_attention.decode import LOG2_E, multiprocessors, padded_seqs
+from strata.kernels.ops.arrivals import multiprocessors
+from strata.kernels.ops.paged_attention.decode import LOG2_E, padded_seqs
 from strata.kernels.tuning.tunable import Config, Key, Tunable, bucket, config
 
 
