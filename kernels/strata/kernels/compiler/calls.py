@@ -112,6 +112,16 @@ def _w4a16_linear() -> dict[str, Call]:
     return {"": tokens(1), "zero points": tokens(16, zeros), "prompt": tokens(TOKENS)}
 
 
+def _sample() -> dict[str, Call]:
+    from strata.kernels.ops.sample.sample import Penalties, sample
+
+    logits, numbers = _empty(SEQS, VOCABULARY, dtype=torch.float32), _empty(SEQS, dtype=torch.int64)
+    share, most = _empty(SEQS, dtype=torch.float32), _empty(SEQS, dtype=torch.int32)
+    tokens = _empty(SEQS, CONTEXT, dtype=torch.int32)
+    penalties = Penalties(tokens, tokens, share, share, share)
+    return {"": lambda: sample(logits, numbers, numbers, share, most, share, share, penalties)}
+
+
 def _matmul() -> dict[str, Call]:
     """Every Triton and Gluon step that the architecture has the instructions for."""
     from strata.kernels.ladder.steps import STEPS
@@ -136,5 +146,6 @@ CALLS: dict[str, Callable[[], dict[str, Call]]] = {
     "paged_attention": _paged_attention,
     "kv_cache_write": _kv_cache_write,
     "w4a16_linear": _w4a16_linear,
+    "sample": _sample,
     "matmul": _matmul,
 }

@@ -158,6 +158,13 @@ def _w4a16_linear(device: torch.device, dtype: torch.dtype, scale: int) -> Sampl
     return Sample("w4a16_linear", (torch.randn(4, inputs, device=device, dtype=dtype), *pack(nibbles, scales, zeros)))
 
 
+def _sample(device: torch.device, dtype: torch.dtype, scale: int) -> Sample:
+    rows = 2 * scale
+    logits = torch.randn(rows, 512 * scale, device=device).to(dtype)
+    numbers = torch.arange(rows, device=device)
+    return Sample("sample", (logits, numbers, numbers, torch.ones(rows, device=device), numbers.int() + 1))
+
+
 SAMPLES: dict[str, Callable[[torch.device, torch.dtype, int], Sample]] = {
     "rms_norm": _rms_norm,
     "rope": _rope,
@@ -167,6 +174,7 @@ SAMPLES: dict[str, Callable[[torch.device, torch.dtype, int], Sample]] = {
     "paged_attention": _paged_attention,
     "kv_cache_write": _kv_cache_write,
     "w4a16_linear": _w4a16_linear,
+    "sample": _sample,
 }
 
 
