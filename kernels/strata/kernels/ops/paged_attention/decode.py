@@ -37,6 +37,16 @@ def count_key_tiles(
 
 
 @triton.jit
+def half_queries(q_tile):
+    """Queries in fp16, divided by a power of two per row, and these powers. fp8 keys become fp16 in one instruction per pair, and
+    bf16 in several; the powers prevent an overflow of queries from bf16."""
+    wide = q_tile.to(tl.float32)
+    peak = tl.max(tl.abs(wide), 1)
+    power = tl.maximum((peak.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True), 1e-30)
+    return (wide / power[:, None]).to(tl.float16), power
+
+
+@triton.jit
 def first_key_tile(context, queries, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr):
     """The first key tile that the first query attends to."""
     if WINDOW > 0:
@@ -113,6 +123,8 @@ def decode_kernel(
     block_tables,
     context_lens,
     query_starts,
+    k_scale,
+    v_scale,
     seqs,
     out_token,
     out_head,
@@ -137,6 +149,7 @@ def decode_kernel(
     ROWS: tl.constexpr,  # rows of BLOCK_M that may hold queries
     PARTS: tl.constexpr,
 ):
+    FP8: tl.constexpr = key_cache.dtype.element_ty == tl.float8e4nv
     head, kv_heads = tl.program_id(0), tl.num_programs(0)
     chunk = tl.program_id(1)
     tiles = count_key_tiles(context_lens, query_starts, seqs, ROWS // GROUP, WINDOW, BLOCK_N, SEQS)
@@ -175,6 +188,9 @@ def decode_kernel(
             q_rows = (q_start + token).to(tl.int64)[:, None]
             q_tile = tl.load(q + q_rows * q_token + q_heads[:, None] * q_head + dims[None, :], mask=wanted, other=0.0)
             table = block_tables + seq.to(tl.int64) * table_seq
+            if FP8:
+                q_tile, power = half_queries(q_tile)
+                score_scale = (power * SCALE * tl.load(k_scale))[:, None]
 
             best = tl.full([BLOCK_M], -1e38, tl.float32)  # finite, to avoid inf - inf in a row that attends to no key
             weight = tl.zeros([BLOCK_M], tl.float32)
@@ -191,7 +207,10 @@ def decode_kernel(
                     there &= (dims < HEAD_DIM)[None, :]
                 k = tl.load(k_base + (block * k_block + slot * k_slot)[:, None], mask=there, other=0.0)
                 v = tl.load(v_base + (block * v_block + slot * v_slot)[:, None], mask=there, other=0.0)
-                scores = tl.dot(q_tile, k.T, input_precision="ieee") * SCALE
+                if FP8:
+                    k = k.to(tl.float16)
+                    v = v.to(tl.float16)
+                scores = tl.dot(q_tile, k.T, input_precision="ieee") * (score_scale if FP8 else SCALE)
                 seen = keys[None, :] <= position[:, None]
                 if WINDOW > 0:
                     seen &= keys[None, :] > position[:, None] - WINDOW
@@ -202,6 +221,8 @@ def decode_kernel(
                 weight = weight * fade + tl.sum(p, 1)
                 acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
                 best = better
+            if FP8:
+                acc *= tl.load(v_scale)
 
             if (lo == seq_begin) & (hi == seq_end):
                 result = acc / tl.where(weight > 0, weight, 1.0)[:, None]
@@ -264,6 +285,8 @@ def decode_triton(
     max_context_len: int,
     scale: float,
     window: int,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
     arrivals: Tensor | None = None,
     chosen: dict[str, int] | None = None,
 ) -> None:
@@ -273,7 +296,7 @@ def decode_triton(
     _, block_size, kv_heads, _ = key_cache.shape
     seqs, group, dims = context_lens.shape[0], heads // kv_heads, max(bucket(head_dim), 16)
     rows = rows_for(most_queries, group)
-    arguments = dict(chosen or decode_tunable.arguments((dims, max(rows, LEAST_ROWS), q.element_size()), q.device))
+    arguments = dict(chosen or decode_tunable.arguments((dims, max(rows, LEAST_ROWS), key_cache.element_size()), q.device))
     programs = max(multiprocessors(q.device) * arguments.pop("PROGRAMS") // kv_heads, 1)
     programs = min(programs, seqs * max(-(-max_context_len // (LEAST_TILES * arguments["BLOCK_N"])), 1))
     parts = torch.empty(programs * 2 * kv_heads * rows * (dims + 2), dtype=torch.float32, device=q.device)
@@ -289,6 +312,8 @@ def decode_triton(
         block_tables,
         context_lens,
         query_starts,
+        context_lens if k_scale is None else k_scale,
+        context_lens if v_scale is None else v_scale,
         seqs,
         *out.stride()[:2],
         *q.stride()[:2],
