@@ -41,14 +41,15 @@ def test_written_values_are_rounded_to_the_nearest() -> None:
 
 @pytest.mark.parametrize("attention", ATTENTION)
 @pytest.mark.parametrize("contexts, queries", [([40, 3], [1, 1]), ([50, 17], [50, 1])])
-@pytest.mark.parametrize("size", [1.0, 1e5])
+@pytest.mark.parametrize("size, dim, padding", [(1.0, 16, 0), (1e5, 16, 0), (1.0, 72, 0), (1.0, 64, 1)])
 def test_attention_equals_that_of_the_widened_cache(
-    attention: object, contexts: list[int], queries: list[int], size: float
+    attention: object, contexts: list[int], queries: list[int], size: float, dim: int, padding: int
 ) -> None:
-    """Decodes and a prompt. Queries beyond the range of fp16 too."""
+    """Decodes and a prompt. Queries beyond the range of fp16 too, values read in words of four, and rows that are not whole
+    words."""
     torch.manual_seed(1)
-    stored = torch.randn(8, 16, 2, 32).mul(30).to(FP8)
-    q = torch.randn(sum(queries), 4, 16) * size
+    stored = torch.randn(8, 16, 2, 2 * dim + padding).mul(30).to(FP8)
+    q = torch.randn(sum(queries), 4, dim) * size
     tables = torch.randperm(8).int().view(2, 4)
     lengths = torch.tensor(contexts, dtype=torch.int32)
     starts = torch.tensor([0, queries[0], sum(queries)], dtype=torch.int32)
@@ -58,7 +59,7 @@ def test_attention_equals_that_of_the_widened_cache(
         run(q, *caches, tables, lengths, starts, out, max(queries), max(contexts), 0.25 / size, 0, *scales)  # type: ignore[operator]
         return out
 
-    key_cache, value_cache = stored[..., :16], stored[..., 16:]
+    key_cache, value_cache = stored[..., :dim], stored[..., dim : 2 * dim]
     truth = attended(paged_attention_cpu, (key_cache.float() * 0.03, value_cache.float() * 0.5))
     out = attended(attention, (key_cache, value_cache), K_SCALE, V_SCALE)
     assert float((out - truth).norm() / truth.norm()) < (1e-5 if attention is paged_attention_cpu else 2e-3)

@@ -7,6 +7,8 @@ sequence merges them. The programs of one chunk, one per KV head, are adjacent i
 read at about the same time. All query heads that share a KV head are rows of one tile, for each of a sequence's few queries.
 """
 
+import os
+
 import torch
 import triton
 import triton.language as tl
@@ -19,6 +21,8 @@ LEAST_ROWS = 16  # of a matrix product
 MOST_ROWS = 64  # queries times heads of a group; above this, compute takes longer than reading the cache
 LEAST_TILES = 4  # of a chunk: merging many short partial results takes longer than reading their keys
 MERGED_VALUES = 2**12  # values held in registers
+LEAST_WORD_DIMS = 64  # products of fewer dims than 16 would be padded
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 LOG2_E = 1.4426950408889634
 
 
@@ -44,6 +48,25 @@ def half_queries(q_tile):
     peak = tl.max(tl.abs(wide), 1)
     power = tl.maximum((peak.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True), 1e-30)
     return (wide / power[:, None]).to(tl.float16), power
+
+
+@triton.constexpr_function
+def widening(byte):
+    """Assembly for byte `byte` of two words, of adjacent keys: both fp8 numbers become one pair in fp16."""
+    return (
+        "{ .reg .b32 t; .reg .b16 h; "
+        f"prmt.b32 t, $1, $2, 0x{(4 + byte) * 16 + byte:02x}; cvt.u16.u32 h, t; cvt.rn.f16x2.e4m3x2 $0, h; }}"
+    )
+
+
+@triton.jit
+def widen(words, BYTE: tl.constexpr, COMPILED: tl.constexpr):
+    """fp8 numbers in one byte of every word, in fp16. The interpreter has no inline assembly."""
+    if COMPILED:
+        CODE: tl.constexpr = widening(BYTE)
+        return tl.inline_asm_elementwise(CODE, "=r,r,r", [words], dtype=tl.float16, is_pure=True, pack=2)
+    else:
+        return ((words >> (8 * BYTE)) & 255).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float16)
 
 
 @triton.jit
@@ -148,6 +171,8 @@ def decode_kernel(
     BLOCK_N: tl.constexpr,
     ROWS: tl.constexpr,  # rows of BLOCK_M that may hold queries
     PARTS: tl.constexpr,
+    WORDS: tl.constexpr,  # fp8 values are read in words of four dims
+    COMPILED: tl.constexpr,
 ):
     FP8: tl.constexpr = key_cache.dtype.element_ty == tl.float8e4nv
     head, kv_heads = tl.program_id(0), tl.num_programs(0)
@@ -173,6 +198,12 @@ def decode_kernel(
     k_base = key_cache + head.to(tl.int64) * k_head + dims[None, :]
     v_base = value_cache + head.to(tl.int64) * v_head + dims[None, :]
 
+    if WORDS:
+        # The tensor cores read pairs of keys, and neighbours in memory are dims, so that registers would be loaded byte by byte.
+        # Words of four dims are loaded instead, and each of their bytes has a product of its own.
+        quarter = tl.arange(0, DIMS // 4)
+        words_base = value_cache.to(tl.pointer_type(tl.int32)) + head.to(tl.int64) * (v_head // 4) + quarter[None, :]
+
     for step in range(0, last_seq - first_seq + 1):
         seq = first_seq + step
         seq_end = tl.sum(tl.where(seq_index == seq, ends, 0), 0)
@@ -195,6 +226,9 @@ def decode_kernel(
             best = tl.full([BLOCK_M], -1e38, tl.float32)  # finite, to avoid inf - inf in a row that attends to no key
             weight = tl.zeros([BLOCK_M], tl.float32)
             acc = tl.zeros([BLOCK_M, DIMS], tl.float32)
+            if WORDS:
+                acc0 = tl.zeros([BLOCK_M, DIMS // 4], tl.float32)
+                acc1, acc2, acc3 = acc0, acc0, acc0
             # Block numbers are loaded one tile ahead: a load that depends on another load is pipelined half as deep.
             keys = (lo + shift) * BLOCK_N + in_tile
             blocks = tl.load(table + keys // BLOCK_SIZE, mask=keys < context, other=0)
@@ -206,10 +240,17 @@ def decode_kernel(
                 if HEAD_DIM < DIMS:
                     there &= (dims < HEAD_DIM)[None, :]
                 k = tl.load(k_base + (block * k_block + slot * k_slot)[:, None], mask=there, other=0.0)
-                v = tl.load(v_base + (block * v_block + slot * v_slot)[:, None], mask=there, other=0.0)
+                if WORDS:
+                    within = (keys < context)[:, None]
+                    if HEAD_DIM < DIMS:
+                        within &= (quarter * 4 < HEAD_DIM)[None, :]
+                    words = tl.load(words_base + (block * (v_block // 4) + slot * (v_slot // 4))[:, None], mask=within, other=0)
+                else:
+                    v = tl.load(v_base + (block * v_block + slot * v_slot)[:, None], mask=there, other=0.0)
                 if FP8:
                     k = k.to(tl.float16)
-                    v = v.to(tl.float16)
+                    if not WORDS:
+                        v = v.to(tl.float16)
                 scores = tl.dot(q_tile, k.T, input_precision="ieee") * (score_scale if FP8 else SCALE)
                 seen = keys[None, :] <= position[:, None]
                 if WINDOW > 0:
@@ -219,8 +260,17 @@ def decode_kernel(
                 p = tl.exp2(scores - better[:, None])
                 fade = tl.exp2(best - better)
                 weight = weight * fade + tl.sum(p, 1)
-                acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
+                if WORDS:
+                    half = p.to(tl.float16)
+                    acc0 = tl.dot(half, widen(words, 0, COMPILED), acc0 * fade[:, None])
+                    acc1 = tl.dot(half, widen(words, 1, COMPILED), acc1 * fade[:, None])
+                    acc2 = tl.dot(half, widen(words, 2, COMPILED), acc2 * fade[:, None])
+                    acc3 = tl.dot(half, widen(words, 3, COMPILED), acc3 * fade[:, None])
+                else:
+                    acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
                 best = better
+            if WORDS:
+                acc = tl.reshape(tl.join(tl.join(acc0, acc2), tl.join(acc1, acc3)), [BLOCK_M, DIMS])
             if FP8:
                 acc *= tl.load(v_scale)
 
@@ -271,6 +321,11 @@ def padded_seqs(seqs: int) -> int:
 
 def rows_for(queries: int, group: int) -> int:
     return bucket(queries * group)
+
+
+def in_words(cache: Tensor) -> bool:
+    """An fp8 cache whose rows are aligned to words of four dims."""
+    return not any(one % 4 for one in (cache.storage_offset(), cache.shape[3], *cache.stride()[:3]))
 
 
 def decode_triton(
@@ -330,5 +385,7 @@ def decode_triton(
         BLOCK_M=max(rows, LEAST_ROWS),
         ROWS=rows,
         PARTS=max(MERGED_VALUES // (rows * dims), 1),
+        WORDS=k_scale is not None and dims >= LEAST_WORD_DIMS and in_words(value_cache),
+        COMPILED=not INTERPRETED,
         **arguments,
     )
