@@ -117,7 +117,7 @@ def _build_fp8(lengths: Lengths, device: torch.device) -> Contest:
     cache = torch.cat([widened(one, scale, torch.bfloat16) for one in (fp8.key_cache, fp8.value_cache)], -1)
     wide = replace(wide, key_cache=cache[..., :HEAD_DIM], value_cache=cache[..., HEAD_DIM:])
     return Contest(
-        {OURS: partial(_ours, fp8, k_scale=scale, v_scale=scale), "Strata bf16": partial(_ours, wide)},
+        {OURS: partial(_ours, fp8, scale), "Strata bf16": partial(_ours, wide)},
         reference=partial(_exact, wide),
         tolerance=1e-2,
         bytes=2 * sum(lengths.contexts) * KV_HEADS * HEAD_DIM + 2 * wide.q.nbytes,
@@ -145,7 +145,7 @@ def _inputs(lengths: Lengths, device: torch.device) -> Batch:
     )
 
 
-def _ours(batch: Batch, **scales: Tensor) -> Tensor:
+def _ours(batch: Batch, scale: Tensor | None = None) -> Tensor:
     return paged_attention(
         batch.q,
         batch.key_cache,
@@ -155,7 +155,8 @@ def _ours(batch: Batch, **scales: Tensor) -> Tensor:
         batch.query_starts,
         max_query_len=batch.max_query_len,
         max_context_len=batch.max_context_len,
-        **scales,
+        k_scale=scale,
+        v_scale=scale,
     )
 
 

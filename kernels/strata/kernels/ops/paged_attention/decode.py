@@ -299,7 +299,7 @@ def candidates(arch: int, key: Key) -> list[Config]:
         return [config(BLOCK_N=16, PROGRAMS=1)]
     dims, rows, item_bytes = map(int, key)
     warps = 8 if rows * dims > 64 * 128 else 4
-    tile = max(2**14 // (dims * item_bytes), 16)  # 16 KiB of keys and 16 KiB of values
+    tile = min(max(2**14 // (dims * item_bytes), 16), 128)  # 16 KiB of keys and 16 KiB of values; longer tiles spill
     return [
         config(num_warps=warps, num_stages=3, BLOCK_N=tile, PROGRAMS=2),
         config(num_warps=warps, num_stages=3, BLOCK_N=tile, PROGRAMS=4),

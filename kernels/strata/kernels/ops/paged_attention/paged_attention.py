@@ -100,12 +100,12 @@ def tuning_cases(device: torch.device) -> list[TuningCase]:
 
 
 def _decode_case(heads: int, kv_heads: int, head_dim: int, queries: int, dtype: torch.dtype, device: torch.device) -> TuningCase:
-    q, key_cache, value_cache, *more = _tuning_inputs(32, 8192, queries, heads, kv_heads, head_dim, device)
-    inputs = (q, key_cache.to(dtype), value_cache.to(dtype), *more)
-    one = torch.ones((), device=device)
+    q, key_cache, value_cache, tables, lengths, starts, out = _tuning_inputs(32, 8192, queries, heads, kv_heads, head_dim, device)
+    inputs = (q, key_cache.to(dtype), value_cache.to(dtype), tables, lengths, starts, out)
+    scale = torch.ones((), device=device) if dtype == FP8 else None
 
     def run(chosen: Config) -> None:
-        decode_triton(*inputs, queries, 8192, head_dim**-0.5, 0, one, one, chosen=chosen.arguments())
+        decode_triton(*inputs, queries, 8192, head_dim**-0.5, 0, scale, scale, chosen=chosen.arguments())
 
     return TuningCase(decode_tunable, (head_dim, max(rows_for(queries, heads // kv_heads), LEAST_ROWS), dtype.itemsize), run)
 

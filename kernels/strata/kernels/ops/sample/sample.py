@@ -133,15 +133,16 @@ def sample_cpu(
 
 
 def tuning_cases(device: torch.device) -> list[TuningCase]:
+    numbers, temperature = torch.arange(256, device=device), torch.ones(256, device=device)
+    top_p = torch.full((256,), 0.95, device=device)
+    top_k = numbers.int() % 64 + 1
     cases = []
     for dtype in (torch.float32, torch.bfloat16):
         logits = (torch.randn(256, 151_936, device=device) * 3).to(dtype)
-        numbers = torch.arange(256, device=device)
-        settings = torch.ones(256, device=device), numbers.int() % 64 + 1, torch.full((256,), 0.95, device=device)
-        inputs = (logits, numbers, numbers, *settings)
 
-        def run(chosen: Config, inputs: tuple[Tensor, ...] = inputs) -> None:
-            sample_triton(*inputs, *(None,) * 6, chosen=chosen.arguments())  # type: ignore[arg-type, misc]
+        def run(chosen: Config, logits: Tensor = logits) -> None:
+            penalties = (None,) * 5
+            sample_triton(logits, numbers, numbers, temperature, top_k, top_p, None, *penalties, chosen=chosen.arguments())
 
         cases.append(TuningCase(tunable, (logits.element_size(),), run))
     return cases
