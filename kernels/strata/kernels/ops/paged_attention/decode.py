@@ -21,7 +21,7 @@ LEAST_ROWS = 16  # of a matrix product
 MOST_ROWS = 64  # queries times heads of a group; above this, compute takes longer than reading the cache
 LEAST_TILES = 4  # of a chunk: merging many short partial results takes longer than reading their keys
 MERGED_VALUES = 2**12  # values held in registers
-LEAST_WORD_DIMS = 64  # products of fewer dims than 16 would be padded
+LEAST_WORD_DIMS = 128  # with fewer dims, the products of bytes are too small to share among the warps
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 LOG2_E = 1.4426950408889634
 
