@@ -71,6 +71,7 @@ def test_kernel_draws_the_token_of_the_reference(vocabulary: int, spread: float,
     assert run_triton(logits, **given).tolist() == reference(logits, **given).tolist()
 
 
+@pytest.mark.slow
 @interpreted
 def test_more_candidates_than_fit() -> None:
     """A flat row is searched in place of a buffer, in several blocks."""
@@ -155,6 +156,7 @@ def test_a_row_does_not_depend_on_its_batch() -> None:
     assert not torch.equal(sample(logits, **given | {"steps": given["steps"] + 1}), together)
 
 
+@pytest.mark.slow
 @interpreted
 def test_tokens_do_not_depend_on_the_launch_configuration() -> None:
     logits, given = torch.randn(2, 900), settings(4)
