@@ -126,7 +126,9 @@ def test_unsupported_configurations_are_rejected_at_start() -> None:
     assert not reasons(head_size=80)
     assert "head_size=512: Strata's kernels support multiples of 8 up to 256; set serve.kernels: vllm" in reasons(head_size=512)
     assert reasons(use_mla=True) == "MLA not supported; set serve.kernels: vllm for this model"
-    assert "kv_cache_dtype=fp8: Strata's kernels need a cache in the model's dtype" in reasons(kv_cache_dtype="fp8")
+    assert not reasons(kv_cache_dtype="fp8") and not reasons(kv_cache_dtype="fp8_e4m3")
+    assert "kv_cache_dtype=fp8: needs compute capability 8.9" in reasons((8, 0), kv_cache_dtype="fp8")
+    assert "kv_cache_dtype=fp8_e5m2: Strata's kernels need a cache in the model's dtype" in reasons(kv_cache_dtype="fp8_e5m2")
     assert "kv_cache_dtype=float16" in reasons(kv_cache_dtype="float16")
     assert "dtype not supported" in reasons(dtype=torch.float32)
     assert "sinks not supported" in reasons(has_sink=True)
@@ -330,7 +332,9 @@ def test_warm_up_batches_run() -> None:
 
     batches = list(warm_up._batches(100, 40, 16))
     assert {len(batch) for batch in batches} >= {1, 33} and max(sum(new for _, new in batch) for batch in batches) == 100
-    for call in warm_up.calls(implementation(sliding_window=20), batches, BLOCK, torch.float16, 16, torch.device("cpu")):
+    for call in warm_up.calls(
+        implementation(sliding_window=20), batches, BLOCK, torch.float16, torch.float16, 16, torch.device("cpu")
+    ):
         call()
 
 

@@ -53,6 +53,8 @@ OPS = (
     Op("flash_attention", "training, prefill", "attention, forward and backward, with packed documents"),
     Op("paged_attention", "serving", "attention over a paged KV cache, decode and prefill mixed"),
     Op("kv_cache_write", "serving", "scatters keys and values into the blocks of a paged KV cache"),
+    Op("w4a16_linear", "serving", "linear layer with 4-bit weights of GPTQ or AWQ and 16-bit activations"),
+    Op("sample", "serving", "penalties, temperature, min-p, top-k, top-p and a seeded draw in one pass over the logits"),
 )
 
 

@@ -99,6 +99,29 @@ def _kv_cache_write() -> dict[str, Call]:
     return {"": lambda: kv_cache_write(key, key, cache, cache, _empty(SEQS, dtype=torch.int64))}
 
 
+def _w4a16_linear() -> dict[str, Call]:
+    from strata.kernels.ops.w4a16_linear.w4a16_linear import w4a16_linear
+
+    chunks = HIDDEN // 128
+    packed, scales = _empty(chunks, FFN, 32, dtype=torch.int16), _empty(chunks, FFN)
+    zeros = _empty(chunks, FFN, dtype=torch.uint8)
+
+    def tokens(count: int, zeros: Tensor | None = None) -> Call:
+        return lambda: w4a16_linear(_empty(count, HIDDEN), packed, scales, zeros)
+
+    return {"": tokens(1), "zero points": tokens(16, zeros), "prompt": tokens(TOKENS)}
+
+
+def _sample() -> dict[str, Call]:
+    from strata.kernels.ops.sample.sample import Penalties, sample
+
+    logits, numbers = _empty(SEQS, VOCABULARY, dtype=torch.float32), _empty(SEQS, dtype=torch.int64)
+    share, most = _empty(SEQS, dtype=torch.float32), _empty(SEQS, dtype=torch.int32)
+    tokens = _empty(SEQS, CONTEXT, dtype=torch.int32)
+    penalties = Penalties(tokens, tokens, share, share, share)
+    return {"": lambda: sample(logits, numbers, numbers, share, most, share, share, penalties)}
+
+
 def _matmul() -> dict[str, Call]:
     """Every Triton and Gluon step that the architecture has the instructions for."""
     from strata.kernels.ladder.steps import STEPS
@@ -122,5 +145,7 @@ CALLS: dict[str, Callable[[], dict[str, Call]]] = {
     "flash_attention": _flash_attention,
     "paged_attention": _paged_attention,
     "kv_cache_write": _kv_cache_write,
+    "w4a16_linear": _w4a16_linear,
+    "sample": _sample,
     "matmul": _matmul,
 }

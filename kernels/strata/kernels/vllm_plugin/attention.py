@@ -30,9 +30,10 @@ from vllm.v1.attention.backend import (
     MultipleOf,
 )
 
+from strata.kernels.ops.arrivals import zeroed_arrivals
 from strata.kernels.ops.flash_attention.flash_attention import flash_attention
+from strata.kernels.ops.fp8_cache import FP8
 from strata.kernels.ops.kv_cache_write import kv_cache_write_cpu, kv_cache_write_triton
-from strata.kernels.ops.paged_attention.decode import zeroed_arrivals
 from strata.kernels.ops.paged_attention.paged_attention import (
     MOST_GROUP,
     MOST_HEAD_DIM,
@@ -45,12 +46,14 @@ from strata.kernels.vllm_plugin.warm_up import warm_up
 
 HEAD_SIZE_STEP = 8  # so that heads are aligned for 16-byte loads
 BLOCK_SIZES = (16, 32, 64, 128)
+FP8_CACHES = ("fp8", "fp8_e4m3")
+LEAST_FP8 = DeviceCapability(8, 9)  # GPUs that convert e4m3
 LONG = 65536  # tokens times head size above which flash_attention is faster for an uncached prompt
 
 
 class StrataAttentionBackend(AttentionBackend):  # type: ignore[misc]
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16]
-    supported_kv_cache_dtypes: ClassVar[list[str]] = ["auto", "float16", "bfloat16"]
+    supported_kv_cache_dtypes: ClassVar[list[str]] = ["auto", "float16", "bfloat16", *FP8_CACHES]
     forward_includes_kv_cache_update = False
 
     @staticmethod
@@ -82,14 +85,17 @@ class StrataAttentionBackend(AttentionBackend):  # type: ignore[misc]
         return bool(capability >= DeviceCapability(8, 0))
 
     @classmethod
-    def supports_combination(
-        cls, head_size: int, dtype: torch.dtype, kv_cache_dtype: str | None, *_: Any, **__: Any
-    ) -> str | None:
+    def supports_combination(cls, head_size: int, dtype: torch.dtype, kv_cache_dtype: str | None, *more: Any) -> str | None:
         """Reason why a combination is unsupported, including what is supported; vLLM's own reasons omit that."""
         if not cls.supports_head_size(head_size):
             return f"head_size={head_size}: Strata's kernels support multiples of {HEAD_SIZE_STEP} up to {MOST_HEAD_DIM}"
+        if kv_cache_dtype in FP8_CACHES:
+            capability = more[-1]
+            return None if capability >= LEAST_FP8 else f"kv_cache_dtype={kv_cache_dtype}: needs compute capability 8.9"
         if kv_cache_dtype not in (None, "auto", str(dtype).removeprefix("torch.")):
-            return f"kv_cache_dtype={kv_cache_dtype}: Strata's kernels need a cache in the model's dtype, {dtype}"
+            return (
+                f"kv_cache_dtype={kv_cache_dtype}: Strata's kernels need a cache in the model's dtype, {dtype}, or in fp8 (e4m3)"
+            )
         return None
 
     @classmethod
@@ -150,6 +156,7 @@ class StrataAttentionImpl(AttentionImpl[StrataAttentionMetadata]):  # type: igno
         self.num_kv_heads = num_kv_heads or num_heads
         self.window = sliding_window
         self.kv_cache_dtype = kv_cache_dtype
+        self.fp8 = kv_cache_dtype in FP8_CACHES
         self.attn_type = attn_type
         self.shares_cache = kv_sharing_target_layer_name is not None
 
@@ -158,7 +165,7 @@ class StrataAttentionImpl(AttentionImpl[StrataAttentionMetadata]):  # type: igno
     ) -> None:
         tokens = slot_mapping.shape[0]
         write = kv_cache_write_triton if key.is_cuda else kv_cache_write_cpu
-        write(first_rows(key, tokens), first_rows(value, tokens), *self._caches(kv_cache), slot_mapping)
+        write(first_rows(key, tokens), first_rows(value, tokens), *self._caches(kv_cache), slot_mapping, *self._scales(layer))
 
     def forward(
         self,
@@ -190,6 +197,7 @@ class StrataAttentionImpl(AttentionImpl[StrataAttentionMetadata]):  # type: igno
                 cached.max_seq_len,
                 self.scale,
                 self.window or 0,
+                *self._scales(layer),
             )
             if query.is_cuda:
                 paged_attention_triton(*arguments, cached.arrivals)
@@ -211,5 +219,9 @@ class StrataAttentionImpl(AttentionImpl[StrataAttentionMetadata]):  # type: igno
 
     def _caches(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
         """Key and value caches as our kernels expect them: [blocks, block_size, kv_heads, head_size]."""
+        kv_cache = kv_cache.view(FP8) if self.fp8 else kv_cache  # vLLM allocates bytes
         key_cache, value_cache = kv_cache.transpose(1, 2).chunk(2, dim=-1)
         return key_cache, value_cache
+
+    def _scales(self, layer: AttentionLayer) -> tuple[Tensor | None, Tensor | None]:
+        return (layer._k_scale, layer._v_scale) if self.fp8 else (None, None)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -33,13 +34,14 @@ def warm_up(builder: AttentionMetadataBuilder) -> None:
     began = time.monotonic()
     layers = get_layers_from_vllm_config(builder.vllm_config, Attention, builder.layer_names).values()
     distinct = {(layer.impl.num_heads, layer.impl.scale, layer.impl.window): layer.impl for layer in layers}
+    dtype = builder.vllm_config.model_config.dtype
     scheduler, spec = builder.vllm_config.scheduler_config, builder.kv_cache_spec
     batches = list(_batches(scheduler.max_num_batched_tokens, scheduler.max_num_seqs, builder.long_prompt))
     with torch.inference_mode():
         kernels = compile_ahead(
             call
             for layer in distinct.values()
-            for call in calls(layer, batches, spec.block_size, spec.dtype, builder.long_prompt, builder.device)
+            for call in calls(layer, batches, spec.block_size, dtype, spec.dtype, builder.long_prompt, builder.device)
         )
     init_logger("vllm.strata").info("Strata attention: compiled %d kernels in %.1f s", kernels, time.monotonic() - began)
 
@@ -49,20 +51,23 @@ def calls(
     batches: Sequence[Batch],
     block_size: int,
     dtype: torch.dtype,
+    cache_dtype: torch.dtype,
     long_prompt: int | None,
     device: torch.device,
 ) -> Iterator[Callable[[], Any]]:
     empty = partial(torch.empty, dtype=dtype, device=device)
-    cache = empty(2, layer.num_kv_heads, block_size, 2 * layer.head_size)
+    cache = empty(2, layer.num_kv_heads, block_size, 2 * layer.head_size, dtype=cache_dtype)
+    one = torch.ones((), device=device)
+    scales = SimpleNamespace(_k_scale=one, _v_scale=one)  # a layer's, which fp8 caches need
     most_tokens = max(sum(new for _, new in batch) for batch in batches)
     keys = empty(most_tokens, layer.num_kv_heads, layer.head_size)
     for tokens in sizes(most_tokens):
         slots = torch.full((tokens,), -1, dtype=torch.int64, device=device)
-        yield partial(layer.do_kv_cache_update, None, keys[:tokens], keys[:tokens], cache, slots)
+        yield partial(layer.do_kv_cache_update, scales, keys[:tokens], keys[:tokens], cache, slots)
     for batch in batches:
         common = _described(batch, block_size, device)
         key, query = keys[: common.num_actual_tokens], empty(common.num_actual_tokens, layer.num_heads, layer.head_size)
-        yield partial(layer.forward, None, query, key, key, cache, metadata_of(common, long_prompt), torch.empty_like(query))
+        yield partial(layer.forward, scales, query, key, key, cache, metadata_of(common, long_prompt), torch.empty_like(query))
 
 
 def _batches(most_tokens: int, most_requests: int, long_prompt: int | None) -> Iterator[Batch]:

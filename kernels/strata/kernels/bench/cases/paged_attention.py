@@ -1,7 +1,7 @@
 """Paged attention: decode against memory bandwidth and vLLM's kernels, prompts and mixed batches against vLLM's."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -11,9 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from strata.kernels.bench.case import OURS, Bar, Case, Contest, Missing
+from strata.kernels.ops.fp8_cache import narrowed, widened
 from strata.kernels.ops.paged_attention.paged_attention import paged_attention
 
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
+FP8_BARS = (Bar(1.7, "Strata bf16"),)
 DECODE_BARS = (Bar(0.8, "copy"), Bar(1.0, "vLLM FA3"), Bar(1.2, "vLLM Triton"))
 
 
@@ -68,6 +70,7 @@ def cases() -> list[Case]:
     mixed = Lengths((4096,) * 32 + (2048, 8192), (1,) * 32 + (2048, 512))
     return [
         *decodes,
+        *(_decode_fp8(f"decode batch 32, {k}k, fp8 cache", k * 1024, bars) for k, bars in ((4, ()), (16, FP8_BARS))),
         *neighbours,
         Case("paged_attention", "decode batch 128, 64 to 32k", partial(_build, far_apart)),
         Case("paged_attention", "prompts 4 x 4k", partial(_build, prompts)),
@@ -78,6 +81,10 @@ def cases() -> list[Case]:
 
 def _decode(name: str, batch: int, context: int, block_size: int, bars: tuple[Bar, ...] = ()) -> Case:
     return Case("paged_attention", name, partial(_build, Lengths((context,) * batch, (1,) * batch, block_size)), bars)
+
+
+def _decode_fp8(name: str, context: int, bars: tuple[Bar, ...]) -> Case:
+    return Case("paged_attention", name, partial(_build_fp8, Lengths((context,) * 32, (1,) * 32)), bars)
 
 
 def _build(lengths: Lengths, device: torch.device) -> Contest:
@@ -97,6 +104,23 @@ def _build(lengths: Lengths, device: torch.device) -> Contest:
         reference=partial(_exact, batch),
         tolerance=1e-2,
         bytes=cache_bytes + 2 * batch.q.nbytes,
+        flops=4 * lengths.pairs() * HEADS * HEAD_DIM,
+    )
+
+
+def _build_fp8(lengths: Lengths, device: torch.device) -> Contest:
+    """The same keys and values in fp8 and, widened, in bf16."""
+    wide = _inputs(lengths, device)
+    scale = torch.full((), 0.01, device=device)
+    stored = torch.cat([narrowed(wide.key_cache, scale), narrowed(wide.value_cache, scale)], -1)
+    fp8 = replace(wide, key_cache=stored[..., :HEAD_DIM], value_cache=stored[..., HEAD_DIM:])
+    cache = torch.cat([widened(one, scale, torch.bfloat16) for one in (fp8.key_cache, fp8.value_cache)], -1)
+    wide = replace(wide, key_cache=cache[..., :HEAD_DIM], value_cache=cache[..., HEAD_DIM:])
+    return Contest(
+        {OURS: partial(_ours, fp8, scale), "Strata bf16": partial(_ours, wide)},
+        reference=partial(_exact, wide),
+        tolerance=1e-2,
+        bytes=2 * sum(lengths.contexts) * KV_HEADS * HEAD_DIM + 2 * wide.q.nbytes,
         flops=4 * lengths.pairs() * HEADS * HEAD_DIM,
     )
 
@@ -121,7 +145,7 @@ def _inputs(lengths: Lengths, device: torch.device) -> Batch:
     )
 
 
-def _ours(batch: Batch) -> Tensor:
+def _ours(batch: Batch, scale: Tensor | None = None) -> Tensor:
     return paged_attention(
         batch.q,
         batch.key_cache,
@@ -131,6 +155,8 @@ def _ours(batch: Batch) -> Tensor:
         batch.query_starts,
         max_query_len=batch.max_query_len,
         max_context_len=batch.max_context_len,
+        k_scale=scale,
+        v_scale=scale,
     )
 
 

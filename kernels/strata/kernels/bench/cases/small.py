@@ -12,6 +12,7 @@ from torch import Tensor
 
 from strata.kernels import catalog
 from strata.kernels.bench.case import OURS, Case, Contest
+from strata.kernels.ops.w4a16_linear.packing import pack
 
 TOLERANCE = 1e-5  # fp32
 LAPTOP = 4  # scale of a sample: milliseconds on a few cores, negligible work on a GPU
@@ -148,6 +149,22 @@ def _kv_cache_write(device: torch.device, dtype: torch.dtype, scale: int) -> Sam
     return Sample("kv_cache_write", (key, value, *caches, slots), written=(2, 3))
 
 
+def _w4a16_linear(device: torch.device, dtype: torch.dtype, scale: int) -> Sample:
+    """Four tokens, and weights with zero points for groups of 128 inputs."""
+    inputs, outputs = 128 * scale, 256 * scale
+    nibbles = torch.randint(0, 16, (inputs, outputs), device=device, dtype=torch.uint8)
+    scales = torch.rand(scale, outputs, device=device).to(dtype)
+    zeros = torch.arange(outputs, device=device).remainder(16).expand(scale, -1)
+    return Sample("w4a16_linear", (torch.randn(4, inputs, device=device, dtype=dtype), *pack(nibbles, scales, zeros)))
+
+
+def _sample(device: torch.device, dtype: torch.dtype, scale: int) -> Sample:
+    rows = 2 * scale
+    logits = torch.randn(rows, 512 * scale, device=device).to(dtype)
+    numbers = torch.arange(rows, device=device)
+    return Sample("sample", (logits, numbers, numbers, torch.ones(rows, device=device), numbers.int() + 1))
+
+
 SAMPLES: dict[str, Callable[[torch.device, torch.dtype, int], Sample]] = {
     "rms_norm": _rms_norm,
     "rope": _rope,
@@ -156,6 +173,8 @@ SAMPLES: dict[str, Callable[[torch.device, torch.dtype, int], Sample]] = {
     "flash_attention": _flash_attention,
     "paged_attention": _paged_attention,
     "kv_cache_write": _kv_cache_write,
+    "w4a16_linear": _w4a16_linear,
+    "sample": _sample,
 }
 
 

@@ -7,19 +7,22 @@ sequence merges them. The programs of one chunk, one per KV head, are adjacent i
 read at about the same time. All query heads that share a KV head are rows of one tile, for each of a sequence's few queries.
 """
 
-from functools import cache
+import os
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from strata.kernels.ops.arrivals import multiprocessors, stream_arrivals
 from strata.kernels.tuning.tunable import Config, Key, Tunable, bucket, config
 
 LEAST_ROWS = 16  # of a matrix product
 MOST_ROWS = 64  # queries times heads of a group; above this, compute takes longer than reading the cache
 LEAST_TILES = 4  # of a chunk: merging many short partial results takes longer than reading their keys
 MERGED_VALUES = 2**12  # values held in registers
+LEAST_WORD_DIMS = 128  # with fewer dims, the products of bytes are too small to share among the warps
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 LOG2_E = 1.4426950408889634
 
 
@@ -35,6 +38,35 @@ def count_key_tiles(
     queries = tl.load(query_starts + seq + 1, mask=there, other=0) - tl.load(query_starts + seq, mask=there, other=0)
     tiles = tl.cdiv(context, BLOCK_N) - first_key_tile(context, queries, WINDOW, BLOCK_N)
     return tl.where((queries > 0) & (queries <= MAX_QUERIES), tl.maximum(tiles, 1), 0)
+
+
+@triton.jit
+def half_queries(q_tile):
+    """Queries in fp16, divided by a power of two per row, and these powers. fp8 keys become fp16 in one instruction per pair, and
+    bf16 in several; the powers prevent an overflow of queries from bf16."""
+    wide = q_tile.to(tl.float32)
+    peak = tl.max(tl.abs(wide), 1)
+    power = tl.maximum((peak.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True), 1e-30)
+    return (wide / power[:, None]).to(tl.float16), power
+
+
+@triton.constexpr_function
+def widening(byte):
+    """Assembly for byte `byte` of two words, of adjacent keys: both fp8 numbers become one pair in fp16."""
+    return (
+        "{ .reg .b32 t; .reg .b16 h; "
+        f"prmt.b32 t, $1, $2, 0x{(4 + byte) * 16 + byte:02x}; cvt.u16.u32 h, t; cvt.rn.f16x2.e4m3x2 $0, h; }}"
+    )
+
+
+@triton.jit
+def widen(words, BYTE: tl.constexpr, COMPILED: tl.constexpr):
+    """fp8 numbers in one byte of every word, in fp16. The interpreter has no inline assembly."""
+    if COMPILED:
+        CODE: tl.constexpr = widening(BYTE)
+        return tl.inline_asm_elementwise(CODE, "=r,r,r", [words], dtype=tl.float16, is_pure=True, pack=2)
+    else:
+        return ((words >> (8 * BYTE)) & 255).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float16)
 
 
 @triton.jit
@@ -114,6 +146,8 @@ def decode_kernel(
     block_tables,
     context_lens,
     query_starts,
+    k_scale,
+    v_scale,
     seqs,
     out_token,
     out_head,
@@ -137,7 +171,10 @@ def decode_kernel(
     BLOCK_N: tl.constexpr,
     ROWS: tl.constexpr,  # rows of BLOCK_M that may hold queries
     PARTS: tl.constexpr,
+    WORDS: tl.constexpr,  # fp8 values are read in words of four dims
+    COMPILED: tl.constexpr,
 ):
+    FP8: tl.constexpr = key_cache.dtype.element_ty == tl.float8e4nv
     head, kv_heads = tl.program_id(0), tl.num_programs(0)
     chunk = tl.program_id(1)
     tiles = count_key_tiles(context_lens, query_starts, seqs, ROWS // GROUP, WINDOW, BLOCK_N, SEQS)
@@ -161,6 +198,12 @@ def decode_kernel(
     k_base = key_cache + head.to(tl.int64) * k_head + dims[None, :]
     v_base = value_cache + head.to(tl.int64) * v_head + dims[None, :]
 
+    if WORDS:
+        # The tensor cores read pairs of keys, and neighbours in memory are dims, so that registers would be loaded byte by byte.
+        # Words of four dims are loaded instead, and each of their bytes has a product of its own.
+        quarter = tl.arange(0, DIMS // 4)
+        words_base = value_cache.to(tl.pointer_type(tl.int32)) + head.to(tl.int64) * (v_head // 4) + quarter[None, :]
+
     for step in range(0, last_seq - first_seq + 1):
         seq = first_seq + step
         seq_end = tl.sum(tl.where(seq_index == seq, ends, 0), 0)
@@ -176,10 +219,16 @@ def decode_kernel(
             q_rows = (q_start + token).to(tl.int64)[:, None]
             q_tile = tl.load(q + q_rows * q_token + q_heads[:, None] * q_head + dims[None, :], mask=wanted, other=0.0)
             table = block_tables + seq.to(tl.int64) * table_seq
+            if FP8:
+                q_tile, power = half_queries(q_tile)
+                score_scale = (power * SCALE * tl.load(k_scale))[:, None]
 
             best = tl.full([BLOCK_M], -1e38, tl.float32)  # finite, to avoid inf - inf in a row that attends to no key
             weight = tl.zeros([BLOCK_M], tl.float32)
             acc = tl.zeros([BLOCK_M, DIMS], tl.float32)
+            if WORDS:
+                acc0 = tl.zeros([BLOCK_M, DIMS // 4], tl.float32)
+                acc1, acc2, acc3 = acc0, acc0, acc0
             # Block numbers are loaded one tile ahead: a load that depends on another load is pipelined half as deep.
             keys = (lo + shift) * BLOCK_N + in_tile
             blocks = tl.load(table + keys // BLOCK_SIZE, mask=keys < context, other=0)
@@ -191,8 +240,18 @@ def decode_kernel(
                 if HEAD_DIM < DIMS:
                     there &= (dims < HEAD_DIM)[None, :]
                 k = tl.load(k_base + (block * k_block + slot * k_slot)[:, None], mask=there, other=0.0)
-                v = tl.load(v_base + (block * v_block + slot * v_slot)[:, None], mask=there, other=0.0)
-                scores = tl.dot(q_tile, k.T, input_precision="ieee") * SCALE
+                if WORDS:
+                    within = (keys < context)[:, None]
+                    if HEAD_DIM < DIMS:
+                        within &= (quarter * 4 < HEAD_DIM)[None, :]
+                    words = tl.load(words_base + (block * (v_block // 4) + slot * (v_slot // 4))[:, None], mask=within, other=0)
+                else:
+                    v = tl.load(v_base + (block * v_block + slot * v_slot)[:, None], mask=there, other=0.0)
+                if FP8:
+                    k = k.to(tl.float16)
+                    if not WORDS:
+                        v = v.to(tl.float16)
+                scores = tl.dot(q_tile, k.T, input_precision="ieee") * (score_scale if FP8 else SCALE)
                 seen = keys[None, :] <= position[:, None]
                 if WINDOW > 0:
                     seen &= keys[None, :] > position[:, None] - WINDOW
@@ -201,8 +260,19 @@ def decode_kernel(
                 p = tl.exp2(scores - better[:, None])
                 fade = tl.exp2(best - better)
                 weight = weight * fade + tl.sum(p, 1)
-                acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
+                if WORDS:
+                    half = p.to(tl.float16)
+                    acc0 = tl.dot(half, widen(words, 0, COMPILED), acc0 * fade[:, None])
+                    acc1 = tl.dot(half, widen(words, 1, COMPILED), acc1 * fade[:, None])
+                    acc2 = tl.dot(half, widen(words, 2, COMPILED), acc2 * fade[:, None])
+                    acc3 = tl.dot(half, widen(words, 3, COMPILED), acc3 * fade[:, None])
+                else:
+                    acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
                 best = better
+            if WORDS:
+                acc = tl.reshape(tl.join(tl.join(acc0, acc2), tl.join(acc1, acc3)), [BLOCK_M, DIMS])
+            if FP8:
+                acc *= tl.load(v_scale)
 
             if (lo == seq_begin) & (hi == seq_end):
                 result = acc / tl.where(weight > 0, weight, 1.0)[:, None]
@@ -229,7 +299,7 @@ def candidates(arch: int, key: Key) -> list[Config]:
         return [config(BLOCK_N=16, PROGRAMS=1)]
     dims, rows, item_bytes = map(int, key)
     warps = 8 if rows * dims > 64 * 128 else 4
-    tile = max(2**14 // (dims * item_bytes), 16)  # 16 KiB of keys and 16 KiB of values
+    tile = min(max(2**14 // (dims * item_bytes), 16), 128)  # 16 KiB of keys and 16 KiB of values; longer tiles spill
     return [
         config(num_warps=warps, num_stages=3, BLOCK_N=tile, PROGRAMS=2),
         config(num_warps=warps, num_stages=3, BLOCK_N=tile, PROGRAMS=4),
@@ -253,6 +323,11 @@ def rows_for(queries: int, group: int) -> int:
     return bucket(queries * group)
 
 
+def in_words(cache: Tensor) -> bool:
+    """An fp8 cache whose rows are aligned to words of four dims."""
+    return not any(one % 4 for one in (cache.storage_offset(), cache.shape[3], *cache.stride()[:3]))
+
+
 def decode_triton(
     q: Tensor,
     key_cache: Tensor,
@@ -265,6 +340,8 @@ def decode_triton(
     max_context_len: int,
     scale: float,
     window: int,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
     arrivals: Tensor | None = None,
     chosen: dict[str, int] | None = None,
 ) -> None:
@@ -274,7 +351,7 @@ def decode_triton(
     _, block_size, kv_heads, _ = key_cache.shape
     seqs, group, dims = context_lens.shape[0], heads // kv_heads, max(bucket(head_dim), 16)
     rows = rows_for(most_queries, group)
-    arguments = dict(chosen or decode_tunable.arguments((dims, max(rows, LEAST_ROWS), q.element_size()), q.device))
+    arguments = dict(chosen or decode_tunable.arguments((dims, max(rows, LEAST_ROWS), key_cache.element_size()), q.device))
     programs = max(multiprocessors(q.device) * arguments.pop("PROGRAMS") // kv_heads, 1)
     programs = min(programs, seqs * max(-(-max_context_len // (LEAST_TILES * arguments["BLOCK_N"])), 1))
     parts = torch.empty(programs * 2 * kv_heads * rows * (dims + 2), dtype=torch.float32, device=q.device)
@@ -290,6 +367,8 @@ def decode_triton(
         block_tables,
         context_lens,
         query_starts,
+        context_lens if k_scale is None else k_scale,
+        context_lens if v_scale is None else v_scale,
         seqs,
         *out.stride()[:2],
         *q.stride()[:2],
@@ -306,29 +385,7 @@ def decode_triton(
         BLOCK_M=max(rows, LEAST_ROWS),
         ROWS=rows,
         PARTS=max(MERGED_VALUES // (rows * dims), 1),
+        WORDS=k_scale is not None and dims >= LEAST_WORD_DIMS and in_words(value_cache),
+        COMPILED=not INTERPRETED,
         **arguments,
     )
-
-
-def zeroed_arrivals(count: int, device: torch.device) -> Tensor:
-    return torch.zeros(count, dtype=torch.int32, device=device)
-
-
-_arrivals: dict[tuple[torch.device, int], Tensor] = {}
-
-
-def stream_arrivals(count: int, device: torch.device) -> Tensor:
-    """Zeroed arrival counters. Launches of one stream run in order and reset the counters, so a stream reuses one buffer without
-    a memset. A captured launch may be replayed on any stream, so it gets its own buffer, cleared by the graph."""
-    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
-        return zeroed_arrivals(count, device)
-    stream = torch.cuda.current_stream(device).cuda_stream
-    known = _arrivals.get((device, stream))
-    if known is None or known.shape[0] < count:
-        known = _arrivals[device, stream] = zeroed_arrivals(max(bucket(count), 2**12), device)
-    return known
-
-
-@cache
-def multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 8

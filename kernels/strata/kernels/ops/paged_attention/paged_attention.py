@@ -3,12 +3,15 @@
 A batch may mix decoding sequences, one query each, with prompts and prompt chunks. Sequences with few queries are bound by
 reading the cache (decode.py), the others by the tensor cores (prefill.py). Nothing is read back from the GPU, and grids depend
 only on shapes and the `max_` arguments, so a CUDA graph can replay a call for other lengths.
+
+A cache in fp8 (e4m3) halves what is read. Its keys and values are multiplied by one scale each, as in vLLM.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from strata.kernels.ops.fp8_cache import FP8, check_scales, widened
 from strata.kernels.ops.on_device import on_tensor_device
 from strata.kernels.ops.paged_attention.decode import LEAST_ROWS, MOST_ROWS, decode_triton, decode_tunable, rows_for
 from strata.kernels.ops.paged_attention.prefill import prefill_triton, prefill_tunable
@@ -31,9 +34,12 @@ def reference(
     max_context_len: int = 0,
     scale: float | None = None,
     window: int | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
 ) -> Tensor:
     """Computes one query at a time. A query that attends to no key has output zero."""
     out = torch.zeros_like(q)
+    key_cache, value_cache = widened(key_cache, k_scale, q.dtype), widened(value_cache, v_scale, q.dtype)
     heads, head_dim = q.shape[1:]
     block_size, kv_heads = key_cache.shape[1:3]
     starts = query_starts.tolist()
@@ -63,6 +69,8 @@ def paged_attention_triton(
     max_context_len: int,
     scale: float,
     window: int,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
     arrivals: Tensor | None = None,
 ) -> None:
     tokens, seqs, group = q.shape[0], context_lens.shape[0], q.shape[1] // key_cache.shape[2]
@@ -70,35 +78,43 @@ def paged_attention_triton(
         return
     inputs = (q, key_cache, value_cache, block_tables, context_lens, query_starts, out)
     if max_query_len * group <= max(MOST_ROWS, group):
-        decode_triton(*inputs, max_query_len, max_context_len, scale, window, arrivals)
+        decode_triton(*inputs, max_query_len, max_context_len, scale, window, k_scale, v_scale, arrivals)
     elif tokens >= seqs * max_query_len:  # all sequences are prompts of one length
-        prefill_triton(*inputs, 1, scale, window)
+        prefill_triton(*inputs, 1, scale, window, k_scale, v_scale)
     else:
         few = max(LEAST_ROWS // group, 1)
-        decode_triton(*inputs, few, max_context_len, scale, window, arrivals)
-        prefill_triton(*inputs, few + 1, scale, window)
+        decode_triton(*inputs, few, max_context_len, scale, window, k_scale, v_scale, arrivals)
+        prefill_triton(*inputs, few + 1, scale, window, k_scale, v_scale)
 
 
 def tuning_cases(device: torch.device) -> list[TuningCase]:
-    decodes = [_decode_case(32, 8, head_dim, queries, device) for head_dim in (64, 128, 256) for queries in (1, 8, 16)]
+    dtypes = (torch.bfloat16, FP8)
+    decodes = [
+        _decode_case(32, 8, head_dim, queries, dtype, device)
+        for head_dim in (64, 128, 256)
+        for queries in (1, 8, 16)
+        for dtype in dtypes
+    ]
     prefills = [_prefill_case(32, kv_heads, head_dim, device) for head_dim in (64, 128, 256) for kv_heads in (4, 8, 32)]
     return decodes + prefills
 
 
-def _decode_case(heads: int, kv_heads: int, head_dim: int, queries: int, device: torch.device) -> TuningCase:
-    inputs = _tuning_inputs(32, 8192, queries, heads, kv_heads, head_dim, device)
+def _decode_case(heads: int, kv_heads: int, head_dim: int, queries: int, dtype: torch.dtype, device: torch.device) -> TuningCase:
+    q, key_cache, value_cache, tables, lengths, starts, out = _tuning_inputs(32, 8192, queries, heads, kv_heads, head_dim, device)
+    inputs = (q, key_cache.to(dtype), value_cache.to(dtype), tables, lengths, starts, out)
+    scale = torch.ones((), device=device) if dtype == FP8 else None
 
     def run(chosen: Config) -> None:
-        decode_triton(*inputs, queries, 8192, head_dim**-0.5, 0, chosen=chosen.arguments())
+        decode_triton(*inputs, queries, 8192, head_dim**-0.5, 0, scale, scale, chosen=chosen.arguments())
 
-    return TuningCase(decode_tunable, (head_dim, max(rows_for(queries, heads // kv_heads), LEAST_ROWS), 2), run)
+    return TuningCase(decode_tunable, (head_dim, max(rows_for(queries, heads // kv_heads), LEAST_ROWS), dtype.itemsize), run)
 
 
 def _prefill_case(heads: int, kv_heads: int, head_dim: int, device: torch.device) -> TuningCase:
     inputs = _tuning_inputs(4, 4096, 2048, heads, kv_heads, head_dim, device)
 
     def run(chosen: Config) -> None:
-        prefill_triton(*inputs, 1, head_dim**-0.5, 0, chosen.arguments())
+        prefill_triton(*inputs, 1, head_dim**-0.5, 0, chosen=chosen.arguments())
 
     return TuningCase(prefill_tunable, (head_dim, heads // kv_heads, False), run)
 
@@ -128,6 +144,8 @@ def paged_attention_cpu(
     max_context_len: int,
     scale: float,
     window: int,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
 ) -> None:
     block_size = key_cache.shape[1]
     starts = query_starts.tolist()
@@ -138,7 +156,10 @@ def paged_attention_cpu(
         if seeing == end:
             continue
         blocks = block_tables[seq, : -(-context // block_size)].long()
-        k, v = (cache[blocks].flatten(0, 1)[:context].transpose(0, 1) for cache in (key_cache, value_cache))
+        k, v = (
+            widened(cache[blocks], cache_scale, q.dtype).flatten(0, 1)[:context].transpose(0, 1)
+            for cache, cache_scale in ((key_cache, k_scale), (value_cache, v_scale))
+        )
         keys = torch.arange(context)
         positions = torch.arange(context - (end - seeing), context)[:, None]
         seen = keys <= positions
@@ -151,7 +172,8 @@ def paged_attention_cpu(
 library = torch.library.Library("strata", "FRAGMENT")
 library.define(
     "paged_attention(Tensor q, Tensor key_cache, Tensor value_cache, Tensor block_tables, Tensor context_lens, "
-    "Tensor query_starts, Tensor(a!) out, int max_query_len, int max_context_len, float scale, int window) -> ()"
+    "Tensor query_starts, Tensor(a!) out, int max_query_len, int max_context_len, float scale, int window, "
+    "Tensor? k_scale=None, Tensor? v_scale=None) -> ()"
 )
 library.impl("paged_attention", paged_attention_cpu, "CPU")
 library.impl("paged_attention", on_tensor_device(paged_attention_triton), "CUDA")
@@ -175,6 +197,8 @@ def paged_attention(
     scale: float | None = None,
     window: int | None = None,
     out: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
 ) -> Tensor:
     """Attention of q [tokens, heads, head_dim], the concatenated queries of all sequences, over a paged cache.
 
@@ -183,9 +207,11 @@ def paged_attention(
     - key_cache, value_cache [blocks, block_size, kv_heads, head_dim]: only the last dimension must be contiguous.
     - block_tables [seqs, blocks]: key i is in slot i % block_size of block block_tables[seq, i // block_size].
 
+    - k_scale, v_scale: for caches in float8_e4m3fn, fp32 tensors of one element that keys and values are multiplied by.
+
     A query attends to the `window` keys up to its own, or to all. Rows of `out` outside query_starts are not written.
     """
-    _check(q, key_cache, value_cache, block_tables, context_lens, query_starts, window, out)
+    _check(q, key_cache, value_cache, block_tables, context_lens, query_starts, window, out, k_scale, v_scale)
     if out is None:
         out = torch.empty_like(q)
     torch.ops.strata.paged_attention(
@@ -200,6 +226,8 @@ def paged_attention(
         max_context_len,
         q.shape[-1] ** -0.5 if scale is None else scale,
         window or 0,
+        k_scale,
+        v_scale,
     )
     return out
 
@@ -213,6 +241,8 @@ def _check(
     query_starts: Tensor,
     window: int | None,
     out: Tensor | None,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
 ) -> None:
     if q.ndim != 3 or key_cache.ndim != 4 or value_cache.shape != key_cache.shape or key_cache.shape[3] != q.shape[2]:
         raise ValueError(
@@ -228,14 +258,15 @@ def _check(
         raise ValueError(f"paged_attention supports head dims up to {MOST_HEAD_DIM}, got {head_dim}.")
     if (
         q.dtype not in DTYPES
-        or key_cache.dtype != q.dtype
-        or value_cache.dtype != q.dtype
+        or key_cache.dtype not in (q.dtype, FP8)
+        or value_cache.dtype != key_cache.dtype
         or (q.is_cuda and q.dtype == torch.float32)
     ):
         raise ValueError(
-            "paged_attention supports bfloat16 and float16, and float32 on a CPU, with one dtype for queries and caches, got "
-            f"{q.dtype} with {key_cache.dtype} and {value_cache.dtype} on {q.device.type}."
+            "paged_attention supports bfloat16 and float16, and float32 on a CPU, with one dtype for queries and caches, or "
+            f"caches in float8_e4m3fn, got {q.dtype} with {key_cache.dtype} and {value_cache.dtype} on {q.device.type}."
         )
+    check_scales("paged_attention", key_cache, k_scale, v_scale)
     if q.stride(2) != 1 or key_cache.stride(3) != 1 or value_cache.stride(3) != 1:
         raise ValueError("paged_attention expects contiguous heads (stride 1 in the last dimension) in queries and caches.")
     seqs = context_lens.shape[0]

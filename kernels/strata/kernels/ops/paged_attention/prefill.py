@@ -8,7 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from strata.kernels.ops.paged_attention.decode import LOG2_E, multiprocessors, padded_seqs
+from strata.kernels.ops.arrivals import multiprocessors
+from strata.kernels.ops.paged_attention.decode import LOG2_E, half_queries, padded_seqs
 from strata.kernels.tuning.tunable import Config, Key, Tunable, bucket, config
 
 
@@ -30,6 +31,8 @@ def attend(
     k_slot,
     v_block,
     v_slot,
+    row_scale,
+    FP8: tl.constexpr,
     MASKED: tl.constexpr,
     SCALE: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -55,7 +58,12 @@ def attend(
         else:
             k = tl.load(k_tile)
             v = tl.load(v_tile)
+        if FP8:
+            k = k.to(tl.float16)
+            v = v.to(tl.float16)
         scores = tl.dot(q_tile, k.T, input_precision="ieee")
+        if FP8:
+            scores *= row_scale[:, None]
         if MASKED:
             seen = keys[None, :] <= position[:, None]
             if WINDOW > 0:
@@ -79,6 +87,8 @@ def prefill_kernel(
     block_tables,
     context_lens,
     query_starts,
+    k_scale,
+    v_scale,
     seqs,
     least_queries,
     out_token,
@@ -103,6 +113,7 @@ def prefill_kernel(
     BLOCK_N: tl.constexpr,
 ):
     TOKENS: tl.constexpr = BLOCK_M // GROUP
+    FP8: tl.constexpr = key_cache.dtype.element_ty == tl.float8e4nv
     head = tl.program_id(0)
     tile = tl.num_programs(1) - 1 - tl.program_id(1)  # the last tokens of a prompt attend to the most keys: start them first
     seq_index = tl.arange(0, SEQS)
@@ -121,6 +132,11 @@ def prefill_kernel(
     wanted = ((token < queries) & (rows < TOKENS * GROUP))[:, None] & (dims < HEAD_DIM)[None, :]
     q_rows = (q_start + token).to(tl.int64)[:, None]
     q_tile = tl.load(q + q_rows * q_token + q_heads[:, None] * q_head + dims[None, :], mask=wanted, other=0.0)
+
+    row_scale = rows  # of scores, for fp8 only
+    if FP8:
+        q_tile, power = half_queries(q_tile)
+        row_scale = power * tl.load(k_scale)
 
     first_position = context - queries + first_token
     position = context - queries + token
@@ -158,6 +174,8 @@ def prefill_kernel(
             k_slot,
             v_block,
             v_slot,
+            row_scale,
+            FP8,
             False,
             SCALE,
             WINDOW,
@@ -183,6 +201,8 @@ def prefill_kernel(
         k_slot,
         v_block,
         v_slot,
+        row_scale,
+        FP8,
         True,
         SCALE,
         WINDOW,
@@ -192,6 +212,8 @@ def prefill_kernel(
         BLOCK_N,
     )
     result = acc / tl.where(weight > 0, weight, 1.0)[:, None]
+    if FP8:
+        result *= tl.load(v_scale)
     target = out + q_rows * out_token + q_heads[:, None] * out_head + dims[None, :]
     tl.store(target, result.to(out.dtype.element_ty), mask=wanted)
 
@@ -226,6 +248,8 @@ def prefill_triton(
     least_queries: int,
     scale: float,
     window: int,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
     chosen: dict[str, int] | None = None,
 ) -> None:
     """Processes sequences with at least `least_queries` queries and leaves other rows unchanged."""
@@ -242,6 +266,8 @@ def prefill_triton(
         block_tables,
         context_lens,
         query_starts,
+        context_lens if k_scale is None else k_scale,
+        context_lens if v_scale is None else v_scale,
         seqs,
         least_queries,
         *out.stride()[:2],

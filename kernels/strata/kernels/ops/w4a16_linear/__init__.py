@@ -1,0 +1,1 @@
+"""Linear layer with 4-bit weights: packing, kernel and operator."""
