@@ -60,8 +60,8 @@ class Combination:
 
 @dataclass(frozen=True)
 class Scene:
-    """A combination at a place. `position` is a key of POSITIONS, empty for the centre. `centres` and `radius` are in half widths,
-    from the picture's centre."""
+    """A combination at a place. `position` is a key of POSITIONS, empty for the centre. `centres` and `radius` are in half
+    widths, from the picture's centre."""
 
     combination: Combination
     position: str
