@@ -26,10 +26,11 @@ METADATA = "metadata.jsonl"
 MOST = 64  # captions
 BATCH = 16
 LIMIT_S = 600.0  # of all pictures of a way
+END_S = 5.0  # for a worker to end by itself
 WAYS = (
     Way("one worker"),
-    Way(f"step cache {CACHE_THRESHOLD / 2}", cache=CACHE_THRESHOLD / 2),
     Way(f"step cache {CACHE_THRESHOLD}", cache=CACHE_THRESHOLD),
+    Way(f"step cache {2 * CACHE_THRESHOLD}", cache=2 * CACHE_THRESHOLD),
     Way("pipefusion 2", PictureLayout(pipefusion=2)),
 )
 
@@ -115,6 +116,7 @@ def draw(model: Path, way: Way, captions: Sequence[str]) -> Drawn:
             answer = RuntimeError("a worker has died")
         finally:
             for process in processes:
+                process.join(END_S)
                 process.kill()
                 process.join()
     if isinstance(answer, Exception):
@@ -127,6 +129,7 @@ def _work(rank: int, meeting: Path, model: Path, way: Way, captions: list[str], 
     """Body of a worker."""
     import torch
     import torch.distributed as dist
+    from transformers.utils import logging
 
     from strata.serving.diffusion.parallel.group import connect
     from strata.serving.diffusion.pipeline import load_pipeline
@@ -134,6 +137,7 @@ def _work(rank: int, meeting: Path, model: Path, way: Way, captions: list[str], 
     from strata.serving.diffusion.step_cache import StepCache
 
     torch.set_num_threads(1)
+    logging.disable_progress_bar()
     try:
         if (world := way.layout.workers) > 1:
             limit = timedelta(seconds=LIMIT_S)
