@@ -19,15 +19,7 @@ def eval_pictures(
     from strata.training.diffusion import judged_folder
     from strata.training.diffusion.judge import FEATURES
 
-    table = Table(
-        Column(no_wrap=True, overflow="ignore", min_width=16),
-        "pictures",
-        "right",
-        *FEATURES,
-        box=None,
-        header_style="bold",
-        pad_edge=False,
-    )
+    table = Table(Column(no_wrap=True), "pictures", "right", *FEATURES, box=None, header_style="bold", padding=(0, 1, 0, 0))
     for name, count, found in judged_folder.every(folder):
         table.add_row(name, str(count), *(f"{share:.0%}" for share in found.values()))
     Console(highlight=False, soft_wrap=True).print(table)
