@@ -33,7 +33,7 @@ def test_a_recipe_is_the_same_after_it_was_written(tmp_path: Path) -> None:
     [
         ("model.kv_heads=1", "kv_heads=1 is 4 in this picture model"),
         ("model.ffn=100", "ffn=100 is"),
-        ("model.context=100", "context=100 is 64"),
+        ("model.context=100", "context=100 is 36"),
         ("model.moe.experts=4", "moe is for language models"),
         ("model.architecture.qkv_bias=true", "architecture is for language models"),
         ("model.picture.size=30", "size=30 must be a multiple of patch=4"),

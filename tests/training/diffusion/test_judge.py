@@ -8,20 +8,25 @@ import pytest
 from strata.training.data.pictures import scenes
 from strata.training.data.pictures.rendering import render, to_bytes
 from strata.training.data.pictures.scenes import COLOURS, FORMS, SHAPES, Combination, Scene
-from strata.training.diffusion.judge import FEATURES, Verdict, accuracy, judge
+from strata.training.diffusion import judge as judging
+from strata.training.diffusion.judge import FEATURES, Verdict, accuracy
 
-SIZE = 32
+SIZE = 24
 
 
-def picture(scene: Scene, noise: float = 0.0) -> np.ndarray:
+def picture(scene: Scene, noise: float = 0.0, size: int = SIZE) -> np.ndarray:
     random = np.random.default_rng(0)
-    return to_bytes(render(scene, SIZE) + noise * random.standard_normal((3, SIZE, SIZE)).astype(np.float32))
+    return to_bytes(render(scene, size) + noise * random.standard_normal((3, size, size)).astype(np.float32))
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.08])
-def test_the_renderers_pictures_are_right(noise: float) -> None:
+def judge(picture: np.ndarray, scene: Scene) -> Verdict:
+    return judging.judge(picture, scene.combination, scene.position)
+
+
+@pytest.mark.parametrize(("size", "noise"), [(24, 0.0), (24, 0.08), (32, 0.08)])
+def test_the_renderers_pictures_are_right(size: int, noise: float) -> None:
     some = [scenes.scene("train", 0.05, 1, index) for index in range(150)]
-    assert accuracy([judge(picture(scene, noise), scene) for scene in some])["all"] >= 0.98
+    assert accuracy([judge(picture(scene, noise, size), scene) for scene in some])["all"] >= 0.98
 
 
 def scene(

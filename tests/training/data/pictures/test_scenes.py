@@ -51,6 +51,39 @@ def test_captions(form: scenes.Form, shape: str, position: str, caption: str) ->
     assert Scene(Combination(form, "red", shape, "blue"), position, ((0.0, 0.0),), 0.3).caption == caption
 
 
+def test_a_caption_names_its_combination_and_position() -> None:
+    some = [scenes.scene("train", SHARE, 0, index) for index in range(300)]
+    found = scenes.by_caption()
+    assert all(found[scene.caption] == (scene.combination, scene.position) for scene in some)
+    pairs = len(COLOURS) * (len(COLOURS) - 1) * len(SHAPES)
+    assert len(found) == pairs * (1 + 1 + 1 + len(scenes.POSITIONS))
+
+
+def test_a_caption_decides_about_its_picture_up_to_small_changes() -> None:
+    middles = {"large": [(0.0, 0.0)], "two": [(-scenes.APART, 0.0), (scenes.APART, 0.0)]}
+    shifts, stretches = [], []
+    for index in range(1000):
+        scene = scenes.scene("train", SHARE, 0, index)
+        form = scene.combination.form
+        expected = middles.get(form) or [scenes.POSITIONS.get(scene.position, (0.0, 0.0))]
+        assert len(scene.centres) == len(expected)
+        shifts += [np.subtract(found, sought) for found, sought in zip(scene.centres, expected, strict=True)]
+        stretches.append(scene.radius / scenes.RADIUS[form] - 1)
+    for found, limit in ((shifts, scenes.SHIFT), (stretches, scenes.STRETCH)):
+        assert 0.9 * limit < np.max(found) < limit + 1e-9 and -limit - 1e-9 < np.min(found) < -0.9 * limit
+
+
+def test_shapes_of_a_picture_have_background_around_them() -> None:
+    for index in range(300):
+        scene = scenes.scene("train", SHARE, 0, index)
+        drawn = coverage(scene.combination.shape, scene.centres[0], scene.radius, 24)
+        for centre in scene.centres[1:]:
+            other = coverage(scene.combination.shape, centre, scene.radius, 24)
+            assert not (drawn > 0).any(0)[(other > 0).any(0)].any(), "a column of background is between two shapes"
+            drawn = np.maximum(drawn, other)
+        assert max(drawn[[0, -1]].max(), drawn[:, [0, -1]].max()) < 0.5, "the border is background"
+
+
 def test_shapes_of_named_positions_lie_there() -> None:
     seen: Counter[str] = Counter()
     for index in range(1000):

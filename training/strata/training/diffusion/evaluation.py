@@ -24,8 +24,8 @@ def judged(export: Path, prepared: Path, model: ModelSection, flow: FlowSection)
     words = captions.load(prepared, model.picture.caption_tokens)
     tokens, empty = captions.encode(words, [scene.caption for scene in some]), captions.encode(words, [""])
     pictures = sample(load(export, model), tokens, empty, range(len(some)), flow.sample_steps, flow.guidance)
-    found = accuracy([judge(picture, scene) for picture, scene in zip(pictures, some, strict=True)])
-    drawn = accuracy([judge(to_bytes(render(scene, meta.size)), scene) for scene in some])
+    found = accuracy([judge(picture, scene.combination, scene.position) for picture, scene in zip(pictures, some, strict=True)])
+    drawn = accuracy([judge(to_bytes(render(scene, meta.size)), scene.combination, scene.position) for scene in some])
     return found | {"renderer": drawn["all"]}
 
 

@@ -7,11 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strata.training.data.pictures.rendering import coverage
-from strata.training.data.pictures.scenes import COLOURS, POSITIONS, RADIUS, SHAPES, Scene
+from strata.training.data.pictures.scenes import COLOURS, POSITIONS, RADIUS, SHAPES, Combination
 
 Mask = NDArray[np.bool_]
 LEAST_CONTRAST = 40.0  # distance of a shape's colour from the background's, of 441 at most
 LEAST_SHARE = 0.3  # of the largest part's area, for a part that counts
+SCALES = (0.94, 1.0, 1.06)  # of an outline: the sides of a part's box are whole pixels, those of its shape are not
 LARGE = (RADIUS["large"] + RADIUS["small"]) / 2
 
 
@@ -34,9 +35,9 @@ class Verdict:
 FEATURES = tuple(field.name for field in fields(Verdict))
 
 
-def judge(picture: NDArray[np.uint8], scene: Scene) -> Verdict:
-    """Verdict on a picture of [size, size, 3] for a scene's caption."""
-    words, pixels = scene.combination, picture.astype(np.float32)
+def judge(picture: NDArray[np.uint8], words: Combination, position: str) -> Verdict:
+    """Verdict on a picture of [size, size, 3] for the words of a caption. Without a position it may be anywhere."""
+    pixels = picture.astype(np.float32)
     border = np.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]])
     ground = np.median(border, axis=0)
     contrast = np.linalg.norm(pixels - ground, axis=-1)
@@ -54,7 +55,7 @@ def judge(picture: NDArray[np.uint8], scene: Scene) -> Verdict:
         shape=all(fit.shape == words.shape for fit in fits),
         number=len(found) == (2 if words.form == "two" else 1),
         size=(radius > LARGE) == (words.form == "large"),
-        position=not scene.position or _is_at(scene.position, found[0]),
+        position=not position or _is_at(position, found[0]),
     )
 
 
@@ -91,7 +92,7 @@ class _Fit:
 
 
 def _fit(part: Mask) -> _Fit:
-    """The shape whose outline, at the place and of the size of the part, has the most pixels in common with it."""
+    """The shape whose outline, at the place and of about the size of the part, has the most pixels in common with it."""
     size = len(part)
     (top, bottom), (left, right) = ((int(at.min()), int(at.max()) + 1) for at in np.nonzero(part))
     x, y = (left + right) / size - 1, (top + bottom) / size - 1
@@ -109,8 +110,8 @@ def _fit(part: Mask) -> _Fit:
 
     def overlap(shape: str) -> float:
         at_x, at_y, radius = outlines[shape]
-        outline = coverage(shape, (at_x, at_y), radius, size) > 0.5
-        return float((outline & part).sum() / (outline | part).sum())
+        scaled = (coverage(shape, (at_x, at_y), scale * radius, size) > 0.5 for scale in SCALES)
+        return max(float((outline & part).sum() / (outline | part).sum()) for outline in scaled)
 
     best = max(outlines, key=overlap)
     return _Fit(best, outlines[best][2])

@@ -15,6 +15,7 @@ from strata.training.diffusion.attention import JointAttention
 
 TIMESTEPS = 1000  # the scheduler's timestep of pure noise
 TEXT_HEAD = 32  # width of a head of the text encoder
+PATCH_SCALE = 0.5  # of the patches' initial embedding: pixels that are mostly noise would drown the embedding of positions
 ZERO = ("norm1.linear", "norm1_context.linear", "norm_out.linear", "proj_out")
 
 
@@ -84,6 +85,8 @@ def initialize(transformer: nn.Module) -> None:
                 nn.init.zeros_(module.bias)
             if name.endswith(ZERO):
                 nn.init.zeros_(module.weight)
+            if name == "pos_embed.proj":
+                module.weight.data.mul_(PATCH_SCALE)
 
 
 def transformer_config(section: ModelSection) -> dict[str, Any]:

@@ -163,6 +163,7 @@ def candidates(arch: int, key: Key) -> list[Config]:
         config(4, 6, BLOCK_N=64, PROGRAMS=4),
         config(4, 4, BLOCK_N=64, PROGRAMS=6),
         config(8, 4, BLOCK_N=256, PROGRAMS=2),
+        config(2, 3, BLOCK_N=64, PROGRAMS=8),
         config(2, 4, BLOCK_N=64, PROGRAMS=4),
         config(2, 6, BLOCK_N=64, PROGRAMS=4),
         config(2, 4, BLOCK_N=64, PROGRAMS=8),

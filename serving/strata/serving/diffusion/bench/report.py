@@ -77,6 +77,17 @@ def layouts_table(rows: list[dict[str, Any]], model: PictureModel) -> Table:
     return table
 
 
+def quality_table(rows: list[dict[str, Any]], model: str, count: int) -> Table:
+    table = _table(f"{model}, {count} pictures, beside one worker")
+    for column in ("workers", "seconds", "skipped", "PSNR", "SSIM"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        psnr = "equal" if row["psnr"] is None else f"{row['psnr']:.1f} dB"
+        figures = (f"{row['seconds']:.1f}", f"{row['skipped']:.0%}", psnr, f"{row['ssim']:.3f}")
+        table.add_row(row["name"], str(row["workers"]), *figures)
+    return table
+
+
 def _table(title: str) -> Table:
     table = Table(title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
     table.add_column("")

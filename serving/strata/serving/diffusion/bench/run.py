@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from strata.platform import benchmark_record
+from strata.platform import benchmark_record, runs
 from strata.platform.errors import UserError
 from strata.platform.files import cache_dir, write_atomic
-from strata.serving.diffusion.bench import layouts, one_gpu, report
+from strata.serving.diffusion.bench import layouts, one_gpu, report, trained
 from strata.serving.diffusion.bench.contenders import NAMES
 from strata.serving.diffusion.bench.models import FULL_SIZE, SMALL, PictureModel
+from strata.serving.diffusion.pipeline import INDEX
 
 COMPILE_SHARE = 0.4  # of the time limit, for compilation before anything is timed
 Save = Callable[[], None]
@@ -91,6 +92,25 @@ def by_layout(rounds: int, path: Path | None, model: PictureModel = SMALL) -> No
             save()
     console.print(report.layouts_table(run["layouts"], model))
     _written(run, path, console)
+
+
+def by_quality(name: str | None, captions: Path, to: Path, path: Path | None) -> None:
+    """Quality of a run's pictures by the ways that are not exact."""
+    _quiet()
+    run_of = runs.find(name) if name else runs.newest_with_export()
+    if not (run_of.export / INDEX).is_file():
+        raise UserError(f"Run '{run_of.name}' has no exported picture model.", "Name a finished picture run with --run.")
+    texts = trained.captions_of(captions)
+    run: dict[str, Any] = {**_header("strata bench dit --captions"), "quality": [], "not_run": []}
+    target = path or cache_dir() / "bench" / "dit-quality.json"
+    save, console = _saving(run, target), Console(highlight=False)
+    with console.status("drawing"):
+        for row in trained.measure(run_of.export, texts, to):
+            run["quality"].append(asdict(row))
+            save()
+    console.print(report.quality_table(run["quality"], run_of.name, len(texts)))
+    console.print(f"pictures in {to}: judge those of generated captions with 'strata eval pictures {to}'", markup=False)
+    _written(run, target, console)
 
 
 def _header(command: str) -> dict[str, Any]:
