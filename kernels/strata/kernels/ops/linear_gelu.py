@@ -15,7 +15,7 @@ def reference(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 def linear_gelu_cublas(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     rows = torch._addmm_activation(bias, x.flatten(0, -2), weight.t(), use_gelu=True)
-    return rows.unflatten(0, x.shape[:-1])
+    return torch.unflatten(rows, 0, x.shape[:-1])
 
 
 library = torch.library.Library("strata", "FRAGMENT")
