@@ -391,7 +391,7 @@ def test_apply_with_yes_and_without_changes(cluster: Any) -> None:
         (["--with", "dcgm"], "not for gke: on GKE only the pod that requests a GPU can see it", "Remove it"),
         (["--with", "vulcano"], "no component 'vulcano'", "Did you mean 'volcano'?"),
         (["--only", "everything"], "no part 'everything'", "train, serve, lab"),
-        (["serve.decode.max_replicas=1"], "must be between 1 and max_replicas=1", "Change"),
+        (["serve.decode.max_replicas=1"], "must not exceed max_replicas=1", "Change"),
         (["deploy.bucket=x"], "Unknown recipe key 'deploy.bucket'", "deploy."),
     ],
 )

@@ -353,6 +353,8 @@ def test_defaults() -> None:
             "max_sequences": 64,
             "max_queue": 256,
             "prefix_caching": True,
+            "routing": "kv",
+            "audit_log": None,
             "tool_parser": None,
             "reasoning_parser": None,
             "engine": {},
@@ -424,7 +426,7 @@ def test_an_override_has_a_key_and_a_value(folder: Path, override: str) -> None:
         ("zero", "The nearest valid key is 'parallel.zero'."),
         ("train.lr.offload", "The nearest valid key is 'parallel.offload'."),
         ("serve.prefill.replica", "The nearest valid key is 'serve.prefill.replicas'."),
-        ("learning", "The nearest valid key is 'train'."),
+        ("training", "The nearest valid key is 'train'."),
         ("zzzzzzzzzzzz", "Valid sections: model, data, train, parallel, serve, deploy."),
     ],
 )

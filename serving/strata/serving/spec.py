@@ -282,8 +282,13 @@ class GatewaySpec:
 
     def slots(self, decode_replicas: int) -> int:
         """Sequences that the engines run at once while `decode_replicas` are up."""
-        return admission.capacity(decode_replicas, self.decode_replicas, self.max_sequences, 0)
+        return admission.capacity(decode_replicas, self._configured, self.max_sequences, 0)
 
     def capacity(self, decode_replicas: int) -> int:
         """Maximum number of sequences in flight while `decode_replicas` are up."""
-        return admission.capacity(decode_replicas, self.decode_replicas, self.max_sequences, self.max_queue)
+        return admission.capacity(decode_replicas, self._configured, self.max_sequences, self.max_queue)
+
+    @property
+    def _configured(self) -> int:
+        """Decode replicas that requests may count on. A pool at zero is brought back by the first request."""
+        return max(1, self.decode_replicas)

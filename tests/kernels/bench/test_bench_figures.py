@@ -243,7 +243,7 @@ def test_quick_runs_only_cases_with_targets(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_operations_are_chosen_by_name() -> None:
     assert [op.name for op in catalog.chosen(["swiglu", "rope"])] == ["swiglu", "rope"]
-    assert catalog.chosen([]) == catalog.chosen(None) == list(catalog.OPS) and len(catalog.OPS) == 7
+    assert catalog.chosen([]) == catalog.chosen(None) == list(catalog.OPS) and len(catalog.OPS) == 9
     with pytest.raises(UserError, match="no operation 'x'"):
         catalog.chosen(["rope", "x"])
 

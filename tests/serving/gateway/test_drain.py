@@ -28,7 +28,8 @@ class Presence:
 def stop(gateway: Gateway) -> tuple[asyncio.Future[None], Presence]:
     """Starts the shutdown that Ray Serve requests of a gateway replica."""
     presence = Presence()
-    replica: Any = SimpleNamespace(_http=gateway.server, _serving=gateway.serving, _presence=presence)
+    parts = {"_http": gateway.server, "_serving": gateway.serving, "_presence": presence, "_reporting": None, "_at_end": []}
+    replica: Any = SimpleNamespace(**parts)
     return asyncio.ensure_future(GatewayReplica.__del__(replica)), presence
 
 

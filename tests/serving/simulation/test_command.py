@@ -133,7 +133,7 @@ def test_other_records_are_refused(name: str, cause: str) -> None:
 
 def test_routings_are_compared(calibration: str) -> None:
     words = ("--calibration", calibration, "--decode", "3", "--requests", "90", "--turns", "3", "--think", "1", "--shared", "800")
-    found = simulated(*words, "--openings", "4", "--routing", "least-busy,kv,oracle,kv")
+    found = simulated(*words, "--openings", "4", "--routing", "least-busy,kv,oracle,kv")["routings"]
     assert list(found) == ["least-busy", "kv", "oracle"]
     assert found["kv"]["prefix_hit_rate"] > found["least-busy"]["prefix_hit_rate"]
     assert found["kv"] == simulated(*words, "--openings", "4", "--routing", "kv"), "equal loads, whatever is beside it"

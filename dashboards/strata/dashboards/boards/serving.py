@@ -161,20 +161,32 @@ TROUBLE = row(
 
 PREFILL = row(
     "Prefill and KV transfer",
-    lines(
-        "Prefill placement",
-        "Prompts per second, prefilled locally on the decode engine or remotely by the prefill pool.",
-        Unit.PER_SECOND,
-        Line(per_second(metrics.SERVE_PREFILLS, *MODEL, "where"), f"{EACH} {{{{where}}}}"),
-        stacked=True,
+    *even(
+        8,
+        (
+            lines(
+                "Prefill placement",
+                "Prompts per second, prefilled locally on the decode engine or remotely by the prefill pool.",
+                Unit.PER_SECOND,
+                Line(per_second(metrics.SERVE_PREFILLS, *MODEL, "where"), f"{EACH} {{{{where}}}}"),
+                stacked=True,
+            ),
+            lines(
+                "Choice of replicas",
+                "Requests per second, by the reason for the choice of their decode replica.",
+                Unit.PER_SECOND,
+                Line(per_second(metrics.SERVE_ROUTED, *MODEL, "reason"), f"{EACH} {{{{reason}}}}"),
+                stacked=True,
+            ),
+            lines(
+                "Prefill placement by reason",
+                "Prompts per second, by the reason for their placement.",
+                Unit.PER_SECOND,
+                Line(per_second(metrics.SERVE_PREFILLS, *MODEL, "where", "reason"), f"{EACH} {{{{where}}}}: {{{{reason}}}}"),
+                stacked=True,
+            ).about("StrataPrefillFallback"),
+        ),
     ),
-    lines(
-        "Prefill placement by reason",
-        "Prompts per second, by the reason for their placement.",
-        Unit.PER_SECOND,
-        Line(per_second(metrics.SERVE_PREFILLS, *MODEL, "where", "reason"), f"{EACH} {{{{where}}}}: {{{{reason}}}}"),
-        stacked=True,
-    ).about("StrataPrefillFallback"),
     *even(
         8,
         (

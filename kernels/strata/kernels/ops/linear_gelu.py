@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from strata.kernels.ops.on_device import on_tensor_device
+
 
 def reference(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.gelu(F.linear(x, weight, bias), approximate="tanh")
@@ -21,7 +23,7 @@ def linear_gelu_cublas(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 library = torch.library.Library("strata", "FRAGMENT")
 library.define("linear_gelu(Tensor x, Tensor weight, Tensor bias) -> Tensor")
 library.impl("linear_gelu", reference, "CPU")
-library.impl("linear_gelu", linear_gelu_cublas, "CUDA")
+library.impl("linear_gelu", on_tensor_device(linear_gelu_cublas), "CUDA")
 
 
 @torch.library.register_fake("strata::linear_gelu", lib=library)
