@@ -47,10 +47,14 @@ ABSENT = {
     "DCGM_FI_DEV_CLOCKS_EVENT_REASONS": "the recorded DCGM has the older name, CLOCK_THROTTLE_REASONS",
 }
 ABSENT |= {name: "no picture model is served" for metric in metrics.SERVING_PICTURES for name in series_of(metric)}
+TENANTS = [metric for metric in metrics.SERVING_GATEWAY if "tenant" in metric.labels]
+ABSENT |= {name: "the endpoint has no keys" for metric in TENANTS for name in series_of(metric)}
 # Queries that return nothing without these series.
 EMPTY_PANELS = {
     *(f"strata-serving: {panel}" for panel in ("Pictures by outcome", "Step time", "Pictures running and waiting")),
     *(f"strata-serving: {panel}" for panel in ("Pictures per batch", "Picture steps")),
+    *(f"strata-serving: {panel} by tenant" for panel in ("TTFT", "Requests", "Tokens", "Running requests")),
+    *(f"strata-serving: {panel} by tenant" for panel in ("Queued requests", "Refusals")),
     "strata-cluster: KubeRay",
     "strata-cluster: Throttled now",  # by heat or hardware: no card of the recordings is
     "strata-oncall: annotation Restarts",
@@ -79,6 +83,7 @@ def watch(prometheus: Watch, endpoint: Served) -> Iterator[Watch]:
         f"rate({metrics.SERVE_KV_BYTES.exported}[1m]) > 0",
         f"rate({metrics.SERVE_PREFIX_QUERIED.exported}[1m]) > 0",
         "strata:serve_inter_token:slo_miss_ratio_rate6h",
+        "strata:serve_errors:ratio_rate6h",
     ):
         prometheus.wait_for(moved)
     yield prometheus

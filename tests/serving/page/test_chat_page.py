@@ -67,7 +67,8 @@ def test_what_the_platform_did_is_beside_the_answer(open_page: Open, text: Endpo
     send(page, "explain yourself")
     expect(page.locator(".facts")).to_contain_text("KV moved")
     found = facts(page)
-    assert found["Replica"] == "decode-0" and found["Prefill"] == "remote, the prompt is long, engine 5ed2179d, 42 ms"
+    assert found["Replica"] == "decode-0, chosen by least-busy"
+    assert found["Prefill"] == "remote, the prompt is long, engine 5ed2179d, 42 ms"
     assert found["Cached tokens"] == "512 of 700 (decode 128, prefill 512)"
     assert found["KV moved"] == "3.0 MiB, 572 tokens" and found["Queue"].endswith("ms") and "Failover" not in found
     assert re.fullmatch(r"[\d.]+ m?s", found["TTFT"]) and re.fullmatch(r"p50 [\d.]+ m?s, max [\d.]+ m?s", found["ITL"])
@@ -228,7 +229,8 @@ def test_failover_is_shown(open_page: Open) -> None:
         expect(answers(page)).to_have_text(["Hello there!"])
         found = facts(page)
         first, second = (asked["replica"] for asked in made.asked)
-        assert found["Replica"] == second != first and found["Failover"] == f"continued on {second} after 2 tokens"
+        assert first != second and found["Replica"] == f"{second}, chosen by least-busy"
+        assert found["Failover"] == f"continued on {second} after 2 tokens"
 
 
 def test_an_endpoint_that_is_gone_is_named(open_page: Open) -> None:
