@@ -70,6 +70,9 @@ def bench_tenants(
             raise UserError(f"{prompt + answer} tokens exceed the model's context of {served.context}.", "Lower --input.")
         share = served.section.decode.replicas * served.section.max_sequences // 2
         loads = {BASELINE: share, FLOOD: round(flood * share)}
+        given = any(override.startswith("serve.max_queue=") for override in overrides or [])
+        if not given and loads[FLOOD] - share > served.section.max_queue:
+            served = subject.choose([*(overrides or []), f"serve.max_queue={loads[FLOOD]}"], run, model, recipe)
         if not share or loads[FLOOD] - share > served.section.max_queue:
             cause = f"{loads[FLOOD]} requests of a tenant whose share is {share} do not fit serve.max_queue."
             raise UserError(cause, f"Set serve.max_queue={loads[FLOOD]}, or lower --flood.")

@@ -216,7 +216,7 @@ class Engine:
         self._load.moved(blocks)
 
     def explain(self, context: RequestContext) -> dict[str, Any]:
-        """Where the prompt of a request was prefilled, and what was found in caches or transferred for it."""
+        """Place of a request's prefill, and what was found in caches or transferred for it."""
         where: dict[str, Any] = {}
         if context.decision is not None:
             where = {"where": context.decision.where, "reason": context.decision.reason}

@@ -43,7 +43,7 @@ class Entry:
 
     def __init__(self, gate: "Gate", caller: Caller, estimate: Estimate) -> None:
         self._gate, self._estimate = gate, estimate
-        self.caller, self.salt = caller, gate.salt(caller.tenant)
+        self.caller = caller
         self.waited_s, self.started = 0.0, False
         self._charged, self.settled = estimate.tokens, False
         self.day = gate.spending.today()

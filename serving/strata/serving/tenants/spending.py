@@ -82,9 +82,13 @@ class Spending:
 
     async def sync_forever(self, store: Store, name: str) -> None:
         """Keeps the last known tokens of other gateways while the store does not answer."""
+        failing = False
         while True:
             try:
                 await self.sync(store, name)
-            except Exception:
-                logger.warning("The tokens spent today could not be stored; retrying.", exc_info=True)
+                failing = False
+            except Exception:  # one line per outage
+                if not failing:
+                    logger.warning("The tokens spent today could not be stored; retrying.", exc_info=True)
+                failing = True
             await asyncio.sleep(SYNC_S)
