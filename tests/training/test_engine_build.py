@@ -32,6 +32,7 @@ class Built:
         patch.setattr(torch, "set_num_threads", record("threads"))
         patch.setattr(torch, "set_float32_matmul_precision", record("matmul"))
         patch.setattr(engine.clipping, "correct", record("clipping"))
+        patch.setattr(engine.gradient_accumulation, "attach", record("accumulation"))
         patch.setattr(engine.data, "attach", record("reduction"))
         patch.setattr(engine.balance, "attach", record("balance"))
         patch.setattr(engine.sequence, "initialize", record("groups", "the groups"))

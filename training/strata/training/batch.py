@@ -1,7 +1,10 @@
 """A micro-batch: what every layout's step takes."""
 
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 
@@ -46,3 +49,9 @@ class Batch:
     count: float
     answers: Answers | None = None
     pictures: Pictures | None = None
+
+
+def on_device(values: np.ndarray[Any, Any], device: torch.device) -> Tensor:
+    """Values as a tensor on the device. The host does not wait for a GPU, which is still computing the micro-batch before."""
+    tensor = torch.from_numpy(values)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

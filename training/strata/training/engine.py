@@ -18,8 +18,9 @@ from strata.platform.errors import UserError
 from strata.platform.recipe import ModelSection, ParallelSection, TrainSection
 from strata.training.diffusion.model import PictureModel
 from strata.training.layout import accumulation, place
-from strata.training.model import balance, lora
+from strata.training.model import balance, lora, projections
 from strata.training.model.llama import Head, Layer, Llama
+from strata.training.parallel import accumulation as gradient_accumulation
 from strata.training.parallel import clipping, data, expert, magnitudes, pipeline, recompute, sequence, tensor
 from strata.training.parallel.shard_map import whole_name
 from strata.training.parallel.weight_average import WeightAverage
@@ -62,6 +63,7 @@ def build(model: ModelSection, train: TrainSection, parallel: ParallelSection) -
     freeze(module, model, train, parallel)
     if parallel.zero < 3 and parallel.tensor == 1:
         lora.fuse(module)
+        projections.fuse(module)
     kind = type(module.transformer.transformer_blocks[0]) if model.picture else Layer
     selection = recompute.apply(module, train.recompute, random=bool(train.lora and train.lora.dropout), kind=kind)
 
@@ -88,6 +90,7 @@ def build(model: ModelSection, train: TrainSection, parallel: ParallelSection) -
     if parallel.zero == 3 and train.lora and train.lora.dora:
         magnitudes.gather_with_projections(module)
     clipping.correct(engine, parallel)
+    gradient_accumulation.attach(engine, parallel)
     if data.replaces_deepspeed(parallel):
         data.attach(engine)
     if selection and parallel.tensor > 1:
@@ -157,7 +160,7 @@ def deepspeed_config(model: ModelSection, train: TrainSection, parallel: Paralle
         zero["offload_optimizer"] = {"device": "cpu"}
     if parallel.offload == "all":
         zero["offload_param"] = {"device": "cpu"}
-    config = {
+    config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": train.micro_batch,
         "gradient_accumulation_steps": accumulation(train, parallel),
         "gradient_clipping": train.clip,
@@ -167,11 +170,13 @@ def deepspeed_config(model: ModelSection, train: TrainSection, parallel: Paralle
         "zero_allow_untested_optimizer": True,  # DeepSpeed checks for AdamW's exact class; EagerAdamW is a subclass
         "bf16": {"enabled": train.precision == "bf16"},
         "steps_per_print": 10**9,
+        "timers": {"throughput": {"enabled": False}},  # waits for the GPU before and after every micro-batch
     }
     # DeepSpeed cannot accumulate in fp32 with ZeRO-1 and sequence parallelism.
     accumulates = accumulation(train, parallel) > 1 and not (parallel.zero == 1 and parallel.sequence > 1)
     if train.precision == "bf16" and parallel.zero and accumulates:
         config["data_types"] = {"grad_accum_dtype": "fp32"}  # a bf16 sum of many small gradients loses the smallest
+        config["bf16"]["immediate_grad_update"] = gradient_accumulation.immediate(parallel)
     if parallel.schedule == "dualpipev":
         config["pipeline"] = {"pipe_partitioned": False, "grad_partitioned": False}  # DualPipeV sends only whole activations
     if parallel.tensor > 1 and parallel.pipeline == 1:

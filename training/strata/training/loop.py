@@ -23,7 +23,7 @@ from strata.platform.files import write_atomic
 from strata.platform.recipe import ModelSection, ParallelSection, TrainSection
 from strata.platform.runs import Run
 from strata.training import engine
-from strata.training.batch import Batch, Pictures
+from strata.training.batch import Batch, Pictures, on_device
 from strata.training.checkpoint import format, pretrained, starting_weights
 from strata.training.checkpoint.saver import Saver
 from strata.training.checkpoint.storage import Folder
@@ -477,7 +477,7 @@ class Worker:
             with self._watch.phase("data"):
                 read = rows.read(indices)
                 tokens, targets, positions = (
-                    None if values is None else torch.from_numpy(values).to(self.engine.device)
+                    None if values is None else on_device(values, torch.device(self.engine.device))
                     for values in (read.tokens, read.targets, read.positions)
                 )
                 assert tokens is not None and targets is not None
@@ -491,7 +491,7 @@ class Worker:
                 pictures = None
                 if drawn := read.pictures:
                     arrays = (drawn.pixels, drawn.noise, drawn.times)
-                    pictures = Pictures(*(torch.from_numpy(array).to(self.engine.device) for array in arrays))
+                    pictures = Pictures(*(on_device(array, torch.device(self.engine.device)) for array in arrays))
             yield Batch(tokens, targets, positions, divisor, answers, pictures)
 
 

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from strata.platform.recipe import ModelSection
-from strata.training.model.lora import projected
 from strata.training.model.norms import norm
 from strata.training.model.ops import Ops, sees
+from strata.training.model.projections import Projecting, projected
 from strata.training.model.rope import Positions
 
 
@@ -36,7 +36,7 @@ class CausalAttention(nn.Module):
         return plain(q_bthe, k_btke, v_btke, mask_ts, self.scale, self.softcap, sinks_h).reshape(shape)
 
 
-class Attention(nn.Module):
+class Attention(Projecting):
     def __init__(self, section: ModelSection, ops: Ops, layer: int) -> None:
         super().__init__()
         architecture = section.architecture
@@ -59,7 +59,7 @@ class Attention(nn.Module):
         self.core: nn.Module = CausalAttention(ops, window, scale, architecture.attention_softcap)
 
     def forward(self, x_btd: Tensor, positions: Positions) -> Tensor:
-        q_btd, k_btd, v_btd = projected(x_btd, self.q_proj, self.k_proj, self.v_proj)
+        q_btd, k_btd, v_btd = projected(self, x_btd, self.q_proj, self.k_proj, self.v_proj)
         if self.q_norm is not None and self.k_norm is not None and not self.by_head:
             q_btd, k_btd = self.q_norm(q_btd), self.k_norm(k_btd)
         q_bthe, k_btke, v_btke = self._heads(q_btd), self._heads(k_btd), self._heads(v_btd)

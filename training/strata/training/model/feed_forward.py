@@ -5,13 +5,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from strata.platform.recipe import ModelSection, MoESection
-from strata.training.model.lora import projected
 from strata.training.model.ops import Ops
+from strata.training.model.projections import Projecting, projected
 
 CLAMP_LIMIT, CLAMP_SLOPE = 7.0, 1.702  # gpt-oss's, which its configuration does not change
 
 
-class GatedBlock(nn.Module):
+class GatedBlock(Projecting):
     """Activation of one projection times another: SwiGLU, or Gemma's GeGLU, or gpt-oss's bounded one."""
 
     def __init__(self, hidden: int, ffn: int, section: ModelSection, ops: Ops, bias: bool = False) -> None:
@@ -23,7 +23,7 @@ class GatedBlock(nn.Module):
         self.ops = ops
 
     def forward(self, x_btd: Tensor) -> Tensor:
-        gate, up = projected(x_btd, self.gate_proj, self.up_proj)
+        gate, up = projected(self, x_btd, self.gate_proj, self.up_proj)
         y_btd: Tensor = self.down_proj(self._gated(gate, up))
         return y_btd
 

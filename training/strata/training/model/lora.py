@@ -5,6 +5,9 @@ it splits any other, and its own reductions make the product whole. Where no eng
 products are fused (`fuse`).
 """
 
+from collections.abc import Sequence
+from typing import TypeGuard
+
 import torch
 from torch import Tensor, nn
 
@@ -25,7 +28,7 @@ class LoraLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.fused:
-            return _fused(x, [self])[0]
+            return fused(x, [self])[0]
         y: Tensor = self.base(x) + self.lora_B(self.lora_A(self.dropout(x))) * self.scale
         return y
 
@@ -38,13 +41,11 @@ def fuse(model: nn.Module) -> None:
             module.fused = True
 
 
-def projected(x: Tensor, *projections: nn.Module) -> list[Tensor]:
-    """Projections of one input, fused if all of them can be."""
-    adapted = [projection for projection in projections if isinstance(projection, LoraLinear) and projection.fused]
-    return _fused(x, adapted) if len(adapted) == len(projections) else [projection(x) for projection in projections]
+def all_fused(projections: Sequence[nn.Module]) -> TypeGuard[Sequence["LoraLinear"]]:
+    return all(isinstance(projection, LoraLinear) and projection.fused for projection in projections)
 
 
-def _fused(x: Tensor, projections: list[LoraLinear]) -> list[Tensor]:
+def fused(x: Tensor, projections: Sequence[LoraLinear]) -> list[Tensor]:
     weights: list[Tensor] = [one.base.weight for one in projections]
     biases: list[Tensor | None] = [one.base.bias for one in projections]
     downs: list[Tensor] = [one.lora_A.weight for one in projections]
