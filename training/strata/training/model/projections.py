@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from strata.kernels.ops.input_gradient import input_gradient
 from strata.training.model import lora
 
 
@@ -45,12 +46,7 @@ class _Products(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, *weights = ctx.saved_tensors
         rows = [gradient.flatten(0, -2) for gradient in gradients]
-        dx: Tensor | None = None
-        if ctx.needs_input_grad[0]:
-            for gradient, weight in zip(rows, weights, strict=True):
-                dx = gradient @ weight if dx is None else torch.addmm(dx, gradient, weight)
-            assert dx is not None
-            dx = dx.view_as(x)
+        dx = input_gradient(rows, weights).view_as(x) if ctx.needs_input_grad[0] else None
         columns = x.flatten(0, -2)
         trained = ctx.needs_input_grad[1:]
         return dx, *(gradient.t() @ columns if wanted else None for gradient, wanted in zip(rows, trained, strict=True))
