@@ -87,12 +87,12 @@ def resized(model: ModelSection, train: TrainSection, parallel: ParallelSection,
     data, rest = divmod(workers, parallel.cut)
     if rest or data == 0 or data % parallel.expert or train.batch % data:
         return None
-    share = train.batch // data
-    micro_batch = next(size for size in range(min(train.micro_batch, share), 0, -1) if share % size == 0)
-    layout = FixedLayout(
-        train.model_copy(update={"micro_batch": micro_batch}), parallel.model_copy(update={"workers": WorkerCount(workers)})
-    )
-    return None if recipe_problem(model, *layout) else layout
+    share, fixed = train.batch // data, parallel.model_copy(update={"workers": WorkerCount(workers)})
+    for micro_batch in range(min(train.micro_batch, share), 0, -1):  # the largest that works: DualPipeV needs many
+        layout = FixedLayout(train.model_copy(update={"micro_batch": micro_batch}), fixed)
+        if share % micro_batch == 0 and recipe_problem(model, *layout) is None:
+            return layout
+    return None
 
 
 def largest(model: ModelSection, train: TrainSection, parallel: ParallelSection) -> FixedLayout:

@@ -19,29 +19,17 @@ from typing import Self
 
 import psutil
 
-START_S = 240.0
+START_S = 400.0
 RAY = (sys.executable, "-m", "ray.scripts.scripts")
-# `ray start`, which waits for the raylet as long as the test does: Ray's own 30 s are too short for a busy machine.
-PATIENT = f"""
-import time
-from ray._private import services
+# `ray start`, with the patches with which Strata starts its own clusters: a busy machine needs more time than Ray has.
+START = """
 from ray.scripts.scripts import main
+from strata.platform.ray_patches import fewer_processes, registration_timeout
 
-once = services.get_node
-
-def patient(*arguments):
-    deadline = time.monotonic() + {START_S}
-    while True:
-        try:
-            return once(*arguments)
-        except RuntimeError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.2)
-
-services.get_node = patient
-main()
+with registration_timeout.extended(), fewer_processes.skipped():
+    main()
 """
+AGENTS_S = 120  # for the agents of a raylet, which it waits for
 STARTED = "Ray runtime started."
 
 
@@ -130,7 +118,7 @@ class Machines:
         words = [
             sys.executable,
             "-c",
-            PATIENT,
+            START,
             "start",
             *options,
             f"--node-name={name}",
@@ -143,19 +131,24 @@ class Machines:
         network = {"GLOO_SOCKET_IFNAME": "eth0"} if namespace else {}
         log = self.folder / f"{name}.log"
         deadline = time.monotonic() + START_S
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                [*inside, *words],
-                stdout=output,
-                stderr=output,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-                env=os.environ | self.environment | network,
-            )
-        self.members.append(Machine(name, process, namespace))
-        while STARTED not in (text := log.read_text(errors="replace")):
-            assert process.poll() is None and time.monotonic() < deadline, f"{name} did not start: {text[-1000:]}"
-            time.sleep(0.2)
+        patience = {"RAY_agent_register_timeout_ms": str(AGENTS_S * 1000)}
+        while time.monotonic() < deadline:
+            with log.open("wb") as output:
+                process = subprocess.Popen(
+                    [*inside, *words],
+                    stdout=output,
+                    stderr=output,
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,
+                    env=os.environ | self.environment | network | patience,
+                )
+            while process.poll() is None and time.monotonic() < deadline:
+                if STARTED in log.read_text(errors="replace"):
+                    self.members.append(Machine(name, process, namespace))
+                    return
+                time.sleep(0.2)
+            self._end(Machine(name, process))
+        raise TimeoutError(f"{name} did not start: {log.read_text(errors='replace')[-1000:]}")
 
     def _end(self, member: Machine) -> None:
         processes = member.processes()

@@ -32,7 +32,7 @@ from strata.training.data import windows
 from strata.training.data.finetuning import rows as finetuning_rows
 from strata.training.data.pictures import draws
 from strata.training.data.rows import Rows, TrainingData, mean_divisor
-from strata.training.data.sampler import Indices
+from strata.training.data.sampler import Indices, micro_batches
 from strata.training.data.shards import Split
 from strata.training.diffusion import progress as picture_progress
 from strata.training.diffusion.export import whole_model
@@ -318,11 +318,11 @@ class Worker:
         engine.set_learning_rate(self.engine, rate)
         here = place(self.rank, parallel)
         everyone = self.data.order(step, section.batch, 0, 1, section.seed)
-        micro_batches = np.split(np.split(everyone, parallel.data)[here.data], accumulation(section, parallel))
-        divisor = self._divisor(self.data.train, everyone, len(micro_batches))
+        mine = micro_batches(everyone, here.data, parallel.data, accumulation(section, parallel))
+        divisor = self._divisor(self.data.train, everyone, len(mine))
         reference = self._reference_of("train", everyone)
-        batches = self._batches(self.data.train, micro_batches, divisor, reference=reference)
-        loss = self._steps.train(batches, len(micro_batches))
+        batches = self._batches(self.data.train, mine, divisor, reference=reference)
+        loss = self._steps.train(batches, len(mine))
         if section.flow:
             self.engine.average.update(step)
         request = self.job.request() if self.rank == 0 else Request.NONE

@@ -80,7 +80,9 @@ class Supervisor:
         self._grow_after_s = GROW_AFTER_S if progressed else min(2 * self._grow_after_s, MOST_GROW_AFTER_S)
         if attempt.error is None:
             outcome = attempt.outcome()
-            return None if outcome.resized and not self._interrupts.stop_requested else outcome
+            if not outcome.resized:
+                return outcome
+            return Outcome(outcome.step, stopped=True) if self._interrupts.stop_requested else None
         if self._interrupts.stop_requested:
             attempt.outcome()  # raises
         self._require_recoverable(attempt, job)
