@@ -115,6 +115,7 @@ FOLDERS = {
     "training.schedule": {"metrics"},
     "training.diffusion": {"data"},
     "training.parallel": {"diffusion", "model"},
+    "training.elastic": {"metrics", "patches"},
     "training.preferences": {"data"},
     "training.checkpoint": {"data", "diffusion", "metrics", "model", "parallel", "schedule"},
     "training.evaluation": {"checkpoint", "data", "metrics"},

@@ -23,7 +23,7 @@ from strata.platform import cli
 from strata.platform.runs import Run
 from strata.training import driver, loop
 from strata.training.interrupts import Interrupts
-from strata.training.loop import Job, Outcome
+from strata.training.loop import Job, Outcome, Request
 from strata.training.metrics import records
 from strata.training.metrics.records import Record
 from strata.training.model.llama import Llama
@@ -60,15 +60,14 @@ class StandIn:
     def continue_history(self, step: int) -> None:
         """Without a time budget there is nothing to continue."""
 
-    def step(self, step: int, failed: bool = False) -> tuple[float, bool, bool]:
+    def step(self, step: int, failed: bool = False) -> tuple[float, Request, bool]:
         section = self.job.train
         rate = scheduled_rate(step, section)
         for weight in self.weights.values():
             weight.mul_(1 - rate).add_(math.sin(step) * rate)
         if hook := self.hooks.get(step + 1):
             hook()
-        stop = self.job.stop.exists()
-        return float(sum(weight.abs().mean() for weight in self.weights.values())), stop, failed
+        return float(sum(weight.abs().mean() for weight in self.weights.values())), self.job.request(), failed
 
     def record(self, step: int, loss: float, seconds: float) -> Record:
         return Record(step=step, loss=loss, lr=0.1, grad_norm=1.0, tokens_per_s=1.0, time=time.time(), seconds={"forward": 0.1})

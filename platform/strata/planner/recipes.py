@@ -15,10 +15,12 @@ from strata.planner.memory.activations import keeping_of
 from strata.planner.memory.plan import peak_bytes
 from strata.planner.memory.tuning import tuning_of
 from strata.planner.pipeline.schedules import CHUNKS
+from strata.planner.step.step import plan_step
 from strata.planner.units import show
+from strata.planner.worksheet import Worksheet
 from strata.platform import layout_rules
 from strata.platform.errors import UserError
-from strata.platform.hardware.specs import Gpu
+from strata.platform.hardware.specs import Fabric, Gpu
 from strata.platform.layout_rules import Division, ModelSizes
 from strata.platform.recipe import (
     ModelSection,
@@ -161,8 +163,9 @@ def learning_rate(shape: Shape) -> float:
 
 
 def from_recipe(recipe: Recipe) -> tuple[Shape, Layout, int]:
-    """The model, the layout and the sequence length that a recipe trains with."""
-    model, train, parallel = recipe.model, recipe.train, recipe.parallel
+    """The model, the layout and the sequence length that a recipe trains with. A range of workers is planned at its largest."""
+    model = recipe.model
+    train, parallel = layout_rules.largest(model, recipe.train, recipe.parallel)
     layout = Layout(
         data=parallel.data,
         tensor=parallel.tensor,
@@ -195,6 +198,12 @@ def planned_peak(recipe: Recipe) -> float:
     tuning = tuning_of(recipe.model, recipe.train)
     keeping = replace(keeping_of(program(program_of(recipe.train))), cpu=recipe.parallel.device == "cpu", tuning=tuning)
     return peak_bytes(shape, layout, keeping, sequence)
+
+
+def planned_seconds(recipe: Recipe, gpu: Gpu, fabric: Fabric) -> float:
+    """Seconds of an optimizer step by plan."""
+    shape, layout, sequence = from_recipe(recipe)
+    return plan_step(shape, layout, gpu, fabric, program(program_of(recipe.train)), Worksheet(shape.name), sequence).seconds
 
 
 def warning(recipe: Recipe, gpu: Gpu) -> str | None:

@@ -6,7 +6,7 @@ worker; the planner searches only layouts that pass them. Nothing here needs tor
 
 from typing import NamedTuple
 
-from strata.platform.recipe import ModelSection, Offload, ParallelSection, Precision, Schedule, TrainSection
+from strata.platform.recipe import ModelSection, Offload, ParallelSection, Precision, Schedule, TrainSection, WorkerCount
 
 
 class ModelSizes(NamedTuple):
@@ -73,6 +73,34 @@ def recipe_problem(model: ModelSection, train: TrainSection, parallel: ParallelS
         or _adapter_problem(train, parallel)
         or layout_problem(sizes, division)
     )
+
+
+class FixedLayout(NamedTuple):
+    """Layout of one number of workers, with the micro-batch that divides the global batch among them."""
+
+    train: TrainSection
+    parallel: ParallelSection
+
+
+def resized(model: ModelSection, train: TrainSection, parallel: ParallelSection, workers: int) -> FixedLayout | None:
+    """The layout with another number of data-parallel workers and the same global batch. None if it cannot run."""
+    data, rest = divmod(workers, parallel.cut)
+    if rest or data == 0 or data % parallel.expert or train.batch % data:
+        return None
+    share, fixed = train.batch // data, parallel.model_copy(update={"workers": WorkerCount(workers)})
+    for micro_batch in range(min(train.micro_batch, share), 0, -1):  # the largest that works: DualPipeV needs many
+        layout = FixedLayout(train.model_copy(update={"micro_batch": micro_batch}), fixed)
+        if share % micro_batch == 0 and recipe_problem(model, *layout) is None:
+            return layout
+    return None
+
+
+def largest(model: ModelSection, train: TrainSection, parallel: ParallelSection) -> FixedLayout:
+    """The recipe's layout; of a range, that of the largest number of workers that can run."""
+    if not parallel.workers.elastic:
+        return FixedLayout(train, parallel)
+    found = (resized(model, train, parallel, size) for size in parallel.workers.sizes())
+    return next((layout for layout in found if layout), FixedLayout(train, parallel))
 
 
 def _picture_problem(model: ModelSection, parallel: ParallelSection) -> str | None:

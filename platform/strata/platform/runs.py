@@ -48,6 +48,7 @@ class State:
     pid_created: float = 0.0
     host: str = ""  # empty in files of older versions: this machine
     saved: Count = 0  # step of the newest complete checkpoint when this was written
+    layout: str = ""  # in which the last step ran
 
     def elsewhere(self) -> bool:
         """True if the last state is running on another machine, whose processes cannot be checked from here."""

@@ -42,7 +42,7 @@ def test_stop_is_requested_although_ray_installs_a_handler(
     job = Job(tmp_path, tmp_path, small_recipe.model, small_recipe.train, small_recipe.parallel)
 
     @contextmanager
-    def connected(cpus: int) -> Iterator[bool]:
+    def connected(cpus: int, least: int) -> Iterator[bool]:
         signal.signal(number, lambda *_: pytest.fail("Ray's handler"))
         yield True
 
@@ -53,7 +53,8 @@ def test_stop_is_requested_although_ray_installs_a_handler(
     monkeypatch.setattr(cluster, "connected", connected)
     monkeypatch.setattr(workers, "ClusterWatch", lambda _: SimpleNamespace(death=lambda: None, stop=lambda: None))
     monkeypatch.setattr(workers, "_require_gpus", lambda _: None)
-    monkeypatch.setattr(workers, "Fit", lambda _: SimpleNamespace(start=lambda: None, outcome=lambda: Outcome(1, stopped=True)))
+    stopped = SimpleNamespace(start=lambda: None, outcome=lambda: Outcome(1, stopped=True))
+    monkeypatch.setattr(workers, "Fit", lambda _, elastic: stopped)
     monkeypatch.setattr(workers, "follow", follow)
     with caught() as interrupts:
         assert run_workers(job, interrupts, Console(quiet=True)).stopped

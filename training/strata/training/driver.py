@@ -154,7 +154,8 @@ def _train(job: Job, bigram: float | None, interrupts: Interrupts, console: Cons
     evaluated = next((record for record in reversed(history) if "val_loss" in record), None)
     val_loss = evaluated["val_loss"] if evaluated else None
     perplexity = records.perplexity(evaluated) if evaluated else None
-    run.write_state(State("interrupted" if stopped else "finished", step, steps, loss, val_loss, saved=step))
+    layout = history[-1].get("layout", "") if history else ""
+    run.write_state(State("interrupted" if stopped else "finished", step, steps, loss, val_loss, saved=step, layout=layout))
     return Summary(run, step, val_loss, perplexity, bigram, export, _drawn(job, export, console))
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from strata.platform import file_errors
 from strata.platform.errors import UserError
 
+NOT_PLACED = {"WorkerGroupStartupTimeoutError", "WorkerGroupStartupFailedError", "InsufficientClusterResourcesError"}
 # Ray Train wraps errors of workers and of the controller several times; each wrapper has another attribute for the inner error.
 INNER = ("worker_failures", "controller_failure", "_base_exc", "cause", "__cause__")
 
@@ -24,6 +25,11 @@ def explain(error: BaseException, run: str) -> Exception | None:
     if lost := _lost(error):
         return UserError(lost, f"Their last lines: strata logs {run}. {again[0].upper()}{again[1:]}")
     return None
+
+
+def not_placed(error: BaseException) -> bool:
+    """True if the workers never ran: the cluster had no resources for them in time, or lost a node while they started."""
+    return any(type(cause).__name__ in NOT_PLACED for cause in _causes(error))
 
 
 def _lost(error: BaseException) -> str | None:

@@ -9,7 +9,7 @@ from typing import get_args
 from pydantic import ValidationError
 
 from strata.platform.errors import UserError
-from strata.platform.layout_rules import recipe_problem
+from strata.platform.layout_rules import largest, recipe_problem
 from strata.platform.recipe import ModelSection, Offload, ParallelSection, Schedule, TrainSection
 
 OFFLOADS = get_args(Offload)
@@ -37,7 +37,16 @@ def accumulation(train: TrainSection, parallel: ParallelSection) -> int:
     return train.batch // (parallel.data * train.micro_batch)
 
 
+def described(parallel: ParallelSection) -> str:
+    """Number of workers and the dimensions over more than one of them, such as `6 workers: data 3 x pipeline 2`."""
+    widths = {key: getattr(parallel, key) for key in ("data", "tensor", "pipeline", "sequence", "expert")}
+    cut = " x ".join(f"{key} {size}" for key, size in widths.items() if size > 1)
+    return f"{int(parallel.workers)} workers: {cut}" if cut else "1 worker"
+
+
 def require_workable(model: ModelSection, train: TrainSection, parallel: ParallelSection) -> None:
+    """Raises if the layout cannot run; for a range of workers, if no number of it can."""
+    train, parallel = largest(model, train, parallel)
     problem = recipe_problem(model, train, parallel)
     if problem is None:
         return

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from strata.training.data import windows
 from strata.training.data.finetuning import rows as finetuning_rows
 from strata.training.data.pictures import draws
 from strata.training.data.rows import Rows, TrainingData, mean_divisor
-from strata.training.data.sampler import Indices
+from strata.training.data.sampler import Indices, micro_batches
 from strata.training.data.shards import Split
 from strata.training.diffusion import progress as picture_progress
 from strata.training.diffusion.export import whole_model
@@ -39,7 +40,7 @@ from strata.training.diffusion.progress import Grids, PicturePrompts
 from strata.training.diffusion.sampling import sample
 from strata.training.evaluation import samples
 from strata.training.evaluation.samples import NextTokens, Prompts
-from strata.training.layout import accumulation, place
+from strata.training.layout import accumulation, described, place
 from strata.training.memory import peak_memory
 from strata.training.metrics import records
 from strata.training.metrics.records import Record
@@ -58,6 +59,14 @@ from strata.training.steps import Batches, Flow, Stages, Whole
 from strata.training.targets import IGNORED
 
 PHASE_EVERY_S = 1.0
+
+
+class Request(IntEnum):
+    """Request of the driver to the workers, which end after the current step with a checkpoint."""
+
+    NONE = 0
+    RESIZE = 1
+    STOP = 2
 
 
 @dataclass(frozen=True)
@@ -81,6 +90,22 @@ class Job:
     def stop(self) -> Path:
         """File with which the driver requests a stop: Ray Train cannot send messages to running workers."""
         return self.run / "stop"
+
+    @property
+    def resize(self) -> Path:
+        """File with which the driver requests a checkpoint and the end of this attempt, to continue in another layout."""
+        return self.run / "resize"
+
+    def request(self) -> Request:
+        """The driver's request, read by rank 0 after each step."""
+        if self.stop.exists():
+            return Request.STOP
+        return Request.RESIZE if self.resize.exists() else Request.NONE
+
+    @property
+    def nodes(self) -> Path:
+        """File with the id of each rank's Ray node."""
+        return self.run / "nodes"
 
     @property
     def starts(self) -> Path:
@@ -109,6 +134,7 @@ class Outcome:
     step: int
     stopped: bool = False
     problem: UserError | None = None
+    resized: bool = False  # ended with a checkpoint, to continue in another layout
 
 
 def training_data(job: Job) -> TrainingData:
@@ -156,6 +182,7 @@ def train_worker(config: dict[str, Job]) -> Outcome:
 
 
 def _begin(job: Job) -> tuple["Worker", Saver, int]:
+    _record_nodes(job)
     worker = Worker(job)
     failed = checkpoint_failures(job.run.name)
     saver = Saver(job.checkpoints, worker.engine, job.model, job.train, job.parallel, job.origin, failed)
@@ -166,6 +193,19 @@ def _begin(job: Job) -> tuple["Worker", Saver, int]:
     starting_weights.load(worker.engine, job.model, job.train, job.parallel, step)
     worker.continue_history(step)
     return worker, saver, step
+
+
+def _record_nodes(job: Job) -> None:
+    """Writes the nodes of all ranks, for the driver. Without the file it does not act on drain notices."""
+    import ray
+
+    if not ray.is_initialized():
+        return
+    ids: list[str] = [""] * dist.get_world_size()
+    dist.all_gather_object(ids, ray.get_runtime_context().get_node_id())
+    if dist.get_rank() == 0:
+        with suppress(OSError):
+            write_atomic(job.nodes, "\n".join(ids) + "\n")
 
 
 def _explained(job: Job, error: OSError | None) -> UserError | None:
@@ -198,7 +238,7 @@ def train(
         saver.save(0, None, "sync")  # an import without training
     while step < worker.plan.steps:
         begin = time.perf_counter()
-        loss, stop, failed = worker.step(step, problem() is not None)
+        loss, request, failed = worker.step(step, problem() is not None)
         step += 1
         record = worker.record(step, loss, time.perf_counter() - begin)
         if stall is not None:  # caused by the save before this step
@@ -209,7 +249,7 @@ def train(
             return Outcome(step, problem=diverged)
         if failed:
             return Outcome(step, problem=worker.agree(problem()))
-        last, exhausted = stop or step == worker.plan.steps, False
+        last, exhausted = request == Request.STOP or step == worker.plan.steps, False
         if last or step % section.eval_every == 0:
             record["val_loss"] = worker.evaluate()
             if worker.job.prompts:
@@ -219,13 +259,16 @@ def train(
             exhausted = worker.early_stop.seen(record["val_loss"])
         last = last or exhausted
         report(record)
-        if saver and (last or step % section.checkpoint_every == 0):
+        resized = request == Request.RESIZE and not last
+        if saver and (last or resized or step % section.checkpoint_every == 0):
             if common := worker.agree(problem()):
                 return Outcome(step, problem=common)
-            stall = saver.save(step, record.get("val_loss"), "sync" if last else section.checkpoint_upload)
-            if last and (common := worker.agree(problem())):
+            stall = saver.save(step, record.get("val_loss"), "sync" if last or resized else section.checkpoint_upload)
+            if (last or resized) and (common := worker.agree(problem())):
                 return Outcome(step, problem=common)
-        if stop or exhausted:
+        if resized:
+            return Outcome(step, resized=True)
+        if request == Request.STOP or exhausted:
             return Outcome(step, stopped=step < worker.plan.steps and not exhausted)
     return Outcome(step)
 
@@ -266,31 +309,31 @@ class Worker:
         if self.rank == 0 and train.time_budget_s is not None:
             self._budget = TimeBudget(train, spent)
 
-    def step(self, step: int, failed: bool = False) -> tuple[float, bool, bool]:
-        """Runs a step. Returns the mean loss over all ranks, whether a stop was requested, and whether any rank `failed` to
-        write. One small all-reduce carries these three, and the number of steps that rank 0 plans."""
+    def step(self, step: int, failed: bool = False) -> tuple[float, Request, bool]:
+        """Runs a step. Returns the mean loss over all ranks, the driver's request, and whether any rank `failed` to write. One
+        small all-reduce carries these three, and the number of steps that rank 0 plans."""
         section, parallel = self.job.train, self.job.parallel
         self._seed_dropout(step)
         rate = learning_rate(step, section, self.plan)
         engine.set_learning_rate(self.engine, rate)
         here = place(self.rank, parallel)
         everyone = self.data.order(step, section.batch, 0, 1, section.seed)
-        micro_batches = np.split(np.split(everyone, parallel.data)[here.data], accumulation(section, parallel))
-        divisor = self._divisor(self.data.train, everyone, len(micro_batches))
+        mine = micro_batches(everyone, here.data, parallel.data, accumulation(section, parallel))
+        divisor = self._divisor(self.data.train, everyone, len(mine))
         reference = self._reference_of("train", everyone)
-        batches = self._batches(self.data.train, micro_batches, divisor, reference=reference)
-        loss = self._steps.train(batches, len(micro_batches))
+        batches = self._batches(self.data.train, mine, divisor, reference=reference)
+        loss = self._steps.train(batches, len(mine))
         if section.flow:
             self.engine.average.update(step)
-        stop = self.rank == 0 and self.job.stop.exists()
+        request = self.job.request() if self.rank == 0 else Request.NONE
         steps = self._budget.finished(step + 1, self.plan).steps if self._budget else 0
         # float64: an fp32 number of steps would be inexact beyond 16 million
-        sums = torch.cat([loss.reshape(1).double(), loss.new_tensor([stop, failed, steps], dtype=torch.float64)])
+        sums = torch.cat([loss.reshape(1).double(), loss.new_tensor([request, failed, steps], dtype=torch.float64)])
         dist.all_reduce(sums)
-        mean, stop_sum, failed_sum, steps = sums.tolist()
+        mean, request_sum, failed_sum, steps = sums.tolist()
         if steps and steps != self.plan.steps:
             self.plan = self.plan.revised(step + 1, int(steps))
-        return mean / self.world, stop_sum > 0, failed_sum > 0
+        return mean / self.world, Request(int(request_sum)), failed_sum > 0
 
     def _seed_dropout(self, step: int) -> None:
         """Adapters' dropout depends on seed and step, so a resumed run repeats it. Tensor-parallel ranks drop the same."""
@@ -320,6 +363,8 @@ class Worker:
             time=time.time(),
             seconds=self._watch.read(),
             peak_memory_bytes=peak_memory(torch.device(self.engine.device)),
+            workers=self.world,
+            layout=described(self.job.parallel),
         )
         if self.job.model.picture:
             record["pictures_per_s"] = self.job.train.batch / seconds

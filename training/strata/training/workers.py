@@ -7,6 +7,7 @@ shows progress and translates a signal into a request to stop at the next step w
 import os
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,17 @@ from typing import Any
 from rich.console import Console
 
 from strata.platform.errors import UserError
+from strata.platform.hardware import catalogue as hardware
 from strata.platform.ray_cluster import cluster
 from strata.platform.ray_cluster.watch import ClusterDied, ClusterWatch
 from strata.platform.recipe import ParallelSection
 from strata.platform.runs import Run, State
 from strata.training import failures
 from strata.training.diffusion import progress as picture_progress
+from strata.training.elastic import autoscaling
+from strata.training.elastic.capacity import CapacityWatch, resources
+from strata.training.elastic.resizing import Resizing
+from strata.training.elastic.supervisor import Attempt, Supervisor
 from strata.training.evaluation import samples
 from strata.training.interrupts import Interrupts
 from strata.training.logs import attempts
@@ -37,34 +43,67 @@ STALL_S = 5.0  # or four times the longest step so far, if that is longer
 
 
 def run_workers(job: Job, interrupts: Interrupts, console: Console) -> Outcome:
-    job.stop.unlink(missing_ok=True)
-    job.starts.unlink(missing_ok=True)
-    job.phase.unlink(missing_ok=True)
+    for path in (job.stop, job.resize, job.starts, job.nodes, job.phase):
+        path.unlink(missing_ok=True)
     # Workers have their own runtime environment, for which Ray starts new processes: prestarted ones would stay idle.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     startup = Startup(phases=dict(job.phases))
     steps = job.train.steps
-    with TrainingProgress(console, steps, startup) as progress, cluster.connected(_cpus(job.parallel)) as ours:
+    most, least = (count * job.parallel.cpus_per_worker for count in (int(job.parallel.workers), job.parallel.workers.least))
+    with TrainingProgress(console, steps, startup) as progress, cluster.connected(most, least=least) as ours:
         startup.done("Ray")
         interrupts.catch()
         _require_gpus(job.parallel)
-        if job.parallel.device == "gpu" and job.model.picture is None:
-            for line in memory_warnings(job.model, job.train, job.parallel, _gpu_kinds()):
+        kinds = _gpu_kinds() if job.parallel.device == "gpu" else []
+        if job.model.picture is None:
+            for line in memory_warnings(job.model, job.train, job.parallel, kinds):
                 console.print(line)
-        fit, watch = Fit(job), ClusterWatch(ours)
+        watch = ClusterWatch(ours)
         interrupts.request_stop = lambda: _request_stop(job, console)
-        fit.start()
-        try:
-            follow(fit, job, interrupts, progress, console, watch)
+
+        def require_cluster() -> None:
             if death := watch.death():
                 watch.kill_what_is_left()
                 fix = f"Start the cluster again, then resume with: strata train --resume {job.run.name}"
                 raise ClusterDied(death, fix, job.run.name if ours and not interrupts.stop_requested else None)
+
+        def attempt(job: Job, resizing: Resizing | None) -> Fit:
+            """Runs the workers in a fixed layout until they or their cluster end."""
+            fit = Fit(job, elastic=resizing is not None)
+            fit.start()
+            follow(fit, job, interrupts, progress, console, watch, resizing)
+            require_cluster()
+            return fit
+
+        try:
+            if job.parallel.workers.elastic:
+                outcome = _run_elastic(job, attempt, require_cluster, kinds, interrupts, console)
+            else:
+                outcome = attempt(job, None).outcome()
         finally:
             watch.stop()
             interrupts.request_stop = None
         job.stop.unlink(missing_ok=True)
-        return fit.outcome()
+        return outcome
+
+
+def _run_elastic(
+    job: Job,
+    attempt: Callable[[Job, Resizing], Attempt],
+    require_cluster: Callable[[], None],
+    kinds: list[str],
+    interrupts: Interrupts,
+    console: Console,
+) -> Outcome:
+    worker = resources(job.parallel)
+    # On mixed GPUs the planner's times would be those of one kind.
+    gpu = hardware.gpu(kinds[0]) if len(kinds) == 1 and hardware.has_gpu(kinds[0]) and job.model.picture is None else None
+    watch = CapacityWatch(worker)
+    with autoscaling.requested(worker, int(job.parallel.workers)):
+        try:
+            return Supervisor(job, attempt, watch, require_cluster, interrupts, console, gpu).run()
+        finally:
+            watch.stop()
 
 
 def _request_stop(job: Job, console: Console) -> None:
@@ -78,14 +117,16 @@ def _request_stop(job: Job, console: Console) -> None:
 class Fit(threading.Thread):
     """Thread that runs Ray's `fit`. A daemon, so a command that ends immediately does not wait for Ray."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, elastic: bool = False) -> None:
+        """With `elastic`, the first failure ends `fit`: the next attempt may have another layout."""
         super().__init__(daemon=True)
-        self._job = job
+        self._job, self._elastic = job, elastic
         self._result: Any = None
-        self._error: BaseException | None = None
+        self.error: BaseException | None = None
 
     def run(self) -> None:
-        if "RAY_ADDRESS" not in os.environ:  # a local cluster, which no cloud preempts
+        # No cloud preempts a local cluster, and the driver of an elastic run watches for drain notices itself.
+        if self._elastic or "RAY_ADDRESS" not in os.environ:
             os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
         import ray.train
 
@@ -100,38 +141,47 @@ class Fit(threading.Thread):
             train_loop_config={"job": job},
             torch_config=file_rendezvous.torch_config(partial(attempts.begin, Run(job.run))),
             scaling_config=ray.train.ScalingConfig(
-                num_workers=job.parallel.workers,
-                use_gpu=gpu,
-                resources_per_worker={"CPU": job.parallel.cpus_per_worker} | ({"GPU": 1} if gpu else {}),
+                num_workers=int(job.parallel.workers), use_gpu=gpu, resources_per_worker=resources(job.parallel)
             ),
             run_config=ray.train.RunConfig(
                 storage_path=str(Path(checkpoints.path).parent),
                 storage_filesystem=checkpoints.filesystem,
                 name=Path(checkpoints.path).name,
-                failure_config=ray.train.FailureConfig(max_failures=job.train.max_failures),
+                failure_config=ray.train.FailureConfig(max_failures=0, controller_failure_limit=0, max_preemption_failures=0)
+                if self._elastic
+                else ray.train.FailureConfig(max_failures=job.train.max_failures),
                 worker_runtime_env=None if gpu else {"env_vars": KEEP_FREED_MEMORY},
             ),
         )
         try:
             self._result = trainer.fit()
         except (Exception, SystemExit) as error:  # Ray raises SystemExit in a thread that waits on a lost connection
-            self._error = error
+            self.error = error
 
     def outcome(self) -> Outcome:
-        if self._error:
-            explained = failures.explain(self._error, self._job.run.name)
-            raise (explained or self._error) from self._error
+        if self.error:
+            explained = failures.explain(self.error, self._job.run.name)
+            raise (explained or self.error) from self.error
         outcome: Outcome = self._result.return_value
         return outcome
 
 
-def follow(fit: Fit, job: Job, interrupts: Interrupts, progress: TrainingProgress, console: Console, watch: ClusterWatch) -> None:
+def follow(
+    fit: Fit,
+    job: Job,
+    interrupts: Interrupts,
+    progress: TrainingProgress,
+    console: Console,
+    watch: ClusterWatch,
+    resizing: Resizing | None = None,
+) -> None:
     """Shows the workers' records and updates the run's state until the workers or their cluster end."""
     run, follower = Run(job.run), Follower(Run(job.run).metrics)
     state = State("running", job.begun, job.train.steps, saved=job.begun)
     for record in follower.new():  # steps before this start are not shown again
         state = _state_after(state, record)
-    written, announced, writable, starts, stalls = 0.0, False, True, 1, StallDetector()
+    earlier = len(job.starts.read_text().split()) if resizing and job.starts.exists() else 0  # starts in other layouts
+    written, announced, writable, starts, stalls = 0.0, False, True, earlier + 1, StallDetector()
     shortened, phase = False, None
     alive = True
     while alive and not watch.death():
@@ -144,7 +194,7 @@ def follow(fit: Fit, job: Job, interrupts: Interrupts, progress: TrainingProgres
         phase = now
         began = job.starts.read_text().split() if job.starts.exists() else []
         for record in records:
-            if began and record["step"] > int(began[-1]):  # otherwise the history was truncated and is read from the start
+            if len(began) > earlier and record["step"] > int(began[-1]):  # otherwise truncated and read from the start
                 progress.show(record)
                 stalls.step()
                 if job.prompts and "val_loss" in record:
@@ -158,7 +208,7 @@ def follow(fit: Fit, job: Job, interrupts: Interrupts, progress: TrainingProgres
         if len(began) > starts:
             starts = len(began)
             console.print(f"Workers died; Ray restarted all of them from step {began[-1]}.")
-        for line in [*watch.news(), *stalls.news()]:
+        for line in [*watch.news(), *stalls.news(), *(resizing.news() if resizing else [])]:
             console.print(line)
         if time.monotonic() - written > STATE_EVERY_S or not alive:
             writable = _write_state(run, state, writable, console)
@@ -184,7 +234,8 @@ def _print_samples(run: Run, step: int, console: Console) -> None:
 def _state_after(state: State, record: Record) -> State:
     saved = max(state.saved, record.get("checkpoint_step", 0))
     steps = record.get("plan", {}).get("steps", state.steps)
-    return State("running", record["step"], steps, record["loss"], record.get("val_loss", state.val_loss), saved=saved)
+    val_loss, layout = record.get("val_loss", state.val_loss), record.get("layout", state.layout)
+    return State("running", record["step"], steps, record["loss"], val_loss, saved=saved, layout=layout)
 
 
 def _write_state(run: Run, state: State, writable: bool, console: Console) -> bool:
@@ -228,10 +279,6 @@ class StallDetector:
         return [f"No step for {silent:.0f} s: waiting for the workers. If one died, Ray restarts all of them."]
 
 
-def _cpus(parallel: ParallelSection) -> int:
-    return parallel.workers * parallel.cpus_per_worker
-
-
 def _gpu_kinds() -> list[str]:
     """GPU types of the cluster, such as H100."""
     import ray
@@ -243,7 +290,7 @@ def _gpu_kinds() -> list[str]:
 def _require_gpus(parallel: ParallelSection) -> None:
     import ray
 
-    has = ray.cluster_resources().get("GPU", 0)
-    if parallel.device == "gpu" and has < parallel.workers and not cluster.grows():
+    has, needed = ray.cluster_resources().get("GPU", 0), parallel.workers.least
+    if parallel.device == "gpu" and has < needed and not cluster.grows():
         fix = "Set parallel.device=cpu, or lower parallel.workers."
-        raise UserError(f"parallel.workers={parallel.workers} needs as many GPUs; the Ray cluster has {has:g}.", fix)
+        raise UserError(f"parallel.workers={parallel.workers} needs {needed} GPUs; the Ray cluster has {has:g}.", fix)

@@ -99,12 +99,12 @@ def is_given() -> bool:
 
 
 @contextmanager
-def connected(cpus: int, spare: int = 0) -> Iterator[bool]:
+def connected(cpus: int, spare: int = 0, least: int | None = None) -> Iterator[bool]:
     """Connects to `RAY_ADDRESS`, else the background cluster, else a new cluster that ends with this block.
 
     Yields whether the cluster ends with the block. `cpus` is the number the caller will request from Ray. A new cluster
     offers at least that many, so that a one-core machine runs two workers, slowly. It offers `spare` more because a GCS that
-    dies while starting an actor loses the CPUs it had allocated to it."""
+    dies while starting an actor loses the CPUs it had allocated to it. An existing cluster needs to have `least` of them."""
     cluster = find()
     address = os.environ.get("RAY_ADDRESS") or (cluster.address if cluster else None)
     if address is None:
@@ -112,7 +112,7 @@ def connected(cpus: int, spare: int = 0) -> Iterator[bool]:
             yield True
         return
     with loopback_address.used() if _only_on_loopback(address) else nullcontext():
-        _join(address, cpus)
+        _join(address, cpus if least is None else least)
         raylet_log_lines.suppress()
         with watch.disconnecting():
             yield False

@@ -27,6 +27,7 @@ from strata.platform.recipe.train import (
     SamplesSection,
     TrainSection,
 )
+from strata.platform.recipe.worker_count import WorkerCount
 
 __all__ = [
     "CHANNELS",
@@ -59,6 +60,7 @@ __all__ = [
     "Section",
     "ServeSection",
     "TrainSection",
+    "WorkerCount",
 ]
 
 
@@ -74,6 +76,14 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def batch_divides(self) -> Self:
+        if self.parallel.workers.elastic:  # each layout of a range has its own micro-batch
+            if all(self.train.batch % data for data in self.parallel.data_sizes()):
+                numbers = ", ".join(str(data) for data in self.parallel.data_sizes())
+                raise ValueError(
+                    f"parallel.workers={self.parallel.workers} has no layout: train.batch={self.train.batch} must be a multiple"
+                    f" of the data-parallel workers ({numbers})"
+                )
+            return self
         share = self.parallel.data * self.train.micro_batch
         if self.train.batch % share:
             raise ValueError(

@@ -1,10 +1,12 @@
 """Section of the parallel layout."""
 
+from collections.abc import Iterator
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from strata.platform.recipe.section import Device, Positive, Section
+from strata.platform.recipe.worker_count import WorkerCount
 
 Schedule = Literal["1f1b", "dualpipev"]
 Offload = Literal["none", "optimizer", "all"]
@@ -14,7 +16,10 @@ class ParallelSection(Section):
     """Parallel layout. Workers that remain after the tensor, pipeline and sequence dimensions are data parallel; experts are
     distributed over data-parallel workers."""
 
-    workers: Positive = Field(1, description="worker processes; a multiple of tensor x pipeline x sequence")
+    workers: WorkerCount = Field(
+        WorkerCount(1),
+        description="worker processes; a multiple of tensor x pipeline x sequence. A range such as 4..8 makes the run elastic",
+    )
     zero: Annotated[int, Field(ge=0, le=3)] = Field(
         1, description="ZeRO stage: 1 shards the optimizer state, 2 the gradients too, 3 the parameters too"
     )
@@ -29,17 +34,30 @@ class ParallelSection(Section):
 
     @model_validator(mode="after")
     def workers_divide(self) -> Self:
-        cut = self.tensor * self.pipeline * self.sequence
-        if self.workers % cut:
-            raise ValueError(f"workers={self.workers} must be a multiple of tensor x pipeline x sequence = {cut}")
+        if self.workers.elastic:
+            if not any(self.data_sizes()):
+                factors = f"tensor x pipeline x sequence x expert = {self.cut * self.expert}"
+                raise ValueError(f"workers={self.workers} has no multiple of {factors}")
+            return self
+        if self.workers % self.cut:
+            raise ValueError(f"workers={self.workers} must be a multiple of tensor x pipeline x sequence = {self.cut}")
         if self.data % self.expert:
             raise ValueError(f"expert={self.expert} must divide the {self.data} data-parallel workers")
         return self
 
     @property
+    def cut(self) -> int:
+        """Workers of one data-parallel replica."""
+        return self.tensor * self.pipeline * self.sequence
+
+    @property
     def data(self) -> int:
-        """Data-parallel workers."""
-        return self.workers // (self.tensor * self.pipeline * self.sequence)
+        """Data-parallel workers; of a range, those of its largest number."""
+        return self.workers // self.cut
+
+    def data_sizes(self) -> Iterator[int]:
+        """Data-parallel workers for each number of workers that the dimensions divide, the largest first."""
+        return (size // self.cut for size in self.workers.sizes() if size % (self.cut * self.expert) == 0)
 
 
 # Arguments of vLLM's engine that other keys of a recipe or the endpoint itself set.

@@ -23,6 +23,11 @@ def step_indices(step: int, batch: int, rank: int, world: int, windows: int, see
     return np.concatenate([shuffled(positions[epochs == e] % windows, windows, seed, int(e)) for e in np.unique(epochs)])
 
 
+def micro_batches(everyone: Indices, rank: int, world: int, count: int) -> list[Indices]:
+    """The micro-batches of a data-parallel rank. `everyone` has the windows of the step, the same in every layout."""
+    return np.split(np.split(everyone, world)[rank], count)
+
+
 def shuffled(positions: Indices, count: int, seed: int, epoch: int) -> Indices:
     half_bits = max(1, ((count - 1).bit_length() + 1) // 2)
     keys = np.random.SeedSequence([seed, epoch]).generate_state(ROUNDS, np.uint64).astype(np.uint64)

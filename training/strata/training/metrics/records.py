@@ -33,6 +33,8 @@ class Record(TypedDict):
     checkpoint_stall_s: NotRequired[float]
     checkpoint_s: NotRequired[float]
     checkpoint_step: NotRequired[int]
+    workers: NotRequired[int]
+    layout: NotRequired[str]  # in which the step ran, such as `6 workers: data 3 x pipeline 2`
     plan: NotRequired[dict[str, Any]]
     preference: NotRequired[dict[str, float]]  # accuracy, rewards, margin and, for KTO, kl
     pictures_per_s: NotRequired[float]  # in a run of a picture model
