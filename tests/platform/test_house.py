@@ -117,6 +117,7 @@ FOLDERS = {
     "training.parallel": {"diffusion", "model"},
     "training.preferences": {"data"},
     "training.checkpoint": {"data", "diffusion", "metrics", "model", "parallel", "schedule"},
+    "training.memory_copies": {"checkpoint", "metrics", "parallel"},
     "training.evaluation": {"checkpoint", "data", "metrics"},
     "training.deployment": {"checkpoint"},
     "training.bench": {"data", "metrics", "model", "schedule"},

@@ -25,6 +25,7 @@ from strata.training.interrupts import Interrupts
 from strata.training.logs import attempts
 from strata.training.loop import Job, Outcome, train_worker
 from strata.training.memory import KEEP_FREED_MEMORY, memory_warnings
+from strata.training.memory_copies import folders
 from strata.training.metrics.progress import TrainingProgress
 from strata.training.metrics.records import Follower, Record
 from strata.training.metrics.startup import Startup
@@ -44,7 +45,11 @@ def run_workers(job: Job, interrupts: Interrupts, console: Console) -> Outcome:
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     startup = Startup(phases=dict(job.phases))
     steps = job.train.steps
-    with TrainingProgress(console, steps, startup) as progress, cluster.connected(_cpus(job.parallel)) as ours:
+    with (
+        TrainingProgress(console, steps, startup) as progress,
+        folders.owned(job.id if job.train.memory_copy_every else ""),
+        cluster.connected(_cpus(job.parallel)) as ours,
+    ):
         startup.done("Ray")
         interrupts.catch()
         _require_gpus(job.parallel)
@@ -142,9 +147,9 @@ def follow(fit: Fit, job: Job, interrupts: Interrupts, progress: TrainingProgres
             progress.starting(now)
             stalls.starting()
         phase = now
-        began = job.starts.read_text().split() if job.starts.exists() else []
+        began = [line.split() for line in job.starts.read_text().splitlines()] if job.starts.exists() else []
         for record in records:
-            if began and record["step"] > int(began[-1]):  # otherwise the history was truncated and is read from the start
+            if began and record["step"] > int(began[-1][0]):  # otherwise the history was truncated and is read from the start
                 progress.show(record)
                 stalls.step()
                 if job.prompts and "val_loss" in record:
@@ -157,7 +162,9 @@ def follow(fit: Fit, job: Job, interrupts: Interrupts, progress: TrainingProgres
             state = _state_after(state, record)
         if len(began) > starts:
             starts = len(began)
-            console.print(f"Workers died; Ray restarted all of them from step {began[-1]}.")
+            step, source = began[-1]
+            origin = "memory" if source == "memory" else f"the checkpoint of step {step}" if int(step) else "the start"
+            console.print(f"Workers died; Ray restarted all of them. Continued from step {step}, from {origin}.")
         for line in [*watch.news(), *stalls.news()]:
             console.print(line)
         if time.monotonic() - written > STATE_EVERY_S or not alive:
