@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -169,10 +169,12 @@ def _begin(job: Job) -> tuple["Worker", Saver, Resumed, Copier | None]:
     if worker.rank == 0:
         job.phase.unlink(missing_ok=True)
     metrics, every = Run(job.run).metrics, job.train.memory_copy_every
+    begin = time.perf_counter()
     memory = agreement.find(job.id, job.origin, lambda: records.last_step(metrics)) if every else None
     resumed = saver.resume(
         job.verified, lambda: max(job.begun, records.last_saved(metrics)), in_memory=memory.whole if memory else None
     )
+    resumed = replace(resumed, seconds=time.perf_counter() - begin)
     starting_weights.load(worker.engine, job.model, job.train, job.parallel, resumed.step)
     worker.continue_history(resumed.step)
     copier = memory.copier(worker.engine, job.model, job.parallel, job.origin, every) if memory else None

@@ -41,11 +41,11 @@ Source = Literal["memory", "checkpoint"]
 
 @dataclass(frozen=True)
 class Resumed:
-    """Step from which workers continue, and the source and duration of the load."""
+    """Step from which workers continue, and the source of their state. `seconds` is the time of the search and the load."""
 
     step: int
     source: Source
-    seconds: float
+    seconds: float = 0.0
 
 
 class Saver:
@@ -79,7 +79,6 @@ class Saver:
         The ranks divide the digest checks among them and agree on the result; the driver has already checked the checkpoint with
         identity `verified`. A run that had a checkpoint, at step `expected()`, does not start over at step 0 when its storage is
         gone."""
-        begin = time.perf_counter()
         rank = dist.get_rank()
         found = in_memory if in_memory and self._stored_step() <= in_memory.step else None
         source: Source = "memory" if found else "checkpoint"
@@ -93,12 +92,11 @@ class Saver:
             format.set_aside_after(self._checkpoints, step)
         if found:
             optimizer_state.load(self._engine, self._model, self._parallel, resharding.Reader(found), step)
-        seconds = time.perf_counter() - begin
         stored = self._last_complete() if source == "memory" else found
         if stored and rank == 0:
             self.last = Saved(stored.step, stored.size, stored.whole_at() or time.time(), None)
         dist.barrier()
-        return Resumed(step, source, seconds)
+        return Resumed(step, source)
 
     def _stored_step(self) -> int:
         """Step of the newest complete checkpoint by its manifests, 0 for none. Rank 0 looks, so that all ranks decide alike."""
