@@ -120,7 +120,7 @@ FOLDERS = {
     "training.memory_copies": {"checkpoint", "metrics", "parallel"},
     "training.evaluation": {"checkpoint", "data", "metrics"},
     "training.deployment": {"checkpoint"},
-    "training.bench": {"data", "metrics", "model", "schedule"},
+    "training.bench": {"data", "memory_copies", "metrics", "model", "schedule"},
     "kernels.tuning": set(),
     "kernels.ops": {"tuning"},
     "kernels.ladder": set(),

@@ -35,7 +35,6 @@ ALWAYS = {
     "pipeline": "workers=2 pipeline=2 zero=0",
 }
 ROTATED = {
-    "bf16": "workers=2 zero=0 train.precision=bf16",
     "ZeRO-2, offloaded optimizer": "workers=2 zero=2 offload=optimizer",
     "ZeRO-3, offloaded parameters": "workers=2 zero=3 offload=all",
     "data x tensor": "workers=4 tensor=2 zero=1",

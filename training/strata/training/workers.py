@@ -7,6 +7,7 @@ shows progress and translates a signal into a request to stop at the next step w
 import os
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,8 @@ from strata.training.interrupts import Interrupts
 from strata.training.logs import attempts
 from strata.training.loop import Job, Outcome, train_worker
 from strata.training.memory import KEEP_FREED_MEMORY, memory_warnings
-from strata.training.memory_copies import folders
+from strata.training.memory_copies import folders, peers
+from strata.training.memory_copies.peers import Holders
 from strata.training.metrics.progress import TrainingProgress
 from strata.training.metrics.records import Follower, Record
 from strata.training.metrics.startup import Startup
@@ -47,7 +49,7 @@ def run_workers(job: Job, interrupts: Interrupts, console: Console) -> Outcome:
     steps = job.train.steps
     with (
         TrainingProgress(console, steps, startup) as progress,
-        folders.owned(job.id if job.train.memory_copy_every else ""),
+        folders.owned(_copies(job)),
         cluster.connected(_cpus(job.parallel)) as ours,
     ):
         startup.done("Ray")
@@ -103,7 +105,7 @@ class Fit(threading.Thread):
         trainer = trainer_class()(
             train_worker,
             train_loop_config={"job": job},
-            torch_config=file_rendezvous.torch_config(partial(attempts.begin, Run(job.run))),
+            torch_config=file_rendezvous.torch_config(partial(_each_start, job, Holders(_copies(job)))),
             scaling_config=ray.train.ScalingConfig(
                 num_workers=job.parallel.workers,
                 use_gpu=gpu,
@@ -119,6 +121,7 @@ class Fit(threading.Thread):
         )
         try:
             self._result = trainer.fit()
+            peers.close(_copies(job))
         except (Exception, SystemExit) as error:  # Ray raises SystemExit in a thread that waits on a lost connection
             self._error = error
 
@@ -233,6 +236,17 @@ class StallDetector:
                 f"The workers are still starting after {silent:.0f} s: the machine is busy, or the cluster has no free resources."
             ]
         return [f"No step for {silent:.0f} s: waiting for the workers. If one died, Ray restarts all of them."]
+
+
+def _each_start(job: Job, holders: Holders) -> Callable[[int], None]:
+    """Runs where the controller runs, before each start of the workers."""
+    holders.start_missing()
+    return attempts.begin(Run(job.run))
+
+
+def _copies(job: Job) -> str:
+    """Id of the folders for copies of the state in memory, empty for a run without copies."""
+    return job.id if job.train.memory_copy_every else ""
 
 
 def _cpus(parallel: ParallelSection) -> int:

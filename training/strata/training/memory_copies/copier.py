@@ -98,14 +98,22 @@ class Copier:
             file.finish(step, self._copy_values(file, ready))
             self._turn += 1
             self._copied.set()
-            if self._send:
-                self._send(file)
+            self._send_to_peer(file)
         except OSError as error:  # no space is left, or the run has ended and its folder is gone
             self.problem = error
             print(f"Rank {self._rank} copies its state to memory no more: {error}", file=sys.stderr, flush=True)
         finally:
             self._copied.set()
             self._seconds = time.perf_counter() - begin
+
+    def _send_to_peer(self, file: CopyFile) -> None:
+        """Sends a copy. If that fails, copies are only on this node until workers start again, as after the loss of the peer."""
+        try:
+            if self._send:
+                self._send(file)
+        except OSError as error:
+            self._send = None
+            print(f"Rank {self._rank} sends its copies no more: {error}", file=sys.stderr, flush=True)
 
     def _next_file(self) -> CopyFile:
         if self._turn < 2:

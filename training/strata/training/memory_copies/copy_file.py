@@ -81,6 +81,10 @@ class CopyFile:
         finally:
             os.close(file)
 
+    def data(self) -> NDArray[np.uint8]:
+        """The whole file, to send it to another node."""
+        return np.frombuffer(self._map, np.uint8)
+
     def begin(self) -> None:
         """Marks the file as incomplete until `finish`."""
         self._write_header(NO_STEP, 0)
