@@ -47,7 +47,7 @@ AT_LEAST_ONE = (
     *("parallel.expert", "parallel.workers", "serve.decode.tensor_parallel", "deploy.quota_gpus"),
 )
 AT_LEAST_ZERO = ("train.warmup", "train.max_failures", "serve.max_queue", "serve.prefill.replicas", "train.seed")
-AT_LEAST_ZERO += ("serve.remote_prefill.min_tokens", "train.steps", "deploy.borrow_gpus")
+AT_LEAST_ZERO += ("train.memory_copy_every", "serve.remote_prefill.min_tokens", "train.steps", "deploy.borrow_gpus")
 
 
 @pytest.mark.parametrize(("least", "key"), [*((1, key) for key in AT_LEAST_ONE), *((0, key) for key in AT_LEAST_ZERO)])
@@ -330,6 +330,7 @@ def test_defaults() -> None:
             "early_stop": None,
             "trackers": (),
             "max_failures": 2,
+            "memory_copy_every": 1,
             "preference": None,
             "flow": None,
         },

@@ -64,7 +64,7 @@ def begin(job: Job, step: int) -> None:
     """Starts the workers like rank 0: truncates the history to the step, then records the start."""
     records.cut(Run(job.run).metrics, step)
     with job.starts.open("a") as file:
-        file.write(f"{step}\n")
+        file.write(f"{step} checkpoint\n")
 
 
 def test_old_steps_are_not_shown_again(job: Job) -> None:
@@ -78,7 +78,7 @@ def test_old_steps_are_not_shown_again(job: Job) -> None:
         lambda: (begin(job, 4), records.append(history, record(5))),
         lambda: records.append(history, record(6)),
     )
-    lost = "Workers died; Ray restarted all of them from step 4."
+    lost = "Workers died; Ray restarted all of them. Continued from step 4, from the checkpoint of step 4."
     assert shown == ["step 5", "step 6", "step 5", lost, "step 6"]
     state = Run(job.run).state()
     assert (state.step, state.steps, state.saved, state.status) == (6, 8, 4, "running")

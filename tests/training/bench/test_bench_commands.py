@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from strata.platform import recipe_file
 from strata.platform.cli import build
 from strata.platform.errors import UserError
-from strata.training.bench import launch, memory, stalls
+from strata.training.bench import copies, launch, memory, stalls
 from strata.training.bench.contest import Job
 from strata.training.metrics.records import Record
 
@@ -94,3 +95,24 @@ def test_bench_checkpoint_measures_real_runs(home: Path, corpus: Path) -> None:
     written = json.loads((home / ".strata" / "bench" / "checkpoint.json").read_text())
     assert {mode: len(seconds) for mode, seconds in written["stall_seconds"].items()} == {"sync": 2, "async": 2}
     assert all(second > 0 for seconds in written["stall_seconds"].values() for second in seconds)
+
+
+def test_bench_memory_copies_compares_alternate_steps(home: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The training run is a stand-in: a step takes 1 s, or 1.5 s beside a copy. Copies begin after even steps."""
+    jobs: list[Job] = []
+
+    def run(job: Job, with_ray: bool, *_: object) -> list[Record]:
+        jobs.append(job)
+        times = [step + 0.5 * ((step - 1) // 2) for step in range(1, 13)]
+        return [record(step, memory_copy_s=0.7) | {"time": at} for step, at in enumerate(times, start=1)]  # type: ignore[misc]
+
+    monkeypatch.setattr(launch, "run", run)
+    settings = [*SMALL, f"data.path={corpus}"]
+    found = copies.bench(recipe_file.load("laptop", settings), 12, 2, 2, False, home / "copies.json")
+    assert found.ratio == 1.5 and found.copies == [0.7] * 8
+    assert [job.recipe.train.memory_copy_every for job in jobs] == [2, 2] and len({job.run for job in jobs}) == 2
+    written = json.loads((home / "copies.json").read_text())
+    assert written["ratio"] == 1.5 and written["median_seconds"] == {"with_copy": 1.5, "without": 1.0, "copy": 0.7}
+    monkeypatch.setattr(launch, "run", lambda *_: [record(step) for step in range(1, 13)])
+    with pytest.raises(UserError, match="made no copies"):
+        copies.bench(recipe_file.load("laptop", settings), 12, 2, 1, True, home / "copies.json")

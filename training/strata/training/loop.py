@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import IntEnum
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from strata.platform.runs import Run
 from strata.training import engine
 from strata.training.batch import Batch, Pictures, on_device
 from strata.training.checkpoint import format, pretrained, starting_weights
-from strata.training.checkpoint.saver import Saver
+from strata.training.checkpoint.saver import Resumed, Saver
 from strata.training.checkpoint.storage import Folder
 from strata.training.data import windows
 from strata.training.data.finetuning import rows as finetuning_rows
@@ -42,6 +42,8 @@ from strata.training.evaluation import samples
 from strata.training.evaluation.samples import NextTokens, Prompts
 from strata.training.layout import accumulation, described, place
 from strata.training.memory import peak_memory
+from strata.training.memory_copies import agreement, folders
+from strata.training.memory_copies.copier import Copier
 from strata.training.metrics import records
 from strata.training.metrics.records import Record
 from strata.training.metrics.stopwatch import Stopwatch
@@ -109,7 +111,8 @@ class Job:
 
     @property
     def starts(self) -> Path:
-        """File with one line per start of the workers: the step they started from. Several lines mean that workers died."""
+        """File with one line per start of the workers: the step they started from, and "memory" or "checkpoint" as its source.
+        Several lines mean that workers died."""
         return self.run / "starts"
 
     @property
@@ -150,25 +153,28 @@ def train_worker(config: dict[str, Job]) -> Outcome:
     job = config["job"]
     if dist.get_rank() != 0:
         try:
-            worker, saver, step = _begin(job)
+            worker, saver, resumed, copier = _begin(job)
         except UserError as problem:
             return Outcome(0, problem=problem)
-        return train(worker, step, worker.exported(), saver, problem=lambda: _explained(job, saver.problem))
+        report = worker.exported()
+        return train(worker, resumed.step, report, saver, problem=lambda: _explained(job, saver.problem), copier=copier)
     tokens_per_step = job.train.batch * job.model.context
     telemetry = Telemetry(job.run.name, job.train.steps, tokens_per_step, restarts=_starts(job))
-    run = Run(job.run)
+    run, spare = Run(job.run), folders.spare_records(job.id)
+    if spare:
+        records.restore(run.metrics, spare)
     with (
         telemetry,
         Trackers(run, job.train.trackers) as trackers,
-        records.Writer(run.metrics) as history,
+        records.Writer(run.metrics, spare) as history,
         records.Writer(samples.path(run)) as continuations,
     ):
         try:
-            worker, saver, step = _begin(job)
+            worker, saver, resumed, copier = _begin(job)
         except UserError as problem:
             return Outcome(0, problem=problem)
         grids = Grids(run)
-        report = _reporter(job, step, saver, telemetry, history, continuations, grids, trackers)
+        report = _reporter(job, resumed, saver, telemetry, history, continuations, grids, trackers)
         exported = worker.exported()
 
         def report_all(record: Record) -> None:
@@ -178,10 +184,10 @@ def train_worker(config: dict[str, Job]) -> Outcome:
         def failure() -> UserError | None:
             return _explained(job, saver.problem or history.problem or continuations.problem or grids.problem)
 
-        return train(worker, step, report_all, saver, telemetry.not_finite, failure)
+        return train(worker, resumed.step, report_all, saver, telemetry.not_finite, failure, copier)
 
 
-def _begin(job: Job) -> tuple["Worker", Saver, int]:
+def _begin(job: Job) -> tuple["Worker", Saver, Resumed, Copier | None]:
     _record_nodes(job)
     worker = Worker(job)
     failed = checkpoint_failures(job.run.name)
@@ -189,10 +195,17 @@ def _begin(job: Job) -> tuple["Worker", Saver, int]:
     worker.prepare_reference()
     if worker.rank == 0:
         job.phase.unlink(missing_ok=True)
-    step = saver.resume(job.verified, lambda: max(job.begun, records.last_saved(Run(job.run).metrics)))
-    starting_weights.load(worker.engine, job.model, job.train, job.parallel, step)
-    worker.continue_history(step)
-    return worker, saver, step
+    metrics, every = Run(job.run).metrics, job.train.memory_copy_every
+    begin = time.perf_counter()
+    memory = agreement.find(job.id, job.origin, lambda: records.last_step(metrics)) if every else None
+    resumed = saver.resume(
+        job.verified, lambda: max(job.begun, records.last_saved(metrics)), in_memory=memory.whole if memory else None
+    )
+    resumed = replace(resumed, seconds=time.perf_counter() - begin)
+    starting_weights.load(worker.engine, job.model, job.train, job.parallel, resumed.step)
+    worker.continue_history(resumed.step)
+    copier = memory.copier(worker.engine, job.model, job.parallel, job.origin, every) if memory else None
+    return worker, saver, resumed, copier
 
 
 def _record_nodes(job: Job) -> None:
@@ -213,10 +226,14 @@ def _explained(job: Job, error: OSError | None) -> UserError | None:
 
 
 def run_local(job: Job, report: Callable[[Record], None]) -> Outcome:
-    """Trains without Ray and without checkpoints, in the caller's process group. For benchmarks and tests."""
+    """Trains without Ray and without checkpoints, in the caller's process group. For benchmarks and tests. Copies the state to
+    memory only if the job has an id, whose folder the caller owns."""
     worker = Worker(job)
     starting_weights.load(worker.engine, job.model, job.train, job.parallel, 0)
-    return train(worker, 0, report if worker.rank == 0 else _silent, None)
+    every = job.train.memory_copy_every
+    memory = agreement.find(job.id, job.origin, lambda: 0) if every else None
+    copier = memory.copier(worker.engine, job.model, job.parallel, job.origin, every) if memory else None
+    return train(worker, 0, report if worker.rank == 0 else _silent, None, copier=copier)
 
 
 def train(
@@ -226,6 +243,7 @@ def train(
     saver: Saver | None,
     not_finite: Callable[[], None] = lambda: None,
     problem: Callable[[], UserError | None] = lambda: None,
+    copier: Copier | None = None,
 ) -> Outcome:
     """Trains from `step` to the last step or until a stop is requested. A non-finite loss or gradient norm ends the run before
     it can reach a checkpoint.
@@ -241,6 +259,8 @@ def train(
         loss, request, failed = worker.step(step, problem() is not None)
         step += 1
         record = worker.record(step, loss, time.perf_counter() - begin)
+        if copier:
+            copier.measure(record)
         if stall is not None:  # caused by the save before this step
             record["checkpoint_stall_s"] = record["seconds"]["checkpoint"] = stall
             stall = None
@@ -259,6 +279,8 @@ def train(
             exhausted = worker.early_stop.seen(record["val_loss"])
         last = last or exhausted
         report(record)
+        if copier:
+            copier.after_step(step)
         resized = request == Request.RESIZE and not last
         if saver and (last or resized or step % section.checkpoint_every == 0):
             if common := worker.agree(problem()):
@@ -554,7 +576,7 @@ def _starts(job: Job) -> int:
 
 def _reporter(
     job: Job,
-    step: int,
+    resumed: Resumed,
     saver: Saver,
     telemetry: Telemetry,
     history: records.Writer,
@@ -562,16 +584,20 @@ def _reporter(
     grids: Grids,
     trackers: Trackers,
 ) -> Callable[[Record], None]:
+    step = resumed.step
     records.cut(Run(job.run).metrics, step)
     samples.cut(Run(job.run), step)
     picture_progress.cut(Run(job.run), step)
     named = job.prompts.decoder() if job.prompts else None
+    restarted = _starts(job) > 0
     with job.starts.open("a") as starts:
-        starts.write(f"{step}\n")
+        starts.write(f"{step} {resumed.source}\n")
     if saver.last:
         telemetry.saved(saver.last.step, saver.last.size, saver.last.at)
 
     def report(record: Record) -> None:
+        if restarted and record["step"] == step + 1:
+            record["resumed"] = asdict(resumed)
         if saver.last:
             telemetry.saved(saver.last.step, saver.last.size, saver.last.at)
             record["checkpoint_step"] = saver.last.step

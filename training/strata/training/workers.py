@@ -31,6 +31,8 @@ from strata.training.interrupts import Interrupts
 from strata.training.logs import attempts
 from strata.training.loop import Job, Outcome, train_worker
 from strata.training.memory import KEEP_FREED_MEMORY, memory_warnings
+from strata.training.memory_copies import folders, peers
+from strata.training.memory_copies.peers import Holders
 from strata.training.metrics.progress import TrainingProgress
 from strata.training.metrics.records import Follower, Record
 from strata.training.metrics.startup import Startup
@@ -50,7 +52,11 @@ def run_workers(job: Job, interrupts: Interrupts, console: Console) -> Outcome:
     startup = Startup(phases=dict(job.phases))
     steps = job.train.steps
     most, least = (count * job.parallel.cpus_per_worker for count in (int(job.parallel.workers), job.parallel.workers.least))
-    with TrainingProgress(console, steps, startup) as progress, cluster.connected(most, least=least) as ours:
+    with (
+        TrainingProgress(console, steps, startup) as progress,
+        folders.owned(_copies(job)),
+        cluster.connected(most, least=least) as ours,
+    ):
         startup.done("Ray")
         interrupts.catch()
         _require_gpus(job.parallel)
@@ -139,7 +145,7 @@ class Fit(threading.Thread):
         trainer = trainer_class()(
             train_worker,
             train_loop_config={"job": job},
-            torch_config=file_rendezvous.torch_config(partial(attempts.begin, Run(job.run))),
+            torch_config=file_rendezvous.torch_config(partial(_each_start, job, Holders(_copies(job)))),
             scaling_config=ray.train.ScalingConfig(
                 num_workers=int(job.parallel.workers), use_gpu=gpu, resources_per_worker=resources(job.parallel)
             ),
@@ -155,6 +161,7 @@ class Fit(threading.Thread):
         )
         try:
             self._result = trainer.fit()
+            peers.close(_copies(job))
         except (Exception, SystemExit) as error:  # Ray raises SystemExit in a thread that waits on a lost connection
             self.error = error
 
@@ -180,7 +187,7 @@ def follow(
     state = State("running", job.begun, job.train.steps, saved=job.begun)
     for record in follower.new():  # steps before this start are not shown again
         state = _state_after(state, record)
-    earlier = len(job.starts.read_text().split()) if resizing and job.starts.exists() else 0  # starts in other layouts
+    earlier = len(job.starts.read_text().splitlines()) if resizing and job.starts.exists() else 0  # starts in other layouts
     written, announced, writable, starts, stalls = 0.0, False, True, earlier + 1, StallDetector()
     shortened, phase = False, None
     alive = True
@@ -192,9 +199,9 @@ def follow(
             progress.starting(now)
             stalls.starting()
         phase = now
-        began = job.starts.read_text().split() if job.starts.exists() else []
+        began = [line.split() for line in job.starts.read_text().splitlines()] if job.starts.exists() else []
         for record in records:
-            if len(began) > earlier and record["step"] > int(began[-1]):  # otherwise truncated and read from the start
+            if len(began) > earlier and record["step"] > int(began[-1][0]):  # otherwise truncated and read from the start
                 progress.show(record)
                 stalls.step()
                 if job.prompts and "val_loss" in record:
@@ -207,7 +214,9 @@ def follow(
             state = _state_after(state, record)
         if len(began) > starts:
             starts = len(began)
-            console.print(f"Workers died; Ray restarted all of them from step {began[-1]}.")
+            step, source = began[-1]
+            origin = "memory" if source == "memory" else f"the checkpoint of step {step}" if int(step) else "the start"
+            console.print(f"Workers died; Ray restarted all of them. Continued from step {step}, from {origin}.")
         for line in [*watch.news(), *stalls.news(), *(resizing.news() if resizing else [])]:
             console.print(line)
         if time.monotonic() - written > STATE_EVERY_S or not alive:
@@ -277,6 +286,17 @@ class StallDetector:
                 f"The workers are still starting after {silent:.0f} s: the machine is busy, or the cluster has no free resources."
             ]
         return [f"No step for {silent:.0f} s: waiting for the workers. If one died, Ray restarts all of them."]
+
+
+def _each_start(job: Job, holders: Holders) -> Callable[[int], None]:
+    """Runs where the controller runs, before each start of the workers."""
+    holders.start_missing()
+    return attempts.begin(Run(job.run))
+
+
+def _copies(job: Job) -> str:
+    """Id of the folders for copies of the state in memory, empty for a run without copies."""
+    return job.id if job.train.memory_copy_every else ""
 
 
 def _gpu_kinds() -> list[str]:

@@ -121,6 +121,9 @@ class TrainSection(Section):
         None, description="continuations of prompts at every evaluation, in samples.jsonl; unset: none"
     )
     checkpoint_every: Positive = Field(100, description="steps between checkpoints")
+    memory_copy_every: NonNegative = Field(
+        1, description="steps between copies of the state to memory, from which a run continues after a lost worker; 0: no copies"
+    )
     recompute: Recompute = Field(
         "none", description="activations recomputed in the backward pass; selective: all but matrix products, full: whole layers"
     )

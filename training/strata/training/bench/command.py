@@ -1,4 +1,5 @@
-"""`strata bench train`, `finetune`, `checkpoint` and `memory`. Imports nothing heavy: every command loads this module."""
+"""`strata bench train`, `finetune`, `checkpoint`, `memory-copies` and `memory`. Imports nothing heavy: every command loads
+this module."""
 
 from pathlib import Path
 from typing import Annotated, get_args
@@ -67,6 +68,22 @@ def bench_checkpoint(
     from strata.training.bench import stalls
 
     stalls.bench(chosen, saves, rounds, json)
+
+
+def bench_memory_copies(
+    overrides: Overrides = None,
+    recipe: Annotated[str, typer.Option(help="Recipe name, or path to a recipe file.")] = recipe_file.DEFAULT,
+    steps: Annotated[int, typer.Option(help="Training steps per round.", min=6)] = 300,
+    warmup: Annotated[int, typer.Option(help="Initial steps to exclude from the measurement.", min=2)] = 20,
+    rounds: Annotated[int, typer.Option(help="Rounds.", min=1)] = 3,
+    ray: Annotated[bool, typer.Option("--ray/--no-ray", help="Strata as 'strata train', or its loop without Ray.")] = True,
+    json: Annotated[Path | None, typer.Option(help="Output file. Default: bench/memory-copies.json in the cache folder.")] = None,
+) -> None:
+    """Measure what a copy of the state in memory adds to a training step: every second step of a run has one."""
+    chosen = recipe_file.load(recipe, overrides or ())
+    from strata.training.bench import copies
+
+    copies.bench(chosen, steps, warmup, rounds, ray, json)
 
 
 def bench_memory(

@@ -30,6 +30,7 @@ class Job(Section):
     tokens: Path
     folder: Path
     mix: tuple[float, ...] = ()  # weights of the sets in `tokens`, for fine-tuning
+    run: str = ""  # id of the folder for memory copies, without Ray; empty: none are made
 
     @property
     def metrics(self) -> Path:

@@ -48,4 +48,4 @@ def loop_job(job: Job) -> "LoopJob":
     from strata.training.loop import Job as LoopJob
 
     recipe = job.recipe
-    return LoopJob(job.folder, job.tokens, recipe.model, recipe.train, recipe.parallel, mix=job.mix)
+    return LoopJob(job.folder, job.tokens, recipe.model, recipe.train, recipe.parallel, id=job.run, mix=job.mix)

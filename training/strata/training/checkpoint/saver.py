@@ -7,6 +7,7 @@ copy while the next steps run. There is one snapshot buffer: a save waits until 
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -35,6 +36,18 @@ class Saved:
     seconds: float | None
 
 
+Source = Literal["memory", "checkpoint"]
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """Step from which workers continue, and the source of their state. `seconds` is the time of the search and the load."""
+
+    step: int
+    source: Source
+    seconds: float = 0.0
+
+
 class Saver:
     def __init__(
         self,
@@ -54,10 +67,51 @@ class Saver:
         self.last: Saved | None = None
         self.problem: OSError | None = None  # a failure that the next save would meet too
 
-    def resume(self, verified: str = "", expected: Callable[[], int] = lambda: 0) -> int:
-        """Loads the newest valid checkpoint and returns its step, also after Ray restarted the workers. The ranks divide the
-        digest checks among them and agree on the result; the driver has already checked the checkpoint with identity `verified`.
-        A run that had a checkpoint, at step `expected()`, does not start over at step 0 when its storage is gone."""
+    def resume(
+        self,
+        verified: str = "",
+        expected: Callable[[], int] = lambda: 0,
+        in_memory: format.Checkpoint | None = None,
+    ) -> Resumed:
+        """Loads the newest valid checkpoint, also after Ray restarted the workers. State `in_memory` is loaded instead if no
+        complete checkpoint is newer; it is the same on all ranks, and verified.
+
+        The ranks divide the digest checks among them and agree on the result; the driver has already checked the checkpoint with
+        identity `verified`. A run that had a checkpoint, at step `expected()`, does not start over at step 0 when its storage is
+        gone."""
+        rank = dist.get_rank()
+        found = in_memory if in_memory and self._stored_step() <= in_memory.step else None
+        source: Source = "memory" if found else "checkpoint"
+        found = found or self._newest_stored(verified)
+        step = found.step if found else 0
+        if found is None and (saved := expected()):
+            cause = f"The run saved a checkpoint at step {saved}, but {self._checkpoints.path} has none now."
+            raise UserError(cause, "Restore the checkpoints, or mount the storage that has them, and resume the run.")
+        dist.barrier()  # rank 0 renames nothing while another rank still reads
+        if rank == 0:
+            format.set_aside_after(self._checkpoints, step)
+        if found:
+            optimizer_state.load(self._engine, self._model, self._parallel, resharding.Reader(found), step)
+        stored = self._last_complete() if source == "memory" else found
+        if stored and rank == 0:
+            self.last = Saved(stored.step, stored.size, stored.whole_at() or time.time(), None)
+        dist.barrier()
+        return Resumed(step, source)
+
+    def _stored_step(self) -> int:
+        """Step of the newest complete checkpoint by its manifests, 0 for none. Rank 0 looks, so that all ranks decide alike."""
+        stored = self._last_complete() if dist.get_rank() == 0 else None
+        steps = [stored.step if stored else 0]
+        dist.broadcast_object_list(steps, 0)
+        return steps[0]
+
+    def _last_complete(self) -> format.Checkpoint | None:
+        for name in format.step_names(self._checkpoints):
+            with suppress(format.Damaged):
+                return format.examine(self._checkpoints / name)
+        return None
+
+    def _newest_stored(self, verified: str) -> format.Checkpoint | None:
         rank, ranks = dist.get_rank(), dist.get_world_size()
 
         def check(found: format.Checkpoint) -> None:
@@ -73,20 +127,7 @@ class Saver:
             if any(damages):
                 raise format.Damaged(next(filter(None, damages)))
 
-        found = format.newest(self._checkpoints, print if rank == 0 else lambda _: None, check)
-        step = found.step if found else 0
-        if found is None and (saved := expected()):
-            cause = f"The run saved a checkpoint at step {saved}, but {self._checkpoints.path} has none now."
-            raise UserError(cause, "Restore the checkpoints, or mount the storage that has them, and resume the run.")
-        dist.barrier()  # rank 0 renames nothing while another rank still reads
-        if rank == 0:
-            format.set_aside_after(self._checkpoints, step)
-        if found:
-            optimizer_state.load(self._engine, self._model, self._parallel, resharding.Reader(found), step)
-        if found and rank == 0:
-            self.last = Saved(step, found.size, found.whole_at() or time.time(), None)
-        dist.barrier()
-        return step
+        return format.newest(self._checkpoints, print if rank == 0 else lambda _: None, check)
 
     def save(self, step: int, val_loss: float | None, mode: Literal["async", "sync"]) -> float:
         """Saves a checkpoint. Called by all ranks. Returns the seconds for which the training loop was blocked."""

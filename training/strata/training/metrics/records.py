@@ -5,20 +5,24 @@
 
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NotRequired, Self, TypedDict, cast
 
 from strata.platform.files import write_atomic
 
+TAIL_BYTES = 1 << 20  # more than any record
 REQUIRED = {"step": int, "loss": int | float}
 
 
 class Record(TypedDict):
     """Record of a step. Optional fields are present where known: `mfu` on devices with a known peak, the checkpoint's times on
     steps that saved one, `checkpoint_step` of the newest complete checkpoint, `peak_memory_bytes` of rank 0, and `seconds` by
-    phase (data, forward, backward, optimizer, checkpoint). `plan` is present in a run with a time budget (`time_budget.py`)."""
+    phase (data, forward, backward, optimizer, checkpoint, memory_copy). `plan` is present in a run with a time budget
+    (`time_budget.py`)."""
 
     step: int
     loss: float
@@ -35,6 +39,8 @@ class Record(TypedDict):
     checkpoint_step: NotRequired[int]
     workers: NotRequired[int]
     layout: NotRequired[str]  # in which the step ran, such as `6 workers: data 3 x pipeline 2`
+    memory_copy_s: NotRequired[float]  # of the last copy of the state to memory, in the background
+    resumed: NotRequired[dict[str, Any]]  # in the first record of restarted workers: step, source and seconds of the recovery
     plan: NotRequired[dict[str, Any]]
     preference: NotRequired[dict[str, float]]  # accuracy, rewards, margin and, for KTO, kl
     pictures_per_s: NotRequired[float]  # in a run of a picture model
@@ -75,10 +81,12 @@ class Writer:
     each append, and the steps wait for that. On a disk, no record is delayed.
 
     A failed write is retried with the next record; until then `problem` has the reason. An exception would end this rank alone
-    and leave the others waiting in a collective."""
+    and leave the others waiting in a collective.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    Delayed records are also in `spare`, a file in memory that outlives the process: `restore` recovers them."""
+
+    def __init__(self, path: Path, spare: Path | None = None) -> None:
+        self._path, self._spare = path, spare
         self._pending: list[Mapping[str, object]] = []
         self._due = 0.0
         self.problem: OSError | None = None
@@ -93,6 +101,9 @@ class Writer:
         self._pending += records
         if time.monotonic() >= self._due:
             self.flush()
+        elif self._spare:
+            with suppress(OSError):  # memory is full, or the run has ended and its folder is gone
+                append(self._spare, *records)
 
     def flush(self) -> None:
         if not self._pending:
@@ -105,12 +116,33 @@ class Writer:
             return
         self._pending.clear()
         self.problem = None
+        if self._spare:
+            self._spare.unlink(missing_ok=True)
         now = time.monotonic()
         self._due = now + 20 * (now - begin)
 
 
+def restore(path: Path, spare: Path) -> None:
+    """Appends the records that a killed `Writer` had delayed."""
+    last = last_step(path)
+    if delayed := [record for record in read(spare) if record["step"] > last]:
+        append(path, *delayed)
+    spare.unlink(missing_ok=True)
+
+
 def read(path: Path) -> list[Record]:
     return list(Follower(path).new())
+
+
+def last_step(path: Path) -> int:
+    """Last step in the history, 0 for none. Reads only the end of the file."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+            lines = file.read().splitlines(keepends=True)
+    except FileNotFoundError:
+        return 0
+    return next((record["step"] for record in map(parse, reversed(lines)) if record), 0)
 
 
 def last_saved(path: Path) -> int:

@@ -127,6 +127,11 @@ def load(
             average.values[slot.name].copy_(_values(source, local, AVERAGE, slot.start, slot.start + slot.count))
 
 
+def before_update(engine: Any, call: Callable[..., None]) -> None:
+    """Calls a function before each change of the state by the optimizer, which may be several in a step."""
+    _torch_optimizer(engine).register_step_pre_hook(call)
+
+
 def weights(engine: Any) -> dict[str, Tensor]:
     """Views of the weights in this rank's slots, by the names of their parameters."""
     optimizer = _torch_optimizer(engine)
