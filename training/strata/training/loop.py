@@ -56,6 +56,8 @@ from strata.training.schedule.learning_rate import Plan, learning_rate
 from strata.training.schedule.time_budget import TimeBudget, recorded, to_record
 from strata.training.steps import Batches, Flow, Stages, Whole
 from strata.training.targets import IGNORED
+from strata.training.watchdog.monitor import Monitor
+from strata.training.watchdog.pulse import Pulse
 
 PHASE_EVERY_S = 1.0
 
@@ -120,11 +122,17 @@ def training_data(job: Job) -> TrainingData:
 
 
 def train_worker(config: dict[str, Job]) -> Outcome:
-    """Entry point of a Ray Train worker. Rank 0 writes records to the run's folder and metrics to Prometheus."""
-    job = config["job"]
+    """Entry point of a Ray Train worker."""
+    job, pulse = config["job"], Pulse()
+    with Monitor(job.run, pulse):
+        return _train_worker(job, pulse)
+
+
+def _train_worker(job: Job, pulse: Pulse) -> Outcome:
+    """Rank 0 writes records to the run's folder and metrics to Prometheus."""
     if dist.get_rank() != 0:
         try:
-            worker, saver, step = _begin(job)
+            worker, saver, step = _begin(job, pulse)
         except UserError as problem:
             return Outcome(0, problem=problem)
         return train(worker, step, worker.exported(), saver, problem=lambda: _explained(job, saver.problem))
@@ -138,7 +146,7 @@ def train_worker(config: dict[str, Job]) -> Outcome:
         records.Writer(samples.path(run)) as continuations,
     ):
         try:
-            worker, saver, step = _begin(job)
+            worker, saver, step = _begin(job, pulse)
         except UserError as problem:
             return Outcome(0, problem=problem)
         grids = Grids(run)
@@ -155,8 +163,8 @@ def train_worker(config: dict[str, Job]) -> Outcome:
         return train(worker, step, report_all, saver, telemetry.not_finite, failure)
 
 
-def _begin(job: Job) -> tuple["Worker", Saver, int]:
-    worker = Worker(job)
+def _begin(job: Job, pulse: Pulse) -> tuple["Worker", Saver, int]:
+    worker = Worker(job, pulse=pulse)
     failed = checkpoint_failures(job.run.name)
     saver = Saver(job.checkpoints, worker.engine, job.model, job.train, job.parallel, job.origin, failed)
     worker.prepare_reference()
@@ -211,6 +219,7 @@ def train(
             return Outcome(step, problem=worker.agree(problem()))
         last, exhausted = stop or step == worker.plan.steps, False
         if last or step % section.eval_every == 0:
+            worker.pulse.enter("evaluation")
             record["val_loss"] = worker.evaluate()
             if worker.job.prompts:
                 record["samples"] = worker.continuations(worker.job.prompts)
@@ -222,6 +231,7 @@ def train(
         if saver and (last or step % section.checkpoint_every == 0):
             if common := worker.agree(problem()):
                 return Outcome(step, problem=common)
+            worker.pulse.enter("checkpoint")
             stall = saver.save(step, record.get("val_loss"), "sync" if last else section.checkpoint_upload)
             if last and (common := worker.agree(problem())):
                 return Outcome(step, problem=common)
@@ -233,11 +243,11 @@ def train(
 class Worker:
     """One rank: its engine and its data."""
 
-    def __init__(self, job: Job, data: TrainingData | None = None) -> None:
-        self.job = job
+    def __init__(self, job: Job, data: TrainingData | None = None, pulse: Pulse | None = None) -> None:
+        self.job, self.pulse = job, pulse or Pulse()
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.engine: Any = engine.build(job.model, job.train, job.parallel)
-        self._watch = Stopwatch(torch.device(self.engine.device))
+        self._watch = Stopwatch(torch.device(self.engine.device), self.pulse.enter)
         self._steps: Stages | Whole = (
             Stages(self.engine, self._watch)
             if job.parallel.pipeline > 1
@@ -311,6 +321,8 @@ class Worker:
     def record(self, step: int, loss: float, seconds: float) -> Record:
         norm = self.engine.get_global_grad_norm()
         rate = self.job.train.batch * self.job.model.context / seconds
+        phases = self._watch.read()
+        self.pulse.stepped(step, phases.get("data", 0.0) + phases.get("forward", 0.0))
         record = Record(
             step=step,
             loss=loss,
@@ -318,7 +330,7 @@ class Worker:
             grad_norm=None if norm is None else float(norm),
             tokens_per_s=rate,
             time=time.time(),
-            seconds=self._watch.read(),
+            seconds=phases,
             peak_memory_bytes=peak_memory(torch.device(self.engine.device)),
         )
         if self.job.model.picture:

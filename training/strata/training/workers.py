@@ -29,6 +29,7 @@ from strata.training.metrics.progress import TrainingProgress
 from strata.training.metrics.records import Follower, Record
 from strata.training.metrics.startup import Startup
 from strata.training.schedule.time_budget import line as budget_line
+from strata.training.watchdog.watch import Watch
 
 POLL_S = 0.25
 STATE_EVERY_S = 1.0
@@ -52,16 +53,18 @@ def run_workers(job: Job, interrupts: Interrupts, console: Console) -> Outcome:
             for line in memory_warnings(job.model, job.train, job.parallel, _gpu_kinds()):
                 console.print(line)
         fit, watch = Fit(job), ClusterWatch(ours)
+        watchdog = Watch(job.run, job.train.watchdog, job.parallel)
         interrupts.request_stop = lambda: _request_stop(job, console)
         fit.start()
         try:
-            follow(fit, job, interrupts, progress, console, watch)
+            follow(fit, job, interrupts, progress, console, watch, watchdog)
             if death := watch.death():
                 watch.kill_what_is_left()
                 fix = f"Start the cluster again, then resume with: strata train --resume {job.run.name}"
                 raise ClusterDied(death, fix, job.run.name if ours and not interrupts.stop_requested else None)
         finally:
             watch.stop()
+            watchdog.stop()
             interrupts.request_stop = None
         job.stop.unlink(missing_ok=True)
         return fit.outcome()
@@ -125,7 +128,15 @@ class Fit(threading.Thread):
         return outcome
 
 
-def follow(fit: Fit, job: Job, interrupts: Interrupts, progress: TrainingProgress, console: Console, watch: ClusterWatch) -> None:
+def follow(
+    fit: Fit,
+    job: Job,
+    interrupts: Interrupts,
+    progress: TrainingProgress,
+    console: Console,
+    watch: ClusterWatch,
+    watchdog: Watch,
+) -> None:
     """Shows the workers' records and updates the run's state until the workers or their cluster end."""
     run, follower = Run(job.run), Follower(Run(job.run).metrics)
     state = State("running", job.begun, job.train.steps, saved=job.begun)
@@ -158,7 +169,7 @@ def follow(fit: Fit, job: Job, interrupts: Interrupts, progress: TrainingProgres
         if len(began) > starts:
             starts = len(began)
             console.print(f"Workers died; Ray restarted all of them from step {began[-1]}.")
-        for line in [*watch.news(), *stalls.news()]:
+        for line in [*watch.news(), *watchdog.news(), *stalls.news()]:
             console.print(line)
         if time.monotonic() - written > STATE_EVERY_S or not alive:
             writable = _write_state(run, state, writable, console)

@@ -27,6 +27,7 @@ from strata.platform.recipe.train import (
     SamplesSection,
     TrainSection,
 )
+from strata.platform.recipe.watchdog import SpikeSection, WatchdogSection
 
 __all__ = [
     "CHANNELS",
@@ -58,7 +59,9 @@ __all__ = [
     "Schedule",
     "Section",
     "ServeSection",
+    "SpikeSection",
     "TrainSection",
+    "WatchdogSection",
 ]
 
 
