@@ -113,7 +113,7 @@ FOLDERS = {
     "training.logs": set(),
     "training.patches": set(),
     "training.schedule": {"metrics"},
-    "training.watchdog": set(),
+    "training.watchdog": {"metrics"},
     "training.diffusion": {"data"},
     "training.parallel": {"diffusion", "model"},
     "training.preferences": {"data"},

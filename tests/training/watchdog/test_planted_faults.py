@@ -67,6 +67,16 @@ def test_hang_is_named(case: Case, tmp_path: Path) -> None:
         assert any(case.fault.__name__ in frame for frame in frames) or case.fault is planted.skip
 
 
+@pytest.mark.parametrize("fault", [planted.sleep_a_little, planted.compute_more])
+def test_slow_rank_is_named(fault: Fault, tmp_path: Path) -> None:
+    """All ranks take as long for a step, so only the rank's own time shows it."""
+    watch = planted.watch(tmp_path)
+    with planted.ranks(tmp_path, "forward", fault):
+        news, took = news_after_the_fault(tmp_path, watch)
+    assert len(news) == 1 and news[0].startswith(f"Rank {VICTIM} ") and "is slow since step" in news[0], news
+    assert took < LIMIT_S and not (tmp_path / "hangs").exists()
+
+
 def news_after_the_fault(run: Path, watch: Any) -> tuple[list[str], float]:
     """First sentences of the watch, and the seconds from the fault to them. The watch reports nothing before the fault."""
     start = time.monotonic()

@@ -56,8 +56,10 @@ from strata.training.schedule.learning_rate import Plan, learning_rate
 from strata.training.schedule.time_budget import TimeBudget, recorded, to_record
 from strata.training.steps import Batches, Flow, Stages, Whole
 from strata.training.targets import IGNORED
+from strata.training.watchdog import spikes
 from strata.training.watchdog.monitor import Monitor
 from strata.training.watchdog.pulse import Pulse
+from strata.training.watchdog.replicas import Comparison
 
 PHASE_EVERY_S = 1.0
 
@@ -202,6 +204,7 @@ def train(
     checkpoint after the last recorded step would leave a permanent hole in the run's history."""
     section = worker.job.train
     stall: float | None = None
+    recent = spikes.Spikes(section.on_spike)
     if saver and section.steps == 0:
         saver.save(0, None, "sync")  # an import without training
     while step < worker.plan.steps:
@@ -212,8 +215,12 @@ def train(
         if stall is not None:  # caused by the save before this step
             record["checkpoint_stall_s"] = record["seconds"]["checkpoint"] = stall
             stall = None
-        if diverged := _not_finite(record):
+        diverged = _not_finite(record)
+        if diverged:
             not_finite()
+        if (spike := recent.seen(record)) and worker.may_leave_out():
+            worker.leave_out(step - 1, spike)
+        if diverged:
             return Outcome(step, problem=diverged)
         if failed:
             return Outcome(step, problem=worker.agree(problem()))
@@ -260,6 +267,49 @@ class Worker:
         self._budget: TimeBudget | None = None
         self._reference: ReferenceModel | None = None
         self._phase_due = 0.0
+        self._loss = 0.0
+        self._left_out = spikes.read(job.run)
+        self._replicas = self._comparison()
+
+    def _comparison(self) -> Comparison | None:
+        """Comparison of replicas, if the layout has any. Hooks of compiled layers would compile them again."""
+        train, parallel = self.job.train, self.job.parallel
+        if (
+            train.watchdog is None
+            or not train.watchdog.check_every
+            or parallel.zero == 3
+            or parallel.data * parallel.sequence == 1
+        ):
+            return None
+        every, here = (train.watchdog.check_every, train.checkpoint_every), place(self.rank, parallel)
+        gradients = not train.compile and parallel.pipeline == 1
+        return Comparison(
+            self.engine, (here.stage, here.tensor), lambda step: any((step + 1) % each == 0 for each in every), gradients
+        )
+
+    def may_leave_out(self) -> bool:
+        rule = self.job.train.on_spike
+        return rule is not None and len(self._left_out) < rule.most
+
+    def leave_out(self, step: int, reason: str) -> None:
+        """Records that the batch of `step` is left out, and raises. Called by all ranks."""
+        section, parallel = self.job.train, self.job.parallel
+        losses_by_rank: list[float] = [0.0] * self.world
+        dist.all_gather_object(losses_by_rank, self._loss)
+        worst = max(range(self.world), key=lambda rank: (not math.isfinite(losses_by_rank[rank]), losses_by_rank[rank]))
+        rows = np.split(self._order(step), parallel.data)[place(worst, parallel).data]
+        documents = [name for row in rows.tolist() for name in self.data.train.places(row)]
+        instead = section.steps + len(self._left_out)
+        batch = spikes.LeftOut(step, instead, reason, tuple(documents[: spikes.MOST_DOCUMENTS]))
+        if self.rank == 0:
+            spikes.write(self.job.run, [*self._left_out, batch])
+        dist.barrier()
+        raise spikes.BatchLeftOut(batch.sentence())
+
+    def _order(self, step: int) -> Indices:
+        """Rows of all ranks at a step."""
+        instead = {batch.step: batch.instead for batch in self._left_out}
+        return self.data.order(instead.get(step, step), self.job.train.batch, 0, 1, self.job.train.seed)
 
     def continue_history(self, step: int) -> None:
         """Follows the time budget and the early stop from the records up to `step`. Called by all ranks; rank 0 reads."""
@@ -284,12 +334,15 @@ class Worker:
         rate = learning_rate(step, section, self.plan)
         engine.set_learning_rate(self.engine, rate)
         here = place(self.rank, parallel)
-        everyone = self.data.order(step, section.batch, 0, 1, section.seed)
+        everyone = self._order(step)
         micro_batches = np.split(np.split(everyone, parallel.data)[here.data], accumulation(section, parallel))
         divisor = self._divisor(self.data.train, everyone, len(micro_batches))
         reference = self._reference_of("train", everyone)
         batches = self._batches(self.data.train, micro_batches, divisor, reference=reference)
+        if self._replicas:
+            self._replicas.begin(step)
         loss = self._steps.train(batches, len(micro_batches))
+        self._loss = float(loss) if section.on_spike else 0.0
         if section.flow:
             self.engine.average.update(step)
         stop = self.rank == 0 and self.job.stop.exists()

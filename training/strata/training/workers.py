@@ -16,7 +16,7 @@ from rich.console import Console
 from strata.platform.errors import UserError
 from strata.platform.ray_cluster import cluster
 from strata.platform.ray_cluster.watch import ClusterDied, ClusterWatch
-from strata.platform.recipe import ParallelSection
+from strata.platform.recipe import ParallelSection, TrainSection
 from strata.platform.runs import Run, State
 from strata.training import failures
 from strata.training.diffusion import progress as picture_progress
@@ -111,7 +111,7 @@ class Fit(threading.Thread):
                 storage_path=str(Path(checkpoints.path).parent),
                 storage_filesystem=checkpoints.filesystem,
                 name=Path(checkpoints.path).name,
-                failure_config=ray.train.FailureConfig(max_failures=job.train.max_failures),
+                failure_config=ray.train.FailureConfig(max_failures=job.train.max_failures + _left_out(job.train)),
                 worker_runtime_env=None if gpu else {"env_vars": KEEP_FREED_MEMORY},
             ),
         )
@@ -237,6 +237,11 @@ class StallDetector:
                 f"The workers are still starting after {silent:.0f} s: the machine is busy, or the cluster has no free resources."
             ]
         return [f"No step for {silent:.0f} s: waiting for the workers. If one died, Ray restarts all of them."]
+
+
+def _left_out(train: TrainSection) -> int:
+    """Restarts that are no failures: batches that `train.on_spike` may leave out."""
+    return train.on_spike.most if train.on_spike else 0
 
 
 def _cpus(parallel: ParallelSection) -> int:

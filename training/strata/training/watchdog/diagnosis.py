@@ -26,6 +26,8 @@ Kind = Literal[
     "connection lost",
     "GPU stuck",
     "blocked",
+    "replica differs",
+    "batch left out",
 ]
 PEER_GONE = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection refused")
 FILE_CALLS = {0, 1, 2, 17, 18, 19, 20, 74, 75, 257}  # read, write, open, p{read,write}{,v}, f{,data}sync, openat on x86-64
@@ -47,6 +49,9 @@ def dead(ranks: Sequence[Evidence]) -> Diagnosis | None:
     died = [one for one in ranks if one.gone and one.ended is None]
     if not own and not died:
         return None
+    if named := next((one for one in own if one.blamed is not None), None):
+        message = (named.error or "").partition(": ")[2]
+        return Diagnosis("replica differs" if named.blamed else "batch left out", named.blamed or (), message)
     unfinished = collectives.stuck(ranks)
     for stuck in unfinished:
         if stuck.deviating:

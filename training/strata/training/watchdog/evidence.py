@@ -42,6 +42,7 @@ class Evidence:
     groups: dict[str, tuple[Collective, ...]] = field(default_factory=dict)
     ended: str | None = None  # finished or raised
     error: str | None = None
+    blamed: tuple[int, ...] | None = None  # ranks that its error names
     fatal: str | None = None  # signal that ended the process, such as Aborted
     ended_at: float = 0.0
     gone: bool = False
@@ -102,6 +103,7 @@ def parse(status: dict[str, Any], process: dict[str, Any]) -> Evidence:
         stack=stack,
         groups=groups,
         error=status.get("error"),
+        blamed=None if status.get("blamed") is None else tuple(status["blamed"]),
         fatal=next(iter(FATAL.findall(process.get("stacks", ""))), None),
         ended_at=status.get("ended_at", 0.0),
         gone=process["gone"],

@@ -105,6 +105,7 @@ class Monitor:
             ended="raised" if error is not None else "finished",
             error=f"{type(error).__name__}: {error}"[:1000] if error is not None else None,
             ended_at=time.time(),
+            blamed=getattr(error, "ranks", None),
             **({"stack": frames} if frames else {}),
         )
         self._resources.close()

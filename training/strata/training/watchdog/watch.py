@@ -15,6 +15,7 @@ from strata.training.watchdog.evidence import Evidence
 from strata.training.watchdog.stragglers import Stragglers
 
 LOOK_EVERY_S = 1.0
+ENDED = ("process died", "error raised", "replica differs", "batch left out")  # Ray restarts the workers without a kill
 SETTLE_S = 3.0  # from the first death to the report: the others' last words arrive
 
 
@@ -81,7 +82,7 @@ class Watch:
         except OSError as error:
             where = f" The report cannot be written ({error.strerror})."
         self._hangs(found.kind)
-        if found.kind in ("process died", "error raised"):
+        if found.kind in ENDED:
             return [f"{found.sentence}{where}"]
         self._kill(ranks, found)
         step = max(one.step for one in ranks)
