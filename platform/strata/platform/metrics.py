@@ -87,18 +87,17 @@ TRAIN_NOT_FINITE = Metric(
 )
 TRAIN_RESTARTS = Metric("strata_train_restarts_total", "counter", "Restarts of the workers after a worker was lost", RUN)
 # Exported by the driver, which sees all ranks.
-TRAIN_HANGS = Metric(
-    "strata_train_hangs_total", "counter", "Hangs and deaths of ranks that the watchdog has named", ("run", "kind")
+TRAIN_FAULTS = Metric(
+    "strata_train_faults_total",
+    "counter",
+    "Hangs, deaths, corrupted replicas and spikes that the watchdog has named",
+    ("run", "kind"),
 )
 TRAIN_RANK_SLOWNESS = Metric(
     "strata_train_rank_slowness",
     "gauge",
     "Data and forward time of a rank over the median of the other ranks of its pipeline stage",
     ("run", "rank", "host"),
-)
-# Exported by rank 0.
-TRAIN_CORRUPTIONS = Metric(
-    "strata_train_corruptions_total", "counter", "Comparisons in which a data-parallel replica differed from the others", RUN
 )
 
 TRAINING = (
@@ -122,9 +121,8 @@ TRAINING = (
     TRAIN_CHECKPOINT_FAILURES,
     TRAIN_NOT_FINITE,
     TRAIN_RESTARTS,
-    TRAIN_HANGS,
+    TRAIN_FAULTS,
     TRAIN_RANK_SLOWNESS,
-    TRAIN_CORRUPTIONS,
 )
 
 # Every process (role: gateway, decode, prefill or pictures) exports its own series; Prometheus sums them.

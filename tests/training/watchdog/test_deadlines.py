@@ -47,7 +47,7 @@ class Run:
 
 
 @pytest.mark.parametrize("step_s", [0.05, 1.0, 5.0, 30.0])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_no_alarm_in_a_clean_hour(step_s: float, seed: int) -> None:
     deadline, stragglers = Deadline(HANG_S, 0.0), Stragglers(1.5, lambda rank: 0)
     for now, ranks in Run(step_s, seed, marks_per_step=40 if step_s > 10 else 8).looks(HOUR_S):

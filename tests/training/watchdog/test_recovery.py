@@ -28,12 +28,12 @@ def test_stopped_worker_is_named_and_replaced(home: Path, corpus: Path) -> None:
     settings = [*SMALL, f"data.path={corpus}", *SETTINGS]
     undisturbed, disturbed = (Run(home / "runs" / name) for name in ("undisturbed", "disturbed"))
     process = strata_process(home, "train", "--run", undisturbed.name, *settings)
-    output, _ = process.communicate(timeout=300)
+    output, _ = process.communicate(timeout=500)
     assert process.returncode == 0 and not (undisturbed.path / "hangs").exists(), output
     assert not (undisturbed.path / "watch").exists()
 
     process = strata_process(home, "train", "--run", disturbed.name, *settings)
-    deadline = time.monotonic() + 180
+    deadline = time.monotonic() + 400
     while not (done := losses(disturbed)) or done[-1][0] < STOP_AT:
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.02)
@@ -45,7 +45,7 @@ def test_stopped_worker_is_named_and_replaced(home: Path, corpus: Path) -> None:
         assert time.monotonic() - stopped < 30, "not named within 30 s"
         time.sleep(0.1)
     report = json.loads(reports[0].read_text())
-    output, _ = process.communicate(timeout=300)
+    output, _ = process.communicate(timeout=500)
     assert process.returncode == 0, output
     assert report["kind"] == "process stopped" and len(report["ranks"]) == 1
     assert [one["pid"] for one in report["evidence"] if one["rank"] in report["ranks"]] == [victim.pid]

@@ -30,7 +30,7 @@ GAUGES = {
     "checkpoint_s": metrics.TRAIN_CHECKPOINT_SAVE,
 }
 OF_EVERY_RANK = (metrics.TRAIN_CHECKPOINT_FAILURES, metrics.TRAIN_RANK_SECONDS)
-OF_THE_DRIVER = (metrics.TRAIN_HANGS, metrics.TRAIN_RANK_SLOWNESS)
+OF_THE_DRIVER = (metrics.TRAIN_FAULTS, metrics.TRAIN_RANK_SLOWNESS)
 REPEAT_S = 5.0  # Ray exports gauges every 10 seconds
 
 

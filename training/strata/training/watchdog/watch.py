@@ -38,7 +38,7 @@ class Watch:
             return
         self._folder.mkdir(parents=True)
         self._begin(clock())
-        self._hangs, self._slowness = _exported(run.name)
+        self._faults, self._slowness = _exported(run.name)
 
     def stop(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -81,7 +81,7 @@ class Watch:
             where = f" Report: {hang_report.write(self._run, ranks, found, silent_s)}"
         except OSError as error:
             where = f" The report cannot be written ({error.strerror})."
-        self._hangs(found.kind)
+        self._faults(found.kind)
         if found.kind in ENDED:
             return [f"{found.sentence}{where}"]
         self._kill(ranks, found)
@@ -109,17 +109,17 @@ class Watch:
 
 
 def _exported(run: str) -> tuple[Callable[[str], None], Callable[[Evidence, float], None]]:
-    """Counter of hangs and gauge of slowness, exported by the driver through Ray."""
+    """Counter of faults and gauge of slowness, exported by the driver through Ray."""
     from ray.util.metrics import Counter, Gauge
 
-    hangs, slow = metrics.TRAIN_HANGS, metrics.TRAIN_RANK_SLOWNESS
-    counter = Counter(hangs.name, hangs.help, hangs.labels)
+    faults, slow = metrics.TRAIN_FAULTS, metrics.TRAIN_RANK_SLOWNESS
+    counter = Counter(faults.name, faults.help, faults.labels)
     gauge = Gauge(slow.name, slow.help, slow.labels)
 
-    def hung(kind: str) -> None:
+    def fault(kind: str) -> None:
         counter.inc(1, {"run": run, "kind": kind})
 
     def slowness(one: Evidence, factor: float) -> None:
         gauge.set(factor, {"run": run, "rank": str(one.rank), "host": one.host})
 
-    return hung, slowness
+    return fault, slowness
