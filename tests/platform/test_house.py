@@ -113,6 +113,7 @@ FOLDERS = {
     "training.logs": set(),
     "training.patches": set(),
     "training.schedule": {"metrics"},
+    "training.watchdog": {"metrics"},
     "training.diffusion": {"data"},
     "training.parallel": {"diffusion", "model"},
     "training.elastic": {"metrics", "patches"},

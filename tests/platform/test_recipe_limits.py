@@ -44,10 +44,11 @@ AT_LEAST_ONE = (
     *("train.checkpoint_every", "train.keep", "parallel.cpus_per_worker", "serve.start_timeout_s", "serve.kv_cache_gib"),
     *("serve.max_sequences", "serve.gateways", "deploy.gpus_per_node", "deploy.nodes", "deploy.cpus", "deploy.memory_gib"),
     *("serve.decode.replicas", "serve.decode.max_replicas", "parallel.tensor", "parallel.pipeline", "parallel.sequence"),
-    *("parallel.expert", "parallel.workers", "serve.decode.tensor_parallel", "deploy.quota_gpus"),
+    *("parallel.expert", "parallel.workers", "serve.decode.tensor_parallel", "deploy.quota_gpus", "train.on_spike.most"),
 )
 AT_LEAST_ZERO = ("train.warmup", "train.max_failures", "serve.max_queue", "serve.prefill.replicas", "train.seed")
-AT_LEAST_ZERO += ("train.memory_copy_every", "serve.remote_prefill.min_tokens", "train.steps", "deploy.borrow_gpus")
+AT_LEAST_ZERO += ("serve.remote_prefill.min_tokens", "train.steps", "deploy.borrow_gpus", "train.watchdog.check_every")
+AT_LEAST_ZERO += ("train.memory_copy_every",)
 
 
 @pytest.mark.parametrize(("least", "key"), [*((1, key) for key in AT_LEAST_ONE), *((0, key) for key in AT_LEAST_ZERO)])
@@ -71,6 +72,9 @@ def test_smallest_counts(least: int, key: str) -> None:
         ("train.weight_decay", [0, 1 - SMALL], [-SMALL, 1]),
         ("train.clip", [SMALL, 5], [0]),
         ("train.seed", [2**31 - 1], [2**31]),
+        ("train.watchdog.hang_s", [5], [5 - SMALL, INFINITE]),
+        ("train.watchdog.straggler", [1 + SMALL], [1, INFINITE]),
+        ("train.on_spike.factor", [1 + SMALL], [1, INFINITE]),
         ("train.preference.beta", [SMALL, 5], [0, INFINITE]),
         ("train.preference.label_smoothing", [0, 0.5 - SMALL], [-SMALL, 0.5]),
         ("train.preference.sft_weight", [0, 5], [-SMALL, INFINITE]),
@@ -331,6 +335,8 @@ def test_defaults() -> None:
             "trackers": (),
             "max_failures": 2,
             "memory_copy_every": 1,
+            "watchdog": {"hang_s": 20.0, "straggler": 1.5, "check_every": 50},
+            "on_spike": None,
             "preference": None,
             "flow": None,
         },

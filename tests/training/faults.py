@@ -32,6 +32,7 @@ from strata.training.parallel.optimizer_state import Fragment
 from strata.training.parallel.shard_map import Shard
 from strata.training.schedule.early_stop import EarlyStop
 from strata.training.schedule.learning_rate import Plan
+from strata.training.watchdog.pulse import Pulse
 
 from .plain import scheduled_rate
 
@@ -41,8 +42,8 @@ class StandIn:
 
     hooks: ClassVar[dict[int, Any]] = {}  # functions to call during a run, by step
 
-    def __init__(self, job: Job) -> None:
-        self.job, self.rank, self.world = job, 0, 1
+    def __init__(self, job: Job, pulse: Pulse) -> None:
+        self.job, self.pulse, self.rank, self.world = job, pulse, 0, 1
         torch.manual_seed(0)
         named = Llama(job.model, 0, "torch").named_parameters()
         self.weights: dict[str, Tensor] = {name: weight.detach().clone() for name, weight in named}

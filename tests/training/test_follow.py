@@ -53,9 +53,10 @@ def job(home: Path, small_recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> Jo
 def follow(job: Job, *acts: Callable[[], object], death: Callable[[], str | None] = lambda: None) -> list[str]:
     console = Console(file=io.StringIO(), width=200)
     watch: Any = SimpleNamespace(death=death, news=lambda: [])
+    watchdog: Any = SimpleNamespace(news=lambda: [])
     fit: Any = Workers(*acts)
     with TrainingProgress(console, 8) as shown:
-        workers.follow(fit, job, Interrupts(), shown, console, watch)
+        workers.follow(fit, job, Interrupts(), shown, console, watch, watchdog)
     output = cast(io.StringIO, console.file).getvalue()
     return [line.strip().split("  ")[0].removesuffix("/8") for line in output.splitlines()]
 

@@ -13,6 +13,7 @@ from strata.training.loop import Job, Worker, train
 from strata.training.metrics.records import Record
 from strata.training.schedule.early_stop import EarlyStop
 from strata.training.schedule.learning_rate import Plan
+from strata.training.watchdog.pulse import Pulse
 
 
 @dataclass
@@ -23,6 +24,7 @@ class FakeWorker:
     losses: dict[int, float] = field(default_factory=dict)
     norms: dict[int, float] = field(default_factory=dict)
     early_stop: EarlyStop = field(default_factory=lambda: EarlyStop(None))
+    pulse: Pulse = field(default_factory=Pulse)
 
     @property
     def plan(self) -> Plan:

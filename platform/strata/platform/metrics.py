@@ -86,6 +86,19 @@ TRAIN_NOT_FINITE = Metric(
     "strata_train_not_finite_total", "counter", "Steps whose loss or gradients were NaN or infinite; each ended the run", RUN
 )
 TRAIN_RESTARTS = Metric("strata_train_restarts_total", "counter", "Restarts of the workers after a worker was lost", RUN)
+# Exported by the driver, which sees all ranks.
+TRAIN_FAULTS = Metric(
+    "strata_train_faults_total",
+    "counter",
+    "Hangs, deaths, corrupted replicas and spikes that the watchdog has named",
+    ("run", "kind"),
+)
+TRAIN_RANK_SLOWNESS = Metric(
+    "strata_train_rank_slowness",
+    "gauge",
+    "Data and forward time of a rank over the median of the other ranks of its pipeline stage",
+    ("run", "rank", "host"),
+)
 
 TRAINING = (
     TRAIN_STEP,
@@ -108,6 +121,8 @@ TRAINING = (
     TRAIN_CHECKPOINT_FAILURES,
     TRAIN_NOT_FINITE,
     TRAIN_RESTARTS,
+    TRAIN_FAULTS,
+    TRAIN_RANK_SLOWNESS,
 )
 
 # Every process (role: gateway, decode, prefill or pictures) exports its own series; Prometheus sums them.

@@ -59,6 +59,10 @@ from strata.training.schedule.learning_rate import Plan, learning_rate
 from strata.training.schedule.time_budget import TimeBudget, recorded, to_record
 from strata.training.steps import Batches, Flow, Stages, Whole
 from strata.training.targets import IGNORED
+from strata.training.watchdog import spikes
+from strata.training.watchdog.monitor import Monitor
+from strata.training.watchdog.pulse import Pulse
+from strata.training.watchdog.replicas import Comparison
 
 PHASE_EVERY_S = 1.0
 
@@ -149,11 +153,17 @@ def training_data(job: Job) -> TrainingData:
 
 
 def train_worker(config: dict[str, Job]) -> Outcome:
-    """Entry point of a Ray Train worker. Rank 0 writes records to the run's folder and metrics to Prometheus."""
-    job = config["job"]
+    """Entry point of a Ray Train worker."""
+    job, pulse = config["job"], Pulse()
+    with Monitor(job.run, pulse):
+        return _train_worker(job, pulse)
+
+
+def _train_worker(job: Job, pulse: Pulse) -> Outcome:
+    """Rank 0 writes records to the run's folder and metrics to Prometheus."""
     if dist.get_rank() != 0:
         try:
-            worker, saver, resumed, copier = _begin(job)
+            worker, saver, resumed, copier = _begin(job, pulse)
         except UserError as problem:
             return Outcome(0, problem=problem)
         report = worker.exported()
@@ -170,7 +180,7 @@ def train_worker(config: dict[str, Job]) -> Outcome:
         records.Writer(samples.path(run)) as continuations,
     ):
         try:
-            worker, saver, resumed, copier = _begin(job)
+            worker, saver, resumed, copier = _begin(job, pulse)
         except UserError as problem:
             return Outcome(0, problem=problem)
         grids = Grids(run)
@@ -187,9 +197,9 @@ def train_worker(config: dict[str, Job]) -> Outcome:
         return train(worker, resumed.step, report_all, saver, telemetry.not_finite, failure, copier)
 
 
-def _begin(job: Job) -> tuple["Worker", Saver, Resumed, Copier | None]:
+def _begin(job: Job, pulse: Pulse) -> tuple["Worker", Saver, Resumed, Copier | None]:
     _record_nodes(job)
-    worker = Worker(job)
+    worker = Worker(job, pulse=pulse)
     failed = checkpoint_failures(job.run.name)
     saver = Saver(job.checkpoints, worker.engine, job.model, job.train, job.parallel, job.origin, failed)
     worker.prepare_reference()
@@ -252,6 +262,7 @@ def train(
     checkpoint after the last recorded step would leave a permanent hole in the run's history."""
     section = worker.job.train
     stall: float | None = None
+    recent = spikes.Spikes(section.on_spike)
     if saver and section.steps == 0:
         saver.save(0, None, "sync")  # an import without training
     while step < worker.plan.steps:
@@ -264,13 +275,18 @@ def train(
         if stall is not None:  # caused by the save before this step
             record["checkpoint_stall_s"] = record["seconds"]["checkpoint"] = stall
             stall = None
-        if diverged := _not_finite(record):
+        diverged = _not_finite(record)
+        if diverged:
             not_finite()
+        if (spike := recent.seen(record)) and worker.may_leave_out():
+            worker.leave_out(step - 1, spike)
+        if diverged:
             return Outcome(step, problem=diverged)
         if failed:
             return Outcome(step, problem=worker.agree(problem()))
         last, exhausted = request == Request.STOP or step == worker.plan.steps, False
         if last or step % section.eval_every == 0:
+            worker.pulse.enter("evaluation")
             record["val_loss"] = worker.evaluate()
             if worker.job.prompts:
                 record["samples"] = worker.continuations(worker.job.prompts)
@@ -285,6 +301,7 @@ def train(
         if saver and (last or resized or step % section.checkpoint_every == 0):
             if common := worker.agree(problem()):
                 return Outcome(step, problem=common)
+            worker.pulse.enter("checkpoint")
             stall = saver.save(step, record.get("val_loss"), "sync" if last or resized else section.checkpoint_upload)
             if (last or resized) and (common := worker.agree(problem())):
                 return Outcome(step, problem=common)
@@ -298,11 +315,11 @@ def train(
 class Worker:
     """One rank: its engine and its data."""
 
-    def __init__(self, job: Job, data: TrainingData | None = None) -> None:
-        self.job = job
+    def __init__(self, job: Job, data: TrainingData | None = None, pulse: Pulse | None = None) -> None:
+        self.job, self.pulse = job, pulse or Pulse()
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.engine: Any = engine.build(job.model, job.train, job.parallel)
-        self._watch = Stopwatch(torch.device(self.engine.device))
+        self._watch = Stopwatch(torch.device(self.engine.device), self.pulse.enter)
         self._steps: Stages | Whole = (
             Stages(self.engine, self._watch)
             if job.parallel.pipeline > 1
@@ -315,6 +332,49 @@ class Worker:
         self._budget: TimeBudget | None = None
         self._reference: ReferenceModel | None = None
         self._phase_due = 0.0
+        self._loss = 0.0
+        self._left_out = spikes.read(job.run)
+        self._replicas = self._comparison()
+
+    def _comparison(self) -> Comparison | None:
+        """Comparison of replicas, if the layout has any. Hooks of compiled layers would compile them again."""
+        train, parallel = self.job.train, self.job.parallel
+        if (
+            train.watchdog is None
+            or not train.watchdog.check_every
+            or parallel.zero == 3
+            or parallel.data * parallel.sequence == 1
+        ):
+            return None
+        every, here = (train.watchdog.check_every, train.checkpoint_every), place(self.rank, parallel)
+        gradients = not train.compile and parallel.pipeline == 1
+        return Comparison(
+            self.engine, (here.stage, here.tensor), lambda step: any((step + 1) % each == 0 for each in every), gradients
+        )
+
+    def may_leave_out(self) -> bool:
+        rule = self.job.train.on_spike
+        return rule is not None and len(self._left_out) < rule.most
+
+    def leave_out(self, step: int, reason: str) -> None:
+        """Records that the batch of `step` is left out, and raises. Called by all ranks."""
+        section, parallel = self.job.train, self.job.parallel
+        losses_by_rank: list[float] = [0.0] * self.world
+        dist.all_gather_object(losses_by_rank, self._loss)
+        worst = max(range(self.world), key=lambda rank: (not math.isfinite(losses_by_rank[rank]), losses_by_rank[rank]))
+        rows = np.split(self._order(step), parallel.data)[place(worst, parallel).data]
+        documents = [name for row in rows.tolist() for name in self.data.train.places(row)]
+        instead = section.steps + len(self._left_out)
+        batch = spikes.LeftOut(step, instead, reason, tuple(documents[: spikes.MOST_DOCUMENTS]))
+        if self.rank == 0:
+            spikes.write(self.job.run, [*self._left_out, batch])
+        dist.barrier()
+        raise spikes.BatchLeftOut(batch.sentence())
+
+    def _order(self, step: int) -> Indices:
+        """Rows of all ranks at a step."""
+        instead = {batch.step: batch.instead for batch in self._left_out}
+        return self.data.order(instead.get(step, step), self.job.train.batch, 0, 1, self.job.train.seed)
 
     def continue_history(self, step: int) -> None:
         """Follows the time budget and the early stop from the records up to `step`. Called by all ranks; rank 0 reads."""
@@ -339,12 +399,15 @@ class Worker:
         rate = learning_rate(step, section, self.plan)
         engine.set_learning_rate(self.engine, rate)
         here = place(self.rank, parallel)
-        everyone = self.data.order(step, section.batch, 0, 1, section.seed)
+        everyone = self._order(step)
         mine = micro_batches(everyone, here.data, parallel.data, accumulation(section, parallel))
         divisor = self._divisor(self.data.train, everyone, len(mine))
         reference = self._reference_of("train", everyone)
         batches = self._batches(self.data.train, mine, divisor, reference=reference)
+        if self._replicas:
+            self._replicas.begin(step)
         loss = self._steps.train(batches, len(mine))
+        self._loss = float(loss) if section.on_spike else 0.0
         if section.flow:
             self.engine.average.update(step)
         request = self.job.request() if self.rank == 0 else Request.NONE
@@ -376,6 +439,8 @@ class Worker:
     def record(self, step: int, loss: float, seconds: float) -> Record:
         norm = self.engine.get_global_grad_norm()
         rate = self.job.train.batch * self.job.model.context / seconds
+        phases = self._watch.read()
+        self.pulse.stepped(step, phases.get("data", 0.0) + phases.get("forward", 0.0))
         record = Record(
             step=step,
             loss=loss,
@@ -383,7 +448,7 @@ class Worker:
             grad_norm=None if norm is None else float(norm),
             tokens_per_s=rate,
             time=time.time(),
-            seconds=self._watch.read(),
+            seconds=phases,
             peak_memory_bytes=peak_memory(torch.device(self.engine.device)),
             workers=self.world,
             layout=described(self.job.parallel),

@@ -18,7 +18,7 @@ from strata.platform.errors import UserError
 from strata.platform.hardware import catalogue as hardware
 from strata.platform.ray_cluster import cluster
 from strata.platform.ray_cluster.watch import ClusterDied, ClusterWatch
-from strata.platform.recipe import ParallelSection
+from strata.platform.recipe import ParallelSection, TrainSection
 from strata.platform.runs import Run, State
 from strata.training import failures
 from strata.training.diffusion import progress as picture_progress
@@ -37,6 +37,7 @@ from strata.training.metrics.progress import TrainingProgress
 from strata.training.metrics.records import Follower, Record
 from strata.training.metrics.startup import Startup
 from strata.training.schedule.time_budget import line as budget_line
+from strata.training.watchdog.watch import Watch
 
 POLL_S = 0.25
 STATE_EVERY_S = 1.0
@@ -64,7 +65,7 @@ def run_workers(job: Job, interrupts: Interrupts, console: Console) -> Outcome:
         if job.model.picture is None:
             for line in memory_warnings(job.model, job.train, job.parallel, kinds):
                 console.print(line)
-        watch = ClusterWatch(ours)
+        watch, holders = ClusterWatch(ours), Holders(_copies(job))
         interrupts.request_stop = lambda: _request_stop(job, console)
 
         def require_cluster() -> None:
@@ -75,9 +76,13 @@ def run_workers(job: Job, interrupts: Interrupts, console: Console) -> Outcome:
 
         def attempt(job: Job, resizing: Resizing | None) -> Fit:
             """Runs the workers in a fixed layout until they or their cluster end."""
-            fit = Fit(job, elastic=resizing is not None)
+            fit = Fit(job, holders, elastic=resizing is not None)
+            watchdog = Watch(job.run, job.train.watchdog, job.parallel)
             fit.start()
-            follow(fit, job, interrupts, progress, console, watch, resizing)
+            try:
+                follow(fit, job, interrupts, progress, console, watch, watchdog, resizing)
+            finally:
+                watchdog.stop()
             require_cluster()
             return fit
 
@@ -89,6 +94,7 @@ def run_workers(job: Job, interrupts: Interrupts, console: Console) -> Outcome:
         finally:
             watch.stop()
             interrupts.request_stop = None
+        peers.close(_copies(job))
         job.stop.unlink(missing_ok=True)
         return outcome
 
@@ -123,10 +129,10 @@ def _request_stop(job: Job, console: Console) -> None:
 class Fit(threading.Thread):
     """Thread that runs Ray's `fit`. A daemon, so a command that ends immediately does not wait for Ray."""
 
-    def __init__(self, job: Job, elastic: bool = False) -> None:
+    def __init__(self, job: Job, holders: Holders, elastic: bool = False) -> None:
         """With `elastic`, the first failure ends `fit`: the next attempt may have another layout."""
         super().__init__(daemon=True)
-        self._job, self._elastic = job, elastic
+        self._job, self._holders, self._elastic = job, holders, elastic
         self._result: Any = None
         self.error: BaseException | None = None
 
@@ -145,7 +151,7 @@ class Fit(threading.Thread):
         trainer = trainer_class()(
             train_worker,
             train_loop_config={"job": job},
-            torch_config=file_rendezvous.torch_config(partial(_each_start, job, Holders(_copies(job)))),
+            torch_config=file_rendezvous.torch_config(partial(_each_start, job, self._holders)),
             scaling_config=ray.train.ScalingConfig(
                 num_workers=int(job.parallel.workers), use_gpu=gpu, resources_per_worker=resources(job.parallel)
             ),
@@ -155,13 +161,12 @@ class Fit(threading.Thread):
                 name=Path(checkpoints.path).name,
                 failure_config=ray.train.FailureConfig(max_failures=0, controller_failure_limit=0, max_preemption_failures=0)
                 if self._elastic
-                else ray.train.FailureConfig(max_failures=job.train.max_failures),
+                else ray.train.FailureConfig(max_failures=job.train.max_failures + _left_out(job.train)),
                 worker_runtime_env=None if gpu else {"env_vars": KEEP_FREED_MEMORY},
             ),
         )
         try:
             self._result = trainer.fit()
-            peers.close(_copies(job))
         except (Exception, SystemExit) as error:  # Ray raises SystemExit in a thread that waits on a lost connection
             self.error = error
 
@@ -180,6 +185,7 @@ def follow(
     progress: TrainingProgress,
     console: Console,
     watch: ClusterWatch,
+    watchdog: Watch,
     resizing: Resizing | None = None,
 ) -> None:
     """Shows the workers' records and updates the run's state until the workers or their cluster end."""
@@ -217,7 +223,7 @@ def follow(
             step, source = began[-1]
             origin = "memory" if source == "memory" else f"the checkpoint of step {step}" if int(step) else "the start"
             console.print(f"Workers died; Ray restarted all of them. Continued from step {step}, from {origin}.")
-        for line in [*watch.news(), *stalls.news(), *(resizing.news() if resizing else [])]:
+        for line in [*watch.news(), *watchdog.news(), *stalls.news(), *(resizing.news() if resizing else [])]:
             console.print(line)
         if time.monotonic() - written > STATE_EVERY_S or not alive:
             writable = _write_state(run, state, writable, console)
@@ -297,6 +303,11 @@ def _each_start(job: Job, holders: Holders) -> Callable[[int], None]:
 def _copies(job: Job) -> str:
     """Id of the folders for copies of the state in memory, empty for a run without copies."""
     return job.id if job.train.memory_copy_every else ""
+
+
+def _left_out(train: TrainSection) -> int:
+    """Restarts that are no failures: batches that `train.on_spike` may leave out."""
+    return train.on_spike.most if train.on_spike else 0
 
 
 def _gpu_kinds() -> list[str]:

@@ -96,6 +96,23 @@ SPEED = row(
     lines("Peak memory", "Peak memory of rank 0.", Unit.BYTES, Line(of(metrics.TRAIN_PEAK_MEMORY), EACH)).wide(24),
 )
 
+FAULTS = row(
+    "Watchdog",
+    lines(
+        "Faults by kind",
+        "Hangs, deaths, corrupted replicas and spikes that the watchdog has named, since the command started.",
+        Unit.COUNT,
+        Line(highest(metrics.TRAIN_FAULTS, *RUN, "kind"), f"{EACH} {{{{kind}}}}"),
+        limits=ANY,
+    ).about("StrataTrainingFault"),
+    bars(
+        "Slowness of ranks",
+        "Data and forward time of a rank over the median of the other ranks of its pipeline stage.",
+        Unit.NUMBER,
+        Line(most(highest(metrics.TRAIN_RANK_SLOWNESS, *RUN, "rank", "host")), f"{EACH} rank {{{{rank}}}} {{{{host}}}}"),
+    ).about("StrataStraggler"),
+)
+
 CHECKPOINTS = row(
     "Checkpoints",
     *even(
@@ -144,7 +161,7 @@ BOARD = Board(
     title="Strata: Training",
     description="Runs: loss, throughput, step time by phase and checkpoints.",
     variables=("cluster", "ray_cluster", "team", "run"),
-    rows=(SUMMARY, LEARNING, SPEED, CHECKPOINTS),
+    rows=(SUMMARY, LEARNING, SPEED, FAULTS, CHECKPOINTS),
     since="now-3h",
     annotations=(WORKER_RESTARTS, DEPLOYMENTS),
 )

@@ -27,6 +27,7 @@ from strata.platform.recipe.train import (
     SamplesSection,
     TrainSection,
 )
+from strata.platform.recipe.watchdog import SpikeSection, WatchdogSection
 from strata.platform.recipe.worker_count import WorkerCount
 
 __all__ = [
@@ -59,7 +60,9 @@ __all__ = [
     "Schedule",
     "Section",
     "ServeSection",
+    "SpikeSection",
     "TrainSection",
+    "WatchdogSection",
     "WorkerCount",
 ]
 

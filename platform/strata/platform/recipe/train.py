@@ -6,6 +6,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from strata.platform.recipe.picture import FlowSection
 from strata.platform.recipe.section import NonNegative, Positive, Section, Weight
+from strata.platform.recipe.watchdog import SpikeSection, WatchdogSection
 
 Precision = Literal["fp32", "bf16"]
 Recompute = Literal["none", "selective", "full"]
@@ -141,6 +142,13 @@ class TrainSection(Section):
     freeze: tuple[str, ...] = Field((), description="patterns of parameters that are not trained: 'model.layers.[0-3].*'")
     max_failures: Annotated[int, Field(ge=0)] = Field(
         2, description="worker failures that the run recovers from; one more fails it"
+    )
+    watchdog: WatchdogSection | None = Field(
+        WatchdogSection(), description="names hangs and slow ranks, and has ranks that hang restarted; null: off"
+    )
+    on_spike: SpikeSection | None = Field(
+        None,
+        description="back to the newest checkpoint and on without that batch; unset: a loss that is not finite ends the run",
     )
     trackers: tuple[Tracker, ...] = Field(
         (), description="experiment trackers that receive the metrics, in addition to the run's files"

@@ -54,6 +54,10 @@ class Rows(Protocol):
         """Number of targets that count, of each row."""
         ...
 
+    def places(self, index: int) -> list[str]:
+        """Source of each document of a row, for people."""
+        ...
+
     def evenly(self, count: int) -> Indices:
         """`count` rows spread evenly over the split, always the same ones."""
         ...

@@ -22,6 +22,7 @@ class Windows:
             np.memmap(shard_path(folder, split, number), meta.dtype, "r") if count else np.empty(0, meta.dtype)
             for number, count in enumerate(counts)
         ]
+        self._names = [shard_path(folder, split, number).name for number in range(len(counts))]
         self._context = context
 
     def __len__(self) -> int:
@@ -30,6 +31,11 @@ class Windows:
     def read(self, indices: Indices) -> NDArray[np.int64]:
         """[windows, context + 1]"""
         return np.stack([self._one(int(index)) for index in indices])
+
+    def place(self, index: int) -> str:
+        shard = int(np.searchsorted(self._starts, index, side="right")) - 1
+        begin = (index - self._starts[shard]) * self._context
+        return f"tokens {begin:,} to {begin + self._context:,} of {self._names[shard]}"
 
     def _one(self, index: int) -> NDArray[np.int64]:
         shard = int(np.searchsorted(self._starts, index, side="right")) - 1
@@ -56,6 +62,9 @@ class WindowRows:
 
     def loss_tokens(self, indices: Indices) -> Indices:
         return np.full(len(indices), self._context, dtype=np.int64)
+
+    def places(self, index: int) -> list[str]:
+        return [self._windows.place(index)]
 
     def evenly(self, count: int) -> Indices:
         return self._windows.evenly(count)

@@ -3,20 +3,22 @@ so no measurement adds a synchronization."""
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 
 
 class Stopwatch:
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, entered: Callable[[str], None] = lambda phase: None) -> None:
+        self._entered = entered
         self._gpu = device.type == "cuda"
         self._seconds: dict[str, float] = defaultdict(float)
         self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
+        self._entered(name)
         if self._gpu:
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             begin.record()

@@ -30,6 +30,7 @@ GAUGES = {
     "checkpoint_s": metrics.TRAIN_CHECKPOINT_SAVE,
 }
 OF_EVERY_RANK = (metrics.TRAIN_CHECKPOINT_FAILURES, metrics.TRAIN_RANK_SECONDS)
+OF_THE_DRIVER = (metrics.TRAIN_FAULTS, metrics.TRAIN_RANK_SLOWNESS)
 REPEAT_S = 5.0  # Ray exports gauges every 10 seconds
 
 
@@ -73,7 +74,7 @@ class Telemetry:
         self._series: dict[Metric, Any] = {
             metric: kinds[metric.kind](metric.name, metric.help, metric.labels).set_default_tags({"run": run})
             for metric in metrics.TRAINING
-            if metric not in OF_EVERY_RANK
+            if metric not in (*OF_EVERY_RANK, *OF_THE_DRIVER)
         }
         self._last: dict[tuple[Metric, str | None], float] = {}
         self._lock = threading.Lock()  # an old value must not overwrite a new one

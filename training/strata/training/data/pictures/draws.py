@@ -96,6 +96,9 @@ class Draws:
     def loss_tokens(self, indices: Indices) -> Indices:
         return np.full(len(indices), self._patches, dtype=np.int64)
 
+    def places(self, index: int) -> list[str]:
+        return [f"draw {index:,}, {self._source.example(index).caption!r}"]
+
     def evenly(self, count: int) -> Indices:
         return np.unique(np.linspace(0, len(self) - 1, min(count, len(self)), dtype=np.int64))
 
