@@ -120,6 +120,7 @@ FOLDERS = {
     "training.evaluation": {"checkpoint", "data", "metrics"},
     "training.deployment": {"checkpoint"},
     "training.bench": {"data", "metrics", "model", "schedule"},
+    "training.profile": {"bench", "data", "metrics", "model", "parallel"},
     "kernels.tuning": set(),
     "kernels.ops": {"tuning"},
     "kernels.ladder": set(),

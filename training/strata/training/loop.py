@@ -51,6 +51,7 @@ from strata.training.parallel import weight_average
 from strata.training.preferences import losses
 from strata.training.preferences.answers import Reference, answers_of
 from strata.training.preferences.reference_pass import ReferenceModel
+from strata.training.profile.capture import Profiler
 from strata.training.schedule.early_stop import EarlyStop
 from strata.training.schedule.learning_rate import Plan, learning_rate
 from strata.training.schedule.time_budget import TimeBudget, recorded, to_record
@@ -192,11 +193,25 @@ def train(
 
     A `problem` of one rank, such as a full disk, ends the run on all ranks at the same step. It is also checked before a save: a
     checkpoint after the last recorded step would leave a permanent hole in the run's history."""
+    with Profiler(worker) as profiler:
+        return _train(worker, step, report, saver, not_finite, problem, profiler)
+
+
+def _train(
+    worker: "Worker",
+    step: int,
+    report: Callable[[Record], None],
+    saver: Saver | None,
+    not_finite: Callable[[], None],
+    problem: Callable[[], UserError | None],
+    profiler: Profiler,
+) -> Outcome:
     section = worker.job.train
     stall: float | None = None
     if saver and section.steps == 0:
         saver.save(0, None, "sync")  # an import without training
     while step < worker.plan.steps:
+        profiler.step(step + 1)
         begin = time.perf_counter()
         loss, stop, failed = worker.step(step, problem() is not None)
         step += 1
@@ -211,18 +226,20 @@ def train(
             return Outcome(step, problem=worker.agree(problem()))
         last, exhausted = stop or step == worker.plan.steps, False
         if last or step % section.eval_every == 0:
-            record["val_loss"] = worker.evaluate()
-            if worker.job.prompts:
-                record["samples"] = worker.continuations(worker.job.prompts)
-            if worker.job.pictures:
-                record["drawn"] = worker.draw(worker.job.pictures)
+            with profiler.range("evaluation"):
+                record["val_loss"] = worker.evaluate()
+                if worker.job.prompts:
+                    record["samples"] = worker.continuations(worker.job.prompts)
+                if worker.job.pictures:
+                    record["drawn"] = worker.draw(worker.job.pictures)
             exhausted = worker.early_stop.seen(record["val_loss"])
         last = last or exhausted
         report(record)
         if saver and (last or step % section.checkpoint_every == 0):
             if common := worker.agree(problem()):
                 return Outcome(step, problem=common)
-            stall = saver.save(step, record.get("val_loss"), "sync" if last else section.checkpoint_upload)
+            with profiler.range("checkpoint"):
+                stall = saver.save(step, record.get("val_loss"), "sync" if last else section.checkpoint_upload)
             if last and (common := worker.agree(problem())):
                 return Outcome(step, problem=common)
         if stop or exhausted:
@@ -250,6 +267,10 @@ class Worker:
         self._budget: TimeBudget | None = None
         self._reference: ReferenceModel | None = None
         self._phase_due = 0.0
+
+    @property
+    def watch(self) -> Stopwatch:
+        return self._watch
 
     def continue_history(self, step: int) -> None:
         """Follows the time budget and the early stop from the records up to `step`. Called by all ranks; rank 0 reads."""
