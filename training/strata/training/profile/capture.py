@@ -3,7 +3,9 @@ folder per second."""
 
 import gzip
 import json
+import os
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -26,12 +28,12 @@ class Profiler:
     The profiler starts one step before the first requested one: the first step after a start is slower."""
 
     def __init__(self, worker: Any) -> None:
-        self._worker, self._run, self._rank = worker, worker.job.run, worker.rank
+        self._worker, self._run = worker, worker.job.run
         self._due = 0.0
         self._request: Request | None = None
         self._done: str | None = None
         self._profile: torch.profiler.profile | None = None
-        self._ranges = Ranges()
+        self._ranges: Ranges | None = None
         self._steps: list[int] = []
         self._open = ExitStack()  # the profile
         self._step = ExitStack()  # the range of the current step
@@ -43,7 +45,7 @@ class Profiler:
         self.finish()
 
     def range(self, name: str) -> AbstractContextManager[None]:
-        return self._ranges.range(name) if self._steps else nullcontext()
+        return self._ranges.range(name) if self._ranges else nullcontext()
 
     def step(self, step: int) -> None:
         """Begins step number `step`."""
@@ -58,8 +60,9 @@ class Profiler:
             self.finish()
         elif self._profile is not None:
             self._profile.step()
-            if not self._steps:
-                self._name_everything()
+            if self._ranges is None:
+                self._ranges = Ranges()
+                self._name_everything(self._ranges)
             self._steps.append(step)
             self._step.enter_context(self._ranges.range(f"step {step}"))
 
@@ -73,9 +76,13 @@ class Profiler:
             return
         self._done = wanted.id
         profile.stop()
-        if self._steps:
-            _write(profile, wanted.folder(self._run), self._rank, self._facts())
-        self._steps, self._ranges = [], Ranges()
+        if self._ranges:
+            self._ranges.close()
+            try:
+                _write(profile, wanted.folder(self._run), self._worker.rank, self._facts(self._ranges))
+            except OSError as error:  # a full disk must not end the training
+                print(f"The profile of rank {self._worker.rank} is lost: {error}", file=sys.stderr, flush=True)
+        self._steps, self._ranges = [], None
 
     def _look(self, step: int) -> None:
         """A request for steps that are over is ignored; one for steps that have begun covers the rest of them."""
@@ -84,7 +91,7 @@ class Profiler:
         self._due = time.monotonic() + LOOK_EVERY_S
         found = request.read(self._run)
         if found and found.id != self._done and found.last > step:
-            self._request = found if found.includes(self._rank) else None
+            self._request = found if found.includes(self._worker.rank) else None
 
     def _start(self) -> None:
         activities = [torch.profiler.ProfilerActivity.CPU]
@@ -100,22 +107,23 @@ class Profiler:
         )
         self._profile.start()
 
-    def _name_everything(self) -> None:
-        self._open.enter_context(self._ranges.garbage_collections())
-        self._open.enter_context(layers.named(self._worker.engine.module, self._ranges))
-        self._open.enter_context(collectives.named(self._ranges))
-        self._open.enter_context(_reduction(self._worker.engine, self._ranges))
-        self._open.enter_context(_phases(self._worker.watch, self._ranges))
+    def _name_everything(self, ranges: Ranges) -> None:
+        self._open.enter_context(ranges.garbage_collections())
+        self._open.enter_context(layers.named(self._worker.engine.module, ranges))
+        self._open.enter_context(collectives.named(ranges))
+        self._open.enter_context(_reduction(self._worker.engine, ranges))
+        self._open.enter_context(_phases(self._worker.watch, ranges))
 
-    def _facts(self) -> dict[str, Any]:
+    def _facts(self, ranges: Ranges) -> dict[str, Any]:
         device = torch.device(self._worker.engine.device)
         return {
-            "rank": self._rank,
+            "rank": self._worker.rank,
             "steps": self._steps,
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
             "threads": torch.get_num_threads(),
             "matmul": torch.get_float32_matmul_precision(),
-            "clocks": self._ranges.clocks,
+            "cpus": os.cpu_count(),
+            "delays": ranges.delays,
         }
 
 

@@ -57,13 +57,22 @@ class Pending:
 
 def _ranged(run: Callable[..., Any], kind: str, ranges: Ranges) -> Callable[..., Any]:
     def ranged(*args: Any, **kwargs: Any) -> Any:
-        name = f"{kind} {_group(kwargs.get('group'))} {_bytes(args, kwargs)} B"
+        where = _peer(kind, args, kwargs) or _group(kwargs.get("group"))
+        name = f"{kind} {where} {_bytes(args, kwargs)} B"
         asynchronous = bool(kwargs.get("async_op"))
         with ranges.range(f"{'submit' if asynchronous else 'collective'} {name}"):
             result = run(*args, **kwargs)
         return Pending(result, name, ranges) if asynchronous and result is not None else result
 
     return ranged
+
+
+def _peer(kind: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    """Rank at the other end of a transfer between two."""
+    if kind not in ("send", "recv"):
+        return None
+    key = "dst" if kind == "send" else "src"
+    return f"{'to' if kind == 'send' else 'from'} {args[1] if len(args) > 1 else kwargs.get(key)}"
 
 
 def _group(group: Any) -> str:

@@ -1,6 +1,6 @@
 """`strata profile train`. Imports nothing heavy: every command loads this module.
 
-Where the package is not installed and so has no entry points: `python -m strata.training.profile.command --help`.
+Where the package is not installed and so has no entry points: `python -m strata.training.profile.command train --help`.
 """
 
 from pathlib import Path
@@ -21,31 +21,22 @@ def profile_train(
     ray: Annotated[bool, typer.Option("--ray/--no-ray", help="Train as 'strata train', or the same loop without Ray.")] = True,
     out: Annotated[Path | None, typer.Option(help="Output folder. Default: profile/train in the cache folder.")] = None,
 ) -> None:
-    """Train a few steps and profile some of them: traces for Perfetto, and a table of the time by class of work."""
+    """Train a few steps and profile some of them: findings, a report, and traces for Perfetto."""
     from strata.platform.files import cache_dir
     from strata.training.bench.ours import has_ray
-    from strata.training.model.flops import gpu_peak, peak_flops
-    from strata.training.profile import request, session, tables, trace, work
+    from strata.training.profile import request, session
+    from strata.training.profile.report import present
 
     chosen = recipe_file.load(recipe, overrides or ())
     first, last = request.parse_steps(steps)
     wanted = request.Request(request.new_id(), first, last, request.parse_ranks(ranks, chosen.parallel.workers))
     console, target = Console(highlight=False, soft_wrap=True), out or cache_dir() / "profile" / "train"
     session.train(chosen, wanted, target, ray and has_ray(), console)
-    for each in trace.read(target):
-        precision, parallel = chosen.train.precision, chosen.parallel
-        on_gpu = parallel.device == "gpu"
-        tf32 = chosen.train.matmul != "highest"
-        peak = (
-            gpu_peak(each.facts["device"], precision, tf32) if on_gpu else peak_flops("cpu", precision, parallel.cpus_per_worker)
-        )
-        found = work.works(each)
-        console.print(tables.kinds(each, found, peak), tables.products(each, found, peak), tables.slowest(each, found))
-    console.print(f"traces in {target}: open them in https://ui.perfetto.dev")
+    present.report(target, chosen, console)
 
 
 if __name__ == "__main__":
-    app = typer.Typer()
+    app = typer.Typer(pretty_exceptions_enable=False)
     app.callback()(lambda: None)
     app.command("train")(profile_train)
     app()

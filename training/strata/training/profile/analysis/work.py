@@ -4,7 +4,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from strata.training.profile.trace import Event, Trace, walk
+from strata.training.profile.analysis.trace import Event, Trace, walk
 
 PHASES = ("data", "forward", "backward", "optimizer", "evaluation", "checkpoint")
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_scaled_mm")
