@@ -17,6 +17,7 @@ WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize
 ALLOCATIONS = ("cudaMalloc", "cudaFree", "cudaHostAlloc", "cuMemCreate", "cuMemRelease", "cuMemMap", "cuMemUnmap")
 DISPATCH_S = 5e-6  # of an operator on a CPU: checks, allocation of the result, a view
 
+LEAST_TOKENS = 64  # of scores: a square tensor below may be anything
 WORKING = ("products", "attention", "scores", "loss", "optimizer", "other work", "recomputation")
 
 
@@ -120,7 +121,7 @@ def _cause(event: Event) -> str:
         return "recomputation"
     kind = kind_of(event.name)
     if kind == "matrix products":
-        return "scores" if _has_scores(event) else "products"
+        return "products"
     if kind in ATTENTION_PASSES:
         return "scores" if any(_has_scores(e) for e in walk([event])) else "attention"
     if kind in ("loss", "optimizer"):
@@ -132,13 +133,7 @@ def _cause(event: Event) -> str:
 
 def _has_scores(event: Event) -> bool:
     """True for an operator on attention's scores, [batch, heads, tokens, tokens], which fused attention never stores."""
-    return any(_is_square(dims) for dims in event.dims)
-
-
-def _is_square(dims: object) -> bool:
-    return (
-        isinstance(dims, list) and len(dims) in (3, 4) and dims[-1] == dims[-2] and isinstance(dims[-1], int) and dims[-1] >= 64
-    )
+    return any(isinstance(dims, list) and len(dims) >= 4 and dims[-1] == dims[-2] >= LEAST_TOKENS for dims in event.dims)
 
 
 def is_recomputed(event: Event) -> bool:

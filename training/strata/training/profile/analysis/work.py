@@ -3,6 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from strata.training.profile.analysis.trace import Event, Trace, walk
 
@@ -134,6 +135,7 @@ def _kind_of_kernel(kernel: Event, op: Event | None, launch: Event | None, phase
     return "norms" if "rsqrt" in name else "other kernels"
 
 
+@cache
 def kind_of(name: str) -> str | None:
     """Class of an operator or a kernel by its name, None for one without."""
     if name in PRODUCTS:

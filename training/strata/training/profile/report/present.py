@@ -12,7 +12,7 @@ from strata.training.profile import machine as machines
 from strata.training.profile.analysis import trace
 from strata.training.profile.analysis.findings import Finding, findings, named
 from strata.training.profile.analysis.summary import summarize
-from strata.training.profile.report import record, tables
+from strata.training.profile.report import html, record, tables
 
 
 def report(folder: Path, recipe: Recipe, console: Console) -> list[Finding]:
@@ -32,5 +32,6 @@ def report(folder: Path, recipe: Recipe, console: Console) -> list[Finding]:
     for line in named(found):
         console.print(line, markup=False)
     write_atomic(folder / "profile.json", json.dumps(record.as_json(summary, machine, found), indent=2))
-    console.print(f"written to {folder}; open the traces in https://ui.perfetto.dev")
+    write_atomic(folder / "report.html", html.page(summary, machine, found))
+    console.print(f"written to {folder}: report.html, profile.json, and traces for https://ui.perfetto.dev")
     return found
