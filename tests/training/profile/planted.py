@@ -114,10 +114,10 @@ def slow_data_on_one_rank(worker: Worker) -> None:
 
 
 def read_in_every_layer(worker: Worker) -> None:
-    """Records a quantile of each layer's output."""
+    """Checks the median of each layer's output."""
 
     def after(layer: Any, inputs: Any, output: Tensor) -> None:
-        if output.detach().flatten().kthvalue(output.numel() // 2).values.item() > 1e9:
+        if output.detach().flatten().sort().values[output.numel() // 2].item() > 1e9:
             raise ValueError("a layer's output is too large")
 
     for layer in worker.engine.module.modules():

@@ -17,9 +17,7 @@ import torch
 from strata.platform.files import write_atomic
 from strata.training.profile import collectives, layers, request
 from strata.training.profile.ranges import Ranges
-from strata.training.profile.request import Request
-
-LOOK_EVERY_S = 1.0
+from strata.training.profile.request import LOOK_EVERY_S, Request
 
 
 class Profiler:

@@ -1,4 +1,4 @@
-"""`strata profile train`. Imports nothing heavy: every command loads this module.
+"""`strata profile train` and `profile run`. Imports nothing heavy: every command loads this module.
 
 Where the package is not installed and so has no entry points: `python -m strata.training.profile.command train --help`.
 """
@@ -35,8 +35,28 @@ def profile_train(
     present.report(target, chosen, console)
 
 
+def profile_run(
+    name: Annotated[str, typer.Argument(metavar="RUN", help="Name of a run that is being trained.")],
+    steps: Annotated[int, typer.Option(help="Steps to profile.", min=1)] = 5,
+    ranks: Annotated[str, typer.Option(help="Ranks to profile, such as 0,1.")] = "all",
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for the profile.", min=1)] = 600.0,
+) -> None:
+    """Profile the next steps of a running run. The report and the traces are written into its folder."""
+    from strata.platform import runs
+    from strata.training.profile import attach, request
+    from strata.training.profile.report import present
+
+    console, run = Console(highlight=False, soft_wrap=True), runs.find(name)
+    recipe = run.recipe()
+    wanted = attach.ask(run, recipe, steps, request.parse_ranks(ranks, recipe.parallel.workers))
+    with console.status("") as status:
+        folder = attach.wait(run, recipe, wanted, timeout, status.update)
+    present.report(folder, recipe, console)
+
+
 if __name__ == "__main__":
     app = typer.Typer(pretty_exceptions_enable=False)
     app.callback()(lambda: None)
     app.command("train")(profile_train)
+    app.command("run")(profile_run)
     app()

@@ -11,6 +11,7 @@ from strata.platform.files import write_atomic
 
 FOLDER = "profile"  # in a run
 FILE = "request.json"
+LOOK_EVERY_S = 1.0  # a worker looks for a request
 SPAN = re.compile(r"(\d+)(?:\.\.(\d+))?")
 
 
