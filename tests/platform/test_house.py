@@ -123,6 +123,7 @@ FOLDERS = {
     "training.evaluation": {"checkpoint", "data", "metrics"},
     "training.deployment": {"checkpoint"},
     "training.bench": {"data", "memory_copies", "metrics", "model", "schedule"},
+    "training.profile": {"bench", "data", "metrics", "model", "parallel"},
     "kernels.tuning": set(),
     "kernels.ops": {"tuning"},
     "kernels.ladder": set(),

@@ -54,6 +54,7 @@ from strata.training.parallel import weight_average
 from strata.training.preferences import losses
 from strata.training.preferences.answers import Reference, answers_of
 from strata.training.preferences.reference_pass import ReferenceModel
+from strata.training.profile.capture import Profiler
 from strata.training.schedule.early_stop import EarlyStop
 from strata.training.schedule.learning_rate import Plan, learning_rate
 from strata.training.schedule.time_budget import TimeBudget, recorded, to_record
@@ -260,12 +261,27 @@ def train(
 
     A `problem` of one rank, such as a full disk, ends the run on all ranks at the same step. It is also checked before a save: a
     checkpoint after the last recorded step would leave a permanent hole in the run's history."""
+    with Profiler(worker) as profiler:
+        return _train(worker, step, report, saver, not_finite, problem, copier, profiler)
+
+
+def _train(
+    worker: "Worker",
+    step: int,
+    report: Callable[[Record], None],
+    saver: Saver | None,
+    not_finite: Callable[[], None],
+    problem: Callable[[], UserError | None],
+    copier: Copier | None,
+    profiler: Profiler,
+) -> Outcome:
     section = worker.job.train
     stall: float | None = None
     recent = spikes.Spikes(section.on_spike)
     if saver and section.steps == 0:
         saver.save(0, None, "sync")  # an import without training
     while step < worker.plan.steps:
+        profiler.step(step + 1)
         begin = time.perf_counter()
         loss, request, failed = worker.step(step, problem() is not None)
         step += 1
@@ -287,11 +303,12 @@ def train(
         last, exhausted = request == Request.STOP or step == worker.plan.steps, False
         if last or step % section.eval_every == 0:
             worker.pulse.enter("evaluation")
-            record["val_loss"] = worker.evaluate()
-            if worker.job.prompts:
-                record["samples"] = worker.continuations(worker.job.prompts)
-            if worker.job.pictures:
-                record["drawn"] = worker.draw(worker.job.pictures)
+            with profiler.range("evaluation"):
+                record["val_loss"] = worker.evaluate()
+                if worker.job.prompts:
+                    record["samples"] = worker.continuations(worker.job.prompts)
+                if worker.job.pictures:
+                    record["drawn"] = worker.draw(worker.job.pictures)
             exhausted = worker.early_stop.seen(record["val_loss"])
         last = last or exhausted
         report(record)
@@ -302,7 +319,8 @@ def train(
             if common := worker.agree(problem()):
                 return Outcome(step, problem=common)
             worker.pulse.enter("checkpoint")
-            stall = saver.save(step, record.get("val_loss"), "sync" if last or resized else section.checkpoint_upload)
+            with profiler.range("checkpoint"):
+                stall = saver.save(step, record.get("val_loss"), "sync" if last or resized else section.checkpoint_upload)
             if (last or resized) and (common := worker.agree(problem())):
                 return Outcome(step, problem=common)
         if resized:
@@ -375,6 +393,10 @@ class Worker:
         """Rows of all ranks at a step."""
         instead = {batch.step: batch.instead for batch in self._left_out}
         return self.data.order(instead.get(step, step), self.job.train.batch, 0, 1, self.job.train.seed)
+
+    @property
+    def watch(self) -> Stopwatch:
+        return self._watch
 
     def continue_history(self, step: int) -> None:
         """Follows the time budget and the early stop from the records up to `step`. Called by all ranks; rank 0 reads."""

@@ -4,7 +4,7 @@ so no measurement adds a synchronization."""
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
@@ -15,10 +15,16 @@ class Stopwatch:
         self._gpu = device.type == "cuda"
         self._seconds: dict[str, float] = defaultdict(float)
         self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+        self.ranges: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext()  # a profile names phases
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         self._entered(name)
+        with self.ranges(name), self._timed(name):
+            yield
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
         if self._gpu:
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             begin.record()

@@ -1,0 +1,1 @@
+"""`strata profile`: traces of chosen steps, their analysis, and findings."""

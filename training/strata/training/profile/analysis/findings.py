@@ -1,0 +1,273 @@
+"""Findings: causes that lengthen a step, each with the seconds that mending it would save."""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from statistics import median
+
+from strata.training.profile.analysis.expected import Machine
+from strata.training.profile.analysis.summary import RankSummary, Summary
+
+# Medians over five steps of a busy machine differ by about 3% from run to run, by cause of a step less.
+LEAST = 0.05  # of a step that a finding saves
+# Ranks of a CPU machine share caches and memory: their medians differ by up to 8%.
+UNEVEN = 0.12
+# Recording an operator takes about as long as dispatching it, so a profile shows too much of this.
+MOST_DISPATCH = 0.20
+MOST = 3  # findings that a report names first
+ENOUGH = 4  # micro-batches per stage that make a pipeline's bubble small
+TWO_MACHINES = 1.3  # by which a faster precision must be faster
+
+
+@dataclass(frozen=True)
+class Finding:
+    cause: str  # a key, such as "data"
+    seconds: float  # saved per step
+    share: float  # of the step
+    text: str
+    remedy: str
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.text} {self.remedy}"
+
+
+Rule = Callable[[Summary, Machine], "Found | None"]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A finding before its share is known."""
+
+    cause: str
+    seconds: float
+    text: str
+    remedy: str
+
+
+def findings(summary: Summary, machine: Machine) -> list[Finding]:
+    """All findings that save enough, the largest first."""
+    step = summary.step
+    found = [each for rule in RULES if (each := rule(summary, machine)) and each.seconds >= LEAST * step]
+    found.sort(key=lambda each: -each.seconds)
+    return [Finding(each.cause, each.seconds, each.seconds / step, each.text, each.remedy) for each in found]
+
+
+def _slowest(summary: Summary, cause: str) -> tuple[RankSummary, float]:
+    rank = max(summary.ranks, key=lambda each: each.seconds.get(cause, 0.0))
+    return rank, rank.seconds.get(cause, 0.0)
+
+
+def _share(seconds: float, summary: Summary) -> str:
+    return f"{seconds / summary.step:.0%} of each step ({_ms(seconds)} of {_ms(summary.step)})"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:,.3g} ms" if seconds < 10 else f"{seconds:,.1f} s"
+
+
+def _on(rank: RankSummary, summary: Summary, cause: str) -> str:
+    """Names the rank where the others spend less than half as long."""
+    others = [each.seconds.get(cause, 0.0) for each in summary.ranks if each is not rank]
+    if not others:
+        return ""
+    return f" on rank {rank.rank}" if max(others) < rank.seconds[cause] / 2 else " on every rank"
+
+
+def _data(summary: Summary, machine: Machine) -> Found | None:
+    rank, seconds = _slowest(summary, "data")
+    text = f"Data loading blocks {_share(seconds, summary)}{_on(rank, summary, 'data') if seconds else ''}."
+    return Found("data", seconds, text, "Move data.path and the cache folder to faster storage, or prepare shorter inputs.")
+
+
+def _evaluation(summary: Summary, machine: Machine) -> Found | None:
+    seconds, train = summary.rare("evaluation"), summary.recipe.train
+    text = f"Evaluation takes {_share(seconds, summary)}, spread over train.eval_every={train.eval_every} steps."
+    return Found("evaluation", seconds, text, f"Raise train.eval_every, or lower train.eval_sequences={train.eval_sequences}.")
+
+
+def _checkpoint(summary: Summary, machine: Machine) -> Found | None:
+    seconds, train = summary.rare("checkpoint"), summary.recipe.train
+    text = f"Checkpoints block {_share(seconds, summary)}, spread over train.checkpoint_every={train.checkpoint_every} steps."
+    upload = ", or set train.checkpoint_upload=async" if train.checkpoint_upload == "sync" else ""
+    return Found("checkpoint", seconds, text, f"Raise train.checkpoint_every{upload}.")
+
+
+def _garbage(summary: Summary, machine: Machine) -> Found | None:
+    rank, seconds = _slowest(summary, "garbage collection")
+    where = _on(rank, summary, "garbage collection") if seconds else ""
+    text = f"Python's garbage collector stops {_share(seconds, summary)}{where}."
+    return Found("garbage collection", seconds, text, "Call gc.freeze() after the first step, and collect less often.")
+
+
+def _allocation(summary: Summary, machine: Machine) -> Found | None:
+    _, seconds = _slowest(summary, "allocation")
+    text = f"The GPU waits {_share(seconds, summary)} for memory from the driver (cudaMalloc, cudaFree)."
+    return Found(
+        "allocation", seconds, text, "Do not empty torch's cache in the loop; lower train.micro_batch if memory is short."
+    )
+
+
+def _host_reads(summary: Summary, machine: Machine) -> Found | None:
+    _, seconds = _slowest(summary, "host reads")
+    text = f"The host reads values of tensors (.item()) and waits for them: {_share(seconds, summary)}."
+    return Found("host reads", seconds, text, "Leave the value on the device (torch.where), or read it every few steps.")
+
+
+def _recomputation(summary: Summary, machine: Machine) -> Found | None:
+    _, seconds = _slowest(summary, "recomputation")
+    mode = summary.recipe.train.recompute
+    less = "train.recompute=selective" if mode == "full" else "train.recompute=none"
+    text = f"Recomputing activations in the backward pass takes {_share(seconds, summary)}."
+    return Found("recomputation", seconds, text, f"Set {less} if the activations fit: see the memory below.")
+
+
+def _scores(summary: Summary, machine: Machine) -> Found | None:
+    """Attention that stores its scores. Fused attention computes the same products, and passes over no scores."""
+    _, seconds = _slowest(summary, "scores")
+    text = f"Attention stores its scores, [batch, heads, tokens, tokens], which takes {_share(seconds, summary)}."
+    remedy = "Use fused attention: train.kernels=strata, or torch's scaled_dot_product_attention without a mask."
+    return Found("unfused attention", seconds, text, remedy)
+
+
+def _dispatch(summary: Summary, machine: Machine) -> Found | None:
+    """Host time between the operators. It is a cause of its own only if all ranks have it."""
+    seconds = median(each.seconds.get("dispatch", 0.0) for each in summary.ranks)
+    if seconds < MOST_DISPATCH * summary.step:
+        return None
+    train, count = summary.recipe.train, summary.micro_batches
+    text = f"Launching operators takes {_share(seconds, summary)}: they are small, {train.micro_batch} sequences at a time."
+    if count > 1:
+        return Found("dispatch", seconds * (1 - 1 / count), text, f"Raise train.micro_batch: a step has {count} micro-batches.")
+    compiled = "" if train.compile else ", or set train.compile=true"
+    return Found("dispatch", seconds / 2, text, f"Raise train.micro_batch with train.batch{compiled}.")
+
+
+def _collectives(summary: Summary, machine: Machine) -> Found | None:
+    reduction = min(each.seconds.get("gradient reduction", 0.0) for each in summary.ranks)
+    seconds = summary.transfer + reduction
+    if not summary.transfers:
+        return None
+    largest = max(summary.transfers, key=lambda name: summary.transfers[name])
+    text = f"Collectives that no computation hides take {_share(seconds, summary)}, most of it {_spoken(largest)}."
+    remedy = "Reduce gradients in buckets during the backward pass, or raise train.batch, so that steps exchange them less often."
+    return Found("collectives", seconds, text, remedy)
+
+
+def _spoken(name: str) -> str:
+    match = re.fullmatch(r"(\S+) (.+) (\d+) B", name)
+    return f"{match[1]} of {int(match[3]) / 2**20:,.3g} MiB between ranks {match[2]}" if match else name
+
+
+def _expected_computing(summary: Summary) -> dict[int, float]:
+    """Seconds of each rank by its FLOPs, at the median rate of all ranks."""
+    rate = median(each.computing / each.flops for each in summary.ranks if each.flops) if summary.ranks[0].flops else 0.0
+    return {each.rank: each.flops * rate for each in summary.ranks}
+
+
+def _slow_rank(summary: Summary, machine: Machine) -> Found | None:
+    """A rank that takes longer for its FLOPs than its peers. All of them wait for it."""
+    if len(summary.ranks) < 2:
+        return None
+    slow = max(summary.ranks, key=lambda each: _excess(each, summary))
+    excess = _excess(slow, summary)
+    if excess < UNEVEN * slow.computing:
+        return None
+    times = slow.computing / (slow.computing - excess)
+    text = f"Rank {slow.rank} takes {times:.2f} times as long as its peers for the same work: {_share(excess, summary)}."
+    return Found("slow rank", excess, text, f"Check the machine of rank {slow.rank}: clocks, temperature, other processes.")
+
+
+def _excess(rank: RankSummary, summary: Summary) -> float:
+    others = [each for each in summary.ranks if each is not rank]
+    if not rank.flops or not all(each.flops for each in others):
+        return 0.0
+    return rank.computing - rank.flops * median(each.computing / each.flops for each in others)
+
+
+def _uneven_stage(summary: Summary, machine: Machine) -> Found | None:
+    """A stage with more work than the others, by its FLOPs."""
+    if summary.stages < 2:
+        return None
+    expected = _expected_computing(summary)
+    by_stage: dict[int, float] = {}
+    for each in summary.ranks:
+        by_stage[each.stage] = max(by_stage.get(each.stage, 0.0), expected[each.rank])
+    stage, most = max(by_stage.items(), key=lambda each: each[1])
+    mean = sum(by_stage.values()) / len(by_stage)
+    if most - mean < UNEVEN * mean:
+        return None
+    seconds = (most - mean) * (1 + (summary.stages - 1) / summary.micro_batches)
+    text = f"Stage {stage} of the pipeline has {most / mean:.2f} times the mean work: {_share(seconds, summary)}."
+    return Found("uneven stage", seconds, text, "Move layers from it to the other stages.")
+
+
+def _bubble(summary: Summary, machine: Machine) -> Found | None:
+    stages, count = summary.stages, summary.micro_batches
+    if stages < 2 or count >= ENOUGH * stages:
+        return None
+    text = (
+        f"The pipeline idles {_share(summary.bubble, summary)} while it fills and drains: {count} micro-batches, {stages} stages."
+    )
+    saved = summary.bubble * (1 - count / (ENOUGH * stages))
+    return Found("pipeline bubble", saved, text, f"Raise train.batch or lower train.micro_batch: {ENOUGH * stages} hide it.")
+
+
+def _threads(summary: Summary, machine: Machine) -> Found | None:
+    rank = min(summary.ranks, key=lambda each: each.trace.facts["threads"])
+    threads, wanted = rank.trace.facts["threads"], summary.recipe.parallel.cpus_per_worker
+    if rank.trace.on_gpu or threads >= wanted:
+        return None
+    parallel = sum(rank.seconds.get(cause, 0.0) for cause in ("products", "attention", "scores", "loss", "other work"))
+    seconds = parallel * (1 - threads / wanted)
+    text = f"Rank {rank.rank} computes on {threads} of its {wanted} processors, which costs up to {_share(seconds, summary)}."
+    return Found("threads", seconds, text, "Remove torch.set_num_threads and OMP_NUM_THREADS, or lower parallel.cpus_per_worker.")
+
+
+def _precision(summary: Summary, machine: Machine) -> Found | None:
+    """Products in a precision that this device has a faster alternative to."""
+    if machine.faster is None or machine.faster.times < TWO_MACHINES:
+        return None
+    _, products = _slowest(summary, "products")
+    text = f"Matrix products in {machine.precision} take {_share(products, summary)}."
+    remedy = f"Set {machine.faster.setting}: this device multiplies {machine.faster.times:.1f} times as fast with it."
+    return Found("precision", products * (1 - 1 / machine.faster.times), text, remedy)
+
+
+def _against_plan(summary: Summary, machine: Machine) -> Found | None:
+    """The class of work that exceeds its plan the most."""
+    over = {name: measured - planned for name, (planned, measured) in machine.planned.items() if measured > planned * 1.3}
+    if not over:
+        return None
+    name = max(over, key=lambda each: over[each])
+    planned, measured = machine.planned[name]
+    text = f"{name.capitalize()} takes {_ms(measured)} of each step, and 'strata plan' expects {_ms(planned)}."
+    return Found(f"plan: {name}", over[name], text, "See its kernels below, with the rates they reach.")
+
+
+RULES: tuple[Rule, ...] = (
+    _data,
+    _evaluation,
+    _checkpoint,
+    _garbage,
+    _allocation,
+    _host_reads,
+    _recomputation,
+    _scores,
+    _dispatch,
+    _collectives,
+    _slow_rank,
+    _uneven_stage,
+    _bubble,
+    _threads,
+    _precision,
+    _against_plan,
+)
+
+
+def named(found: list[Finding]) -> Iterator[str]:
+    """Lines for a reader: the findings that matter most, or that there are none."""
+    if not found:
+        yield f"Nothing stands out: no cause takes {LEAST:.0%} of a step that could be saved."
+    for number, finding in enumerate(found[:MOST], 1):
+        yield f"{number}. {finding.sentence}"

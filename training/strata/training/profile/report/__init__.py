@@ -1,0 +1,1 @@
+"""Reports of a profile: terminal, HTML with pictures, JSON."""
