@@ -85,11 +85,12 @@ FOLDERS = {
     "serving.models": set(),
     "serving.ray_patches": set(),
     "serving.metrics": {"routing"},
+    "serving.catalogue": {"transport"},
     "serving.page": {"transport"},
     "serving.scaling": {"transport"},
     "serving.vllm_patches": {"metrics", "routing", "scaling"},
     "serving.engine": {"api", "metrics", "models", "routing", "scaling", "tenants", "transport", "vllm_patches"},
-    "serving.gateway": {"api", "engine", "metrics", "page", "routing", "tenants", "transport"},
+    "serving.gateway": {"api", "catalogue", "engine", "metrics", "page", "routing", "tenants", "transport"},
     "serving.diffusion": {"api", "engine", "metrics", "transport"},
     "serving.fork_server": {"engine", "ray_patches", "vllm_patches"},
     "serving.runtime": {
