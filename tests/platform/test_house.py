@@ -85,7 +85,7 @@ FOLDERS = {
     "serving.models": set(),
     "serving.ray_patches": set(),
     "serving.metrics": {"routing"},
-    "serving.catalogue": {"transport"},
+    "serving.catalogue": {"api", "transport"},
     "serving.page": {"transport"},
     "serving.scaling": {"transport"},
     "serving.vllm_patches": {"metrics", "routing", "scaling"},
@@ -94,6 +94,8 @@ FOLDERS = {
     "serving.diffusion": {"api", "engine", "metrics", "transport"},
     "serving.fork_server": {"engine", "ray_patches", "vllm_patches"},
     "serving.runtime": {
+        "api",
+        "catalogue",
         "diffusion",
         "engine",
         "fork_server",

@@ -6,7 +6,7 @@ configuration (`engine.py`).
 
 import os
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -79,7 +79,7 @@ class EngineSpec:
     revision: str = ""  # of the model's weights; empty for those of the endpoint's start
 
     @staticmethod
-    def of(role: Role, serve: ServeSection, model_dir: Path, model_id: str, network: Network) -> "EngineSpec":
+    def of(role: Role, serve: ServeSection, model_dir: Path, model_id: str, network: Network, revision: str = "") -> "EngineSpec":
         pool = serve.prefill if role == "prefill" else serve.decode
         engines = serve.prefill.most + serve.decode.most
         apart = adapter.read(model_dir) if serve.adapter == "apart" else None
@@ -108,6 +108,7 @@ class EngineSpec:
             routing=serve.routing,
             adapter=apart,
             slo=serve.slo,
+            revision=revision,
         )
 
     @property
@@ -249,6 +250,15 @@ class EngineSpec:
 
 
 @dataclass(frozen=True)
+class FurtherModel:
+    """A model beside the main one, from the start of the endpoint."""
+
+    name: str
+    folder: str
+    section: dict[str, Any]  # serve section
+
+
+@dataclass(frozen=True)
 class GatewaySpec:
     model_id: str
     names: tuple[str, ...]  # of the models; requests without one get the first
@@ -270,6 +280,11 @@ class GatewaySpec:
     to_zero: bool = False  # the decode pool may be empty
     audit_log: str | None = None  # folder
     routes_by_prefix: bool = False  # decode replicas announce their cached prefixes
+    folder: str = ""  # of the main model
+    section: dict[str, Any] = field(default_factory=dict)  # serve section of the main model
+    models: tuple[FurtherModel, ...] = ()
+    # Entries of the runtime environment that name the process which forks engines, and the environment that it has.
+    forked: tuple[dict[str, Any], dict[str, str]] | None = None
 
     @staticmethod
     def of(serve: ServeSection, model_id: str, network: Network) -> "GatewaySpec":
@@ -288,6 +303,7 @@ class GatewaySpec:
             to_zero=serve.decode.replicas == 0,
             audit_log=str(Path(serve.audit_log).resolve()) if serve.audit_log else None,
             routes_by_prefix=serve.routing == "kv" and serve.prefix_caching and serve.decode.most > 1,
+            section=serve.model_dump(mode="json", exclude={"models"}),
         )
 
     def slots(self, decode_replicas: int) -> int:

@@ -14,6 +14,7 @@ from strata.serving.api import requests
 from strata.serving.api.dialects import errors
 from strata.serving.api.headers import DEADLINE, MAX_REQUEST_ID, REQUEST_ID, authorized, deadline, explained, request_id
 from strata.serving.api.requests import ApiError
+from strata.serving.catalogue import admin as models_admin
 from strata.serving.gateway.budget import Budget, Hold
 from strata.serving.gateway.cancellation import InProgress, owner
 from strata.serving.gateway.journey import CLIENT_GONE, Answer, ClientGone, Journey
@@ -26,6 +27,7 @@ from strata.serving.gateway.suspects import Suspects
 from strata.serving.metrics import exposition, request_log, tracing
 from strata.serving.metrics.telemetry import Gateway as Telemetry
 from strata.serving.page import files, state
+from strata.serving.tenants import admin
 from strata.serving.tenants.audit import AuditLog
 from strata.serving.tenants.estimate import Estimate, estimate, sequences_of
 from strata.serving.tenants.gate import Entry, Gate
@@ -45,6 +47,7 @@ CANCEL = "cancel"  # call between gateways: cancels a client's request, which ma
 
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Headers = list[tuple[bytes, bytes]]
+AdminCall = Callable[[str, str, bytes], Awaitable[tuple[int, bytes]]]  # method, path and body to status and answer
 
 
 class App:
@@ -58,12 +61,13 @@ class App:
         routes: Routes = TEXT,
         gate: Gate | None = None,
         audit: AuditLog | None = None,
+        model_admin: AdminCall | None = None,
     ) -> None:
         """`gate` admits the requests of tenants, the admission of a model's pool those of everybody else."""
         self._tracer = tracing.Tracer("gateway", name)
         self._name, self._pools, self._gateways = name, pools, gateways
         self._keys, self._node, self._routes = keys, node, routes
-        self._gate, self._audit = gate, audit
+        self._gate, self._audit, self._model_admin = gate, audit, model_admin
         self.suspects = Suspects(self._broadcast_verdict)
         self.in_progress = InProgress()
         self._budget = Budget()
@@ -94,6 +98,12 @@ class App:
                 if self._gate is not None and journey.caller is not None:
                     send.more = functools.partial(self._gate.headers, journey.caller.tenant)
             routes = self._routes
+            if self._model_admin is not None and models_admin.is_route(path):
+                admin.require(scope, journey.caller, self._keys is not None)
+                data = b"" if method in ("GET", "HEAD") else await _body(scope["headers"], receive, hold)
+                status, body = await self._model_admin(method, path, data)
+                await _answer(send, status, body, {"content-type": "application/json"})
+                return
             if method == "POST" and path in routes.generating:
                 await self._generate(path, named, scope["headers"], receive, send, hold, journey)
                 return

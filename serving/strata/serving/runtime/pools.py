@@ -22,7 +22,7 @@ def build(spec: GatewaySpec, revision: str, telemetry: Telemetry, gate: Gate | N
     routing = PrefixRouting(spec.max_sequences) if spec.routes_by_prefix else None
     decode = Peers(directory, spec.role, secret, joined=routing.follow if routing is not None else None)
     prefill = Peers(directory, "prefill", secret) if spec.disaggregated else None
-    key = directory_of(spec.model_id, revision) if gate is not None or revision else ""
+    key = directory_of(spec.model_id, revision) if revision else ""
     return Pool(
         spec.names,
         decode,

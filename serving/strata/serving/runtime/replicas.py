@@ -152,7 +152,8 @@ class PrefillReplica(_EngineReplica):
 
 
 class DecodeReplica(_EngineReplica):
-    async def __init__(self, spec: EngineSpec) -> None:  # type: ignore[misc]
+    async def __init__(self, spec: EngineSpec, *prefill: Any) -> None:  # type: ignore[misc]
+        """`prefill`: the pool's deployment, where this one is the first of an application."""
         name = own_name()
         engine = await self._start(spec, name)
         directory = Directory(spec.directory)
@@ -170,8 +171,10 @@ class GatewayReplica:
         from strata.serving.gateway import http, routes
         from strata.serving.gateway.app import CANCEL, VERDICT, App
         from strata.serving.gateway.keys import FILE, Keys
-        from strata.serving.gateway.pool import Pools
         from strata.serving.runtime import pools as built
+        from strata.serving.runtime.models import admin as model_admin
+        from strata.serving.runtime.models.controller import Controller
+        from strata.serving.runtime.models.followed import FollowedModels
         from strata.serving.tenants.audit import AuditLog
         from strata.serving.tenants.gate import Gate
 
@@ -206,15 +209,22 @@ class GatewayReplica:
         if audit is not None:
             self._at_end.append(lambda: asyncio.to_thread(audit.close))
         own = routes.PICTURES if spec.role == "pictures" else routes.TEXT
-        pools = Pools(main)
-        app = App(name, pools, others, keys, node, own, gate, audit)
-        self._spec, self._pools = spec, pools
+        followed = FollowedModels(spec, name, main, gate)
+        controller = Controller(spec, name, followed, others)
+        self._at_end.append(controller.close)
+        changes = model_admin.ModelAdmin(spec, followed, controller)
+        of_text = changes.handle if own is routes.TEXT else None
+        app = App(name, followed.pools, others, keys, node, own, gate, audit, of_text)
+        self._spec, self._pools = spec, followed.pools
 
         async def answer(call: Any) -> None:
             """Handles calls of other gateways."""
             if call.method == VERDICT:
                 app.suspects.record(**call.meta)
                 call.end({})
+                return
+            if call.method == model_admin.CALL:
+                await changes.answer(call)
                 return
             if call.method == CANCEL:
                 call.end({"found": app.in_progress.cancel(**call.meta)})
@@ -225,7 +235,8 @@ class GatewayReplica:
 
         def load() -> dict[str, Any]:
             """Counters for other gateways, sent with every pong."""
-            return app.totals() | ({"tenants": gate.load(), "queues": gate.queue_load()} if gate is not None else {})
+            tenants = {"tenants": gate.load(), "queues": gate.queue_load()} if gate is not None else {}
+            return app.totals() | followed.load() | tenants
 
         server = Server(answer, load, spec.network.secret)
         self._presence = Presence(directory, "gateway", name, server, spec.network.host, node)
