@@ -115,7 +115,9 @@ def test_wrong_weights_are_refused(models: Any) -> None:
 
 def test_unknown_routes_and_names() -> None:
     here = Here()
-    assert here.refused("DELETE", "/-/models/none")[0] == 404 and here.refused("POST", "/-/models/none", {"model": "/x"})[0] == 404
+    assert (
+        here.refused("DELETE", "/-/models/none")[0] == 404 and here.refused("POST", "/-/models/none", {"model": "/x"})[0] == 404
+    )
     assert here.refused("PUT", "/-/models")[0] == 405 and here.refused("GET", "/-/aliases/x")[0] == 405
     assert here.refused("POST", "/-/models/a/b", {"model": "/x"})[0] == 405
     assert here.refused("POST", "/-/models", [1])[0] == 400

@@ -59,7 +59,7 @@ class Endpoint:
 
     def wait(self, report: Report = lambda line: None) -> None:
         """Blocks while the endpoint lives, and reports lost and replaced replicas. Raises UserError when it is lost for good."""
-        watch.until_lost(self.url, self.wanted, report)
+        watch.until_lost(self.url, self.model, self.wanted, report)
 
 
 def check(section: ServeSection, folder: Path) -> None:
