@@ -238,6 +238,7 @@ class GatewayReplica:
             tenants = {"tenants": gate.load(), "queues": gate.queue_load()} if gate is not None else {}
             return app.totals() | followed.load() | tenants
 
+        await followed.refresh()  # before the first request, which may be for new weights of the main model
         server = Server(answer, load, spec.network.secret)
         self._presence = Presence(directory, "gateway", name, server, spec.network.host, node)
         await self._presence.begin({})

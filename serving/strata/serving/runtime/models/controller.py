@@ -69,9 +69,7 @@ class Controller:
             await asyncio.sleep(LOOK_S)
 
     async def _look(self) -> None:
-        await self._followed.refresh()
-        if self._followed.catalogue.main is None:
-            self._followed.apply(await self._followed.store.change(self._first))
+        self._followed.apply(await self._followed.store.change(self._newest))
         for name, model in self._followed.catalogue.models.items():
             for revision in model.revisions:
                 self._work_on(name, revision)
@@ -83,10 +81,14 @@ class Controller:
         if not busy and not done:
             self._working[key] = asyncio.get_running_loop().create_task(_logged(work[revision.state](name, revision)))
 
+    def _newest(self, stored: Catalogue) -> Catalogue:
+        """What is stored; the followed one, if a GCS that was lost came back without it; or that of a new endpoint."""
+        if stored.main is not None and stored.version >= self._followed.catalogue.version:
+            return stored
+        return self._followed.catalogue if self._followed.catalogue.main is not None else self._first(stored)
+
     def _first(self, before: Catalogue) -> Catalogue:
         """The catalogue of a new endpoint."""
-        if before.main is not None:
-            return before
         spec, now = self._spec, time.time()
         main = Model((Revision("", spec.folder, spec.section, "ready", now),), main=True)
         others = {model.name: Model((Revision(new_id(), model.folder, model.section, "starting", now),)) for model in spec.models}
