@@ -375,6 +375,7 @@ def test_defaults() -> None:
                 **{"patches": 0, "step_cache": 0.0, "max_batch": 8, "batch_wait_ms": 5.0, "max_queue": 64, "steps": 20},
                 **{"guidance": 4.0, "max_steps": 100, "max_pictures": 10, "max_pixels": 4_194_304, "step_timeout_s": 300},
             },
+            "models": {},
         },
         "deploy": {"name": "strata", "namespace": "strata", "priority": "normal", "model_cache_gib": 200}
         | dict.fromkeys(

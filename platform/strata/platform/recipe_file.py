@@ -45,6 +45,17 @@ def change(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
     return check(_overridden(recipe.model_dump(mode="json"), overrides), "in memory")
 
 
+def changes(overrides: Sequence[str], section: str) -> dict[str, Any]:
+    """Overrides of one section as a tree."""
+    tree: dict[str, Any] = {}
+    for override in overrides:
+        if not override.startswith(f"{section}."):
+            raise RecipeError(f"'{override}' is not of the section '{section}'.", f"Write {section}.key=value.")
+        _apply(tree, override)
+    found: dict[str, Any] = tree.get(section, {})
+    return found
+
+
 def check(tree: dict[str, Any], source: str) -> Recipe:
     """Validates a recipe. A model to import is looked up, unless that was done before: a run's own recipe needs no such model."""
     model = tree.get("model")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import httpx
 
-from strata.platform.errors import UserError
+from strata.platform.errors import UserError, shown
 from strata.serving import access
 from strata.serving.api.headers import PREFILL
 
@@ -71,8 +71,17 @@ def connect(url: str) -> "openai.OpenAI":
     return openai.OpenAI(base_url=f"{url}/v1", api_key=access.key_for(url) or "none", max_retries=0, timeout=TIMEOUT_S)
 
 
+def require_model(client: "openai.OpenAI", url: str, name: str | None) -> str:
+    """The name, or that of the main model. Raises UserError for one that the endpoint does not have."""
+    main = only_model(client, url)
+    names = [card.id for card in client.models.list().data]
+    if name is not None and name not in names:
+        raise UserError(f"The endpoint at {url} has no model {shown(name)}.", f"Models: {', '.join(names)}.")
+    return name or main
+
+
 def only_model(client: "openai.OpenAI", url: str) -> str:
-    """The name of the endpoint's model."""
+    """The name of the endpoint's main model."""
     import openai
 
     try:

@@ -34,11 +34,12 @@ def chat(
     url: Annotated[str, typer.Option(help="Address of the endpoint.")] = "http://127.0.0.1:8000",
     max_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.", min=1)] = 64,
     temperature: Annotated[float, typer.Option(help="0 is greedy.", min=0, max=2)] = 0.7,
+    model: Annotated[str | None, typer.Option(help="Name of a model, an alias or an adapter. Default: the main model.")] = None,
 ) -> None:
     """Chat with the endpoint in the terminal. End with Ctrl-D."""
     from strata.serving import terminal
 
-    terminal.chat(url, max_tokens, temperature)
+    terminal.chat(url, max_tokens, temperature, model)
 
 
 def bench_startup(

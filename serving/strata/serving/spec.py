@@ -6,7 +6,7 @@ configuration (`engine.py`).
 
 import os
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,6 +44,10 @@ class Network:
         return Network("127.0.0.1" if one_machine else None, secrets.token_bytes(SECRET_BYTES))
 
 
+def directory_of(model_id: str, revision: str) -> str:
+    return f"{model_id}@{revision}" if revision else model_id
+
+
 @dataclass(frozen=True)
 class EngineSpec:
     role: Role
@@ -72,9 +76,10 @@ class EngineSpec:
     on_own_nodes: bool = False
     adapter: Adapter | None = None  # on the model in `model_dir`
     slo: SloSection | None = None  # scale the pool by it
+    revision: str = ""  # of the model's weights; empty for those of the endpoint's start
 
     @staticmethod
-    def of(role: Role, serve: ServeSection, model_dir: Path, model_id: str, network: Network) -> "EngineSpec":
+    def of(role: Role, serve: ServeSection, model_dir: Path, model_id: str, network: Network, revision: str = "") -> "EngineSpec":
         pool = serve.prefill if role == "prefill" else serve.decode
         engines = serve.prefill.most + serve.decode.most
         apart = adapter.read(model_dir) if serve.adapter == "apart" else None
@@ -103,7 +108,13 @@ class EngineSpec:
             routing=serve.routing,
             adapter=apart,
             slo=serve.slo,
+            revision=revision,
         )
+
+    @property
+    def directory(self) -> str:
+        """Name of the directory in which the model's replicas find each other. Those of different weights never do."""
+        return directory_of(self.model_id, self.revision)
 
     def scaling(self) -> dict[str, Any] | None:
         """Settings of Serve's autoscaler; None for a fixed number of replicas."""
@@ -112,7 +123,7 @@ class EngineSpec:
         if self.slo is None:
             return autoscaling.config(self.pool.replicas, self.pool.most)
         return autoscaling.slo_config(
-            endpoint=self.model_id,
+            endpoint=self.directory,
             role=self.role,
             slo={"ttft_s": self.slo.ttft_s, "itl_s": self.slo.itl_s},
             bounds={
@@ -239,6 +250,15 @@ class EngineSpec:
 
 
 @dataclass(frozen=True)
+class FurtherModel:
+    """A model beside the main one, from the start of the endpoint."""
+
+    name: str
+    folder: str
+    section: dict[str, Any]  # serve section
+
+
+@dataclass(frozen=True)
 class GatewaySpec:
     model_id: str
     names: tuple[str, ...]  # of the models; requests without one get the first
@@ -260,6 +280,11 @@ class GatewaySpec:
     to_zero: bool = False  # the decode pool may be empty
     audit_log: str | None = None  # folder
     routes_by_prefix: bool = False  # decode replicas announce their cached prefixes
+    folder: str = ""  # of the main model
+    section: dict[str, Any] = field(default_factory=dict)  # serve section of the main model
+    models: tuple[FurtherModel, ...] = ()
+    # Entries of the runtime environment that name the process which forks engines, and the environment that it has.
+    forked: tuple[dict[str, Any], dict[str, str]] | None = None
 
     @staticmethod
     def of(serve: ServeSection, model_id: str, network: Network) -> "GatewaySpec":
@@ -278,6 +303,7 @@ class GatewaySpec:
             to_zero=serve.decode.replicas == 0,
             audit_log=str(Path(serve.audit_log).resolve()) if serve.audit_log else None,
             routes_by_prefix=serve.routing == "kv" and serve.prefix_caching and serve.decode.most > 1,
+            section=serve.model_dump(mode="json", exclude={"models"}),
         )
 
     def slots(self, decode_replicas: int) -> int:

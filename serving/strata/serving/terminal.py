@@ -141,10 +141,10 @@ def _add_answer(table: Table, answer: client.Timed, verdict: bool | None) -> Non
     table.add_row(repr(answer.prompt), repr(answer.text), *judged, *numbers, answer.prefill.split(";")[0])
 
 
-def chat(url: str, max_tokens: int, temperature: float) -> None:
-    """Reads messages from stdin and streams the answers, until its end."""
+def chat(url: str, max_tokens: int, temperature: float, model: str | None = None) -> None:
+    """Reads messages from stdin and streams the answers, until its end. `model`: by default the endpoint's main one."""
     connected = client.connect(url)
-    model = client.only_model(connected, url)
+    model = client.require_model(connected, url, model)
     console.print(f"[dim]{model} at {url}. Ctrl-D ends, Ctrl-C stops an answer.[/]")
     messages: list[dict[str, str]] = []
     while True:

@@ -164,4 +164,4 @@ def test_warm_up_needs_no_key_of_the_file(gateway: Gateway, tmp_path: Any, monke
     ],
 )
 def test_first_request_is_one_that_the_model_can_answer(able: list[str], path: str, request_: dict[str, Any]) -> None:
-    assert endpoint._first_request(able, 3, 2) == (path, request_)
+    assert endpoint.first_request(able, 3, 2) == (path, request_)

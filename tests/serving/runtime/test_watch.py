@@ -9,6 +9,7 @@ from chaos_stand_in import stand_in
 
 from strata.platform.errors import UserError
 from strata.platform.recipe_file import load
+from strata.serving.metrics import counters
 from strata.serving.runtime import watch
 from strata.serving.runtime.app import NAME
 from strata.serving.runtime.watch import Observation, Observer, Watch
@@ -79,6 +80,22 @@ def test_endpoint_that_does_not_recover_is_lost() -> None:
 def test_wanted_replicas_of_the_recipe() -> None:
     assert watch.wanted(load().serve) == ONE_EACH
     assert watch.wanted(load("laptop", ["serve.prefill.replicas=0", "serve.gateways=3"]).serve) == {"gateway": 3, "decode": 1}
+
+
+def test_replicas_of_a_further_model_are_watched_by_its_name() -> None:
+    wanted = {"small decode": 1}
+    lost = Observation(ONE_EACH | {"small gateway": 0}, True, further=wanted)
+    lines = reported((0, lost), (watch.SURE_S, lost), (9, Observation(ONE_EACH | {"small decode": 1}, True, further=wanted)))
+    assert "0 of 1 small decode replicas answer" in lines[0] and "recovered" in lines[1]
+
+
+def test_roles_of_further_models_have_their_names() -> None:
+    text = "".join(
+        f'strata_serve_replicas{{model="{model}",role="{role}",replica="x"}} 1\n'
+        for model, role in (("main", "decode"), ("main", "gateway"), ("main-2", "decode"))
+    )
+    observer = Observer("http://e", dict, "main")
+    assert observer._roles(counters.parse(text)) == {"decode": 1, "gateway": 1, "main-2 decode": 1}
 
 
 def status(**deployments: str) -> Any:

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from strata.platform.recipe.picture_serving import PictureServingSection
 from strata.platform.recipe.section import Device, NonNegative, Positive, Section
@@ -94,6 +94,31 @@ class RemotePrefillSection(Section):
     )
 
 
+# Keys of the endpoint, which its models share.
+ENDPOINT_KEYS = frozenset({"host", "port", "allow_unauthenticated", "gateways", "audit_log", "pictures", "models"})
+MODEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
+
+
+class ServedModelSection(BaseModel):
+    """A further model of the endpoint. Other keys of the serve section, such as `decode`, replace those of the main model."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    run: str | None = Field(None, description="serve this run's export")
+    model: str | None = Field(None, description="model folder, id on Hugging Face or a bucket's URI, instead of a run")
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """Keys of the serve section."""
+        return dict(self.__pydantic_extra__ or {})
+
+    @model_validator(mode="after")
+    def has_one_source(self) -> Self:
+        if (self.run is None) == (self.model is None):
+            raise ValueError("a model has either 'run' or 'model'")
+        return self
+
+
 class ServeSection(Section):
     """OpenAI-compatible endpoint."""
 
@@ -135,6 +160,30 @@ class ServeSection(Section):
     pictures: PictureServingSection = Field(
         PictureServingSection(), description="endpoint of a diffusion model; the pools are then unused"
     )
+    models: dict[Annotated[str, Field(pattern=MODEL_NAME)], ServedModelSection] = Field(
+        {},
+        description="further models by name, such as {small: {run: my-run, max_sequences: 8}}; unset keys as above",
+    )
+
+    def further(self, changes: dict[str, Any]) -> "ServeSection":
+        """Section of a further model: this one with changes. Raises ValueError."""
+        if common := sorted(changes.keys() & ENDPOINT_KEYS):
+            raise ValueError(f"{common[0]} is of the whole endpoint, not of one model")
+        own = self.model_dump(mode="json", exclude={"models"})
+        try:
+            return ServeSection.model_validate(_merged(own, changes))
+        except ValidationError as error:
+            problem = error.errors(include_url=False)[0]
+            raise ValueError(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}") from None
+
+    @model_validator(mode="after")
+    def further_models_are_valid(self) -> Self:
+        for name, model in self.models.items():
+            try:
+                self.further(model.changes)
+            except ValueError as error:
+                raise ValueError(f"models.{name}: {error}") from None
+        return self
 
     @model_validator(mode="after")
     def something_decodes(self) -> Self:
@@ -163,3 +212,11 @@ class ServeSection(Section):
         if self.kernels == "strata" and self.device == "cpu":
             raise ValueError("kernels=strata are Triton kernels for NVIDIA GPUs: set device=gpu, or kernels=vllm on a CPU")
         return self
+
+
+def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    merged = base | changes
+    for key, value in changes.items():
+        if isinstance(value, dict) and isinstance(base.get(key), dict):
+            merged[key] = _merged(base[key], value)
+    return merged

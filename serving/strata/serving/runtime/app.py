@@ -8,6 +8,7 @@ from ray.serve import Application
 
 from strata.serving.gateway.keys import FILE
 from strata.serving.metrics import request_log, tracing
+from strata.serving.ray_patches.fixed_version import fixed
 from strata.serving.runtime import autoscaling
 from strata.serving.runtime.replicas import DecodeReplica, GatewayReplica, PrefillReplica
 from strata.serving.spec import EngineSpec, GatewaySpec
@@ -27,6 +28,21 @@ def build(
         engines.append(_engines(PrefillReplica, prefill, started_by or {}).bind(prefill))
     # Serve needs one ingress deployment, to which the others are bound.
     return gateways(gateway, prefill.pool.most + decode.pool.most).bind(gateway, *engines)
+
+
+def build_model(prefill: EngineSpec, decode: EngineSpec, started_by: Mapping[str, Any] | None = None) -> Application:
+    """Application with the engines of one model, for an endpoint that runs."""
+    first = [_engines(PrefillReplica, prefill, started_by or {}).bind(prefill)] if prefill.pool.replicas else []
+    return _engines(DecodeReplica, decode, started_by or {}).bind(decode, *first)
+
+
+def name_of(model: str, revision: str) -> str:
+    """Application with a model's engines."""
+    return f"{NAME}.{model}.{revision}" if revision else NAME
+
+
+def is_ours(application: str) -> bool:
+    return application == NAME or application.startswith(f"{NAME}.")
 
 
 def _engines(replica: type, spec: EngineSpec, started_by: Mapping[str, Any]) -> serve.Deployment:
@@ -50,7 +66,7 @@ def gateways(spec: GatewaySpec, most_nodes: int) -> serve.Deployment:
     # Workers of an existing cluster have the environment of its start, without the file of API keys.
     variables = tracing.variables() | ({FILE: spec.keys_file} if spec.keys_file else {})
     environment = {"runtime_env": {"env_vars": variables}} if variables else {}
-    return serve.deployment(
+    deployment = serve.deployment(
         GatewayReplica,
         name="gateway",
         num_replicas="auto" if spec.on_every_node else spec.gateways,
@@ -60,3 +76,4 @@ def gateways(spec: GatewaySpec, most_nodes: int) -> serve.Deployment:
         graceful_shutdown_timeout_s=DRAIN_S,
         **request_log.options(),
     )
+    return fixed(deployment)

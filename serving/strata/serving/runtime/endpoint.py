@@ -6,7 +6,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,16 +16,16 @@ import httpx
 
 from strata.platform import ports
 from strata.platform.errors import UserError
-from strata.platform.hardware.machine import available_memory
 from strata.platform.ray_cluster import cluster
 from strata.platform.recipe import ServeSection
 from strata.serving import access, client, mps
+from strata.serving.catalogue import store
 from strata.serving.fork_server import server
 from strata.serving.gateway import readiness
-from strata.serving.models import adapter, hybrid_check, model_dir
 from strata.serving.runtime import watch
+from strata.serving.runtime.models import checks, from_recipe
 from strata.serving.runtime.start_progress import DEFAULT_LIMIT_S, LOOK_S, Report, StartProgress, shown
-from strata.serving.spec import EngineSpec, GatewaySpec, Network
+from strata.serving.spec import EngineSpec, FurtherModel, GatewaySpec, Network
 from strata.serving.transport.directory import Directory
 
 if TYPE_CHECKING:
@@ -42,7 +42,6 @@ WITHOUT_A_REASON = (
 )
 WARM_S = 120.0  # an import of vLLM takes 10 s, and many times that on a machine that is busy
 SPARE_CPUS = 16  # for Ray's bookkeeping only: engines use the cores that the machine has
-PROCESS_GIB = 1.5  # a CPU engine's two processes before any weights: Python, torch, vLLM
 
 
 @dataclass(frozen=True)
@@ -60,27 +59,16 @@ class Endpoint:
 
     def wait(self, report: Report = lambda line: None) -> None:
         """Blocks while the endpoint lives, and reports lost and replaced replicas. Raises UserError when it is lost for good."""
-        watch.until_lost(self.url, self.wanted, report)
+        watch.until_lost(self.url, self.model, self.wanted, report)
 
 
 def check(section: ServeSection, folder: Path) -> None:
     """Raises UserError for every problem that can be found before a process starts."""
     access.require_safe(section)
-    model_dir.check(folder)
-    if section.adapter == "apart":
-        adapter.check(section, folder)
-    if section.prefill.replicas > 0:
-        hybrid_check.check_folder(folder)
+    checks.check_folder(section, folder)
     ports.require_free(section.port, section.host, "serve.port")
     if section.device == "cpu":
-        engines = section.prefill.most + section.decode.most
-        needed = engines * (PROCESS_GIB + section.kv_cache_gib + 2 * model_dir.weights_gib(folder))
-        free = available_memory() / 2**30
-        if free < needed:
-            raise UserError(
-                f"Serving this model needs about {needed:.1f} GiB of memory; {free:.1f} are free.",
-                "Close something, serve a smaller model, or lower serve.kv_cache_gib.",
-            )
+        checks.check_memory(checks.memory_gib(section, folder))
 
 
 @contextmanager
@@ -91,12 +79,16 @@ def running(
     the start. Phases are counted from `began`, a Unix time: the start of the command, by default now."""
     began = time.time() if began is None else began
     check(section, folder)
-    with ports.claim(section.port, section.host, "serve.port"), _running(section, folder, model_id, report, began) as endpoint:
+    models = from_recipe.chosen(section, model_id)
+    claimed = ports.claim(section.port, section.host, "serve.port")
+    with claimed, _running(section, folder, model_id, models, report, began) as endpoint:
         yield endpoint
 
 
 @contextmanager
-def _running(section: ServeSection, folder: Path, model_id: str, report: Report, began: float) -> Iterator[Endpoint]:
+def _running(
+    section: ServeSection, folder: Path, model_id: str, models: Sequence[FurtherModel], report: Report, began: float
+) -> Iterator[Endpoint]:
     from ray import serve
 
     from strata.serving.runtime import app, deployment
@@ -105,10 +97,16 @@ def _running(section: ServeSection, folder: Path, model_id: str, report: Report,
     phases = {"this command": time.time() - began}
     network = Network.within(one_machine="RAY_ADDRESS" not in os.environ)
     keys_file = access.keys_file()
-    gateway = replace(GatewaySpec.of(section, model_id, network), keys_file=str(keys_file) if keys_file else None, warm_up=True)
+    gateway = replace(
+        GatewaySpec.of(section, model_id, network),
+        keys_file=str(keys_file) if keys_file else None,
+        warm_up=True,
+        folder=str(folder.resolve()),
+        models=tuple(models),
+    )
     prefill = EngineSpec.of("prefill", section, folder, model_id, network)
     decode = EngineSpec.of("decode", section, folder, model_id, network)
-    cpus = math.ceil(prefill.cpus() + decode.cpus())
+    cpus = math.ceil(prefill.cpus() + decode.cpus() + from_recipe.cpus(models))
     # Ray starts new processes for the engines' own environment: idle workers that it starts ahead are of no use.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     # The import of vLLM begins when Ray is up: beside it, a busy machine might not start Ray within Ray's own time limit.
@@ -125,11 +123,13 @@ def _running(section: ServeSection, folder: Path, model_id: str, report: Report,
             raise UserError("This Ray cluster serves a Strata endpoint already.", "Stop that one first, or use another cluster.")
         directory = Directory(model_id)
         directory.clear()
+        store.directory(model_id).clear()
         try:
             url = ports.url(section.host, section.port)
             if warm is not None:
                 start.during("importing vLLM", lambda: warm.wait(WARM_S))
             started_by = warm.runtime_env if warm else None
+            gateway = replace(gateway, forked=(warm.runtime_env, decode.environment()) if warm else None)
             start.during("waiting for the engines", lambda: _deploy(app.build(gateway, prefill, decode, started_by), began))
             roles = ("decode", "prefill") if section.prefill.replicas else ("decode",)
             # Serve replaces a replica that died since.
@@ -143,6 +143,8 @@ def _running(section: ServeSection, folder: Path, model_id: str, report: Report,
             phases["first answer"] = since(began, phases)
             asyncio.run(readiness.publish_warm_up(directory))
             start.during("waiting for /ready", lambda: client.wait_until_ready(url, limit_s=start.left_s))
+            if models:
+                start.during("waiting for the other models", lambda: from_recipe.wait(model_id))
             yield Endpoint(url, model_id, phases, watch.wanted(section))
         finally:
             if not ends_with_us:
@@ -187,10 +189,14 @@ def _states(deployments: Mapping[str, Any]) -> dict[str, dict[str, int]]:
 
 
 def leave() -> None:
-    """Deletes the application on a cluster that stays, and shuts Serve down unless it serves another application."""
+    """Deletes the applications on a cluster that stays, and shuts Serve down unless it serves another one."""
     from ray import serve
 
+    from strata.serving.runtime.app import is_ours
+
     delete()
+    for application in [name for name in serve.status().applications if is_ours(name)]:  # of further models
+        serve.delete(application)
     if not serve.status().applications:
         serve.shutdown()
 
@@ -220,7 +226,7 @@ def _deploy(application: Any, began: float) -> None:
         raise _refused(str(error), began) from None
 
 
-def _first_request(able: Sequence[str], token: int, tokens: int) -> tuple[str, dict[str, Any]]:
+def first_request(able: Sequence[str], token: int, tokens: int) -> tuple[str, dict[str, Any]]:
     """Route and request for what the model can do."""
     prompt = [token] * max(tokens, 1)
     if "completions" in able:
@@ -237,7 +243,7 @@ def _warm_up(
     prefill also connect the two engines, which the first user would otherwise wait for, and measure an idle KV transfer."""
     with httpx.Client(base_url=url, headers=access.starter_headers(network.secret)) as http:
         for token in range(WARM_UP):  # another prompt each time, since a cached one is not transferred
-            path, request = _first_request(able, token, tokens)
+            path, request = first_request(able, token, tokens)
             while (failure := answered(http, path, {"model": model_id} | request, start)) is not None:
                 if not failure.again:
                     raise _refused(failure.reason, began)
@@ -284,7 +290,12 @@ def ending(failure: str) -> str:
 def cause_of(failure: str, began: float) -> str | None:
     """The exception that ended an engine: from its log, Serve's status or `failure`. None if no exception is named anywhere, as
     after a kill."""
-    for text in (*_engine_logs(began), *_statuses(), failure):
+    return named_cause((*engine_logs(began), *_statuses(), failure))
+
+
+def named_cause(texts: Iterable[str]) -> str | None:
+    """The last exception with a reason in the first text that has one."""
+    for text in texts:
         errors = re.findall(r"\b\w+(?:Error|Exception): .+(?:\n {2}\S.*)*", text)  # pydantic continues in indented lines
         reasons = [" ".join(error.split()) for error in errors if not any(word in error for word in WITHOUT_A_REASON)]
         if reasons:
@@ -298,7 +309,7 @@ def _statuses() -> list[str]:
     return [d.message for application in serve.status().applications.values() for d in application.deployments.values()]
 
 
-def _engine_logs(began: float) -> list[str]:
+def engine_logs(began: float) -> list[str]:
     texts = [path.read_text(errors="replace") for path in logs(began)]
     return ["\n".join(line for line in text.splitlines() if "EngineCore" in line) for text in texts]
 

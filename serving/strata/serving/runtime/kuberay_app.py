@@ -6,6 +6,7 @@ between processes must not change with an update, so it comes from the environme
 
 import hashlib
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from strata.platform.model_families import copies, source
 from strata.platform.recipe import ServeSection
 from strata.serving.models import adapter, hybrid_check, model_dir
 from strata.serving.runtime import app
-from strata.serving.spec import EngineSpec, GatewaySpec, Network
+from strata.serving.spec import EngineSpec, FurtherModel, GatewaySpec, Network
 from strata.serving.transport.link import SECRET_BYTES
 
 SECRET = "STRATA_LINK_SECRET"
@@ -40,7 +41,22 @@ def application(arguments: Arguments) -> Application:
     prefill, decode = (
         replace(EngineSpec.of(role, section, folder, name, network), on_own_nodes=True) for role in ("prefill", "decode")
     )
-    return app.build(replace(GatewaySpec.of(section, name, network), on_every_node=True), prefill, decode)
+    gateway = GatewaySpec.of(section, name, network)
+    models = tuple(_further(section, name))
+    return app.build(replace(gateway, on_every_node=True, folder=str(folder), models=models), prefill, decode)
+
+
+def _further(section: ServeSection, main: str) -> Iterator[FurtherModel]:
+    """Models of the recipe beside the main one. A gateway starts their engines, on the nodes of the pools."""
+    for name, model in section.models.items():
+        if name == main:
+            raise UserError(f"serve.models.{name} has the name of the main model.", "Choose another name.")
+        if model.model is None:
+            raise UserError(
+                f"serve.models.{name}.run={model.run} names a run, which pods do not have.", "Name its folder: model."
+            )
+        own = section.further(model.changes)
+        yield FurtherModel(name, str(_folder(model.model, own)), own.model_dump(mode="json", exclude={"models"}))
 
 
 def _folder(model: str, section: ServeSection) -> Path:

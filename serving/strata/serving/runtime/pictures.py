@@ -24,7 +24,8 @@ from strata.serving.diffusion.replica.spec import PicturesSpec
 from strata.serving.gateway import readiness
 from strata.serving.models import model_dir
 from strata.serving.runtime import endpoint
-from strata.serving.runtime.endpoint import PROCESS_GIB, SPARE_CPUS, Endpoint
+from strata.serving.runtime.endpoint import SPARE_CPUS, Endpoint
+from strata.serving.runtime.models.checks import PROCESS_GIB
 from strata.serving.runtime.start_progress import DEFAULT_LIMIT_S, LOOK_S, Report, StartProgress, shown
 from strata.serving.spec import Network
 from strata.serving.transport.directory import Directory

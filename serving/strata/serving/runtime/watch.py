@@ -3,6 +3,7 @@
 A gateway counts the replicas over its links. Only Ray Serve's controller knows whether a dead replica is being replaced.
 """
 
+import asyncio
 import logging
 import threading
 import time
@@ -16,6 +17,7 @@ from strata.platform.errors import UserError
 from strata.platform.metrics import SERVE_REPLICAS
 from strata.platform.ray_cluster.watch import ClusterDied, dead_part
 from strata.platform.recipe import ServeSection
+from strata.serving.catalogue.store import Store
 from strata.serving.metrics import counters
 
 logger = logging.getLogger(__name__)
@@ -35,11 +37,13 @@ MEANWHILE = {
 
 @dataclass(frozen=True)
 class Observation:
-    """State of the endpoint. `replicas`, by role, is None if no gateway answers. `given_up`: Serve's reason to stop retrying."""
+    """State of the endpoint. `replicas`, by role, is None if no gateway answers. `given_up`: Serve's reason to stop retrying.
+    `further`: the wanted replicas of models beside the main one. Their roles follow the model's name: 'small decode'."""
 
     replicas: Mapping[str, float] | None
     controller: bool
     given_up: str | None = None
+    further: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -80,10 +84,12 @@ class Watch:
         if seen.replicas is None:
             return missing | {"gateway": f"No gateway answers at {self.url}; Ray Serve is starting one."}
         engines = _engines(seen)
-        for role, number in self.wanted.items():
+        for role, number in (dict(self.wanted) | dict(seen.further)).items():
             there = int(seen.replicas.get(role, 0))
             if there < number:
-                waits = MEANWHILE[role] if engines else "requests are queued meanwhile"
+                model, _, kind = role.rpartition(" ")
+                own = [name for name in seen.replicas if name.rpartition(" ")[0] == model] if model else engines
+                waits = MEANWHILE[kind] if own else "requests are queued meanwhile"
                 others = "the others answer meanwhile" if there else waits
                 missing[role] = f"{there} of {number} {role} replicas answer; Ray Serve is starting another, {others}."
         return missing
@@ -95,16 +101,18 @@ def _engines(seen: Observation) -> float:
 
 
 class _StatusCall:
-    """A call of Serve's status in a daemon thread."""
+    """A call of Serve's status in a daemon thread, and of the wanted replicas of further models."""
 
-    def __init__(self, status: Callable[[], Any]) -> None:
-        self._status = status
+    def __init__(self, status: Callable[[], Any], further: Callable[[], Mapping[str, int]]) -> None:
+        self._status, self._further = status, further
         self.answer: Mapping[str, Any] | None = None  # Serve's applications
+        self.further: Mapping[str, int] = {}
         self.done = threading.Event()
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
         try:
+            self.further = self._further()
             self.answer = self._status().applications
         except Exception as error:  # Ray raises many types for a dead actor
             logger.debug("Serve's controller does not answer: %s", error)
@@ -114,7 +122,12 @@ class _StatusCall:
 class Observer:
     """Queries the endpoint and Serve's controller. Neither can block the other."""
 
-    def __init__(self, url: str, status: Callable[[], Any]) -> None:
+    def __init__(
+        self, url: str, status: Callable[[], Any], model: str | None = None, further: Callable[[], Mapping[str, int]] = dict
+    ) -> None:
+        """`model`: the main one; None: there is one only. `further` returns the wanted replicas of the others."""
+        self._model, self._further = model, further
+        self._last_further: Mapping[str, int] = {}
         self._http = httpx.Client(base_url=url, timeout=ANSWER_S, limits=httpx.Limits(max_keepalive_connections=0))
         self._status = status
         self._pending: _StatusCall | None = None
@@ -122,10 +135,17 @@ class Observer:
     def observe(self) -> Observation:
         try:
             text = self._http.get("/metrics").raise_for_status().text
-            replicas = counters.by(counters.parse(text), SERVE_REPLICAS, "role")
+            replicas = self._roles(counters.parse(text))
         except httpx.HTTPError:
             replicas = None
-        return Observation(replicas, *self._controller())
+        return Observation(replicas, *self._controller(), self._last_further)
+
+    def _roles(self, values: Mapping[counters.Series, float]) -> dict[str, float]:
+        """Replicas by role, those of further models after the model's name."""
+        if self._model is None:
+            return counters.by(values, SERVE_REPLICAS, "role")
+        found = counters.by(values, SERVE_REPLICAS, "model", "role")
+        return {key.removeprefix(f"{self._model} "): number for key, number in found.items()}
 
     def _controller(self) -> tuple[bool, str | None]:
         """True if the controller answers, and its reason if it gave up on the application.
@@ -133,9 +153,10 @@ class Observer:
         A call during a restart of the controller may be answered late, so it stays pending and is not repeated."""
         from strata.serving.runtime.app import NAME
 
-        self._pending = self._pending or _StatusCall(self._status)
+        self._pending = self._pending or _StatusCall(self._status, self._further)
         if not self._pending.done.wait(LOOK_S):
             return False, None
+        self._last_further = self._pending.further
         applications, self._pending = self._pending.answer, None
         if applications is None:
             return False, None
@@ -150,11 +171,22 @@ def wanted(section: ServeSection) -> dict[str, int]:
     return {role: number for role, number in roles.items() if number}
 
 
-def until_lost(url: str, replicas: Mapping[str, int], report: Callable[[str], None]) -> None:
+def further(model: str) -> dict[str, int]:
+    """Wanted replicas of the models beside the main one that serve. Blocks on the head."""
+    catalogue = asyncio.run(Store(model).read())
+    found: dict[str, int] = {}
+    for name, each in catalogue.models.items() if catalogue is not None else ():
+        if not each.main and each.serving is not None:
+            roles = wanted(ServeSection.model_validate(each.serving.section))
+            found |= {f"{name} {role}": number for role, number in roles.items() if role != "gateway"}
+    return found
+
+
+def until_lost(url: str, model: str, replicas: Mapping[str, int], report: Callable[[str], None]) -> None:
     """Monitors until KeyboardInterrupt, or UserError if the endpoint is lost."""
     from ray import serve
 
-    watch, observer = Watch(url, replicas, report), Observer(url, serve.status)
+    watch, observer = Watch(url, replicas, report), Observer(url, serve.status, model, lambda: further(model))
     while True:
         if dead_part() == "raylet":  # the cluster cannot recover from this; a dead GCS is restarted (`gcs.py`)
             raise ClusterDied(
