@@ -24,10 +24,16 @@ Tenants = dict[str, "TenantEntry"]
 Result = TypeVar("Result")
 
 
-def keys_new(tenant: Tenant, file: File) -> None:
+def keys_new(
+    tenant: Tenant,
+    file: File,
+    admin: Annotated[bool, typer.Option("--admin", help="Let the tenant use the endpoint's admin API.")] = False,
+) -> None:
     """Create a key for a tenant, and the tenant if it is new. The key is printed once; the file stores its hash."""
     with _changed(file) as tenants:
         key = _add(tenants, tenant)
+        if admin:
+            tenants[tenant] = tenants[tenant].model_copy(update={"admin": True})
     typer.echo(key)
 
 

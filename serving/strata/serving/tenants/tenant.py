@@ -38,6 +38,7 @@ class Limits(Section):
     concurrency: Count | None = Field(None, description="sequences in flight, running or queued")
     models: tuple[str, ...] | None = Field(None, description="models that may be used; unset: all")
     share_cache: bool = Field(False, description="share cached prefixes with all tenants that share theirs", strict=True)
+    admin: bool = Field(False, description="may change what the endpoint serves, through its admin API", strict=True)
 
 
 @dataclass(frozen=True)
