@@ -21,6 +21,7 @@ from strata.serving.gateway import http
 from strata.serving.gateway.admission import Admission
 from strata.serving.gateway.app import App
 from strata.serving.gateway.keys import Keys
+from strata.serving.gateway.pool import Pool, Pools
 from strata.serving.metrics.telemetry import Gateway as Telemetry
 from strata.serving.transport.link import SECRET_BYTES, Call, Server
 from strata.serving.transport.peers import Peers
@@ -95,7 +96,8 @@ async def gateway(settings: dict[str, Any]) -> None:
     directory: Any = Directory(settings["replica"])
     decode, others = Peers(directory, "decode", SECRET), Peers(directory, "gateway", SECRET)
     keys = Keys(Path(settings["keys"])) if settings.get("keys") else None
-    app = App("g", ("tiny",), decode, None, others, Admission(lambda: 200), Telemetry("tiny", "g"), keys, "here")
+    main = Pool(("tiny",), decode, None, Admission(lambda: 200), Telemetry("tiny", "g"))
+    app = App("g", Pools(main), others, keys, "here")
     while not decode.all():
         await asyncio.sleep(0.05)
     listener = http.listen("127.0.0.1", 0)

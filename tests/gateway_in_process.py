@@ -14,6 +14,7 @@ from gateway_alone import SECRET, Directory, Replica
 from strata.serving.gateway import http
 from strata.serving.gateway.admission import Admission
 from strata.serving.gateway.app import App
+from strata.serving.gateway.pool import Pool, Pools
 from strata.serving.metrics.telemetry import Gateway as Telemetry
 from strata.serving.transport.link import Server
 from strata.serving.transport.peers import Peers
@@ -54,7 +55,8 @@ async def running(capacity: int = 200, name: str = "g", port: int = 0, **more: A
         stack.callback(link.close)
         decode, others = Peers(directory, "decode", SECRET), Peers(directory, "gateway", SECRET)
         models = more.pop("models", ("tiny",))
-        app = App(name, models, decode, None, others, Admission(lambda: capacity), Telemetry("tiny", name), **more)
+        main = Pool(models, decode, None, Admission(lambda: capacity), Telemetry("tiny", name))
+        app = App(name, Pools(main), others, **more)
         listener = http.listen("127.0.0.1", port)
         port, server = listener.getsockname()[1], http.server(app)
         serving = asyncio.ensure_future(server.serve(sockets=[listener]))

@@ -22,6 +22,7 @@ from strata.serving.gateway import http, routes
 from strata.serving.gateway.admission import Admission
 from strata.serving.gateway.app import App
 from strata.serving.gateway.keys import Keys
+from strata.serving.gateway.pool import Pool, Pools
 from strata.serving.metrics.telemetry import Gateway as Telemetry
 from strata.serving.transport.link import SECRET_BYTES, Call, Server
 from strata.serving.transport.peers import Peers
@@ -198,7 +199,8 @@ def endpoint(
         prefill = None if pictures else Peers(directory, "prefill", SECRET, 0.01)
         kind = routes.PICTURES if pictures else routes.TEXT
         known = Keys(keys) if keys is not None else None
-        app = App("g", models, pool, prefill, others, Admission(lambda: 50), Telemetry("tiny", "g"), known, "here", routes=kind)
+        main = Pool(models, pool, prefill, Admission(lambda: 50), Telemetry("tiny", "g"))
+        app = App("g", Pools(main), others, known, "here", routes=kind)
         listener = http.listen("127.0.0.1", 0)
         made.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         server = http.server(app)

@@ -86,11 +86,12 @@ FOLDERS = {
     "serving.adapters": {"api", "models", "transport"},
     "serving.ray_patches": set(),
     "serving.metrics": {"routing"},
+    "serving.catalogue": {"transport"},
     "serving.page": {"transport"},
     "serving.scaling": {"transport"},
     "serving.vllm_patches": {"metrics", "routing", "scaling"},
     "serving.engine": {"adapters", "api", "metrics", "models", "routing", "scaling", "tenants", "transport", "vllm_patches"},
-    "serving.gateway": {"adapters", "api", "engine", "metrics", "page", "routing", "tenants", "transport"},
+    "serving.gateway": {"adapters", "api", "catalogue", "engine", "metrics", "page", "routing", "tenants", "transport"},
     "serving.diffusion": {"api", "engine", "metrics", "transport"},
     "serving.fork_server": {"engine", "ray_patches", "vllm_patches"},
     "serving.runtime": {

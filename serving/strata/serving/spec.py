@@ -44,6 +44,10 @@ class Network:
         return Network("127.0.0.1" if one_machine else None, secrets.token_bytes(SECRET_BYTES))
 
 
+def directory_of(model_id: str, revision: str) -> str:
+    return f"{model_id}@{revision}" if revision else model_id
+
+
 @dataclass(frozen=True)
 class EngineSpec:
     role: Role
@@ -72,6 +76,7 @@ class EngineSpec:
     on_own_nodes: bool = False
     adapter: Adapter | None = None  # on the model in `model_dir`
     slo: SloSection | None = None  # scale the pool by it
+    revision: str = ""  # of the model's weights; empty for those of the endpoint's start
 
     @staticmethod
     def of(role: Role, serve: ServeSection, model_dir: Path, model_id: str, network: Network) -> "EngineSpec":
@@ -105,6 +110,11 @@ class EngineSpec:
             slo=serve.slo,
         )
 
+    @property
+    def directory(self) -> str:
+        """Name of the directory in which the model's replicas find each other. Those of different weights never do."""
+        return directory_of(self.model_id, self.revision)
+
     def scaling(self) -> dict[str, Any] | None:
         """Settings of Serve's autoscaler; None for a fixed number of replicas."""
         if self.pool.most <= self.pool.replicas:
@@ -112,7 +122,7 @@ class EngineSpec:
         if self.slo is None:
             return autoscaling.config(self.pool.replicas, self.pool.most)
         return autoscaling.slo_config(
-            endpoint=self.model_id,
+            endpoint=self.directory,
             role=self.role,
             slo={"ttft_s": self.slo.ttft_s, "itl_s": self.slo.itl_s},
             bounds={

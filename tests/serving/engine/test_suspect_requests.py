@@ -25,6 +25,7 @@ from strata.serving.engine.replica_api import DecodeCalls, PrefillCalls
 from strata.serving.engine.suspect_requests import Quarantine, cause_of_death, killed_for_memory
 from strata.serving.gateway.admission import Admission
 from strata.serving.gateway.app import App
+from strata.serving.gateway.pool import Pool, Pools
 from strata.serving.gateway.suspects import REFUSED_S, REMEMBERED, Content, Suspects
 from strata.serving.metrics.telemetry import Gateway as GatewayTelemetry
 from strata.serving.metrics.telemetry import Replica as Telemetry
@@ -174,7 +175,8 @@ class Endpoint:
     def __init__(self) -> None:
         self._addresses: dict[str, str] = {}
         decode, others = (Peers(self, role, SECRET, poll_s=0.05) for role in ("decode", "gateway"))  # type: ignore[arg-type]
-        self.app = App("g-1", ("tiny",), decode, None, others, Admission(lambda: 100), GatewayTelemetry("tiny", "g-1"))
+        main = Pool(("tiny",), decode, None, Admission(lambda: 100), GatewayTelemetry("tiny", "g-1"))
+        self.app = App("g-1", Pools(main), others)
         self.client = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://gateway", timeout=30)  # type: ignore[arg-type]
 
     async def add(self, replica: Decoder) -> None:
@@ -518,7 +520,7 @@ def test_answered_request_is_no_longer_a_suspect() -> None:
 
 def test_internal_gateway_error_has_the_openai_format(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(endpoint: Endpoint) -> None:
-        monkeypatch.setattr(endpoint.app, "_card", lambda: 1 / 0)
+        monkeypatch.setattr(endpoint.app._pools, "card", lambda name: 1 / 0)
         response = await endpoint.client.get("/v1/models")
         assert response.status_code == 500 and response.json()["error"]["type"] == "server_error"
         assert response.headers["x-request-id"]

@@ -22,6 +22,7 @@ from strata.serving.gateway import connection, http
 from strata.serving.gateway.admission import Admission
 from strata.serving.gateway.app import App
 from strata.serving.gateway.keys import Keys
+from strata.serving.gateway.pool import Pool, Pools
 from strata.serving.metrics.telemetry import Gateway as Telemetry
 from strata.serving.transport.link import SECRET_BYTES, Call, Server
 from strata.serving.transport.peers import Peers
@@ -126,7 +127,8 @@ class Endpoint:
 async def running(capacity: int = 100, keys: Keys | None = None) -> AsyncIterator[Endpoint]:
     directory = Directory()
     decode, others = Peers(directory, "decode", SECRET), Peers(directory, "gateway", SECRET)  # type: ignore[arg-type]
-    app = App("g-1", ("tiny",), decode, None, others, Admission(lambda: capacity), Telemetry("tiny", "g-1"), keys, "here")
+    main = Pool(("tiny",), decode, None, Admission(lambda: capacity), Telemetry("tiny", "g-1"))
+    app = App("g-1", Pools(main), others, keys, "here")
     listener = http.listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
     server = http.server(app)

@@ -13,6 +13,7 @@ from strata.serving.engine.request_context import RequestContext
 from strata.serving.gateway import prefix_routing
 from strata.serving.gateway.admission import Admission
 from strata.serving.gateway.app import App
+from strata.serving.gateway.pool import Pool, Pools
 from strata.serving.gateway.prefix_routing import Prefix, PrefixRouting, prefix_of
 from strata.serving.metrics.telemetry import Gateway as Telemetry
 from strata.serving.routing.kv.expected_wait import Chosen
@@ -80,7 +81,7 @@ class Endpoint:
         self.decode = Peers(directory, "decode", SECRET, poll_s=0.05, joined=self.routing.follow)  # type: ignore[arg-type]
         others = Peers(directory, "gateway", SECRET)  # type: ignore[arg-type]
         admission, telemetry = Admission(lambda: 100), Telemetry("tiny", "g")
-        app = App("g", ("tiny",), self.decode, None, others, admission, telemetry, routing=self.routing)
+        app = App("g", Pools(Pool(("tiny",), self.decode, None, admission, telemetry, routing=self.routing)), others)
         self.client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway")
 
     async def ask(self, path: str = "completions", **more: Any) -> tuple[str, str, str]:

@@ -16,6 +16,7 @@ from strata.serving.engine.request_context import RequestContext
 from strata.serving.gateway import http, readiness, relay
 from strata.serving.gateway.admission import Admission
 from strata.serving.gateway.app import App
+from strata.serving.gateway.pool import Pool, Pools
 from strata.serving.metrics.telemetry import Gateway as Telemetry
 from strata.serving.transport.link import SECRET_BYTES, Call, Server
 from strata.serving.transport.peers import Peers
@@ -97,7 +98,7 @@ def run(test: Callable[[Endpoint], Awaitable[None]]) -> None:
         decode, prefill, others = (Peers(directory, role, SECRET) for role in ("decode", "prefill", "gateway"))
         ready = readiness.Readiness(decode, prefill, directory)
         telemetry = Telemetry("tiny", "g-1")
-        app = App("g-1", ("tiny",), decode, prefill, others, Admission(lambda: 100), telemetry, readiness=ready)
+        app = App("g-1", Pools(Pool(("tiny",), decode, prefill, Admission(lambda: 100), telemetry, ready)), others)
         listener = http.listen("127.0.0.1", 0)
         server = http.server(app)
         serving = asyncio.ensure_future(server.serve(sockets=[listener]))

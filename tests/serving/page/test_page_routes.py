@@ -108,7 +108,7 @@ def test_state_has_replicas_and_totals_alone(text: Endpoint) -> None:
     jsonschema.validate(before, schema)
     assert [(one["name"], one["role"]) for one in before["replicas"]] == [("decode-0", "decode"), ("prefill-0", "prefill")]
     assert before["replicas"][0] | {"calls": 0, "running": 0} == {
-        **{"name": "decode-0", "role": "decode", "healthy": True, "calls": 0},
+        **{"name": "decode-0", "model": "tiny", "role": "decode", "healthy": True, "calls": 0},
         **{"running": 0, "waiting": 2, "kv_usage": 0.25},
     }
     ask(text)
@@ -124,7 +124,7 @@ def test_state_has_replicas_and_totals_alone(text: Endpoint) -> None:
 def test_totals_are_those_of_all_gateways() -> None:
     """A gateway that has not answered a ping yet counts, with nothing."""
     others: Any = [SimpleNamespace(link=SimpleNamespace(load=load)) for load in ({"produced": 5, "calls": 9}, {})]
-    found = state.state("text", ["m"], {"decode": None}, {"produced": 2, "queued": 1.0}, others)
+    found = state.state("text", ["m"], [], {"produced": 2, "queued": 1.0}, others)
     assert found["gateways"] == 3 and found["totals"] == {"produced": 7, "queued": 1.0} and found["replicas"] == []
 
 

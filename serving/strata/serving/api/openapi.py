@@ -251,6 +251,7 @@ _TOTALS = ("in_flight", "queued", "produced", "first_tokens", "first_token_secon
 _REPLICA = _object(
     {
         "name": _TEXT,
+        "model": _TEXT,
         "role": {"enum": ["decode", "prefill", "pictures"]},
         "healthy": _BOOL,
         "calls": _COUNT,
@@ -259,7 +260,7 @@ _REPLICA = _object(
         "kv_usage": {"type": "number", "minimum": 0, "maximum": 1},
         "queued_tokens": _COUNT,
     },
-    *("name", "role", "healthy", "calls"),
+    *("name", "model", "role", "healthy", "calls"),
 )
 _ANSWERS: Schema = {
     "Ready": _object({"status": {"const": "ready"}, "model": _TEXT}, "status", "model"),

@@ -100,7 +100,7 @@ class DecodeCalls:
             subscription.close()
 
     async def _generate(self, call: Call, api: TextApi) -> None:
-        tree = self._named(call.body)
+        tree = self._named(call)
         request = api.read(tree)
         limits.check(request, self._max_sequences)
         await self._trial.check(request)
@@ -119,10 +119,11 @@ class DecodeCalls:
         finally:
             _end_span(context)
 
-    def _named(self, body: bytes) -> dict[str, Any]:
-        """Parsed request. One without a model gets this one: vLLM would answer with the base model, without its adapter."""
-        tree: dict[str, Any] = json.loads(body)
-        return tree | {"model": tree.get("model") or self._model}
+    def _named(self, call: Call) -> dict[str, Any]:
+        """Parsed request. One without a model gets this one: vLLM would answer with the base model, without its adapter. One with
+        an alias gets the model that the gateway chose for it."""
+        tree: dict[str, Any] = json.loads(call.body)
+        return tree | {"model": call.meta.get("model") or tree.get("model") or self._model}
 
     async def _respond(self, call: Call, context: RequestContext, request: Any, api: TextApi) -> None:
         try:
@@ -207,7 +208,7 @@ class DecodeCalls:
         _answer(call, shaped.status, errors.body(call.method, shaped), headers=_headers(context))
 
     async def _tokenize(self, call: Call) -> None:
-        tree = json.loads(call.body)
+        tree = self._named(call)
         chat = "messages" in tree
         kind = DetokenizeRequest if call.method == "detokenize" else TokenizeChatRequest if chat else TokenizeCompletionRequest
         request = validate(tree, kind)
@@ -222,7 +223,7 @@ class DecodeCalls:
         _answer(call, 200, answer.model_dump_json().encode())
 
     async def _pool(self, call: Call) -> None:
-        request = pooling_apis.read(call.method, self._named(call.body))
+        request = pooling_apis.read(call.method, self._named(call))
         limits.check(request, self._max_sequences)
         request.request_id = name = call.meta["request_id"]
         quarantine = self.engine_failure.quarantine
@@ -249,7 +250,7 @@ class DecodeCalls:
         if len(call.body) > limits.MAX_TOKENIZE_BYTES:
             raise ApiError(400, f"At most {limits.MAX_TOKENIZE_BYTES} bytes can be counted per request.", param="messages")
         try:
-            counted = await count_tokens(self._messages, self._named(call.body))
+            counted = await count_tokens(self._messages, self._named(call))
         except ApiError:
             raise
         except Exception as error:  # no engine is involved: the cause is the client's data

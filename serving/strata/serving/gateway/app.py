@@ -14,16 +14,14 @@ from strata.serving.api import requests
 from strata.serving.api.dialects import errors
 from strata.serving.api.headers import DEADLINE, MAX_REQUEST_ID, REQUEST_ID, authorized, deadline, explained, request_id
 from strata.serving.api.requests import ApiError
-from strata.serving.gateway.admission import Admission
 from strata.serving.gateway.budget import Budget, Hold
 from strata.serving.gateway.cancellation import InProgress, owner
 from strata.serving.gateway.journey import CLIENT_GONE, Answer, ClientGone, Journey
 from strata.serving.gateway.keys import Keys
-from strata.serving.gateway.prefix_routing import Prefix, PrefixRouting, prefix_of
-from strata.serving.gateway.readiness import Readiness
+from strata.serving.gateway.pool import Pool, Pools, Target
+from strata.serving.gateway.prefix_routing import Prefix, prefix_of
 from strata.serving.gateway.relay import TRIES, Relay, Send
 from strata.serving.gateway.routes import TEXT, Routes
-from strata.serving.gateway.standby import Engines
 from strata.serving.gateway.suspects import Suspects
 from strata.serving.metrics import exposition, request_log, tracing
 from strata.serving.metrics.telemetry import Gateway as Telemetry
@@ -53,34 +51,23 @@ class App:
     def __init__(
         self,
         name: str,
-        models: tuple[str, ...],
-        decode: Peers,
-        prefill: Peers | None,
+        pools: Pools,
         gateways: Peers,
-        admission: Admission,
-        telemetry: Telemetry,
         keys: Keys | None = None,
         node: str = "",
-        readiness: Readiness | None = None,
         routes: Routes = TEXT,
         gate: Gate | None = None,
         audit: AuditLog | None = None,
-        routing: PrefixRouting | None = None,
     ) -> None:
-        """`gate` admits the requests of tenants, `admission` those of everybody else."""
+        """`gate` admits the requests of tenants, the admission of a model's pool those of everybody else."""
         self._tracer = tracing.Tracer("gateway", name)
-        self._name, self._models = name, models
+        self._name, self._pools, self._gateways = name, pools, gateways
         self._keys, self._node, self._routes = keys, node, routes
-        self._decode, self._prefill, self._gateways = decode, prefill, gateways
-        self._engines = Engines(decode, prefill, routing)
-        self._readiness = readiness or Readiness(decode, prefill)
-        self._admission, self._gate, self._audit = admission, gate, audit
-        self._telemetry = telemetry
+        self._gate, self._audit = gate, audit
         self.suspects = Suspects(self._broadcast_verdict)
         self.in_progress = InProgress()
         self._budget = Budget()
         self._collecting: dict[bool, asyncio.Task[str]] = {}
-        self._began = int(time.time())
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         assert scope["type"] == "http"
@@ -118,7 +105,7 @@ class App:
                 await _answer(send, *file)
                 return
             elif method in ("GET", "HEAD"):
-                status, media, body = await self._get(path, scope["query_string"], self._models_of(journey.caller))
+                status, media, body = await self._get(path, scope["query_string"], journey.caller)
             else:
                 raise self._no_such(path, method)
             hold.grow(len(body))
@@ -133,33 +120,30 @@ class App:
             logger.exception("Request %s failed.", named)
             await self._refuse(send, path, ApiError(500, "The server failed on this request."))
 
-    def _models_of(self, caller: Caller | None) -> tuple[str, ...]:
-        """Models that a caller may use."""
-        return self._models if caller is None else tuple(model for model in self._models if caller.tenant.may_use(model))
-
-    async def _get(self, path: str, query: bytes, models: tuple[str, ...]) -> tuple[int, str, bytes]:
+    async def _get(self, path: str, query: bytes, caller: Caller | None) -> tuple[int, str, bytes]:
+        pools = self._pools
         if path in ("/health", "/-/healthz"):
-            if not self._engines.healthy() and not self._readiness.scaled_to_zero():
+            if not any(pool.engines.healthy() or pool.readiness.scaled_to_zero() for pool in pools.all()):
                 raise ApiError(503, "No healthy engine is up.", headers={"retry-after": "5"})
             return 200, "text/plain", b"success"
         if path == "/ready":
-            if obstacle := self._readiness.obstacle():
+            if obstacle := pools.main.readiness.obstacle():
                 raise ApiError(503, obstacle, headers={"retry-after": "1"})
-            return _json({"status": "ready", "model": self._models[0]})
+            return _json({"status": "ready", "model": pools.main.name})
         if path == "/-/routes":
             return _json({"/": "strata"})
         if path == "/openapi.json":
-            return _json(self._routes.document(models))
+            return _json(self._routes.document(pools.names(caller)))
         if path == "/metrics":
             return 200, "text/plain; version=0.0.4; charset=utf-8", (await self._metrics(node_only=query == NODE_SCOPE)).encode()
         if path == state.ROUTE:
             return _json(self._state())
         if path == "/v1/models":
-            return _json({"object": "list", "data": [self._card(model) for model in models]})
+            return _json({"object": "list", "data": [pools.card(name) for name in pools.names(caller)]})
         if path.startswith("/v1/models/"):
             name = path.removeprefix("/v1/models/")
-            _require_model(name, models)
-            return _json(self._card(name))
+            pools.require(name, caller)
+            return _json(pools.card(name))
         raise self._no_such(path, "GET")
 
     async def _refuse(self, send: Send, path: str, error: ApiError) -> None:
@@ -174,39 +158,43 @@ class App:
     def _state(self) -> dict[str, Any]:
         role = "pictures" if self._routes.kind == "pictures" else "decode"
         others = [gateway for gateway in self._gateways.all() if gateway.name != self._name]
-        pools = {role: self._decode, "prefill": self._prefill}
-        return state.state(self._routes.kind, self._models, pools, self._telemetry.totals(), others)
+        replicas = [(pool.name, role, pool.decode) for pool in self._pools.all()]
+        replicas += [(pool.name, "prefill", pool.prefill) for pool in self._pools.all() if pool.prefill is not None]
+        return state.state(self._routes.kind, self._pools.names(), replicas, self.totals(), others)
 
-    def _card(self, model: str) -> dict[str, Any]:
-        card = {"id": model, "object": "model", "created": self._began, "owned_by": "strata"}
-        peer = self._engines.least_busy()
-        if peer is not None and "context" in peer.entry:  # a model of text
-            card["max_model_len"] = peer.entry["context"]
-        return card
+    def totals(self) -> dict[str, float]:
+        """Running totals over all models."""
+        found = [telemetry.totals() for telemetry in self._telemetries()]
+        return {name: sum(totals[name] for totals in found) for name in found[0]}
+
+    def _telemetries(self) -> list[Telemetry]:
+        """One for each model: revisions of a model share theirs."""
+        return list({id(pool.telemetry): pool.telemetry for pool in self._pools.all()}.values())
 
     async def _generate(
         self, path: str, named: str, headers: Headers, receive: Receive, send: Send, hold: Hold, journey: Journey
     ) -> None:
-        began, caller = time.monotonic(), journey.caller
+        began, caller, telemetry = time.monotonic(), journey.caller, self._pools.main.telemetry
         span = self._tracer.begin(f"POST {path}", tracing.carrier(headers), http__route=path, request_id=named)
         try:
             limit_s = deadline(headers)
             body = await _body(headers, receive, hold)
             tree = requests.parse(body)
-            journey.model = self._model(tree, caller)
-            cost = self._estimate(tree, len(body))
+            target = await self._pools.target(tree, caller)
+            pool, journey.model, telemetry = target.pool, target.model, target.pool.telemetry
+            cost = self._estimate(tree, len(body), pool)
             salt = self._gate.salt(caller.tenant) if caller is not None and self._gate is not None else None
-            prefix = self._prefix(path, tree, salt)
+            prefix = self._prefix(path, tree, salt, target)
             del tree  # parsed, a request takes up to ten times the memory of its bytes
-            self._telemetry.arrived()
-            with self._entered(caller, cost) as entry:
+            telemetry.arrived()
+            with pool.used(), self._entered(caller, cost, pool) as entry:
                 span.child("admission", began, sequences=cost.sequences)
                 request = (self._routes, path, body, uuid.uuid4().hex)
                 relay = Relay(
                     *request,
-                    self._engines,
+                    pool.engines,
                     self.suspects,
-                    self._telemetry,
+                    telemetry,
                     send,
                     hold,
                     prefix=prefix,
@@ -214,10 +202,12 @@ class App:
                     explain=explained(headers),
                     name=named,
                     span=span,
+                    model=target.model if target.aliased else None,
+                    pool=pool.key,
                 )
                 with self.in_progress.entered(named, headers) as cancelled, journey.measured(entry, relay):
                     left_s = None if limit_s is None else began + limit_s - time.monotonic()
-                    status = await self._run(relay, entry, receive, cancelled, left_s)
+                    status = await self._run(relay, telemetry, entry, receive, cancelled, left_s)
                     prompt, generated = relay.usage or (0, 0)
                     span.end(
                         http__response__status_code=status,
@@ -226,64 +216,61 @@ class App:
                     )
         except ApiError as error:
             if isinstance(error, LimitReached) and caller is not None:
-                self._telemetry.tenant_refused(caller.tenant.name, error.limit)
+                telemetry.tenant_refused(caller.tenant.name, error.limit)
             if error.status in (408, 413, 429, 503):
-                self._telemetry.rejected(_REASONS[error.status])
+                telemetry.rejected(_REASONS[error.status])
             status = error.status
             span.end(error=str(error) if status >= 500 else "", http__response__status_code=status)
             await self._refuse(send, path, error)
         except ClientGone:
-            self._telemetry.disconnected()
+            telemetry.disconnected()
             span.end(error="the client disconnected")
             status = CLIENT_GONE
         if status != CLIENT_GONE:
-            self._telemetry.request_ended(path, status, time.monotonic() - began)
+            telemetry.request_ended(path, status, time.monotonic() - began)
         if caller is not None:
-            self._telemetry.tenant_answered(caller.tenant.name, status, journey.tokens, journey.first_token_s)
+            telemetry.tenant_answered(caller.tenant.name, status, journey.tokens, journey.first_token_s)
 
     @contextmanager
-    def _entered(self, caller: Caller | None, cost: Estimate) -> Iterator[Entry | None]:
+    def _entered(self, caller: Caller | None, cost: Estimate, pool: Pool) -> Iterator[Entry | None]:
         if caller is not None and self._gate is not None:
-            with self._gate.entered(caller, cost) as entry:
+            with self._gate.entered(caller, cost, pool.queue) as entry:
                 yield entry
         else:
-            with self._admission.admitted(cost.sequences):
+            with pool.admission.admitted(cost.sequences):
                 yield None
 
-    def _estimate(self, tree: dict[str, Any], body_bytes: int) -> Estimate:
+    def _estimate(self, tree: dict[str, Any], body_bytes: int, pool: Pool) -> Estimate:
         if not self._routes.times_tokens:
             return Estimate(sequences_of(tree), 0, 0)
-        peer = self._engines.least_busy()
-        return estimate(tree, body_bytes, peer.entry.get("context") if peer is not None else None)
+        return estimate(tree, body_bytes, pool.context)
 
-    def _model(self, tree: dict[str, Any], caller: Caller | None) -> str:
-        """Model of a request, which its tenant may use."""
-        model = self._models[0] if tree.get("model") is None else tree["model"]
-        if caller is not None and model in self._models and not caller.tenant.may_use(model):
-            raise ApiError(403, f"The tenant '{caller.tenant.name}' may not use the model '{model}'.", param="model")
-        _require_model(model, self._models_of(caller))
-        return str(model)
-
-    def _prefix(self, path: str, tree: dict[str, Any], salt: str | None) -> Prefix | None:
-        if self._engines.routing is None:
+    def _prefix(self, path: str, tree: dict[str, Any], salt: str | None, target: Target) -> Prefix | None:
+        if target.pool.engines.routing is None:
             return None
-        return prefix_of(self._routes.generating[path], tree, tree.get("model") or self._models[0], salt or "")
+        return prefix_of(self._routes.generating[path], tree, target.model, salt or "")
 
-    async def _relay(self, relay: Relay, entry: Entry | None) -> None:
+    async def _relay(self, relay: Relay, telemetry: Telemetry, entry: Entry | None) -> None:
         """Runs the relay, after the request's turn in the queue."""
         name = entry.caller.tenant.name if entry is not None else ""
         if entry is not None:
-            with self._telemetry.in_queue(), self._telemetry.tenant_queued(name):
+            with telemetry.in_queue(), telemetry.tenant_queued(name):
                 await entry.turn()
-        with self._telemetry.in_flight(), self._telemetry.tenant_running(name) if entry is not None else nullcontext():
+        with telemetry.in_flight(), telemetry.tenant_running(name) if entry is not None else nullcontext():
             await relay.run()
 
     async def _run(
-        self, relay: Relay, entry: Entry | None, receive: Receive, cancelled: "asyncio.Future[None]", limit_s: float | None
+        self,
+        relay: Relay,
+        telemetry: Telemetry,
+        entry: Entry | None,
+        receive: Receive,
+        cancelled: "asyncio.Future[None]",
+        limit_s: float | None,
     ) -> int:
         """Run the relay until the response is complete, the client disconnects or cancels, or its deadline has passed. Then free
         what it holds. Returns the status."""
-        running = asyncio.ensure_future(self._relay(relay, entry))
+        running = asyncio.ensure_future(self._relay(relay, telemetry, entry))
         gone = asyncio.ensure_future(receive())  # the body was read: the next message can only be a disconnect
         try:
             ends: set[asyncio.Future[Any]] = {running, gone, cancelled}
@@ -323,17 +310,18 @@ class App:
         self, method: str, headers: Headers, receive: Receive, hold: Hold, journey: Journey
     ) -> tuple[int, str, bytes]:
         body = await _body(headers, receive, hold)
-        tree = requests.parse(body)
-        journey.model = self._model(tree, journey.caller)
-        del tree
+        target = await self._pools.target(requests.parse(body), journey.caller)
+        journey.model, meta = target.model, {"model": target.model} if target.aliased else {}
         if journey.caller is not None and self._gate is not None:
             self._gate.count(journey.caller)
         tried: frozenset[str] = frozenset()
-        while len(tried) < TRIES and (peer := self._engines.least_busy(tried)) is not None and peer.name not in tried:
-            try:
-                return await _call(peer, method, body)
-            except LinkLost:
-                tried |= {peer.name}
+        engines = target.pool.engines
+        with target.pool.used():
+            while len(tried) < TRIES and (peer := engines.least_busy(tried)) is not None and peer.name not in tried:
+                try:
+                    return await _call(peer, method, body, meta)
+                except LinkLost:
+                    tried |= {peer.name}
         raise ApiError(503, "No engine is up.", headers={"retry-after": "5"})
 
     async def _metrics(self, node_only: bool) -> str:
@@ -347,18 +335,22 @@ class App:
         """Metrics of every gateway and replica, so any gateway can be scraped. On a cluster Prometheus scrapes a gateway of
         every node; `scope=node` limits the answer to that node, so no series is counted twice."""
         gateways = [gateway for gateway in self._gateways.all() if gateway.name != self._name]
-        peers = [*self._decode.all(), *(self._prefill.all() if self._prefill else []), *gateways]
+        peers = [*(peer for pool in self._pools.all() for peer in pool.peers()), *gateways]
         if node_only:
             peers = [peer for peer in peers if peer.entry["node"] == self._node]
         texts = await asyncio.gather(*(_metrics_of(peer) for peer in peers))
-        return exposition.merge([({}, text) for text in (self._telemetry.text(), *texts)])
+        return exposition.merge([({}, text) for text in (self.metrics_text(), *texts)])
+
+    def metrics_text(self) -> str:
+        """Metrics of this gateway."""
+        return exposition.merge([({}, telemetry.text()) for telemetry in self._telemetries()])
 
 
 _REASONS = {408: "slow-upload", 413: "too-large", 429: "queue-full", 503: "no-replica"}
 
 
-async def _call(peer: Peer, method: str, body: bytes) -> tuple[int, str, bytes]:
-    call = peer.link.call(method, {}, body)
+async def _call(peer: Peer, method: str, body: bytes, meta: dict[str, Any]) -> tuple[int, str, bytes]:
+    call = peer.link.call(method, meta, body)
     try:
         _, head = await call.next()
         _, answer = await call.next()
@@ -374,7 +366,7 @@ async def _metrics_of(peer: Peer) -> str:
     """Metrics text of one peer; empty if the peer is lost, so the others are still reported."""
     try:
         async with asyncio.timeout(METRICS_S):
-            return (await _call(peer, "metrics", b""))[2].decode()
+            return (await _call(peer, "metrics", b"", {}))[2].decode()
     except (LinkLost, TimeoutError):
         return ""
 
@@ -403,12 +395,6 @@ def _cancelled() -> ApiError:
 
 def _too_late(limit_s: float) -> ApiError:
     return ApiError(504, f"The request did not end within the {limit_s:.1f} s that '{DEADLINE}' leaves it.")
-
-
-def _require_model(name: Any, models: tuple[str, ...]) -> None:
-    if name is not None and name not in models:
-        served = " and ".join(f"'{model}'" for model in models) or "none to you"
-        raise ApiError(404, f"The model '{name}' does not exist; this endpoint serves {served}.", param="model")
 
 
 async def _body(headers: Headers, receive: Receive, hold: Hold) -> bytes:

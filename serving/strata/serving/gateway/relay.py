@@ -57,14 +57,17 @@ class Relay:
         explain: bool = False,
         name: str = "",
         span: tracing.Span = tracing.OFF,
+        model: str | None = None,
+        pool: str = "",
     ) -> None:
         """`prefix`: names of the prompt's prefixes, where replicas are chosen by them. `cache_salt` separates the caches of
-        tenants. `explain`: the client asks what the platform did for its answer. `name`: the request id that it knows."""
-        self._prefix = prefix
+        tenants. `explain`: the client asks what the platform did for its answer. `name`: the request id that it knows.
+        `model`: what the replica serves, where the request gives an alias of it. `pool`: the model's engines."""
+        self._prefix, self._model = prefix, model
         self._name, self._span, self._attempt = name, span, tracing.OFF
         self._routes, self._method = routes, routes.generating[path]
         self._body, self._request_id = body, request_id
-        self._suspects, self._content = suspects, Content(self._method, body)
+        self._suspects, self._content = suspects, Content(self._method, body, pool)
         self._peers, self._telemetry, self._send, self._hold = peers, telemetry, send, hold
         self._explain = explain
         self._called: list[dict[str, Any]] = []  # replicas in order, each with the tokens sent before
@@ -165,6 +168,8 @@ class Relay:
             "name": self._name,
             "trace": self._attempt.carrier,
         }
+        if self._model is not None:
+            meta["model"] = self._model
         if self._emitted and self._method == "responses":
             meta["events"] = responses.next_number(self._last_events)
         self._count(peer)

@@ -27,13 +27,14 @@ IGNORED = NOTES | {"model", "stream", "stream_options", "seed", "session_id", "c
 class Content:
     """Digest of the parameters that affect an engine. Computed on first use: hardly any request is a suspect."""
 
-    def __init__(self, method: str, body: bytes) -> None:
-        self._method, self._body = method, body
+    def __init__(self, method: str, body: bytes, pool: str = "") -> None:
+        """`pool`: engines of one model are not judged by those of another."""
+        self._method, self._body, self._pool = method, body, pool
 
     @cached_property
     def digest(self) -> str:
         relevant = {key: value for key, value in parse(self._body).items() if key not in IGNORED and value is not None}
-        return hashlib.sha256(msgspec.json.encode([self._method, relevant], order="sorted")).hexdigest()
+        return hashlib.sha256(msgspec.json.encode([self._pool, self._method, relevant], order="sorted")).hexdigest()
 
 
 class Suspects:

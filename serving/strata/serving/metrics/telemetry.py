@@ -33,10 +33,13 @@ BESIDE = ("prefill", "hand-over", "pool-prefill", "nothing")
 
 
 class Gateway:
-    """Metrics measured at the client side."""
+    """Metrics measured at the client side, of one model."""
 
-    def __init__(self, model: str, replica: str) -> None:
+    def __init__(self, model: str, replica: str, main: bool = True) -> None:
+        """A gateway counts as a replica of its `main` model only."""
         self._series = _Series((model, "gateway", replica), metrics.SERVING_GATEWAY)
+        if not main:
+            self._series.set(metrics.SERVE_REPLICAS, 0)
         self._produced = 0
         self._tenants: set[str] = set()
         # Prometheus sees no increase in a counter that appears with its first event, so known label values start at zero.

@@ -15,17 +15,18 @@ LOADS = ("running", "waiting", "kv_usage", "queued_tokens")  # of an engine, as 
 def state(
     kind: str,
     models: Sequence[str],
-    pools: Mapping[str, Peers | None],
+    replicas: Sequence[tuple[str, str, Peers]],
     own: Mapping[str, float],
     other_gateways: Sequence[Peer],
 ) -> dict[str, Any]:
-    """`own`: totals of this gateway; those of the others are as of their last pong, about a second ago."""
+    """`replicas`: model, role and peers of each pool. `own`: totals of this gateway; those of the others are as of their last
+    pong, about a second ago."""
     others = [gateway.link.load for gateway in other_gateways]
     return {
         "object": "state",
         "kind": kind,
         "models": list(models),
-        "replicas": [_replica(role, peer) for role, pool in pools.items() if pool is not None for peer in _sorted(pool)],
+        "replicas": [_replica(model, role, peer) for model, role, pool in replicas for peer in _sorted(pool)],
         "gateways": 1 + len(others),
         "totals": {name: value + sum(load.get(name, 0) for load in others) for name, value in own.items()},
     }
@@ -35,7 +36,7 @@ def _sorted(pool: Peers) -> list[Peer]:
     return sorted(pool.all(), key=lambda peer: peer.name)
 
 
-def _replica(role: str, peer: Peer) -> dict[str, Any]:
+def _replica(model: str, role: str, peer: Peer) -> dict[str, Any]:
     load = peer.link.load
     known = {name: load[name] for name in LOADS if name in load}
-    return {"name": peer.name, "role": role, "healthy": peer.healthy, "calls": peer.busy} | known
+    return {"name": peer.name, "model": model, "role": role, "healthy": peer.healthy, "calls": peer.busy} | known

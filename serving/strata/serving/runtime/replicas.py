@@ -147,7 +147,7 @@ class PrefillReplica(_EngineReplica):
         calls = engine.prefill_calls(self._engine, spec)
         server = Server(calls.handle, lambda: self._load(server) | {"queued_tokens": calls.queued_tokens}, spec.network.secret)
         self._capacity = PREFILLS
-        self._presence = Presence(Directory(spec.model_id), "prefill", name, server, spec.network.host, own_node())
+        self._presence = Presence(Directory(spec.directory), "prefill", name, server, spec.network.host, own_node())
         await self._presence.begin({"phases": self._phases.seconds, "context": self._engine.context})
 
 
@@ -155,7 +155,7 @@ class DecodeReplica(_EngineReplica):
     async def __init__(self, spec: EngineSpec) -> None:  # type: ignore[misc]
         name = own_name()
         engine = await self._start(spec, name)
-        directory = Directory(spec.model_id)
+        directory = Directory(spec.directory)
         pool = Peers(directory, "prefill", spec.network.secret) if spec.disaggregated else None
         calls = engine.decode_calls(self._engine, spec, pool)
         server = Server(calls.handle, lambda: self._load(server), spec.network.secret)
@@ -168,12 +168,10 @@ class DecodeReplica(_EngineReplica):
 class GatewayReplica:
     async def __init__(self, spec: GatewaySpec, *engines: Any) -> None:  # type: ignore[misc]
         from strata.serving.gateway import http, routes
-        from strata.serving.gateway.admission import Admission
         from strata.serving.gateway.app import CANCEL, VERDICT, App
         from strata.serving.gateway.keys import FILE, Keys
-        from strata.serving.gateway.prefix_routing import PrefixRouting
-        from strata.serving.gateway.readiness import Readiness
-        from strata.serving.metrics.telemetry import Gateway as Telemetry
+        from strata.serving.gateway.pool import Pools
+        from strata.serving.runtime import pools as built
         from strata.serving.tenants.audit import AuditLog
         from strata.serving.tenants.gate import Gate
 
@@ -181,26 +179,24 @@ class GatewayReplica:
         request_log.install()
         name, node = own_name(), own_node()
         directory = Directory(spec.model_id)
-        routing = PrefixRouting(spec.max_sequences) if spec.routes_by_prefix else None
-        decode = Peers(directory, spec.role, spec.network.secret, joined=routing.follow if routing is not None else None)
-        prefill = Peers(directory, "prefill", spec.network.secret) if spec.disaggregated else None
-        admission = Admission(lambda: spec.capacity(len(decode.all())) - sum(peer.link.other_calls for peer in decode.all()))
-        telemetry = Telemetry(spec.model_id, name)
+        main = built.main(spec, name)
         others = Peers(directory, "gateway", spec.network.secret, poll_s=METRICS_LOOK_S)
         keys = Keys(Path(os.environ[FILE]), spec.network.secret) if FILE in os.environ else None
         self._at_end: list[Callable[[], Awaitable[None]]] = []
+
+        def of_others(what: str) -> dict[str, Any]:
+            """A part of the other gateways' loads, as of their last pongs."""
+            return {peer.name: peer.link.load[what] for peer in others.all() if peer.name != name and what in peer.link.load}
+
         gate = None
         if keys is not None:
             gate = Gate(
-                slots=lambda: spec.slots(len(decode.all())),
+                slots=lambda: spec.slots(len(main.decode.all())),
                 max_queue=spec.max_queue,
                 secret=spec.network.secret,
                 lend_idle=keys.lend_idle,
-                others=lambda: {
-                    peer.name: peer.link.load["tenants"]
-                    for peer in others.all()
-                    if peer.name != name and "tenants" in peer.link.load
-                },
+                others=lambda: of_others("tenants"),
+                other_queues=lambda: of_others("queues"),
             )
             # Apart from the endpoint's own entries, which a new start clears.
             spent = Directory(f"{spec.model_id}.tenants")
@@ -209,12 +205,10 @@ class GatewayReplica:
         audit = AuditLog(Path(spec.audit_log), name) if spec.audit_log else None
         if audit is not None:
             self._at_end.append(lambda: asyncio.to_thread(audit.close))
-        readiness = Readiness(decode, prefill, directory if spec.warm_up else None, spec.role, spec.to_zero)
         own = routes.PICTURES if spec.role == "pictures" else routes.TEXT
-        app = App(
-            name, spec.names, decode, prefill, others, admission, telemetry, keys, node, readiness, own, gate, audit, routing
-        )
-        self._spec, self._engines = spec, [decode] if prefill is None else [decode, prefill]
+        pools = Pools(main)
+        app = App(name, pools, others, keys, node, own, gate, audit)
+        self._spec, self._pools = spec, pools
 
         async def answer(call: Any) -> None:
             """Handles calls of other gateways."""
@@ -226,25 +220,25 @@ class GatewayReplica:
                 call.end({"found": app.in_progress.cancel(**call.meta)})
                 return
             call.head({"status": 200, "type": "text/plain"})
-            call.data(telemetry.text().encode())
+            call.data(app.metrics_text().encode())
             call.end({})
 
         def load() -> dict[str, Any]:
             """Counters for other gateways, sent with every pong."""
-            return telemetry.totals() | ({"tenants": gate.load()} if gate is not None else {})
+            return app.totals() | ({"tenants": gate.load(), "queues": gate.queue_load()} if gate is not None else {})
 
         server = Server(answer, load, spec.network.secret)
         self._presence = Presence(directory, "gateway", name, server, spec.network.host, node)
         await self._presence.begin({})
-        loop = asyncio.get_running_loop()
-        self._reporting = loop.create_task(reports.publish_repeatedly(directory, name, telemetry.demand)) if spec.by_slo else None
+        loop, demand = asyncio.get_running_loop(), main.telemetry.demand
+        self._reporting = loop.create_task(reports.publish_repeatedly(directory, name, demand)) if spec.by_slo else None
         self._http = http.server(app)
         self._serving = asyncio.get_running_loop().create_task(self._http.serve(sockets=[http.listen(spec.host, spec.port)]))
         gc.freeze()  # objects of the start are permanent; the garbage collector need not scan them while streams wait
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """The wanted number of gateways: `spec.gateways` per node with engines."""
-        nodes = {peer.entry["node"] for peers in self._engines for peer in peers.all()}
+        nodes = {peer.entry["node"] for pool in self._pools.all() for peer in pool.peers()}
         return {"wanted": float(len(nodes) * self._spec.gateways)}
 
     async def check_health(self) -> None:

@@ -27,6 +27,9 @@ LOOK_S = 0.5  # slots also change with replicas and other gateways
 # gateway's start, weight.
 Counters = tuple[int, int, int, int, float]
 Loads = Callable[[], Mapping[str, Mapping[str, Counters]]]  # of other gateways, by their name and tenant
+# Running sequences and weights of the tenants in a gateway's queues of further models, by queue and tenant; by gateway.
+QueueLoad = Mapping[str, Mapping[str, tuple[int, float]]]
+QueueLoads = Callable[[], Mapping[str, QueueLoad]]
 
 
 class _Meter:
@@ -41,8 +44,8 @@ class _Meter:
 class Entry:
     """An admitted request, from the check of its tenant's limits to its end."""
 
-    def __init__(self, gate: "Gate", caller: Caller, estimate: Estimate) -> None:
-        self._gate, self._estimate = gate, estimate
+    def __init__(self, gate: "Gate", caller: Caller, estimate: Estimate, queue: FairQueue) -> None:
+        self._gate, self._estimate, self._queue = gate, estimate, queue
         self.caller = caller
         self.waited_s, self.started = 0.0, False
         self._charged, self.settled = estimate.tokens, False
@@ -51,7 +54,7 @@ class Entry:
 
     async def turn(self) -> None:
         """Returns when the request may run. Raises LimitReached if it was pushed out of the queue or waited too long."""
-        loop, queue = asyncio.get_running_loop(), self._gate.queue
+        loop, queue = asyncio.get_running_loop(), self._queue
         started: asyncio.Future[None] = loop.create_future()
         began = loop.time()
 
@@ -83,10 +86,12 @@ class Entry:
 
     def leave(self) -> None:
         if self._ticket is not None:
-            self._gate.queue.leave(self._ticket)
+            self._queue.leave(self._ticket)
 
 
 class Gate:
+    """Limits of tenants over all models, and a fair queue for each model: engines of one do not run the requests of another."""
+
     def __init__(
         self,
         slots: Callable[[], int],
@@ -96,9 +101,13 @@ class Gate:
         others: Loads = dict,
         spending: Spending | None = None,
         clock: Callable[[], float] = time.monotonic,
+        other_queues: QueueLoads = dict,
     ) -> None:
+        """`slots` and `max_queue` are those of the main model, whose queue is `queue`."""
         self._secret, self._others, self._clock = secret, others, clock
+        self._lend_idle, self._other_queues = lend_idle, other_queues
         self.queue = FairQueue(slots, max_queue, clock, lend_idle, self._elsewhere)
+        self._queues: dict[str, FairQueue] = {}  # of further models
         self.spending = spending or Spending()
         self._meters: dict[str, _Meter] = {}
         self._counted: dict[str, Mapping[str, Counters]] = {}  # last counters of each other gateway
@@ -106,14 +115,23 @@ class Gate:
     def salt(self, tenant: Tenant) -> str | None:
         return cache_salt.salt(self._secret, tenant)
 
+    def open_queue(self, name: str, slots: Callable[[], int], max_queue: int) -> FairQueue:
+        """Adds the queue of a further model."""
+        self._queues[name] = FairQueue(slots, max_queue, self._clock, self._lend_idle, lambda: self._elsewhere_in(name))
+        return self._queues[name]
+
+    def close_queue(self, name: str) -> None:
+        self._queues.pop(name, None)
+
     @contextmanager
-    def entered(self, caller: Caller, estimate: Estimate) -> Iterator[Entry]:
+    def entered(self, caller: Caller, estimate: Estimate, queue: FairQueue | None = None) -> Iterator[Entry]:
         """Checks the tenant's limits and charges the estimate. Raises LimitReached. A request that is not settled costs no
-        tokens."""
+        tokens. `queue`: of its model; by default that of the main model."""
+        queue = queue or self.queue
         self._absorb()
-        self._check(caller.tenant, estimate)
+        self._check(caller.tenant, estimate, queue)
         self._count_request(caller.tenant)
-        entry, meter = Entry(self, caller, estimate), self._meter(caller.tenant.name)
+        entry, meter = Entry(self, caller, estimate, queue), self._meter(caller.tenant.name)
         self.charge(caller.tenant, estimate.tokens, entry.day)
         meter.in_flight += estimate.sequences
         try:
@@ -161,12 +179,19 @@ class Gate:
             for name, meter in self._meters.items()
         }
 
+    def queue_load(self) -> dict[str, dict[str, tuple[int, float]]]:
+        """Counters of the queues of further models, for the other gateways."""
+        return {
+            name: {tenant.name: (queue.running(tenant.name), tenant.limits.weight) for tenant in queue.active()}
+            for name, queue in self._queues.items()
+        }
+
     def _meter(self, name: str) -> _Meter:
         if name not in self._meters:
             self._meters[name] = _Meter(self._clock)
         return self._meters[name]
 
-    def _check(self, tenant: Tenant, estimate: Estimate) -> None:
+    def _check(self, tenant: Tenant, estimate: Estimate, queue: FairQueue) -> None:
         limits, meter = tenant.limits, self._meter(tenant.name)
         self._check_requests(tenant)
         if (limit := limits.tokens_per_minute) is not None and (wait := meter.tokens.wait_s(estimate.tokens, limit)) > 0:
@@ -179,7 +204,7 @@ class Gate:
         in_flight = self._in_flight(tenant.name)
         if (limit := limits.concurrency) is not None and in_flight + estimate.sequences > limit:
             excess = in_flight + estimate.sequences - limit
-            wait = self.queue.retry_after(tenant.name, excess) if estimate.sequences <= limit else math.inf
+            wait = queue.retry_after(tenant.name, excess) if estimate.sequences <= limit else math.inf
             state = f"Limit {limit}, in flight {in_flight}, requested {estimate.sequences}."
             raise _reached("concurrency", "concurrent sequences", "requests", state, wait)
 
@@ -195,7 +220,7 @@ class Gate:
             meter.requests.add(1, limit)
 
     def _in_flight(self, tenant: str) -> int:
-        return self._meter(tenant).in_flight + self._elsewhere().get(tenant, Elsewhere()).in_flight
+        return self._meter(tenant).in_flight + sum(each[tenant][1] for each in self._others().values() if tenant in each)
 
     def _elsewhere(self) -> dict[str, Elsewhere]:
         found: dict[str, Elsewhere] = {}
@@ -204,6 +229,13 @@ class Gate:
                 if weight:
                     before = found.get(name, Elsewhere())
                     found[name] = Elsewhere(before.running + running, before.in_flight + in_flight, weight)
+        return found
+
+    def _elsewhere_in(self, queue: str) -> dict[str, Elsewhere]:
+        found: dict[str, Elsewhere] = {}
+        for queues in self._other_queues().values():
+            for name, (running, weight) in queues.get(queue, {}).items():
+                found[name] = Elsewhere(found.get(name, Elsewhere()).running + running, 0, weight)
         return found
 
     def _absorb(self) -> None:

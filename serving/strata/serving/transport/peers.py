@@ -50,6 +50,13 @@ class Peers:
         self.discovered = False  # whether the directory was read at least once
         self._polling = asyncio.get_running_loop().create_task(self._poll_forever())
 
+    def close(self) -> None:
+        """Ends the discovery and the connections."""
+        self._polling.cancel()
+        for peer in self.all():
+            peer.link.close()
+        self._peers.clear()
+
     def all(self) -> list[Peer]:
         return list(self._peers.values())
 

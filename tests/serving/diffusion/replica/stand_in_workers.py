@@ -18,6 +18,7 @@ from strata.serving.diffusion.replica.worker_group import GroupLost
 from strata.serving.gateway import http, routes
 from strata.serving.gateway.admission import Admission
 from strata.serving.gateway.app import App
+from strata.serving.gateway.pool import Pool, Pools
 from strata.serving.metrics.telemetry import Gateway as Telemetry
 from strata.serving.metrics.telemetry import Pictures as PicturesTelemetry
 from strata.serving.transport.link import SECRET_BYTES, Server
@@ -170,7 +171,8 @@ async def endpoint(*plans: Plan, capacity: int = 100, **section: Any) -> Iterato
     directory: Any = Directory(entries)
     pool, others = Peers(directory, "pictures", SECRET), Peers(directory, "gateway", SECRET)
     telemetry = Telemetry("tiny", "g")
-    app = App("g", ("tiny",), pool, None, others, Admission(lambda: capacity), telemetry, routes=routes.PICTURES)
+    main = Pool(("tiny",), pool, None, Admission(lambda: capacity), telemetry)
+    app = App("g", Pools(main), others, routes=routes.PICTURES)
     listener = http.listen("127.0.0.1", 0)
     url, server = f"http://127.0.0.1:{listener.getsockname()[1]}", http.server(app)
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))

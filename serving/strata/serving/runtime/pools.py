@@ -1,0 +1,36 @@
+"""Builds a gateway's view of a model's engines."""
+
+from strata.serving.gateway.admission import Admission
+from strata.serving.gateway.pool import Pool
+from strata.serving.gateway.prefix_routing import PrefixRouting
+from strata.serving.gateway.readiness import Readiness
+from strata.serving.metrics.telemetry import Gateway as Telemetry
+from strata.serving.spec import GatewaySpec, directory_of
+from strata.serving.tenants.gate import Gate
+from strata.serving.transport.directory import Directory
+from strata.serving.transport.peers import Peers
+
+
+def main(spec: GatewaySpec, gateway: str) -> Pool:
+    """Pool of the model that the endpoint was started with."""
+    return build(spec, "", Telemetry(spec.model_id, gateway), None)
+
+
+def build(spec: GatewaySpec, revision: str, telemetry: Telemetry, gate: Gate | None) -> Pool:
+    """`gate`: gets a queue for the pool; None: the pool uses the gate's own."""
+    directory, secret = Directory(directory_of(spec.model_id, revision)), spec.network.secret
+    routing = PrefixRouting(spec.max_sequences) if spec.routes_by_prefix else None
+    decode = Peers(directory, spec.role, secret, joined=routing.follow if routing is not None else None)
+    prefill = Peers(directory, "prefill", secret) if spec.disaggregated else None
+    key = directory_of(spec.model_id, revision) if gate is not None or revision else ""
+    return Pool(
+        spec.names,
+        decode,
+        prefill,
+        Admission(lambda: spec.capacity(len(decode.all())) - sum(peer.link.other_calls for peer in decode.all())),
+        telemetry,
+        Readiness(decode, prefill, directory if spec.warm_up else None, spec.role, spec.to_zero),
+        routing,
+        gate.open_queue(key, lambda: spec.slots(len(decode.all())), spec.max_queue) if gate is not None else None,
+        key,
+    )
