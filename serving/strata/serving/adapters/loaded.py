@@ -63,6 +63,7 @@ class Loaded:
         self._loading = asyncio.Lock()
         self._slots: OrderedDict[str, _Slot] = OrderedDict()  # by engine name, least recently used first
         self._loads: dict[str, asyncio.Task[bool]] = {}  # in progress
+        self._failed: set[str] = set()  # listed, and not loaded ahead again
         self._load_s = EXPECTED_LOAD_S
 
     def report(self) -> dict[str, Any]:
@@ -104,9 +105,14 @@ class Loaded:
             if name not in by_name and (slot.listed or now - slot.since > UNLISTED_S):
                 async with self._loading:
                     await self._evict(name, "removed")
+        self._failed &= by_name.keys()
         for name, entry in by_name.items():
-            if name not in self._slots and len(self._slots) < self._in_memory:
-                await self.load(entry)
+            if name not in self._slots and name not in self._failed and len(self._slots) < self._in_memory:
+                try:
+                    await self.load(entry)
+                except Exception as error:
+                    self._failed.add(name)
+                    logger.error("Adapter %s was not loaded ahead: %s", name, error)
             if name in self._slots:
                 self._slots[name].listed = True
 

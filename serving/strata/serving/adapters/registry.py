@@ -45,6 +45,9 @@ class Adapters:
         self._reading: asyncio.Task[None] | None = None
         self._polling = asyncio.get_running_loop().create_task(self._poll_forever(seed, poll_s))
 
+    def close(self) -> None:
+        self._polling.cancel()
+
     def get(self, name: str) -> Entry | None:
         return self._by_name.get(name)
 

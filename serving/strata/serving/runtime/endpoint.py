@@ -20,6 +20,8 @@ from strata.platform.hardware.machine import available_memory
 from strata.platform.ray_cluster import cluster
 from strata.platform.recipe import ServeSection
 from strata.serving import access, client, mps
+from strata.serving.adapters import recipe as adapter_recipe
+from strata.serving.adapters.entry import store
 from strata.serving.fork_server import server
 from strata.serving.gateway import readiness
 from strata.serving.models import adapter, hybrid_check, model_dir
@@ -69,6 +71,7 @@ def check(section: ServeSection, folder: Path) -> None:
     model_dir.check(folder)
     if section.adapter == "apart":
         adapter.check(section, folder)
+    adapter_recipe.entries(section, folder, ())
     if section.prefill.replicas > 0:
         hybrid_check.check_folder(folder)
     ports.require_free(section.port, section.host, "serve.port")
@@ -106,6 +109,7 @@ def _running(section: ServeSection, folder: Path, model_id: str, report: Report,
     network = Network.within(one_machine="RAY_ADDRESS" not in os.environ)
     keys_file = access.keys_file()
     gateway = replace(GatewaySpec.of(section, model_id, network), keys_file=str(keys_file) if keys_file else None, warm_up=True)
+    gateway = replace(gateway, adapters=adapter_recipe.entries(section, folder, gateway.names))
     prefill = EngineSpec.of("prefill", section, folder, model_id, network)
     decode = EngineSpec.of("decode", section, folder, model_id, network)
     cpus = math.ceil(prefill.cpus() + decode.cpus())
@@ -125,6 +129,7 @@ def _running(section: ServeSection, folder: Path, model_id: str, report: Report,
             raise UserError("This Ray cluster serves a Strata endpoint already.", "Stop that one first, or use another cluster.")
         directory = Directory(model_id)
         directory.clear()
+        Directory(store(model_id)).clear()
         try:
             url = ports.url(section.host, section.port)
             if warm is not None:

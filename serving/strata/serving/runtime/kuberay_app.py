@@ -16,6 +16,7 @@ from strata.platform import recipe_file
 from strata.platform.errors import UserError
 from strata.platform.model_families import copies, source
 from strata.platform.recipe import ServeSection
+from strata.serving.adapters import recipe as adapter_recipe
 from strata.serving.models import adapter, hybrid_check, model_dir
 from strata.serving.runtime import app
 from strata.serving.spec import EngineSpec, GatewaySpec, Network
@@ -40,7 +41,11 @@ def application(arguments: Arguments) -> Application:
     prefill, decode = (
         replace(EngineSpec.of(role, section, folder, name, network), on_own_nodes=True) for role in ("prefill", "decode")
     )
-    return app.build(replace(GatewaySpec.of(section, name, network), on_every_node=True), prefill, decode)
+    if section.adapters is not None and section.adapters.load and not folder.is_dir():
+        cause = f"serve.adapters.load needs the files of {arguments.model} where the application is built."
+        raise UserError(cause, "Copy the model to the shared storage, or load the adapters when the endpoint is up.")
+    gateway = replace(GatewaySpec.of(section, name, network), on_every_node=True)
+    return app.build(replace(gateway, adapters=adapter_recipe.entries(section, folder, gateway.names)), prefill, decode)
 
 
 def _folder(model: str, section: ServeSection) -> Path:
