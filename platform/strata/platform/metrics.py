@@ -279,6 +279,19 @@ SERVE_RUNNING = ServeMetric("strata_serve_sequences_running", "gauge", "Sequence
 SERVE_WAITING = ServeMetric(
     "strata_serve_sequences_waiting", "gauge", "Sequences that wait in the engine's queue or were preempted", REPLICA
 )
+SERVE_ADAPTERS = ServeMetric("strata_serve_adapters_loaded", "gauge", "LoRA adapters in the engine's memory", REPLICA)
+SERVE_ADAPTERS_WAITING = ServeMetric(
+    "strata_serve_adapters_waiting", "gauge", "Requests that wait for a slot of the engine for their adapter", REPLICA
+)
+SERVE_ADAPTER_LOAD = ServeMetric(
+    "strata_serve_adapter_load_seconds", "histogram", "Time to load an adapter into the engine", REPLICA, LATENCY_BUCKETS
+)
+SERVE_ADAPTER_EVICTIONS = ServeMetric(
+    "strata_serve_adapter_evictions_total",
+    "counter",
+    "Adapters freed: memory for others, or removed from the endpoint",
+    (*REPLICA, "reason"),
+)
 
 # Measured in the replicas of a picture model. Pictures per batch: the rate of pictures over that of batches.
 SERVE_PICTURES = ServeMetric(
@@ -336,6 +349,10 @@ SERVING_ENGINE = (
     SERVE_KV_USAGE,
     SERVE_RUNNING,
     SERVE_WAITING,
+    SERVE_ADAPTERS,
+    SERVE_ADAPTERS_WAITING,
+    SERVE_ADAPTER_LOAD,
+    SERVE_ADAPTER_EVICTIONS,
 )
 SERVING_PICTURES = (
     SERVE_PICTURES,

@@ -14,6 +14,9 @@ from strata.kernels import vllm_plugin
 from strata.platform.recipe import Device, PoolSection, ServeSection
 from strata.platform.recipe.serve import SloSection
 from strata.serving import mps
+from strata.serving.adapters import recipe as adapter_recipe
+from strata.serving.adapters.entry import Entry
+from strata.serving.adapters.recipe import AdapterSpec
 from strata.serving.gateway import admission
 from strata.serving.models import adapter
 from strata.serving.models.adapter import Adapter
@@ -75,6 +78,7 @@ class EngineSpec:
     # Runs on dedicated nodes, which offer the Ray resource `strata-<role>`, one unit per engine.
     on_own_nodes: bool = False
     adapter: Adapter | None = None  # on the model in `model_dir`
+    adapters: AdapterSpec | None = None  # that come and go, on the model in `model_dir`
     slo: SloSection | None = None  # scale the pool by it
     revision: str = ""  # of the model's weights; empty for those of the endpoint's start
 
@@ -107,6 +111,7 @@ class EngineSpec:
             network=network,
             routing=serve.routing,
             adapter=apart,
+            adapters=adapter_recipe.spec(serve, model_dir),
             slo=serve.slo,
             revision=revision,
         )
@@ -201,6 +206,9 @@ class EngineSpec:
         }
         if self.adapter is not None:
             kwargs |= {"enable_lora": True, "max_lora_rank": self.adapter.rank_bound}
+        if self.adapters is not None:
+            kwargs |= {"enable_lora": True, "max_lora_rank": self.adapters.rule.rank}
+            kwargs |= {"max_loras": self.adapters.slots, "max_cpu_loras": self.adapters.in_memory}
         if self.reasoning_parser is not None:
             kwargs["reasoning_parser"] = self.reasoning_parser
         if self.disaggregated:
@@ -285,6 +293,7 @@ class GatewaySpec:
     models: tuple[FurtherModel, ...] = ()
     # Entries of the runtime environment that name the process which forks engines, and the environment that it has.
     forked: tuple[dict[str, Any], dict[str, str]] | None = None
+    adapters: tuple[Entry, ...] | None = None  # from the start; None: the endpoint has no adapters
 
     @staticmethod
     def of(serve: ServeSection, model_id: str, network: Network) -> "GatewaySpec":

@@ -263,6 +263,25 @@ ENGINES = row(
             ),
         ),
     ),
+    *even(
+        8,
+        (
+            lines(
+                "Adapters in memory",
+                "LoRA adapters in the memory of all engines of a pool, and requests that wait for a slot.",
+                Unit.COUNT,
+                Line(summed(metrics.SERVE_ADAPTERS, *POOL), EACH_POOL),
+                Line(summed(metrics.SERVE_ADAPTERS_WAITING, *POOL), f"{EACH_POOL} waiting"),
+            ),
+            quantiles("Adapter load time", "Time to load an adapter into an engine.", metrics.SERVE_ADAPTER_LOAD),
+            events(
+                "Freed adapters",
+                "Adapters that engines freed, by reason: memory for others, or removed.",
+                metrics.SERVE_ADAPTER_EVICTIONS,
+                "reason",
+            ),
+        ),
+    ),
     bars(
         "Fullest engines",
         "Engines with the highest share of KV blocks in use.",

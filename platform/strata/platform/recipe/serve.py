@@ -13,7 +13,7 @@ OWN_ENGINE_ARGUMENTS = frozenset(
         *("max_num_seqs", "max_num_batched_tokens", "enable_prefix_caching", "block_size", "gpu_memory_utilization"),
         *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "distributed_executor_backend"),
         *("kv_transfer_config", "reasoning_parser", "structured_outputs_config", "disable_log_stats"),
-        *("enable_logging_iteration_details", "enable_lora", "max_lora_rank", "kv_events_config"),
+        *("enable_logging_iteration_details", "enable_lora", "max_lora_rank", "max_loras", "max_cpu_loras", "kv_events_config"),
     }
 )
 
@@ -79,6 +79,22 @@ class SloSection(Section):
     )
 
 
+class AdaptersSection(Section):
+    """LoRA adapters that are loaded and removed while the endpoint runs."""
+
+    slots: Positive = Field(4, description="adapters that an engine computes in one step; requests of further ones wait")
+    in_memory: Positive = Field(16, description="adapters that an engine holds in memory; idle ones are evicted")
+    rank: Literal[1, 8, 16, 32, 64, 128, 256, 320, 512] = Field(16, description="largest rank")
+    roots: tuple[str, ...] = Field((), description="folders below which adapters may be loaded, besides the run store")
+    load: dict[str, str] = Field({}, description="adapters at the start: folders in peft's format, by name")
+
+    @model_validator(mode="after")
+    def memory_holds_every_slot(self) -> Self:
+        if self.in_memory < self.slots:
+            raise ValueError(f"in_memory={self.in_memory} must be at least slots={self.slots}")
+        return self
+
+
 class RemotePrefillSection(Section):
     """Conditions under which the prefill pool prefills a prompt instead of the decode engine."""
 
@@ -134,6 +150,9 @@ class ServeSection(Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="dtype of weights and activations")
     adapter: Literal["merged", "apart"] = Field(
         "merged", description="a LoRA run's export; merged: one model, apart: its base model and the adapter on it, by name"
+    )
+    adapters: AdaptersSection | None = Field(
+        None, description="LoRA adapters on the served model, loaded and removed while it runs; {} for the defaults; unset: none"
     )
     eager: bool = Field(False, description="skip torch.compile: slower tokens, a much faster start")
     kernels: Literal["vllm", "strata"] = Field(
@@ -195,6 +214,12 @@ class ServeSection(Section):
             )
         if self.slo is not None and self.decode.max_replicas is None and self.prefill.max_replicas is None:
             raise ValueError("slo scales pools with max_replicas: set decode.max_replicas or prefill.max_replicas")
+        return self
+
+    @model_validator(mode="after")
+    def adapters_have_one_base(self) -> Self:
+        if self.adapters is not None and self.adapter == "apart":
+            raise ValueError("adapter=apart serves one adapter from the start; with adapters, name it in adapters.load")
         return self
 
     @model_validator(mode="after")

@@ -110,6 +110,8 @@ class Engine:
     ) -> AsyncIterator[RequestOutput]:
         context = request_context.current.get()
         context.open += 1
+        if context.lora is not None:  # vLLM's classes know it by its public name
+            more = {**more, "lora_request": context.lora}
         if context.span.carrier:
             more = {**more, "trace_headers": context.span.carrier}
         if context.cache_salt:
@@ -258,6 +260,7 @@ class Engine:
                 began = time.monotonic()
                 attempt = context.span.begin("prefill", "client", where="remote", peer=peer.name, tokens=len(tokens))
                 meta = {"request_id": request_id, "cache_salt": prompt.get("cache_salt"), "adapter": _adapter(more)}
+                meta["entry"] = context.adapter
                 meta |= {"trace": attempt.carrier, "name": request_log.current.get()}
                 call = peer.link.call("prefill", meta | {"request": context.request, "strikes": context.strikes}, body)
                 try:

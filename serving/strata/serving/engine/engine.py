@@ -30,6 +30,7 @@ from vllm.v1.executor.abstract import Executor
 from strata.platform.errors import UserError
 from strata.serving.engine.disaggregation import Engine
 from strata.serving.engine.kv_events import Endpoints, Receiver
+from strata.serving.engine.lora import Lora
 from strata.serving.engine.pool_load import PoolLoad
 from strata.serving.engine.prefixes import Prefixes
 from strata.serving.engine.replica_api import DecodeCalls, PrefillCalls
@@ -61,6 +62,7 @@ class Started:
     stats: EngineStats
     labels: dict[str, str]  # added to vLLM's own series, which have no replica label
     kv_events: Receiver | None = None
+    lora: Lora | None = None
 
     @property
     def context(self) -> int:
@@ -86,7 +88,13 @@ class Started:
             **(vars(times) if times is not None else {}),
         )
 
+    def load(self) -> dict[str, Any]:
+        """Figures for callers, sent with every pong."""
+        return self.stats.load() | (self.lora.loaded.report() if self.lora is not None else {})
+
     def metrics(self) -> str:
+        if self.lora is not None:
+            self.lora.loaded.record()
         return exposition.merge([({}, self.telemetry.text()), (self.labels, engine_stats.vllm_text())])
 
 
@@ -111,6 +119,8 @@ async def start(spec: EngineSpec, replica: str, host: str) -> Started:
     if spec.disaggregated and config.model_config.runner_type == "pooling":
         cause = "This model makes embeddings or scores: it decodes nothing, so there is no prefill to separate."
         raise UserError(cause, "Set serve.prefill.replicas=0.")
+    if spec.adapters is not None and config.model_config.runner_type == "pooling":
+        raise UserError("This model makes embeddings or scores, which have no adapters.", "Remove serve.adapters.")
     if spec.disaggregated:
         hybrid_check.check_loaded(config.model_config.hf_text_config, config.model_config.is_hybrid)
     if "long_prefill_token_threshold" not in spec.engine_kwargs():
@@ -134,7 +144,8 @@ async def start(spec: EngineSpec, replica: str, host: str) -> Started:
     # As vLLM's own server does. Half a million objects live as long as the process; scanning them for garbage takes a quarter
     # of a second, in which no stream advances.
     freeze_gc_heap()
-    return Started(vllm, state, telemetry, stats, {"role": spec.role, "replica": replica}, receiver)
+    lora = Lora(vllm, state.openai_serving_models, spec.adapters, telemetry) if spec.adapters is not None else None
+    return Started(vllm, state, telemetry, stats, {"role": spec.role, "replica": replica}, receiver, lora)
 
 
 def longest_chunk(config: Any) -> int:
@@ -175,7 +186,8 @@ def decode_calls(started: Started, spec: EngineSpec, pool: Peers | None, standby
     load = PoolLoad(started.stats, spec.rule.min_tokens)
     engine = Engine(started.vllm, pool, spec.rule, prefixes, load, started.telemetry, standby)
     tracer = Tracer(spec.role, started.labels["replica"])
-    return DecodeCalls(started.app_state, engine, started.metrics, spec.max_sequences, spec.model_id, tracer, log)
+    model = (spec.max_sequences, spec.model_id)
+    return DecodeCalls(started.app_state, engine, started.metrics, *model, tracer, log, started.lora)
 
 
 def _prefixes(started: Started, log: PrefixLog | None) -> Prefixes:

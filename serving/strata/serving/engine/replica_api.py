@@ -6,6 +6,7 @@ import json
 import logging
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
@@ -14,12 +15,15 @@ from vllm.entrypoints.serve.tokenize.protocol import DetokenizeRequest, Tokenize
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
+from strata.serving.adapters.entry import Entry
+from strata.serving.adapters.registry import INSPECT, LOAD
 from strata.serving.api import limits, vllm_messages
 from strata.serving.api.dialects import errors, pooling
 from strata.serving.api.grammar_trial import GrammarTrial
 from strata.serving.api.headers import PREFILL
 from strata.serving.api.requests import ApiError, validate
 from strata.serving.engine import disaggregation, pooling_apis, request_context
+from strata.serving.engine.lora import Lora
 from strata.serving.engine.request_context import RequestContext
 from strata.serving.engine.suspect_requests import Quarantine, cause_of_death, killed_for_memory
 from strata.serving.engine.text_apis import TextApi, count_tokens, text_apis
@@ -45,9 +49,11 @@ class DecodeCalls:
         model: str,
         tracer: tracing.Tracer,
         log: PrefixLog | None = None,
+        lora: Lora | None = None,
     ) -> None:
-        """`model` answers requests that name none. `log`: cached prefixes, None where no gateway routes by them."""
-        self.tracer = tracer
+        """`model` answers requests that name none. `log`: cached prefixes, None where no gateway routes by them. `lora`: adapters
+        that come and go."""
+        self.tracer, self._lora = tracer, lora
         self._engine = engine
         self._metrics = metrics
         self._max_sequences, self._model, self._log = max_sequences, model, log
@@ -79,6 +85,8 @@ class DecodeCalls:
                 await self._announce(call)
             elif call.method == "count_tokens" and self._messages is not None:
                 await self._count_tokens(call)
+            elif call.method in (INSPECT, LOAD) and self._lora is not None:
+                await self._lora.handle(call)
             elif call.method == "metrics":
                 _answer(call, 200, self._metrics().encode(), "text/plain")
             elif call.method in pooling.ROUTES:
@@ -110,14 +118,25 @@ class DecodeCalls:
         context.events, context.created = call.meta.get("events", 0), call.meta.get("created", context.created)
         context.cache_salt = call.meta.get("cache_salt")
         context.span = self.tracer.begin("generate", call.meta.get("trace", {}), api=call.method)
+        context.adapter = call.meta.get("adapter")
         if self._log is not None:
-            context.chain = prefix_chain.of(call.method, tree, tree["model"], context.cache_salt or "")
+            space = tree["model"] if context.adapter is None else Entry(**context.adapter).engine_name
+            context.chain = prefix_chain.of(call.method, tree, space, context.cache_salt or "")
         request_context.current.set(context)
         try:
             with self.engine_failure.reported_to(call, context.request):
-                await self._respond(call, context, request, api)
+                async with self.adapter(context.adapter) as context.lora:
+                    await self._respond(call, context, request, api)
         finally:
             _end_span(context)
+
+    def adapter(self, tree: dict[str, Any] | None) -> AbstractAsyncContextManager[LoRARequest | None]:
+        """Holds the adapter of a request in the engine."""
+        if tree is None:
+            return contextlib.nullcontext()
+        if self._lora is None:
+            raise LookupError("this engine has no adapters")
+        return self._lora.used(tree)
 
     def _named(self, call: Call) -> dict[str, Any]:
         """Parsed request. One without a model gets this one: vLLM would answer with the base model, without its adapter. One with
@@ -262,7 +281,7 @@ class DecodeCalls:
 
 class PrefillCalls:
     def __init__(self, engine: Any, standby: DecodeCalls, adapters: Mapping[str, LoRARequest]) -> None:
-        """`standby` handles requests while no decode replica is up; `adapters` are those of the engine, by name."""
+        """`standby` handles requests while no decode replica is up; `adapters` are those of the engine's start, by name."""
         self._engine, self._adapters = engine, adapters
         self._standby = standby
         self.queued_tokens = 0
@@ -281,10 +300,11 @@ class PrefillCalls:
             try:
                 await failure.quarantine.enter(request, call.meta["strikes"])
                 try:
-                    lora = self._adapters[adapter] if adapter else None
-                    salt = call.meta["cache_salt"]
-                    asked = (call.body, call.meta["request_id"], salt, lora, span.carrier)
-                    done = await disaggregation.prefill(self._engine, *asked)
+                    async with self._standby.adapter(call.meta["entry"]) as lora:
+                        if lora is None and adapter:
+                            lora = self._adapters[adapter]
+                        asked = (call.body, call.meta["request_id"], call.meta["cache_salt"], lora, span.carrier)
+                        done = await disaggregation.prefill(self._engine, *asked)
                 finally:
                     if not self._engine.errored:  # after a failure the set is needed for the verdict
                         failure.quarantine.leave(request)

@@ -10,10 +10,14 @@ import uuid
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from strata.serving.metrics import tracing
 from strata.serving.routing.kv.prefix_chain import Chain
 from strata.serving.routing.policy import Decision
+
+if TYPE_CHECKING:  # gateways import this module
+    from vllm.lora.request import LoRARequest
 
 _COUNT = struct.Struct("!BH")  # flags, number of tokens
 FINISHED = 1
@@ -38,6 +42,8 @@ class RequestContext:
     moved_blocks: int = 0
     prefill_s: float = 0.0  # of the remote prefill
     cache_salt: str | None = None  # of the tenant
+    adapter: dict[str, Any] | None = None  # that comes and goes, as the gateway named it
+    lora: "LoRARequest | None" = None  # the same, in this engine
     chain: Chain | None = None  # names of the prompt's prefixes
     prefilled: tuple[int, float] | None = None  # tokens of a local prefill, and its seconds
     answer: list[str] = field(default_factory=list)  # text by this replica, if `chain` is set

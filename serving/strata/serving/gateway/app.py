@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+from strata.serving.adapters import api
 from strata.serving.api import requests
 from strata.serving.api.dialects import errors
 from strata.serving.api.headers import DEADLINE, MAX_REQUEST_ID, REQUEST_ID, authorized, deadline, explained, request_id
@@ -109,6 +110,10 @@ class App:
                 return
             if method == "POST" and path in routes.forwarded:
                 status, media, body = await self._forward(routes.forwarded[path], scope["headers"], receive, hold, journey)
+            elif method == "POST" and path in api.ROUTES:
+                admin.require(scope, journey.caller, self._keys is not None)
+                tree = requests.parse(await _body(scope["headers"], receive, hold))
+                status, media, body = 200, "text/plain", (await self._pools.change_adapter(api.read(path, tree))).encode()
             elif method == "DELETE" and (target := routes.cancelled(path)):
                 status, media, body = await self._cancel(target, scope["headers"])
             elif method in ("GET", "HEAD") and (file := files.answer(path, scope["headers"])):
@@ -152,7 +157,7 @@ class App:
             return _json({"object": "list", "data": [pools.card(name) for name in pools.names(caller)]})
         if path.startswith("/v1/models/"):
             name = path.removeprefix("/v1/models/")
-            pools.require(name, caller)
+            await pools.require(name, caller)
             return _json(pools.card(name))
         raise self._no_such(path, "GET")
 
@@ -213,7 +218,8 @@ class App:
                     name=named,
                     span=span,
                     model=target.model if target.aliased else None,
-                    pool=pool.key,
+                    pool=target.suspects,
+                    adapter=target.adapter,
                 )
                 with self.in_progress.entered(named, headers) as cancelled, journey.measured(entry, relay):
                     left_s = None if limit_s is None else began + limit_s - time.monotonic()
@@ -258,7 +264,7 @@ class App:
     def _prefix(self, path: str, tree: dict[str, Any], salt: str | None, target: Target) -> Prefix | None:
         if target.pool.engines.routing is None:
             return None
-        return prefix_of(self._routes.generating[path], tree, target.model, salt or "")
+        return prefix_of(self._routes.generating[path], tree, target.space, salt or "")
 
     async def _relay(self, relay: Relay, telemetry: Telemetry, entry: Entry | None) -> None:
         """Runs the relay, after the request's turn in the queue."""
@@ -321,7 +327,9 @@ class App:
     ) -> tuple[int, str, bytes]:
         body = await _body(headers, receive, hold)
         target = await self._pools.target(requests.parse(body), journey.caller)
-        journey.model, meta = target.model, {"model": target.model} if target.aliased else {}
+        # An adapter has the tokenizer of its model.
+        journey.model, named = target.model, target.aliased or target.adapter is not None
+        meta = {"model": target.pool.name if target.adapter is not None else target.model} if named else {}
         if journey.caller is not None and self._gate is not None:
             self._gate.count(journey.caller)
         tried: frozenset[str] = frozenset()

@@ -91,10 +91,17 @@ class PrefixRouting:
         finally:
             call.cancel()
 
-    def choose(self, replicas: Sequence[Peer], prefix: Prefix | None, without: frozenset[str]) -> Chosen[Peer] | None:
+    def choose(
+        self,
+        replicas: Sequence[Peer],
+        prefix: Prefix | None,
+        without: frozenset[str],
+        further_s: Callable[[Peer], float] | None = None,
+    ) -> Chosen[Peer] | None:
         names = self._names
         cached = {} if prefix is None else {names[slot]: n for slot, n in self.map.cached_tokens(prefix.digests).items()}
-        return expected_wait.choose(replicas, cached, self._queued, _busy, self.meter.costs(), self._max_sequences, without)
+        known = (cached, self._queued, _busy, self.meter.costs(), self._max_sequences, without)
+        return expected_wait.choose(replicas, *known, further_s=further_s)
 
     def sent(self, chosen: Chosen[Peer], prefix: Prefix) -> "Queued":
         """Counts a prompt as queued on the replica that it is sent to."""

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from functools import cached_property
 from typing import Any
 
+from strata.serving.adapters.entry import Entry as Adapter
 from strata.serving.api import requests
 from strata.serving.api.dialects import errors, responses
 from strata.serving.api.headers import EXPLAIN, REPLICA, WAITED
@@ -59,11 +60,13 @@ class Relay:
         span: tracing.Span = tracing.OFF,
         model: str | None = None,
         pool: str = "",
+        adapter: Adapter | None = None,
     ) -> None:
         """`prefix`: names of the prompt's prefixes, where replicas are chosen by them. `cache_salt` separates the caches of
         tenants. `explain`: the client asks what the platform did for its answer. `name`: the request id that it knows.
-        `model`: what the replica serves, where the request gives an alias of it. `pool`: the model's engines."""
-        self._prefix, self._model = prefix, model
+        `model`: what the replica serves, where the request gives an alias of it. `pool`: the model's engines. `adapter`: on
+        the model, the same one on every replica."""
+        self._prefix, self._model, self._adapter = prefix, model, adapter
         self._name, self._span, self._attempt = name, span, tracing.OFF
         self._routes, self._method = routes, routes.generating[path]
         self._body, self._request_id = body, request_id
@@ -170,6 +173,8 @@ class Relay:
         }
         if self._model is not None:
             meta["model"] = self._model
+        if self._adapter is not None:
+            meta["adapter"] = self._adapter.tree()
         if self._emitted and self._method == "responses":
             meta["events"] = responses.next_number(self._last_events)
         self._count(peer)
@@ -191,7 +196,8 @@ class Relay:
             self._queued = None
 
     def _choose(self, lost: frozenset[str]) -> Peer | None:
-        self._chosen = self._peers.choose(self._prefix, lost)
+        adapter = self._adapter.engine_name if self._adapter is not None else None
+        self._chosen = self._peers.choose(self._prefix, lost, adapter)
         return None if self._chosen is None else self._chosen.replica
 
     async def _replica(self, lost: frozenset[str]) -> Peer:
@@ -284,14 +290,14 @@ class Relay:
 
     def _measure(self, trailer: dict[str, Any]) -> None:
         """Records what the choice of replicas is based on."""
-        routing = self._peers.routing
-        if routing is None or self._chosen is None:
+        routing, meter = self._peers.routing, self._peers.meter
+        if self._chosen is None:
             return
         if "prefilled" in trailer:
-            routing.meter.prefilled(*trailer["prefilled"])
+            meter.prefilled(*trailer["prefilled"])
         if self._last_token_at > self._first_token_at:
-            routing.meter.streamed(self._last_token_at - self._first_token_at, self._chosen.replica.busy)
-        if self._prefix is not None:
+            meter.streamed(self._last_token_at - self._first_token_at, self._chosen.replica.busy)
+        if routing is not None and self._prefix is not None:
             routing.counted(self._prefix, trailer.get("prompt_tokens", 0))
 
     def _check_resumable(self, tries: int, why: str) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from strata.serving.adapters import api as adapters
 from strata.serving.api import failover, picture_openapi
 from strata.serving.api.dialects import messages, openapi, responses
 from strata.serving.page import state
@@ -29,7 +30,7 @@ class Routes:
 
     def allowed(self, path: str) -> str | None:
         """Method of a known path, None for an unknown one."""
-        if self.method(path):
+        if self.method(path) or path in adapters.ROUTES:
             return "POST"
         if path in ("/health", "/ready", "/metrics", "/openapi.json", state.ROUTE) or path.startswith("/v1/models"):
             return "GET"
@@ -37,7 +38,7 @@ class Routes:
 
     def known(self, path: str) -> str:
         """Route of a path for logs: a path that clients make up is not one."""
-        return path if path in self.generating or path in self.forwarded or path == "/v1/models" else "other"
+        return path if path in self.generating or path in self.forwarded or path in ("/v1/models", *adapters.ROUTES) else "other"
 
     def cancelled(self, path: str) -> str | None:
         """Request id in the path of a DELETE, None for other paths."""

@@ -5,10 +5,13 @@ engine and slow each other down, so it is used only when the alternative is to w
 """
 
 import asyncio
+import functools
+import time
+from collections.abc import Callable
 
 from strata.serving.gateway.prefix_routing import Prefix, PrefixRouting
 from strata.serving.routing import choice
-from strata.serving.routing.kv.expected_wait import LEAST_BUSY, Chosen
+from strata.serving.routing.kv.expected_wait import LEAST_BUSY, Chosen, CostMeter
 from strata.serving.transport.peers import Peer, Peers
 
 
@@ -18,11 +21,16 @@ class Engines:
     def __init__(self, decode: Peers, prefill: Peers | None, routing: PrefixRouting | None = None) -> None:
         """`routing`: None chooses the least busy replica."""
         self._decode, self._prefill, self.routing = decode, prefill, routing
+        self.meter = routing.meter if routing is not None else CostMeter(time.monotonic)
 
-    def choose(self, prefix: Prefix | None, without: frozenset[str] = frozenset()) -> Chosen[Peer] | None:
-        """Replica for a prompt that is not in `without`; one that is, if there are no others."""
-        decode = self.routing.choose(self._decode.usable(), prefix, without) if self.routing is not None else None
-        peer = self._or_standby(decode.replica if decode is not None else self._decode.least_busy(without), without)
+    def choose(
+        self, prefix: Prefix | None, without: frozenset[str] = frozenset(), adapter: str | None = None
+    ) -> Chosen[Peer] | None:
+        """Replica for a prompt that is not in `without`; one that is, if there are no others. One that has the prompt's adapter
+        is preferred, as far as its further load costs less time than loading it elsewhere."""
+        load_s = None if adapter is None else functools.partial(_load_s, adapter)
+        decode = self.routing.choose(self._decode.usable(), prefix, without, load_s) if self.routing is not None else None
+        peer = self._or_standby(decode.replica if decode is not None else self._least_busy(without, load_s), without)
         if peer is None:
             return None
         return decode if decode is not None and peer is decode.replica else Chosen(peer, 0, LEAST_BUSY)
@@ -30,6 +38,12 @@ class Engines:
     def least_busy(self, without: frozenset[str] = frozenset()) -> Peer | None:
         """Least busy replica that is not in `without`; one that is, if there are no others."""
         return self._or_standby(self._decode.least_busy(without), without)
+
+    def _least_busy(self, without: frozenset[str], load_s: Callable[[Peer], float] | None) -> Peer | None:
+        if load_s is None:
+            return self._decode.least_busy(without)
+        stream_s = self.meter.costs().stream_s
+        return self._decode.least_busy(without, lambda peer: peer.busy * stream_s + load_s(peer))
 
     def _or_standby(self, peer: Peer | None, without: frozenset[str]) -> Peer | None:
         prefill = self._prefill
@@ -51,3 +65,9 @@ class Engines:
         finally:
             for task in waiting:
                 task.cancel()
+
+
+def _load_s(adapter: str, peer: Peer) -> float:
+    """Expected seconds until a replica can compute with an adapter, as of its last pong."""
+    load = peer.link.load
+    return 0.0 if adapter in load.get("adapters", ()) else float(load.get("adapter_load_s", 0.0))

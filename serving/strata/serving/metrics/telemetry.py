@@ -26,6 +26,7 @@ ROUTES = (
 MAX_TENANTS = 100  # that have labels of their own
 OTHER_TENANTS = "(others)"  # no tenant can have this name
 MIGRATIONS = ("continued", "restarted", "refused")
+EVICTIONS = ("memory", "removed")  # of an adapter
 OUTCOMES = ("completed", "cancelled", "failed")  # of a picture
 # Possible causes of a longer inter-token latency, most likely first: prompt tokens in the same step; a KV transfer into this
 # engine; a remote prefill, which matters if both engines share a GPU.
@@ -160,6 +161,19 @@ class Replica:
                 self.inter_token_latencies((), beside)
         else:
             self._series.add(metrics.SERVE_PREFILLS, 0, "local", policy.ON_STANDBY)
+
+        for reason in EVICTIONS:
+            self._series.add(metrics.SERVE_ADAPTER_EVICTIONS, 0, reason)
+
+    def adapters(self, loaded: int, waiting: int) -> None:
+        self._series.set(metrics.SERVE_ADAPTERS, loaded)
+        self._series.set(metrics.SERVE_ADAPTERS_WAITING, waiting)
+
+    def adapter_loaded(self, seconds: float) -> None:
+        self._series.observe(metrics.SERVE_ADAPTER_LOAD, seconds)
+
+    def adapter_evicted(self, reason: str) -> None:
+        self._series.add(metrics.SERVE_ADAPTER_EVICTIONS, 1, reason)
 
     def prefilled(self, where: str, reason: str) -> None:
         self._series.add(metrics.SERVE_PREFILLS, 1, where, reason)

@@ -44,19 +44,24 @@ def read(export: Path) -> Adapter:
     path = folder / CONFIG
     if not path.is_file():
         raise UserError(f"serve.adapter=apart: {export} has no adapter ({FOLDER}/{CONFIG}).", MERGED)
-    config = _config(path)
+    config = read_config(path, MERGED)
+    rank = check_config(path, config, MERGED)
+    return Adapter(folder, _base(path, config), next(bound for bound in RANKS if rank <= bound))
+
+
+def check_config(path: Path, config: dict[str, Any], fix: str) -> int:
+    """Refuses an adapter that vLLM would not compute as peft does. Returns its rank."""
     if config.get("peft_type") != "LORA":
-        raise UserError(f"{path} is of a {config.get('peft_type')} adapter, not of LORA.", MERGED)
+        raise UserError(f"{path} is of a {shown(config.get('peft_type'))} adapter, not of LORA.", fix)
     for key in UNSUPPORTED:
         if config.get(key):
-            raise UserError(f"{path} has {key}={shown(repr(config[key]))}, which vLLM does not compute.", MERGED)
+            raise UserError(f"{path} has {key}={shown(repr(config[key]))}, which vLLM does not compute.", fix)
     if config.get("bias", "none") != "none":
-        raise UserError(f"{path} has bias={shown(repr(config['bias']))}, which vLLM does not compute.", MERGED)
+        raise UserError(f"{path} has bias={shown(repr(config['bias']))}, which vLLM does not compute.", fix)
     rank = config.get("r")
-    bound = next((bound for bound in RANKS if isinstance(rank, int) and 0 < rank <= bound), None)
-    if bound is None:
-        raise UserError(f"{path} has r={shown(repr(rank))}, and vLLM's adapters have ranks from 1 to {RANKS[-1]}.", MERGED)
-    return Adapter(folder, _base(path, config), bound)
+    if not isinstance(rank, int) or not 0 < rank <= RANKS[-1]:
+        raise UserError(f"{path} has r={shown(repr(rank))}, and vLLM's adapters have ranks from 1 to {RANKS[-1]}.", fix)
+    return rank
 
 
 def check(section: ServeSection, export: Path) -> Adapter:
@@ -64,19 +69,24 @@ def check(section: ServeSection, export: Path) -> Adapter:
     adapter = read(export)
     model_dir.check(adapter.base)
     model_dir.check_safetensors(adapter.folder / WEIGHTS)
-    config = json.loads((adapter.base / "config.json").read_text())
-    if section.device == "cpu" and (config.get("num_experts") or config.get("num_local_experts")):
-        raise UserError("vLLM has no adapters for mixtures of experts on CPUs.", MERGED)
+    if section.device == "cpu":
+        check_no_experts(adapter.base, MERGED)
     return adapter
 
 
-def _config(path: Path) -> dict[str, Any]:
+def check_no_experts(base: Path, fix: str) -> None:
+    config = json.loads((base / "config.json").read_text())
+    if config.get("num_experts") or config.get("num_local_experts"):
+        raise UserError("vLLM has no adapters for mixtures of experts on CPUs.", fix)
+
+
+def read_config(path: Path, fix: str) -> dict[str, Any]:
     try:
         config = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read: {shown(error, 120)}.", MERGED) from None
+        raise UserError(f"{path} cannot be read: {shown(error, 120)}.", fix) from None
     if not isinstance(config, dict):
-        raise UserError(f"{path} is not a JSON object.", MERGED)
+        raise UserError(f"{path} is not a JSON object.", fix)
     return config
 
 

@@ -19,6 +19,8 @@ from strata.platform.errors import UserError
 from strata.platform.ray_cluster import cluster
 from strata.platform.recipe import ServeSection
 from strata.serving import access, client, mps
+from strata.serving.adapters import recipe as adapter_recipe
+from strata.serving.adapters.entry import store as adapter_store
 from strata.serving.catalogue import store
 from strata.serving.fork_server import server
 from strata.serving.gateway import readiness
@@ -66,6 +68,7 @@ def check(section: ServeSection, folder: Path) -> None:
     """Raises UserError for every problem that can be found before a process starts."""
     access.require_safe(section)
     checks.check_folder(section, folder)
+    adapter_recipe.entries(section, folder, ())
     ports.require_free(section.port, section.host, "serve.port")
     if section.device == "cpu":
         checks.check_memory(checks.memory_gib(section, folder))
@@ -104,6 +107,7 @@ def _running(
         folder=str(folder.resolve()),
         models=tuple(models),
     )
+    gateway = replace(gateway, adapters=adapter_recipe.entries(section, folder, gateway.names))
     prefill = EngineSpec.of("prefill", section, folder, model_id, network)
     decode = EngineSpec.of("decode", section, folder, model_id, network)
     cpus = math.ceil(prefill.cpus() + decode.cpus() + from_recipe.cpus(models))
@@ -124,6 +128,7 @@ def _running(
         directory = Directory(model_id)
         directory.clear()
         store.directory(model_id).clear()
+        Directory(adapter_store(model_id)).clear()
         try:
             url = ports.url(section.host, section.port)
             if warm is not None:

@@ -17,6 +17,7 @@ from strata.platform import recipe_file
 from strata.platform.errors import UserError
 from strata.platform.model_families import copies, source
 from strata.platform.recipe import ServeSection
+from strata.serving.adapters import recipe as adapter_recipe
 from strata.serving.models import adapter, hybrid_check, model_dir
 from strata.serving.runtime import app
 from strata.serving.spec import EngineSpec, FurtherModel, GatewaySpec, Network
@@ -41,9 +42,12 @@ def application(arguments: Arguments) -> Application:
     prefill, decode = (
         replace(EngineSpec.of(role, section, folder, name, network), on_own_nodes=True) for role in ("prefill", "decode")
     )
-    gateway = GatewaySpec.of(section, name, network)
+    if section.adapters is not None and section.adapters.load and not folder.is_dir():
+        cause = f"serve.adapters.load needs the files of {arguments.model} where the application is built."
+        raise UserError(cause, "Copy the model to the shared storage, or load the adapters when the endpoint is up.")
     models = tuple(_further(section, name))
-    return app.build(replace(gateway, on_every_node=True, folder=str(folder), models=models), prefill, decode)
+    gateway = replace(GatewaySpec.of(section, name, network), on_every_node=True, folder=str(folder), models=models)
+    return app.build(replace(gateway, adapters=adapter_recipe.entries(section, folder, gateway.names)), prefill, decode)
 
 
 def _further(section: ServeSection, main: str) -> Iterator[FurtherModel]:

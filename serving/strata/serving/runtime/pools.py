@@ -1,5 +1,7 @@
 """Builds a gateway's view of a model's engines."""
 
+from strata.serving.adapters.entry import store
+from strata.serving.adapters.registry import Adapters
 from strata.serving.gateway.admission import Admission
 from strata.serving.gateway.pool import Pool
 from strata.serving.gateway.prefix_routing import PrefixRouting
@@ -33,4 +35,17 @@ def build(spec: GatewaySpec, revision: str, telemetry: Telemetry, gate: Gate | N
         routing,
         gate.open_queue(key, lambda: spec.slots(len(decode.all())), spec.max_queue) if gate is not None else None,
         key,
+        _adapters(spec, revision, decode, prefill),
+    )
+
+
+def _adapters(spec: GatewaySpec, revision: str, decode: Peers, prefill: Peers | None) -> Adapters | None:
+    if spec.adapters is None:
+        return None
+    directory = Directory(store(directory_of(spec.model_id, revision)))
+    return Adapters(
+        directory,
+        lambda: [*decode.all(), *(prefill.all() if prefill is not None else [])],
+        lambda: spec.names,
+        spec.adapters,
     )

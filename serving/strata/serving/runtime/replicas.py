@@ -16,6 +16,8 @@ from typing import Any
 
 import psutil
 
+from strata.serving.adapters.entry import store
+from strata.serving.adapters.following import Following
 from strata.serving.metrics import request_log
 from strata.serving.ray_patches import serve_logs, serve_ports
 from strata.serving.runtime.autoscaling import PREFILLS
@@ -107,6 +109,7 @@ class _EngineReplica:
 
     _capacity: int  # concurrent calls at a load of 1.0
     _presence: Presence | None = None  # None during the start
+    _adapters: Following | None = None
 
     async def _start(self, spec: EngineSpec, name: str) -> Any:
         """Starts the engine. Returns the module that imports vLLM."""
@@ -120,6 +123,9 @@ class _EngineReplica:
         self._phases.done("imports")
         self._engine = await engine.start(spec, name, spec.network.host or _node_address())
         self._phases.done("engine")
+        if self._engine.lora is not None:
+            self._adapters = Following(Directory(store(spec.directory)), self._engine.lora.loaded)
+            await self._adapters.begin()
         return engine
 
     async def check_health(self) -> None:
@@ -127,7 +133,7 @@ class _EngineReplica:
 
     def _load(self, server: Server) -> dict[str, Any]:
         """Load and health, sent to callers with every ping."""
-        return {"calls": server.calls, "healthy": self._engine.healthy, **self._engine.stats.load()}
+        return {"calls": server.calls, "healthy": self._engine.healthy, **self._engine.load()}
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         if self._presence is None:
@@ -136,6 +142,8 @@ class _EngineReplica:
         return {"load": self._presence.server.calls / self._capacity} | vars(report)
 
     async def __del__(self) -> None:
+        if self._adapters is not None:
+            self._adapters.end()
         if self._presence is not None:
             await self._presence.end()
 

@@ -78,9 +78,11 @@ def choose(
     max_sequences: int,
     without: Collection[str] = (),
     pick: Pick = random.choice,
+    further_s: Callable[[R], float] | None = None,
 ) -> Chosen[R] | None:
     """Replica with the least expected wait that is not in `without`; one that is, if there are no others. `cached` are the prefix
-    tokens and `queued` the prompt tokens before this request, by replica; zero where they are missing."""
+    tokens and `queued` the prompt tokens before this request, by replica; zero where they are missing. `further_s`: seconds that
+    a replica needs before it can begin, to load the request's adapter."""
 
     usable = choice.untried(replicas, without)
     if not usable:
@@ -89,6 +91,8 @@ def choose(
     held = [cached.get(name, 0) for name in names] if cached else [0] * len(names)
     tokens = [queued.get(name, 0) - own for name, own in zip(names, held, strict=True)] if queued else [-own for own in held]
     waits = [wait_s(costs, each, count, max_sequences) for each, count in zip(tokens, map(streams, usable), strict=True)]
+    if further_s is not None:
+        waits = [wait + more for wait, more in zip(waits, map(further_s, usable), strict=True)]
     place = choice.place_of_least(waits, pick)
     own, best = held[place], max(held)
     return Chosen(usable[place], own, NEW if not best else PREFIX if own == best else LOAD)
