@@ -90,9 +90,12 @@ FOLDERS = {
     "serving.vllm_patches": {"metrics", "routing", "scaling"},
     "serving.engine": {"api", "metrics", "models", "routing", "scaling", "tenants", "transport", "vllm_patches"},
     "serving.gateway": {"api", "engine", "metrics", "page", "routing", "tenants", "transport"},
+    "serving.batches": {"api", "gateway", "tenants"},
     "serving.diffusion": {"api", "engine", "metrics", "transport"},
     "serving.fork_server": {"engine", "ray_patches", "vllm_patches"},
     "serving.runtime": {
+        "api",
+        "batches",
         "diffusion",
         "engine",
         "fork_server",

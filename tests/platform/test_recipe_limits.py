@@ -44,7 +44,8 @@ AT_LEAST_ONE = (
     *("train.checkpoint_every", "train.keep", "parallel.cpus_per_worker", "serve.start_timeout_s", "serve.kv_cache_gib"),
     *("serve.max_sequences", "serve.gateways", "deploy.gpus_per_node", "deploy.nodes", "deploy.cpus", "deploy.memory_gib"),
     *("serve.decode.replicas", "serve.decode.max_replicas", "parallel.tensor", "parallel.pipeline", "parallel.sequence"),
-    *("parallel.expert", "parallel.workers", "serve.decode.tensor_parallel", "deploy.quota_gpus"),
+    *("parallel.expert", "parallel.workers", "serve.decode.tensor_parallel", "deploy.quota_gpus", "serve.files.file_mib"),
+    "serve.files.tenant_gib",
 )
 AT_LEAST_ZERO = ("train.warmup", "train.max_failures", "serve.max_queue", "serve.prefill.replicas", "train.seed")
 AT_LEAST_ZERO += ("serve.remote_prefill.min_tokens", "train.steps", "deploy.borrow_gpus")
@@ -355,6 +356,7 @@ def test_defaults() -> None:
             "prefix_caching": True,
             "routing": "kv",
             "audit_log": None,
+            "files": {"folder": None, "file_mib": 200, "tenant_gib": 10},
             "tool_parser": None,
             "reasoning_parser": None,
             "engine": {},

@@ -6,13 +6,14 @@ configuration (`engine.py`).
 
 import os
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from strata.kernels import vllm_plugin
+from strata.platform.files import cache_dir
 from strata.platform.recipe import Device, PoolSection, ServeSection
-from strata.platform.recipe.serve import SloSection
+from strata.platform.recipe.serve import FilesSection, SloSection
 from strata.serving import mps
 from strata.serving.gateway import admission
 from strata.serving.models import adapter
@@ -260,6 +261,7 @@ class GatewaySpec:
     to_zero: bool = False  # the decode pool may be empty
     audit_log: str | None = None  # folder
     routes_by_prefix: bool = False  # decode replicas announce their cached prefixes
+    files: FilesSection = field(default_factory=FilesSection)  # its folder is None if the gateways share none
 
     @staticmethod
     def of(serve: ServeSection, model_id: str, network: Network) -> "GatewaySpec":
@@ -278,6 +280,7 @@ class GatewaySpec:
             to_zero=serve.decode.replicas == 0,
             audit_log=str(Path(serve.audit_log).resolve()) if serve.audit_log else None,
             routes_by_prefix=serve.routing == "kv" and serve.prefix_caching and serve.decode.most > 1,
+            files=serve.files.model_copy(update={"folder": _files(serve.files.folder, model_id, network)}),
         )
 
     def slots(self, decode_replicas: int) -> int:
@@ -292,3 +295,10 @@ class GatewaySpec:
     def _configured(self) -> int:
         """Decode replicas that requests may count on. A pool at zero is brought back by the first request."""
         return max(1, self.decode_replicas)
+
+
+def _files(folder: str | None, model_id: str, network: Network) -> str | None:
+    """Folder of files and batches. Without one, gateways share one only on the same machine."""
+    if folder is not None:
+        return str(Path(folder).resolve())
+    return str(cache_dir() / "files" / model_id.replace("/", "--")) if network.host is not None else None

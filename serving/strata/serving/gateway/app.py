@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 from strata.serving.api import requests
 from strata.serving.api.dialects import errors
@@ -45,8 +45,18 @@ NODE_SCOPE = b"scope=node"
 VERDICT = "verdict"  # call between gateways: shares the verdict on a request under which an engine failed
 CANCEL = "cancel"  # call between gateways: cancels a client's request, which may be on any of them
 
+CALLER = "strata.caller"  # key of the scope: the tenant for whom the gateway itself sends a request. HTTP cannot set it
+
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Headers = list[tuple[bytes, bytes]]
+
+
+class Batches(Protocol):
+    """Routes of files and batches (`batches.api`)."""
+
+    def owns(self, path: str) -> bool: ...
+
+    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send, caller: Caller | None) -> None: ...
 
 
 class App:
@@ -66,8 +76,11 @@ class App:
         gate: Gate | None = None,
         audit: AuditLog | None = None,
         routing: PrefixRouting | None = None,
+        batches: Batches | None = None,
     ) -> None:
-        """`gate` admits the requests of tenants, `admission` those of everybody else."""
+        """`gate` admits the requests of tenants, `admission` those of everybody else. `batches` answers the routes of files and
+        batches."""
+        self._batches = batches
         self._tracer = tracing.Tracer("gateway", name)
         self._name, self._models = name, models
         self._keys, self._node, self._routes = keys, node, routes
@@ -102,13 +115,18 @@ class App:
         try:
             if unusable:
                 raise ApiError(400, f"'{REQUEST_ID}' must have at most {MAX_REQUEST_ID} characters, of printable ASCII.")
-            if self._keys is not None and path not in OPEN and path not in files.table():
+            if CALLER in scope:
+                journey.caller = scope[CALLER]
+            elif self._keys is not None and path not in OPEN and path not in files.table():
                 journey.caller = self._keys.check(scope["headers"])
                 if self._gate is not None and journey.caller is not None:
                     send.more = functools.partial(self._gate.headers, journey.caller.tenant)
             routes = self._routes
             if method == "POST" and path in routes.generating:
                 await self._generate(path, named, scope["headers"], receive, send, hold, journey)
+                return
+            if self._batches is not None and self._batches.owns(path):
+                await self._batches(scope, receive, send, journey.caller)
                 return
             if method == "POST" and path in routes.forwarded:
                 status, media, body = await self._forward(routes.forwarded[path], scope["headers"], receive, hold, journey)

@@ -174,6 +174,7 @@ class GatewayReplica:
         from strata.serving.gateway.prefix_routing import PrefixRouting
         from strata.serving.gateway.readiness import Readiness
         from strata.serving.metrics.telemetry import Gateway as Telemetry
+        from strata.serving.runtime import batching
         from strata.serving.tenants.audit import AuditLog
         from strata.serving.tenants.gate import Gate
 
@@ -211,9 +212,12 @@ class GatewayReplica:
             self._at_end.append(lambda: asyncio.to_thread(audit.close))
         readiness = Readiness(decode, prefill, directory if spec.warm_up else None, spec.role, spec.to_zero)
         own = routes.PICTURES if spec.role == "pictures" else routes.TEXT
+        api = batching.api(spec) if own is routes.TEXT else None
         app = App(
-            name, spec.names, decode, prefill, others, admission, telemetry, keys, node, readiness, own, gate, audit, routing
+            name, spec.names, decode, prefill, others, admission, telemetry, keys, node, readiness, own, gate, audit, routing, api
         )
+        batches = batching.executor(spec, app, keys, decode, others, name) if api is not None else None
+        self._batches = batches
         self._spec, self._engines = spec, [decode] if prefill is None else [decode, prefill]
 
         async def answer(call: Any) -> None:
@@ -231,7 +235,8 @@ class GatewayReplica:
 
         def load() -> dict[str, Any]:
             """Counters for other gateways, sent with every pong."""
-            return telemetry.totals() | ({"tenants": gate.load()} if gate is not None else {})
+            running = {batching.RUNNING: batches.slots.running} if batches is not None else {}
+            return telemetry.totals() | running | ({"tenants": gate.load()} if gate is not None else {})
 
         server = Server(answer, load, spec.network.secret)
         self._presence = Presence(directory, "gateway", name, server, spec.network.host, node)
@@ -240,6 +245,8 @@ class GatewayReplica:
         self._reporting = loop.create_task(reports.publish_repeatedly(directory, name, telemetry.demand)) if spec.by_slo else None
         self._http = http.server(app)
         self._serving = asyncio.get_running_loop().create_task(self._http.serve(sockets=[http.listen(spec.host, spec.port)]))
+        if batches is not None:
+            batches.start()
         gc.freeze()  # objects of the start are permanent; the garbage collector need not scan them while streams wait
 
     def record_autoscaling_stats(self) -> dict[str, float]:
@@ -253,6 +260,8 @@ class GatewayReplica:
 
     async def __del__(self) -> None:
         """Stops uvicorn, which accepts no new connections and waits for the responses in progress."""
+        if self._batches is not None:
+            await self._batches.stop()
         self._http.should_exit = True
         await self._serving
         if self._reporting is not None:

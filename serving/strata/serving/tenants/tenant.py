@@ -55,6 +55,7 @@ class Caller:
 
     tenant: Tenant
     key: str
+    background: bool = False  # a line of a batch: it runs when nobody else has a request
 
 
 def digest(key: bytes) -> bytes:
