@@ -15,6 +15,7 @@ from strata.platform.files import cache_dir
 from strata.platform.recipe import Device, PoolSection, ServeSection
 from strata.platform.recipe.serve import FilesSection, SloSection
 from strata.serving import mps
+from strata.serving.api import images
 from strata.serving.gateway import admission
 from strata.serving.models import adapter
 from strata.serving.models.adapter import Adapter
@@ -188,6 +189,7 @@ class EngineSpec:
             "max_num_seqs": self.max_sequences,
             "enable_prefix_caching": self.prefix_caching,
             "enable_logging_iteration_details": True,  # read by `engine_stats.py`, not logged
+            "limit_mm_per_prompt": {"image": images.MOST, "video": 0, "audio": 0},  # without effect on a model of text
         }
         if self.adapter is not None:
             kwargs |= {"enable_lora": True, "max_lora_rank": self.adapter.rank_bound}

@@ -18,13 +18,10 @@ from strata.serving.tenants.estimate import Estimate
 from strata.serving.tenants.queue import Elsewhere, FairQueue, Ticket
 from strata.serving.tenants.refusal import LimitReached
 from strata.serving.tenants.spending import Spending
-from strata.serving.tenants.tenant import Caller, Limits, Tenant
+from strata.serving.tenants.tenant import BACKGROUND, Caller, Tenant
 
 WAIT_S = 300.0  # longest wait in the queue
 LOOK_S = 0.5  # slots also change with replicas and other gateways
-# Queue of all batches: last in line, and so light that it leaves the shares of tenants as they are. Rates and budgets of a line
-# are those of its tenant. No tenant's name begins like this one.
-BACKGROUND = Tenant("~batches", Limits(weight=0.001, priority=-100))
 
 # A gateway's counters of a tenant, as sent to other gateways: running sequences, those in flight, requests and tokens since the
 # gateway's start, weight.
