@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from strata.serving.api import requests
+from strata.serving.api.dialects.batches import ENDPOINTS
 from strata.serving.api.requests import ApiError
 from strata.serving.batches import upload
 from strata.serving.batches.records import ENDED, Batch, StoredFile, new_id
@@ -20,7 +21,15 @@ from strata.serving.batches.upload import Headers, Receive
 from strata.serving.tenants.tenant import Caller
 
 FILES, BATCHES = "/v1/files", "/v1/batches"
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+# Methods of each route: of all files or batches, of one, and of an action on one.
+METHODS = {
+    ("files", False, ""): "GET, POST",
+    ("files", True, ""): "GET, DELETE",
+    ("files", True, "content"): "GET",
+    ("batches", False, ""): "GET, POST",
+    ("batches", True, ""): "GET",
+    ("batches", True, "cancel"): "POST",
+}
 WINDOW = re.compile(r"([1-9][0-9]{0,2})h")
 MOST_HOURS = 168
 MAX_PENDING = 100  # batches of one tenant that have not ended
@@ -77,6 +86,8 @@ class Api:
                     tree = await asyncio.to_thread(_retrieve, space, name)
                 case ("POST", "batches", True, "cancel"):
                     tree = await asyncio.to_thread(_cancel, space, name)
+                case _ if allowed := METHODS.get((base, bool(name), action)):
+                    raise ApiError(405, f"{method} {path}: only {allowed} is allowed.", headers={"allow": allowed})
                 case _:
                     raise ApiError(404, f"{method} {path}: there is no such route.")
         except OSError as error:
