@@ -92,11 +92,13 @@ FOLDERS = {
     "serving.vllm_patches": {"metrics", "routing", "scaling"},
     "serving.engine": {"adapters", "api", "metrics", "models", "routing", "scaling", "tenants", "transport", "vllm_patches"},
     "serving.gateway": {"adapters", "api", "catalogue", "engine", "metrics", "page", "routing", "tenants", "transport"},
+    "serving.batches": {"api", "gateway", "tenants"},
     "serving.diffusion": {"api", "engine", "metrics", "transport"},
     "serving.fork_server": {"engine", "ray_patches", "vllm_patches"},
     "serving.runtime": {
         "adapters",
         "api",
+        "batches",
         "catalogue",
         "diffusion",
         "engine",

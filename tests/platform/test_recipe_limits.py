@@ -45,6 +45,7 @@ AT_LEAST_ONE = (
     *("serve.max_sequences", "serve.gateways", "deploy.gpus_per_node", "deploy.nodes", "deploy.cpus", "deploy.memory_gib"),
     *("serve.decode.replicas", "serve.decode.max_replicas", "parallel.tensor", "parallel.pipeline", "parallel.sequence"),
     *("parallel.expert", "parallel.workers", "serve.decode.tensor_parallel", "deploy.quota_gpus", "train.on_spike.most"),
+    *("serve.files.file_mib", "serve.files.tenant_gib"),
 )
 AT_LEAST_ZERO = ("train.warmup", "train.max_failures", "serve.max_queue", "serve.prefill.replicas", "train.seed")
 AT_LEAST_ZERO += ("serve.remote_prefill.min_tokens", "train.steps", "deploy.borrow_gpus", "train.watchdog.check_every")
@@ -368,6 +369,7 @@ def test_defaults() -> None:
             "prefix_caching": True,
             "routing": "kv",
             "audit_log": None,
+            "files": {"folder": None, "file_mib": 200, "tenant_gib": 10},
             "tool_parser": None,
             "reasoning_parser": None,
             "engine": {},

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from strata.kernels import vllm_plugin
+from strata.platform.files import cache_dir
 from strata.platform.recipe import Device, PoolSection, ServeSection
-from strata.platform.recipe.serve import SloSection
+from strata.platform.recipe.serve import FilesSection, SloSection
 from strata.serving import mps
 from strata.serving.adapters import recipe as adapter_recipe
 from strata.serving.adapters.entry import Entry
 from strata.serving.adapters.recipe import AdapterSpec
+from strata.serving.api import images
 from strata.serving.gateway import admission
 from strata.serving.models import adapter
 from strata.serving.models.adapter import Adapter
@@ -203,6 +205,7 @@ class EngineSpec:
             "max_num_seqs": self.max_sequences,
             "enable_prefix_caching": self.prefix_caching,
             "enable_logging_iteration_details": True,  # read by `engine_stats.py`, not logged
+            "limit_mm_per_prompt": {"image": images.MOST, "video": 0, "audio": 0},  # without effect on a model of text
         }
         if self.adapter is not None:
             kwargs |= {"enable_lora": True, "max_lora_rank": self.adapter.rank_bound}
@@ -294,6 +297,7 @@ class GatewaySpec:
     # Entries of the runtime environment that name the process which forks engines, and the environment that it has.
     forked: tuple[dict[str, Any], dict[str, str]] | None = None
     adapters: tuple[Entry, ...] | None = None  # from the start; None: the endpoint has no adapters
+    files: FilesSection = field(default_factory=FilesSection)  # its folder is None if the gateways share none
 
     @staticmethod
     def of(serve: ServeSection, model_id: str, network: Network) -> "GatewaySpec":
@@ -313,6 +317,7 @@ class GatewaySpec:
             audit_log=str(Path(serve.audit_log).resolve()) if serve.audit_log else None,
             routes_by_prefix=serve.routing == "kv" and serve.prefix_caching and serve.decode.most > 1,
             section=serve.model_dump(mode="json", exclude={"models"}),
+            files=serve.files.model_copy(update={"folder": _files(serve.files.folder, model_id, network)}),
         )
 
     def slots(self, decode_replicas: int) -> int:
@@ -327,3 +332,10 @@ class GatewaySpec:
     def _configured(self) -> int:
         """Decode replicas that requests may count on. A pool at zero is brought back by the first request."""
         return max(1, self.decode_replicas)
+
+
+def _files(folder: str | None, model_id: str, network: Network) -> str | None:
+    """Folder of files and batches. Without one, gateways share one only on the same machine."""
+    if folder is not None:
+        return str(Path(folder).resolve())
+    return str(cache_dir() / "files" / model_id.replace("/", "--")) if network.host is not None else None

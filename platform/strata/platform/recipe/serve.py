@@ -135,6 +135,16 @@ class ServedModelSection(BaseModel):
         return self
 
 
+class FilesSection(Section):
+    """Storage of /v1/files and /v1/batches."""
+
+    folder: str | None = Field(
+        None, description="folder that all gateways share; unset: .strata/files on one machine, no files on a cluster"
+    )
+    file_mib: Positive = Field(200, description="largest file, in MiB")
+    tenant_gib: Positive = Field(10, description="files of one tenant, in GiB")
+
+
 class ServeSection(Section):
     """OpenAI-compatible endpoint."""
 
@@ -162,6 +172,7 @@ class ServeSection(Section):
     max_sequences: Positive = Field(64, description="sequences that an engine runs concurrently")
     max_queue: NonNegative = Field(256, description="sequences that may wait; further requests get 429 with Retry-After")
     audit_log: str | None = Field(None, description="folder for a JSON line per request, without prompts; unset: no log")
+    files: FilesSection = Field(FilesSection(), description="uploaded files and the output of batches")
     prefix_caching: bool = Field(True, description="reuse KV blocks of prompts with a common prefix")
     tool_parser: str | None = Field(None, description="vLLM tool parser of the model, such as hermes")
     reasoning_parser: str | None = Field(None, description="vLLM reasoning parser of the model")

@@ -189,7 +189,8 @@ _MESSAGES = _list(
                 "oneOf": [
                     {"type": "string"},
                     _list(_object({"type": {"const": "text"}, "text": {"type": "string"}}, "type", "text")),
-                ]
+                ],
+                "description": "A model that sees accepts parts of type 'image_url' too, with a data URL.",
             },
             "name": {"type": "string"},
             "tool_calls": _CALLS,

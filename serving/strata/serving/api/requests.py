@@ -31,8 +31,8 @@ FORBIDDEN = frozenset({"kv_transfer_params", "ec_transfer_params"})
 UNSUPPORTED = {
     "prompt_embeds": "send text or token ids as 'prompt'",
     "chat_template": "the model's own template is used",
-    "media_io_kwargs": "the model accepts only text",
-    "mm_processor_kwargs": "the model accepts only text",
+    "media_io_kwargs": "images are read as the model's own configuration says",
+    "mm_processor_kwargs": "images are read as the model's own configuration says",
     "vllm_xargs": "no extension reads it",
     "priority": "requests are served in the order of their arrival",
     "request_id": "send the header 'x-request-id'",
@@ -66,6 +66,12 @@ TYPES = {
 }
 
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "thinking")
+MEDIA_KEYS = frozenset(
+    {
+        *("image_url", "video_url", "audio_url", "input_audio", "input_image", "image_pil", "uuid"),
+        *("image_embeds", "audio_embeds", "video_embeds", "prompt_embeds"),
+    }
+)
 
 # Up to the next bracket outside of strings. Possessive, and never without a match: linear in the text.
 TO_BRACKET = re.compile(r"""(?:[^][{}"]++|"(?:[^"\\]++|\\.?)*+"?)*+([][{}]?)""", re.DOTALL)
@@ -107,7 +113,7 @@ def parse(body: bytes) -> dict[str, Any]:
 
 def validate(tree: dict[str, Any], model: type[AnyRequest], early: Callable[[dict[str, Any]], None] | None = None) -> AnyRequest:
     """`early` refuses what vLLM would act on during validation; by default, for completions and chat."""
-    (early or _refuse_early)(tree)
+    (early or refuse_early)(tree)
     try:
         checked = model.model_validate(tree)
     except ValidationError as error:
@@ -191,17 +197,21 @@ def _too_large(where: str) -> ApiError:
     return ApiError(400, f"'{where}' has a number beyond 64 bits.", param=where)
 
 
-def _refuse_early(tree: dict[str, Any]) -> None:
+def refuse_early(tree: dict[str, Any], parts: tuple[str, ...] = ()) -> None:
     """Refuses parameters that vLLM would act on during validation. It makes message contents iterators that can be read only
-    once."""
+    once. `parts`: types of content that the model accepts besides text."""
     refuse_structural_tag(tree)
     for message in dicts(tree.get("messages")):
         if (role := message.get("role")) not in ROLES:
             raise ApiError(400, f"'role' must be one of {', '.join(ROLES)}, not {str(role)[:50]!r}.", param="messages")
         for part in dicts(message.get("content")):
-            if part.get("type", "text") not in TEXT_PARTS:
-                kind = str(part["type"])[:50]
-                raise ApiError(400, f"The model accepts only text: content of type '{kind}' is not supported.", param="messages")
+            kind = part.get("type", "text")
+            if kind not in TEXT_PARTS + parts:
+                accepted = " and ".join(("text", *parts))
+                message_text = f"The model accepts only {accepted}: content of type '{str(kind)[:50]}' is not supported."
+                raise ApiError(400, message_text, param="messages")
+            if kind in TEXT_PARTS and (media := MEDIA_KEYS & part.keys()):  # vLLM would read them in a part without a type
+                raise ApiError(400, f"A part of type 'text' has no '{min(media)}'.", param="messages")
         for call in dicts(message.get("tool_calls")):
             function = call.get("function")
             arguments = function.get("arguments") if isinstance(function, dict) else None

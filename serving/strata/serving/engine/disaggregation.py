@@ -63,9 +63,12 @@ class CrashesEngines(Exception):
 
 def obstacle(prompt: Any, params: SamplingParams) -> str | None:
     """Reason why a request cannot be prefilled remotely, or None. A KV transfer names the blocks of one sequence, so several
-    sequences cannot share it; prompt logprobs need the forward pass of the prompt on the decode engine."""
+    sequences cannot share it; a prefill engine is sent token ids, which do not have the images; prompt logprobs need the forward
+    pass of the prompt on the decode engine."""
     if params.n > 1:
         return "several-sequences"
+    if prompt.get("type") == "multimodal":
+        return "images"
     if prompt.get("type") != "token":
         return "not-tokens"
     if params.prompt_logprobs is not None:

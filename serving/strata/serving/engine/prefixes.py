@@ -22,12 +22,14 @@ class Prefixes:
         return 0 if self.blocks is None else self.blocks.cached_tokens(token_ids, salt)
 
     def register_prompt(self, context: RequestContext, prompt: Any, salt: Salt) -> None:
+        if _has_images(prompt):
+            return
         ids = prompt.get("prompt_token_ids", ())
         self._register(context, ids[: len(ids) - len(context.resumed)], salt, first=0)
 
     def register_answer(self, context: RequestContext, prompt: Any, salt: Salt) -> None:
         """The last token has no KV entry."""
-        if context.chain is None or self._lengths is None:
+        if context.chain is None or self._lengths is None or _has_images(prompt):
             return
         known = len(context.chain.points)
         prefix_chain.add_answer(context.chain, "".join(context.answer), context.generated)
@@ -40,3 +42,8 @@ class Prefixes:
         tokens = tokens_before(context.chain, ids, self._lengths)
         found = zip(context.chain.points[first:], tokens[first:], strict=True)
         self.blocks.register(((point.digest, count) for point, count in found), ids, salt)
+
+
+def _has_images(prompt: Any) -> bool:
+    """The tokens of such a prompt do not identify it: those of all images are equal."""
+    return bool(prompt.get("type") == "multimodal")

@@ -14,8 +14,9 @@ from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.exceptions import VLLMValidationError
 
+from strata.serving.api import images
 from strata.serving.api.dialects import messages, responses
-from strata.serving.api.requests import ApiError, validate
+from strata.serving.api.requests import ApiError, refuse_early, validate
 from strata.serving.engine.request_context import RequestContext
 
 
@@ -37,12 +38,15 @@ def text_apis(state: Any, engine: Any) -> dict[str, TextApi]:
     response, message = state.openai_serving_responses, state.anthropic_serving_messages
     for serving in (completion, chat, response, message):
         serving.engine_client = engine
+    sees = engine.model_config.is_multimodal_model
     return {
         "completions": TextApi(
             lambda tree: validate(tree, CompletionRequest), lambda request: completion.create_completion(request, None), _dump
         ),
         "chat": TextApi(
-            lambda tree: validate(tree, ChatCompletionRequest), lambda request: chat.create_chat_completion(request, None), _dump
+            lambda tree: validate(tree, ChatCompletionRequest, _check_images if sees else None),
+            lambda request: chat.create_chat_completion(request, None),
+            _dump,
         ),
         "responses": TextApi(
             _read_response,
@@ -59,6 +63,11 @@ def text_apis(state: Any, engine: Any) -> dict[str, TextApi]:
             several_events=True,
         ),
     }
+
+
+def _check_images(tree: dict[str, Any]) -> None:
+    refuse_early(tree, (images.PART,))
+    images.check(tree)
 
 
 def _read_response(tree: dict[str, Any]) -> ResponsesRequest:

@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 from strata.serving.adapters import api
 from strata.serving.api import requests
@@ -46,9 +46,19 @@ NODE_SCOPE = b"scope=node"
 VERDICT = "verdict"  # call between gateways: shares the verdict on a request under which an engine failed
 CANCEL = "cancel"  # call between gateways: cancels a client's request, which may be on any of them
 
+CALLER = "strata.caller"  # key of the scope: the tenant for whom the gateway itself sends a request. HTTP cannot set it
+
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Headers = list[tuple[bytes, bytes]]
 AdminCall = Callable[[str, str, bytes], Awaitable[tuple[int, bytes]]]  # method, path and body to status and answer
+
+
+class Batches(Protocol):
+    """Routes of files and batches (`batches.api`)."""
+
+    def owns(self, path: str) -> bool: ...
+
+    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send, caller: Caller | None) -> None: ...
 
 
 class App:
@@ -63,8 +73,11 @@ class App:
         gate: Gate | None = None,
         audit: AuditLog | None = None,
         model_admin: AdminCall | None = None,
+        batches: Batches | None = None,
     ) -> None:
-        """`gate` admits the requests of tenants, the admission of a model's pool those of everybody else."""
+        """`gate` admits the requests of tenants, the admission of a model's pool those of everybody else. `batches` answers the
+        routes of files and batches."""
+        self._batches = batches
         self._tracer = tracing.Tracer("gateway", name)
         self._name, self._pools, self._gateways = name, pools, gateways
         self._keys, self._node, self._routes = keys, node, routes
@@ -94,7 +107,9 @@ class App:
         try:
             if unusable:
                 raise ApiError(400, f"'{REQUEST_ID}' must have at most {MAX_REQUEST_ID} characters, of printable ASCII.")
-            if self._keys is not None and path not in OPEN and path not in files.table():
+            if CALLER in scope:
+                journey.caller = scope[CALLER]
+            elif self._keys is not None and path not in OPEN and path not in files.table():
                 journey.caller = self._keys.check(scope["headers"])
                 if self._gate is not None and journey.caller is not None:
                     send.more = functools.partial(self._gate.headers, journey.caller.tenant)
@@ -107,6 +122,9 @@ class App:
                 return
             if method == "POST" and path in routes.generating:
                 await self._generate(path, named, scope["headers"], receive, send, hold, journey)
+                return
+            if self._batches is not None and self._batches.owns(path):
+                await self._batches(scope, receive, send, journey.caller)
                 return
             if method == "POST" and path in routes.forwarded:
                 status, media, body = await self._forward(routes.forwarded[path], scope["headers"], receive, hold, journey)

@@ -51,6 +51,12 @@ class Keys:
         message = "The API key is missing or unknown. Send the header Authorization: Bearer KEY."
         raise ApiError(401, message, headers={"www-authenticate": "Bearer"})
 
+    def tenant(self, name: str) -> Tenant | None:
+        """Tenant with a key that is valid now."""
+        now = self._wall()
+        known = (each for each in self._known().keys.values() if each.tenant.name == name)
+        return next((each.tenant for each in known if each.expires is None or now < each.expires), None)
+
     def lend_idle(self) -> bool:
         return self._content.lend_idle
 

@@ -179,6 +179,7 @@ class GatewayReplica:
         from strata.serving.gateway import http, routes
         from strata.serving.gateway.app import CANCEL, VERDICT, App
         from strata.serving.gateway.keys import FILE, Keys
+        from strata.serving.runtime import batching
         from strata.serving.runtime import pools as built
         from strata.serving.runtime.models import admin as model_admin
         from strata.serving.runtime.models.controller import Controller
@@ -222,7 +223,10 @@ class GatewayReplica:
         self._at_end.append(controller.close)
         changes = model_admin.ModelAdmin(spec, followed, controller)
         of_text = changes.handle if own is routes.TEXT else None
-        app = App(name, followed.pools, others, keys, node, own, gate, audit, of_text)
+        api = batching.api(spec) if own is routes.TEXT else None
+        app = App(name, followed.pools, others, keys, node, own, gate, audit, of_text, api)
+        batches = batching.executor(spec, app, keys, followed.pools, others, name) if api is not None else None
+        self._batches = batches
         self._spec, self._pools = spec, followed.pools
 
         async def answer(call: Any) -> None:
@@ -244,7 +248,8 @@ class GatewayReplica:
         def load() -> dict[str, Any]:
             """Counters for other gateways, sent with every pong."""
             tenants = {"tenants": gate.load(), "queues": gate.queue_load()} if gate is not None else {}
-            return app.totals() | followed.load() | tenants
+            running = {batching.RUNNING: batches.slots.running} if batches is not None else {}
+            return app.totals() | followed.load() | running | tenants
 
         await followed.refresh()  # before the first request, which may be for new weights of the main model
         server = Server(answer, load, spec.network.secret)
@@ -254,6 +259,8 @@ class GatewayReplica:
         self._reporting = loop.create_task(reports.publish_repeatedly(directory, name, demand)) if spec.by_slo else None
         self._http = http.server(app)
         self._serving = asyncio.get_running_loop().create_task(self._http.serve(sockets=[http.listen(spec.host, spec.port)]))
+        if batches is not None:
+            batches.start()
         gc.freeze()  # objects of the start are permanent; the garbage collector need not scan them while streams wait
 
     def record_autoscaling_stats(self) -> dict[str, float]:
@@ -267,6 +274,8 @@ class GatewayReplica:
 
     async def __del__(self) -> None:
         """Stops uvicorn, which accepts no new connections and waits for the responses in progress."""
+        if self._batches is not None:
+            await self._batches.stop()
         self._http.should_exit = True
         await self._serving
         if self._reporting is not None:

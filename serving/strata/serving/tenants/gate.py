@@ -18,7 +18,7 @@ from strata.serving.tenants.estimate import Estimate
 from strata.serving.tenants.queue import Elsewhere, FairQueue, Ticket
 from strata.serving.tenants.refusal import LimitReached
 from strata.serving.tenants.spending import Spending
-from strata.serving.tenants.tenant import Caller, Tenant
+from strata.serving.tenants.tenant import BACKGROUND, Caller, Tenant
 
 WAIT_S = 300.0  # longest wait in the queue
 LOOK_S = 0.5  # slots also change with replicas and other gateways
@@ -50,6 +50,7 @@ class Entry:
         self.waited_s, self.started = 0.0, False
         self._charged, self.settled = estimate.tokens, False
         self.day = gate.spending.today()
+        self._queued_as = BACKGROUND if caller.background else caller.tenant
         self._ticket: Ticket | None = None
 
     async def turn(self) -> None:
@@ -66,11 +67,11 @@ class Entry:
             if not started.done():
                 started.set_exception(error)
 
-        self._ticket = Ticket(self.caller.tenant, self._estimate.sequences, start, drop)
+        self._ticket = Ticket(self._queued_as, self._estimate.sequences, start, drop)
         queue.submit(self._ticket)
         while not started.done():
             if loop.time() >= began + WAIT_S:
-                wait = queue.retry_after(self.caller.tenant.name, self._estimate.sequences)
+                wait = queue.retry_after(self._queued_as.name, self._estimate.sequences)
                 message = f"The request waited {WAIT_S:.0f} s in the queue. Try again in {wait} s."
                 raise LimitReached("max_queue", "requests", message, wait)
             await asyncio.wait({started}, timeout=min(LOOK_S, began + WAIT_S - loop.time()))
@@ -134,6 +135,8 @@ class Gate:
         entry, meter = Entry(self, caller, estimate, queue), self._meter(caller.tenant.name)
         self.charge(caller.tenant, estimate.tokens, entry.day)
         meter.in_flight += estimate.sequences
+        if caller.background:
+            self._meter(BACKGROUND.name)  # sent to other gateways with the tenants'
         try:
             yield entry
         finally:

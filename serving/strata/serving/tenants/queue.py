@@ -4,6 +4,7 @@ A sequence in an engine's batch slows all others of the batch, so the shared res
 several tenants are active, each may run its share of them: `slots * weight / (weights of all active tenants)`, rounded down. A
 tenant is active while it has a request, and for `ACTIVE_S` after. What one of them does not use stays free, so that a flood
 changes neither the batch nor the queue of the others; with `lend_idle`, others may use it. A single active tenant has all slots.
+Lines of batches come after all tenants and have one slot while any is active.
 
 Requests that cannot start wait here. The next one to start is that of the highest priority, then of the tenant that runs the
 fewest sequences relative to its weight, then of the one that has waited longest in virtual time. A full queue drops the newest
@@ -19,7 +20,7 @@ from typing import NamedTuple
 from strata.serving.api.requests import ApiError
 from strata.serving.tenants.completions import Completions
 from strata.serving.tenants.refusal import LimitReached
-from strata.serving.tenants.tenant import Tenant
+from strata.serving.tenants.tenant import BACKGROUND, Tenant
 
 ACTIVE_S = 60.0
 
@@ -184,12 +185,15 @@ class FairQueue:
     def _share(self, lane: _Lane, slots: int, weights: float) -> int:
         if self._lend_idle() or lane.weight >= weights:
             return slots
+        if lane.tenant is BACKGROUND:
+            return 1
         return max(1, int(slots * lane.weight / weights))
 
     def _weights(self, elsewhere: Mapping[str, Elsewhere]) -> float:
         """Sum of the weights of all active tenants."""
-        here = {lane.tenant.name: lane.weight for lane in self._active()}
-        return sum(here.values()) + sum(use.weight for name, use in elsewhere.items() if name not in here)
+        here = {lane.tenant.name: lane.weight for lane in self._active() if lane.tenant is not BACKGROUND}
+        others = (use.weight for name, use in elsewhere.items() if name not in here and name != BACKGROUND.name)
+        return sum(here.values()) + sum(others)
 
     def _active(self) -> list[_Lane]:
         oldest = self._clock() - ACTIVE_S

@@ -50,12 +50,18 @@ class Tenant:
         return self.limits.models is None or model in self.limits.models
 
 
+# Queue of all batches: behind every tenant, and without a part in their shares. Rates and budgets of a line are those of its
+# tenant. No tenant's name begins like this one.
+BACKGROUND = Tenant("~batches", Limits(weight=0.001, priority=-100))
+
+
 @dataclass(frozen=True)
 class Caller:
     """Tenant of a request, and the short id of the key that it was sent with."""
 
     tenant: Tenant
     key: str
+    background: bool = False  # a line of a batch: it runs when nobody else has a request
 
 
 def digest(key: bytes) -> bytes:

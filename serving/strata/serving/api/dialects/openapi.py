@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from strata.serving.api import openapi
-from strata.serving.api.dialects import errors, messages, responses
+from strata.serving.api.dialects import batches, errors, messages, responses
 from strata.serving.api.dialects.pooling import MAX_INPUTS
 from strata.serving.api.limits import MAX_STOP_CHARACTERS
 from strata.serving.api.requests import MAX_ENTRIES
@@ -23,6 +23,7 @@ def document(models: Sequence[str]) -> Schema:
             "post": _anthropic("countTokens", "Tokens of a conversation.", "CountRequest", "Count", False)
         },
     }
+    text["paths"] |= batches.paths()
     for route, (name, summary) in _POOLING.items():
         request, answer = f"{name}Request", f"{name}s"
         text["paths"][route] = {"post": openapi.post(f"create{name}", summary, request, answer)}
@@ -40,6 +41,7 @@ def document(models: Sequence[str]) -> Schema:
         "MessageRequest": openapi.request(named | _CONVERSATION | _MESSAGE, "messages", "max_tokens"),
         "CountRequest": openapi.request(named | _CONVERSATION, "messages"),
         **_ANSWERS,
+        **batches.schemas(),
     }
     return text
 

@@ -10,6 +10,7 @@ const REASONS = {
   "several-sequences": "several sequences",
   "prompt-logprobs": "prompt logprobs",
   "not-tokens": "the prompt is not made of tokens",
+  images: "the prompt has images",
   "no-decode-replica": "no decode replica is up",
   "cheaper-there": "cheaper on the prefill engine",
   long: "the prompt is long",

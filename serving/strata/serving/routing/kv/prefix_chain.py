@@ -117,7 +117,12 @@ def _add(chain: Chain, prompt: Any, conversation: bool) -> bool:
         return False
     chain.kind = "messages" if conversation else "ids"
     if conversation:
-        return all(_add_message(chain, message) for message in prompt)
+        for message in prompt:
+            if _has_images(message):
+                break  # what follows the first image has no name
+            if not _add_message(chain, message):
+                return False
+        return True
     return _add_ids(chain, prompt)
 
 
@@ -144,6 +149,11 @@ def _add_message(chain: Chain, message: Any) -> bool:
     header = msgspec.json.encode(rest, order="sorted")
     chain.message(header, (text or "").encode())
     return True
+
+
+def _has_images(message: Any) -> bool:
+    content = message.get("content") if isinstance(message, dict) else None
+    return isinstance(content, list) and any(isinstance(part, dict) and "image_url" in part for part in content)
 
 
 def _add_ids(chain: Chain, ids: Iterable[Any]) -> bool:
