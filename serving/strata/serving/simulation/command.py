@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Precision = Literal["fp16", "bf16", "fp8"]
 Link = Literal["fabric", "nvlink", "pcie"]
-Arrivals = Literal["poisson", "bursts", "diurnal", "steps", "night"]
+Arrivals = Literal["poisson", "bursts", "diurnal", "steps", "ramp", "night"]
 Policy = Literal["slo", "ray-default", "fixed"]
 REPLICAS, TOKENS = ranges.Range(0, 10_000), ranges.Range(1, 10_000_000)
 REQUESTS = ranges.Range(1, 100_000_000)
