@@ -114,6 +114,7 @@ FOLDERS = {
     "serving.chaos": {"metrics", "models"},
     "serving.simulation": {"api", "engine", "gateway", "ray_patches", "routing", "scaling", "tenants", "transport"},
     "serving.bench": {"api", "gateway", "metrics", "models", "tenants", "vllm_patches"},
+    "serving.calibration": {"bench", "simulation"},
     "training.data": set(),
     "training.model": set(),
     "training.metrics": set(),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from strata.serving.scaling.demand import BIN_S, MOST_GROWTH, TREND_S, Memory, Seen, forecast, remember
+from strata.serving.scaling.demand import BIN_S, MOST_GROWTH, TREND_S, Memory, Seen, forecast, mean_rate, remember
 
 
 def seen(at: float, arrivals: int, ended: int = 0, prompt: int = 0, output: int = 0, in_flight: int = 0) -> Seen:
@@ -39,6 +39,11 @@ def test_forecast_is_bounded_by_the_rates_seen() -> None:
     assert forecast(burst, 10_000) == pytest.approx(MOST_GROWTH * 20)
 
 
+def test_mean_rate_is_over_the_time_of_the_trend() -> None:
+    assert mean_rate(Memory()) == mean_rate(after(seen(0, 7))) == 0.0
+    assert mean_rate(after(seen(0, 0), seen(5, 50), seen(10, 60))) == 6.0
+
+
 def test_only_the_trends_time_is_remembered() -> None:
     memory = after(*(seen(5.0 * k, 5 * k) for k in range(300)))
     assert memory.marks[-1][0] - memory.marks[0][0] <= TREND_S + BIN_S
@@ -48,9 +53,21 @@ def test_only_the_trends_time_is_remembered() -> None:
 def test_lengths_follow_recent_requests() -> None:
     memory = after(seen(0, 0), seen(1, 10, ended=10, prompt=1000, output=500))
     assert (memory.prompt, memory.output) == (100.0, 50.0)
-    later = remember(memory, seen(2, 210, ended=210, prompt=1000 + 200 * 300, output=500 + 200 * 10))
-    assert (later.prompt, later.output) == (200.0, 30.0)  # half of the weight after 200 requests
-    assert remember(later, seen(3, 210, ended=210, prompt=61_000, output=2500)).prompt == 200.0
+    later = remember(memory, seen(2, 20, ended=20, prompt=4000, output=600))
+    assert (later.prompt, later.output) == pytest.approx((200.0, 30.0), rel=0.02)  # the first ones weigh as much as others
+    assert remember(later, seen(3, 20, ended=20, prompt=4000, output=600)).prompt == later.prompt
+    steady = after(*(seen(k, k, ended=k, prompt=100 * k, output=10 * k) for k in range(3000)))
+    changed = after_steps(steady, 200, prompt=300)
+    assert steady.prompt == pytest.approx(100.0) and changed.prompt == pytest.approx(200.0, rel=0.01)  # half after 200 requests
+
+
+def after_steps(memory: Memory, requests: int, prompt: int) -> Memory:
+    """`requests` further requests with `prompt` tokens, one after the other."""
+    arrivals, ended, tokens = memory.marks[-1][1], memory.ended, memory.prompt_tokens
+    for number in range(1, requests + 1):
+        at, output = memory.marks[-1][0] + 1, memory.output_tokens + 10
+        memory = remember(memory, seen(at, arrivals + number, ended + number, tokens + prompt * number, output))
+    return memory
 
 
 def test_counts_that_begin_anew_are_no_negative_rate() -> None:

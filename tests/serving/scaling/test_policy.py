@@ -6,8 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from strata.serving.scaling.demand import Seen
-from strata.serving.scaling.policy import DRAIN_S, LEAST_HEADROOM, MOST_HEADROOM, Bounds, PoolMemory, decide
+from strata.serving.scaling.demand import MOST_GROWTH, Seen
+from strata.serving.scaling.policy import (
+    DRAIN_S,
+    LEAST_HEADROOM,
+    MOST_HEADROOM,
+    NEW_FADE_S,
+    NEW_HEADROOM,
+    Bounds,
+    PoolMemory,
+    decide,
+)
 from strata.serving.scaling.sizing import KV_FULL, Lengths
 
 BOUNDS = Bounds(least=1, most=50, cooldown_s=600, idle_s=300)
@@ -41,11 +50,20 @@ class Run:
 
 
 def test_new_load_has_the_largest_headroom_and_a_steady_one_the_least() -> None:
-    run = Run(lambda _: 4.0)
-    assert run.until(60) == math.ceil(MOST_HEADROOM * 4 / 2)
+    run = Run(lambda _: 4.0, headroom=NEW_HEADROOM)
+    assert run.until(60) == pytest.approx(NEW_HEADROOM * 4 / 2, abs=1)
+    run.until(NEW_FADE_S)
+    assert run.memory.headroom == pytest.approx((NEW_HEADROOM + LEAST_HEADROOM) / 2, rel=0.02)
+    assert run.until(6 * NEW_FADE_S) == pytest.approx(MOST_HEADROOM * 4 / 2, abs=1)
     run.step_s = 5.0
     assert run.until(12 * 3600) == pytest.approx(LEAST_HEADROOM * 4 / 2, abs=1)
     assert run.numbers[100:] == sorted(run.numbers[100:], reverse=True)
+
+
+def test_new_load_is_prepared_for_bursts_over_its_mean_and_not_over_a_burst() -> None:
+    run = Run(lambda t: 10.0 if 100 <= t < 110 else 1.0, headroom=NEW_HEADROOM)
+    assert run.until(99) == math.ceil(NEW_HEADROOM * 1 / 2)
+    assert run.until(115) <= math.ceil(MOST_HEADROOM * MOST_GROWTH * 10 / 2) and run.number >= MOST_HEADROOM * 9 / 2
 
 
 def test_growth_is_at_once_and_shrinking_after_the_cool_down() -> None:

@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 from strata.platform.cli import CommandGroup
 from strata.platform.errors import UserError
-from strata.serving.simulation.command import simulate, simulate_validate
+from strata.serving.calibration.command import simulate_validate
+from strata.serving.simulation.command import simulate
 
 CALIBRATION = {
     "fixed_s": 0.005, "sequence_s": 1e-5, "context_token_s": 2e-8, "prompt_token_s": 4e-5, "prompt_pair_s": 1e-10,

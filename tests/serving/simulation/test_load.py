@@ -14,7 +14,9 @@ from strata.serving.simulation.requests import HashedText, OwnText
 from strata.serving.simulation.traces import replay
 
 
-@pytest.mark.parametrize(("kind", "horizon_s"), [("poisson", 2000.0), ("bursts", 20_000.0), ("diurnal", 86_400.0)])
+@pytest.mark.parametrize(
+    ("kind", "horizon_s"), [("poisson", 2000.0), ("bursts", 20_000.0), ("diurnal", 86_400.0), ("ramp", 7200.0)]
+)
 def test_arrivals_have_their_rate(kind: Arrivals, horizon_s: float) -> None:
     times = list(itertools.takewhile(lambda at: at < horizon_s, arrival_times(kind, 1.5, np.random.default_rng(1))))
     assert times == sorted(times) and times[0] > 0

@@ -35,6 +35,7 @@ class Memory:
     ended: int = 0  # totals at the last update of the means
     prompt_tokens: int = 0
     output_tokens: int = 0
+    requests: float = 0.0  # weight of the means, which is what is left of the requests that ended
     prompt: float = 0.0  # mean tokens of a request; 0: none has ended yet
     output: float = 0.0
     active_at: float = 0.0  # when a request last was in flight or arrived
@@ -52,20 +53,31 @@ def remember(memory: Memory, seen: Seen) -> Memory:
         oldest = seen.at - TREND_S - BIN_S
         marks = (*(mark for mark in marks if mark[0] >= oldest), (seen.at, seen.arrivals))
     new = seen.ended - memory.ended
-    prompt, output = memory.prompt, memory.output
+    requests, prompt, output = memory.requests, memory.prompt, memory.output
     if new > 0:
-        weight = 0.5 ** (new / HALF_LIFE) if prompt else 0.0
-        prompt = weight * prompt + (1 - weight) * (seen.prompt_tokens - memory.prompt_tokens) / new
-        output = weight * output + (1 - weight) * (seen.output_tokens - memory.output_tokens) / new
+        # The first requests weigh no more than others: short answers end first, and would stand for all.
+        left = requests * 0.5 ** (new / HALF_LIFE)
+        requests = left + new
+        prompt = (left * prompt + seen.prompt_tokens - memory.prompt_tokens) / requests
+        output = (left * output + seen.output_tokens - memory.output_tokens) / requests
     return Memory(
         marks=marks,
         ended=seen.ended,
         prompt_tokens=seen.prompt_tokens,
         output_tokens=seen.output_tokens,
+        requests=requests,
         prompt=prompt,
         output=output,
         active_at=seen.at if active else memory.active_at,
     )
+
+
+def mean_rate(memory: Memory) -> float:
+    """Requests per second over the time of the trend."""
+    if len(memory.marks) < 2:
+        return 0.0
+    (begin, before), (end, after) = memory.marks[0], memory.marks[-1]
+    return (after - before) / (end - begin)
 
 
 def forecast(memory: Memory, ahead_s: float) -> float:

@@ -8,7 +8,7 @@ pool is emptied after an idle time, and the first request brings a replica back.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from strata.serving.scaling import demand
 from strata.serving.scaling.demand import BIN_S, Memory, Seen
@@ -17,7 +17,9 @@ from strata.serving.scaling.sizing import KV_FULL, Lengths
 Timed = tuple[tuple[float, float], ...]  # (time, value), in order of time
 LEAST_HEADROOM, MOST_HEADROOM = 2.0, 4.0
 FADE_S = 2 * 3600.0  # until half of the headroom above the least is gone
-
+# A new load has not shown its bursts yet: it gets this much over its mean rate. Above the most that is learned, headroom fades in
+# minutes.
+NEW_HEADROOM, NEW_FADE_S = 8.0, 600.0
 DRAIN_S = 10.0  # in which new replicas are to work off the requests that wait now
 
 
@@ -38,7 +40,7 @@ class PoolMemory:
     wanted: Timed = ()  # replicas
     forecasts: Timed = ()  # requests per second
     bases: Timed = ()  # highest forecasts, of the last start-up time
-    headroom: float = MOST_HEADROOM  # nothing is known about a new load
+    headroom: float = NEW_HEADROOM
     learned_at: float = 0.0  # mark up to which arrivals were compared with bases
 
 
@@ -54,7 +56,7 @@ def decide(
     second that a replica sustains; None while its engine's times are not known."""
     past = demand.remember(memory.demand, seen)
     if bounds.least == 0 and seen.at - past.active_at >= bounds.idle_s:
-        return 0, PoolMemory(past)
+        return 0, PoolMemory(replace(past, marks=past.marks[-1:]))  # what comes next is a new load
     unchanged = past.marks is memory.demand.marks and memory.forecasts
     rate = memory.forecasts[-1][1] if unchanged else demand.forecast(past, startup_s + BIN_S)
     forecasts = _recent(memory.forecasts, seen.at - bounds.cooldown_s, (seen.at, rate))
@@ -63,7 +65,8 @@ def decide(
         learned_at = past.marks[-1][0]
         headroom = _learn(headroom, past, bases, learned_at - startup_s)
         bases = (*(each for each in bases if each[0] > learned_at - startup_s - 2 * BIN_S), (learned_at, forecasts[0][1]))
-    number = max(1, bounds.least, _needed(seen, past, headroom * rate, running, rate_of))
+    prepared = max(min(headroom, MOST_HEADROOM) * rate, headroom * demand.mean_rate(past))
+    number = max(1, bounds.least, _needed(seen, past, prepared, running, rate_of))
     wanted = _recent(memory.wanted, seen.at - bounds.cooldown_s, (seen.at, number))
     return min(int(wanted[0][1]), bounds.most), PoolMemory(past, wanted, forecasts, bases, headroom, learned_at)
 
@@ -76,13 +79,14 @@ def _recent(values: Timed, since: float, new: tuple[float, float]) -> Timed:
 def _learn(headroom: float, past: Memory, bases: Timed, then: float) -> float:
     """The faded headroom or, if larger, the excess of the last interval's arrivals over the base that was known at `then`."""
     (begin, before), (end, after) = past.marks[-2:]
-    faded = LEAST_HEADROOM + (headroom - LEAST_HEADROOM) * math.exp2((begin - end) / FADE_S)
+    half_life_s = NEW_FADE_S if headroom > MOST_HEADROOM else FADE_S
+    faded = LEAST_HEADROOM + (headroom - LEAST_HEADROOM) * math.exp2((begin - end) / half_life_s)
     known = [base for at, base in bases if at <= then]
     if not known or not known[-1]:
         return faded
     count = after - before
     surely = max(0.0, count - math.sqrt(count)) / (end - begin)  # less the chance of a Poisson process
-    return min(max(faded, surely / known[-1]), MOST_HEADROOM)
+    return max(faded, min(surely / known[-1], MOST_HEADROOM))
 
 
 def _needed(seen: Seen, past: Memory, rate: float, running: int, rate_of: Callable[[Lengths], float] | None) -> int:

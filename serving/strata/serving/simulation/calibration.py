@@ -1,10 +1,13 @@
-"""Step times fitted to a measured engine, from a JSON file.
+"""Step times fitted to a measured engine, from a JSON file, which `strata simulate calibrate` writes.
 
 A step takes `fixed_s`, plus `sequence_s` for each decoding sequence and `context_token_s` for each token of their contexts, plus
-`prompt_token_s` for each prompt token and `prompt_pair_s` for each of its query-key pairs.
+`prompt_step_s` if it has prompt tokens (on GPUs, the host launches such a step kernel by kernel), `prompt_token_s` for each
+prompt token and `prompt_pair_s` for each of its query-key pairs. `simulation.front_end` explains the times of the front end.
 """
 
+import json
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -19,23 +22,37 @@ class Calibration(BaseModel):
     context_token_s: float = Field(ge=0)
     prompt_token_s: float = Field(ge=0)
     prompt_pair_s: float = Field(ge=0)
+    prompt_step_s: float = Field(default=0.0, ge=0)
     request_s: float = Field(ge=0)  # HTTP, tokenizer and the stream's first chunk
+    front_request_s: float = Field(default=0.0, ge=0)  # of these, work of the front end, which serves one request at a time
+    front_token_s: float = Field(default=0.0, ge=0)  # work of the front end for each token
     kv_tokens: int = Field(gt=0)  # that the KV cache holds
     context: int = Field(gt=0)  # most tokens of a prompt with its answer
     handoff_s: float = Field(default=0.0, ge=0)  # of a KV transfer
     transfer_token_s: float = Field(default=0.0, ge=0)
+    # Settings of the measured engine; None: those of the command line.
+    block_size: int | None = Field(default=None, gt=0)
+    max_sequences: int | None = Field(default=None, gt=0)
+    step_tokens: int | None = Field(default=None, gt=0)
 
     def decode_terms(self, sequences: int, /) -> tuple[float, float]:
         return self.fixed_s + self.sequence_s * sequences, self.context_token_s
 
     def step(self, sequences: float, context: float, tokens: float, pairs: float, /) -> float:
         decode_s = self.fixed_s + self.sequence_s * sequences + self.context_token_s * context
-        return decode_s + self.prompt_token_s * tokens + self.prompt_pair_s * pairs
+        # A mean of less than a token per step, as the sizing of pools has it, is a step with a prompt now and then.
+        return decode_s + self.prompt_step_s * min(1.0, tokens) + self.prompt_token_s * tokens + self.prompt_pair_s * pairs
 
 
 def load(path: Path) -> Calibration:
+    """Reads a record of `strata simulate calibrate`, or an object with the fields alone."""
     try:
-        return Calibration.model_validate_json(path.read_text())
+        found: Any = json.loads(path.read_text())
+        if isinstance(found, dict) and isinstance(found.get("engine"), dict):
+            found = found["engine"]
+        return Calibration.model_validate(found)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path} is no JSON: {error}.", "Name a file that 'strata simulate calibrate' wrote.") from None
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}.", "Check the path of --calibration.") from None
     except (ValidationError, UnicodeDecodeError) as error:

@@ -22,12 +22,13 @@ if TYPE_CHECKING:
 
 Precision = Literal["fp16", "bf16", "fp8"]
 Link = Literal["fabric", "nvlink", "pcie"]
-Arrivals = Literal["poisson", "bursts", "diurnal", "steps", "night"]
+Arrivals = Literal["poisson", "bursts", "diurnal", "steps", "ramp", "night"]
 Policy = Literal["slo", "ray-default", "fixed"]
 REPLICAS, TOKENS = ranges.Range(0, 10_000), ranges.Range(1, 10_000_000)
 REQUESTS = ranges.Range(1, 100_000_000)
 SECONDS = ranges.Range(1e-4, 3600)
 BLOCK = 16  # tokens, vLLM's default on GPUs
+SEQUENCES = 256
 LOAD, ENGINE, FAILURES, SCALING = "Load", "Engines", "Failures", "Autoscaling"
 ROUTINGS = ("kv", "least-busy", "oracle")
 
@@ -77,7 +78,10 @@ def simulate(
     precision: Annotated[Precision, typer.Option(help="Precision of the weights.", rich_help_panel=ENGINE)] = "bf16",
     kv_precision: Annotated[Precision, typer.Option(help="Precision of the KV cache.", rich_help_panel=ENGINE)] = "bf16",
     link: Annotated[Link, typer.Option(help="Link for KV transfers.", rich_help_panel=ENGINE)] = "fabric",
-    max_sequences: Annotated[int, number("Concurrent sequences per engine.", ranges.MAX_SEQUENCES, panel=ENGINE)] = 256,
+    max_sequences: Annotated[
+        int | None,
+        number("Concurrent sequences per engine. Default: the calibration's, or 256.", ranges.MAX_SEQUENCES, panel=ENGINE),
+    ] = None,
     max_queue: Annotated[int, number("Further sequences that may wait.", REPLICAS, panel=ENGINE)] = 256,
     step_tokens: Annotated[
         int | None,
@@ -140,11 +144,10 @@ def simulate(
     kills = [_kill(text, {"decode": decode, "prefill": prefill}) for text in kill or []]
     if calibration is not None:
         found = calibrations.load(calibration)
-        engine = planned.Model(
-            found, found.kv_tokens, found.context, found.request_s, found.handoff_s, found.transfer_token_s
-        )  # fmt: skip
+        engine = planned.calibrated(found)
+        max_sequences, block_size = max_sequences or found.max_sequences or SEQUENCES, block_size or found.block_size
     else:
-        card = open_gpu(gpu, None)
+        card, max_sequences = open_gpu(gpu, None), max_sequences or SEQUENCES
         engine = planned.plan(
             open_model(model), card, open_fabric(fabric, card), link, tensor, precision, kv_precision, max_sequences
         )
@@ -164,6 +167,8 @@ def simulate(
         max_queue=max_queue,
         context=engine.context,
         request_s=engine.request_s,
+        front_request_s=engine.front_request_s,
+        front_token_s=engine.front_token_s,
         prefill_replicas=prefill,
         prefill_engine=settings,
         handoff_s=engine.handoff_s,
@@ -213,31 +218,6 @@ def simulate(
     compared = _routing_comparison if len(routings) > 1 else _scaling_comparison
     kind = "routings" if len(routings) > 1 else "policies"
     answer(lambda _: [compared(summaries)], lambda: {kind: summaries}, json)
-
-
-def simulate_validate(
-    record: Annotated[Path, typer.Argument(help="JSON file of 'strata bench serve' on a GPU, with the uniform workload.")],
-    recipe: Annotated[str, typer.Option(help="Recipe of the run, for the shape of its model.")] = "h200",
-    json: Json = None,
-) -> None:
-    """Compare the simulation with a recorded benchmark of one replica, and print the errors."""
-    from rich.table import Table
-
-    from strata.planner.catalogue import library
-    from strata.platform import recipe_file
-    from strata.serving.simulation import validation
-
-    found = validation.read(record)
-    card = validation.gpu_of(found, record)
-    shape = library.from_recipe(recipe_file.load(recipe, []).model, recipe)
-    rows = list(validation.compare(found, shape, card, open_fabric(None, card)))
-    table = Table("contender", "concurrency", "metric", "recorded", "simulated", "error")
-    for row in rows:
-        scale, digits = (1, 0) if row.metric == "tokens_per_s" else (1000, 1)
-        values = (f"{scale * value:,.{digits}f}" for value in (row.recorded, row.simulated))
-        unit = "" if scale == 1 else ", ms"
-        table.add_row(row.contender, str(row.concurrency), row.metric + unit, *values, f"{row.error:+.0%}")
-    answer(lambda _: [table], lambda: {"rows": [{**vars(row), "error": row.error} for row in rows]}, json)
 
 
 def _policies(names: list[str]) -> tuple[Policy, ...]:

@@ -26,6 +26,7 @@ from strata.serving.routing.policy import Decision, Rule
 from strata.serving.scaling.demand import Seen
 from strata.serving.scaling.sizing import Slo
 from strata.serving.simulation.engine import Engine, EngineSettings, Times
+from strata.serving.simulation.front_end import FrontEnd
 from strata.serving.simulation.replica import Flight, Replica, Role
 from strata.serving.simulation.requests import Request
 from strata.serving.simulation.results import PoolUse, Results, TenantResults
@@ -60,6 +61,8 @@ class Setup:
     max_queue: int
     context: int  # most tokens of a prompt with its answer
     request_s: float  # HTTP, tokenizer and the stream's first chunk
+    front_request_s: float = 0.0  # work of a replica's front end for each request, and for each token
+    front_token_s: float = 0.0
     prefill_replicas: int = 0
     prefill_engine: EngineSettings | None = None
     rule: Rule = field(default_factory=lambda: Rule("cheaper", 256, 2.0, 0.25))
@@ -199,7 +202,7 @@ class Simulation:
         flight.replica = replica
         replica.flights[flight] = None
         replica.busy += 1
-        self._at(self.now + self._setup.request_s, self._enter, flight, flight.epoch)
+        self._at(replica.engine.accept(self.now) + self._setup.request_s, self._enter, flight, flight.epoch)
 
     def _choose(self, flight: Flight) -> Replica | None:
         pick, lost = self._random.choice, flight.lost
@@ -374,10 +377,10 @@ class Simulation:
         flight: Flight = sequence.flight
         if sequence.held:
             return
-        if flight.first_token_at < 0:
-            flight.first_token_at = now
         replica = flight.replica
         assert replica is not None
+        if flight.first_token_at < 0:
+            flight.first_token_at = replica.engine.front.delivers(now)
         if flight.queue_s < 0:
             flight.queue_s = flight.stranded_s + sequence.admitted_at - sequence.submitted_at
         prompt = sequence.tokens - 1
@@ -405,8 +408,12 @@ class Simulation:
             self._leave_queue(flight)
         if self._chooser is not None and now > flight.first_token_at:
             self._chooser.meter.streamed(now - flight.first_token_at, replica.busy)
+        delivered = max(replica.engine.front.delivers(now), flight.first_token_at)
         self._hang_up(flight)
-        self._close(flight)
+        if delivered > now:
+            self._at(delivered, lambda *_: self._close(flight), None, None)
+        else:
+            self._close(flight)
 
     def _hang_up(self, flight: Flight) -> None:
         replica = flight.replica
@@ -426,7 +433,8 @@ class Simulation:
         setup = self._setup
         settings = setup.decode_engine if role == "decode" else setup.prefill_engine
         assert settings is not None
-        engine = Engine(setup.times, settings, self, self.results.itl)
+        front = FrontEnd(setup.front_request_s, setup.front_token_s)
+        engine = Engine(setup.times, settings, self, self.results.itl, front)
         if self._chooser is not None and role == "decode":
             self._chooser.join(name, engine)
         self.pools[role].append(Replica(name, role, engine, setup.rule.min_tokens, lambda: self.now))

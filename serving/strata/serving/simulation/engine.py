@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from strata.serving.simulation.block_cache import BlockCache
+from strata.serving.simulation.front_end import FrontEnd
 from strata.serving.simulation.histogram import Histogram
 from strata.serving.simulation.requests import Text
 from strata.serving.simulation.sequence import Sequence
@@ -67,8 +68,11 @@ class EngineSettings:
 
 
 class Engine:
-    def __init__(self, times: Times, settings: EngineSettings, listener: Listener, itl: Histogram) -> None:
+    def __init__(
+        self, times: Times, settings: EngineSettings, listener: Listener, itl: Histogram, front: FrontEnd | None = None
+    ) -> None:
         assert settings.step_tokens >= settings.max_sequences
+        self.front = front or FrontEnd(0.0, 0.0)
         self._times, self._settings, self._listener, self._itl = times, settings, listener, itl
         self.cache = BlockCache(settings.blocks, settings.prefix_caching)
         self._waiting: deque[Sequence] = deque()
@@ -123,6 +127,17 @@ class Engine:
     @property
     def running(self) -> int:
         return len(self._running)
+
+    def accept(self, now: float) -> float:
+        """Time at which the front end has parsed a request that arrives now."""
+        if self._steps and self.front.token_s:
+            self.front.stepped(self._began, self._seconds, self._steps_within(now - self._began), self._streams)
+        return self.front.accepts(now, self._streams)
+
+    @property
+    def _streams(self) -> int:
+        """Sequences that get a token in each step of the current run."""
+        return self._decoding + len(self._chunks)
 
     @property
     def waiting(self) -> int:
@@ -193,9 +208,13 @@ class Engine:
 
     def _record(self, steps: int) -> None:
         """Records the latencies of the first `steps` steps of the current run."""
-        self._itl.add_run(self._first_s, self._growth_s, steps, self._decoding)
+        # Clients see the slower of engine and front end.
+        first_s, growth_s = self._first_s, self._growth_s
+        if (front_s := self.front.token_s * self._decoding) > first_s:
+            first_s, growth_s = front_s, 0.0
+        self._itl.add_run(first_s, growth_s, steps, self._decoding)
         for itl, decoding in self._decoding_of.items():
-            itl.add_run(self._first_s, self._growth_s, steps, decoding)
+            itl.add_run(first_s, growth_s, steps, decoding)
 
     def _seconds(self, steps: int) -> float:
         """Duration of the first `steps` steps of the current run."""
@@ -296,6 +315,9 @@ class Engine:
         self.busy_s += now - self._began
         if self._decoding:
             self._record(steps)
+        if self.front.token_s:
+            self.front.stepped(self._began, self._seconds, steps, self._streams)
+            self.front.run_ended()
         self.steps += steps
         self._ticks += steps
         self._context += steps * self._decoding

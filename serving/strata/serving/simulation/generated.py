@@ -11,7 +11,7 @@ import numpy as np
 
 from strata.serving.simulation.requests import OwnText, Request
 
-Arrivals = Literal["poisson", "bursts", "diurnal", "steps", "night"]
+Arrivals = Literal["poisson", "bursts", "diurnal", "steps", "ramp", "night"]
 Timed = Iterator[tuple[float, Request]]
 
 # Bursts of five times the rate between them; both last exponentially distributed times with these means.
@@ -20,6 +20,8 @@ BURST_S, CALM_S, BURST_FACTOR = 10.0, 60.0, 5.0
 DAY_S, DAY_SWING = 86_400.0, 0.8
 # Every hour the rate jumps between 0.5 and 1.5 of the mean.
 STEP_S, STEP_SWING = 3600.0, 0.5
+# The rate of a ramp rises from 0 to twice the mean within this time, and falls back at once.
+RAMP_S = 3600.0
 # A third of each day without requests; then the rate rises and falls as half a sine.
 NIGHT_S = DAY_S / 3
 BATCH = 4096  # random numbers drawn at a time
@@ -86,6 +88,8 @@ def arrival_times(kind: Arrivals, rate: float, random: np.random.Generator) -> I
         case "steps":
             share = (1 - STEP_SWING) / (1 + STEP_SWING)
             return _thinned(rate * (1 + STEP_SWING), lambda at: 1.0 if at // STEP_S % 2 else share, random)
+        case "ramp":
+            return _thinned(2 * rate, lambda at: at / RAMP_S % 1, random)
         case "night":
             most = rate * math.pi / 2 * DAY_S / (DAY_S - NIGHT_S)  # the mean of half a sine is 2 / pi
             return _thinned(most, lambda at: _daylight(at % DAY_S), random)

@@ -1,4 +1,4 @@
-"""Engines of a simulation by the planner's model."""
+"""Engines of a simulation, by the planner's model or by a calibration."""
 
 from dataclasses import dataclass
 
@@ -9,6 +9,7 @@ from strata.planner.serving.step_times import StepTimes
 from strata.planner.worksheet import Worksheet
 from strata.platform.errors import UserError
 from strata.platform.hardware.specs import Fabric, Gpu
+from strata.serving.simulation.calibration import Calibration
 from strata.serving.simulation.engine import Times
 
 
@@ -23,6 +24,22 @@ class Model:
     handoff_s: float
     transfer_token_s: float
     step_tokens: int = CHUNK
+    front_request_s: float = 0.0
+    front_token_s: float = 0.0
+
+
+def calibrated(found: Calibration) -> Model:
+    return Model(
+        found,
+        found.kv_tokens,
+        found.context,
+        found.request_s,
+        found.handoff_s,
+        found.transfer_token_s,
+        found.step_tokens or CHUNK,
+        found.front_request_s,
+        found.front_token_s,
+    )
 
 
 def plan(

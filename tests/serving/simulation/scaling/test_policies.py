@@ -50,11 +50,12 @@ def compared(calibration: str, *words: str) -> tuple[tuple[float, int], tuple[fl
     return pair[0], pair[1]
 
 
-@pytest.mark.parametrize("arrivals", ["diurnal", "bursts", "steps", "night"])
+@pytest.mark.parametrize("arrivals", ["poisson", "diurnal", "bursts", "steps", "ramp", "night"])
 def test_fewer_replica_hours_at_no_more_violations(arrivals: str, calibration: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generated, "DAY_S", 7200.0)
     monkeypatch.setattr(generated, "NIGHT_S", 2400.0)
     monkeypatch.setattr(generated, "STEP_S", 1800.0)
+    monkeypatch.setattr(generated, "RAMP_S", 1800.0)
     least = "0" if arrivals == "night" else "1"
     ours, rays = compared(calibration, "--arrivals", arrivals, "--decode", least, "--max-decode", "40")
     assert ours[0] <= 0.75 * rays[0] and ours[1] <= rays[1], (ours, rays)

@@ -1,0 +1,1 @@
+"""Calibration of simulated engines by a measured endpoint, and comparison of the two under the same loads."""

@@ -1,0 +1,49 @@
+"""Facts of a running endpoint: its model, context and KV cache, from the OpenAI API and vLLM's metrics."""
+
+import re
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import httpx
+
+from strata.platform.errors import UserError
+from strata.serving import access
+from strata.serving.bench.clients.load import Target
+
+CACHE = re.compile(r"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
+LABEL = re.compile(r'(\w+)="([^"]*)"')
+TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True)
+class Facts:
+    """None where the endpoint does not report it."""
+
+    target: Target
+    context: int | None
+    block_size: int | None
+    kv_tokens: int | None
+
+
+def read(url: str) -> Facts:
+    parts = urlsplit(url if "//" in url else f"http://{url}")
+    if parts.scheme != "http" or not parts.hostname:
+        raise UserError(f"--url {url} is no http:// address.", "Name the endpoint as http://HOST:PORT.")
+    base, key = f"http://{parts.hostname}:{parts.port or 80}", access.key_for(url)
+    try:
+        with httpx.Client(base_url=base, timeout=TIMEOUT_S, headers=access.headers_for(url)) as http:
+            models = http.get("/v1/models").raise_for_status().json()["data"]
+            metrics = http.get("/metrics")
+    except (httpx.HTTPError, KeyError, ValueError) as error:
+        raise UserError(f"{url} does not answer /v1/models: {error}.", "Check --url, and that the endpoint is up.") from None
+    if not models:
+        raise UserError(f"{url} serves no model.", "Start it with one.")
+    model = models[0]
+    target = Target(parts.hostname, parts.port or 80, model["id"], key)
+    labels = dict(LABEL.findall(found[1])) if (found := CACHE.search(metrics.text if metrics.is_success else "")) else {}
+    block_size, blocks = _number(labels.get("block_size")), _number(labels.get("num_gpu_blocks"))
+    return Facts(target, _number(model.get("max_model_len")), block_size, block_size * blocks if block_size and blocks else None)
+
+
+def _number(value: object) -> int | None:
+    return int(value) if isinstance(value, int | str) and str(value).isdigit() else None

@@ -1,0 +1,141 @@
+"""Parameters of a simulated endpoint with which it has the figures of a measured one.
+
+The simulation itself is fitted, by Levenberg-Marquardt over the logarithms of the parameters. It has queues in the front end,
+prompts that delay streams, and batches that fill up, for which there is no formula. The residuals are logarithms of simulated
+over measured figures. A parameter that no load depends on stays at its first guess, to which a weak prior holds it.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from strata.serving.bench.clients.load import Level
+from strata.serving.bench.clients.workloads import Workload
+from strata.serving.calibration.figures import Figures
+from strata.serving.calibration.replay import Engines, simulate
+from strata.serving.simulation.calibration import Calibration
+
+Vector = np.ndarray[tuple[int], np.dtype[np.float64]]
+
+STEPS = ("fixed_s", "sequence_s", "context_token_s", "prompt_step_s", "prompt_token_s", "prompt_pair_s")
+FRONT = ("request_s", "front_request_s", "front_token_s")
+TRANSFER = ("handoff_s", "transfer_token_s")
+# Weights of the figures: those with a bar count most; the tail of a few dozen requests is noisy.
+WEIGHTS = {"requests_per_s": 0.0, "tokens_per_s": 2.0, "ttft_p50": 2.0, "ttft_p90": 0.5, "itl_p50": 1.0}
+ENGINE_SHARES = (0.8, 0.5, 0.2)
+PRIOR = 0.02
+ITERATIONS = 10
+DIFFERENCE = 0.05  # of a logarithm, for the derivatives; smaller ones see single events of the simulation
+MOST_CHANGE = 1.0  # of a logarithm in one iteration
+ENOUGH = 0.002  # relative improvement below which the search ends
+
+
+@dataclass(frozen=True)
+class Point:
+    """A measured load."""
+
+    name: str
+    workload: Workload
+    level: Level
+    seed: int
+    figures: Figures
+
+
+def guesses(points: Sequence[Point], kv_tokens: int, context: int, engines: Engines) -> list[Calibration]:
+    """First parameters, by the loads with the fewest and the most streams. The time per stream, and the time to a first token
+    that no prompt token explains, are the engine's or the front end's: there is a guess for either, and one between them."""
+    calm = min(points, key=lambda point: (point.level.concurrency or math.inf, point.workload.input))
+    calm_long = min(points, key=lambda point: (point.level.concurrency or math.inf, -point.workload.input))
+    full = max(points, key=lambda point: point.level.concurrency or 0)
+    itl, ttft = calm.figures.itl_p50, calm.figures.ttft_p50
+    sequence_s = max((full.figures.itl_p50 - itl) / max(1, (full.level.concurrency or 1) - 1), itl / 200)
+    more_tokens = calm_long.workload.input - calm.workload.input
+    slope = (calm_long.figures.ttft_p50 - ttft) / more_tokens if more_tokens > 0 else 0.0
+    token_s = max(slope, (ttft - itl) / 5 / calm.workload.input, ttft / 100 / calm.workload.input)
+    rest = max(ttft - itl - token_s * calm.workload.input, ttft / 10)
+    return [
+        Calibration(
+            fixed_s=0.9 * itl,
+            sequence_s=engine * sequence_s,
+            context_token_s=itl / 1e5,
+            prompt_step_s=engine * rest,
+            prompt_token_s=0.9 * token_s,
+            prompt_pair_s=token_s / 1e4,
+            request_s=(1 - engine) / 2 * rest,
+            front_request_s=(1 - engine) / 2 * rest,
+            front_token_s=(1 - engine) * full.figures.itl_p50 / (full.level.concurrency or 1),
+            kv_tokens=kv_tokens,
+            context=context,
+            handoff_s=rest / 2 if engines.prefill else 0.0,
+            transfer_token_s=token_s / 10 if engines.prefill else 0.0,
+            block_size=engines.block_size,
+            max_sequences=engines.max_sequences,
+            step_tokens=engines.step_tokens,
+        )
+        for engine in ENGINE_SHARES
+    ]
+
+
+def fit(starts: Sequence[Calibration], engines: Engines, points: Sequence[Point], progress: Callable[[str], None]) -> Calibration:
+    """The best of the fits from each start."""
+    found = [_fit(start, engines, points, progress) for start in starts]
+    return min(found, key=lambda each: each[0])[1]
+
+
+def _fit(
+    first: Calibration, engines: Engines, points: Sequence[Point], progress: Callable[[str], None]
+) -> tuple[float, Calibration]:
+    names = STEPS + FRONT + (TRANSFER if engines.prefill else ())
+    start: Vector = np.log([getattr(first, name) for name in names])
+
+    def calibration(place: Vector) -> Calibration:
+        return first.model_copy(update=dict(zip(names, np.exp(place).tolist(), strict=True)))
+
+    def residuals(place: Vector) -> Vector:
+        found = calibration(place)
+        simulated = [simulate(found, engines, point.workload, point.level, point.seed) for point in points]
+        errors = [error for point, each in zip(points, simulated, strict=True) for error in _errors(point.figures, each)]
+        return np.concatenate([errors, PRIOR * (place - start)])
+
+    place, damping = start, 0.1
+    now = residuals(place)
+    for iteration in range(ITERATIONS):
+        progress(f"iteration {iteration + 1} of at most {ITERATIONS}, mean error {_mean_error(now, len(points)):.1%}")
+        slopes = np.stack([(residuals(place + DIFFERENCE * unit) - now) / DIFFERENCE for unit in np.eye(len(names))], axis=1)
+        before = float(now @ now)
+        for _ in range(6):
+            normal = slopes.T @ slopes
+            change = np.linalg.solve(normal + damping * np.diag(np.diag(normal) + 1e-9), -slopes.T @ now)
+            next_place = place + np.clip(change, -MOST_CHANGE, MOST_CHANGE)
+            after = residuals(next_place)
+            if after @ after < before:
+                place, now, damping = next_place, after, damping / 4
+                break
+            damping *= 4
+        if float(now @ now) > before * (1 - ENOUGH):
+            break
+    return float(now @ now), calibration(place)
+
+
+def errors(measured: Figures, simulated: Figures) -> Mapping[str, float]:
+    """Simulated over measured figures, less 1."""
+    found = {}
+    for name in WEIGHTS:
+        one, other = getattr(measured, name), getattr(simulated, name)
+        if one and other and math.isfinite(other):
+            found[name] = other / one - 1
+    return found
+
+
+def _errors(measured: Figures, simulated: Figures) -> list[float]:
+    found = errors(measured, simulated)
+    return [weight * math.log1p(found[name]) if name in found else 0.0 for name, weight in WEIGHTS.items()]
+
+
+def _mean_error(residuals: Vector, points: int) -> float:
+    """Mean of the weighted errors, as a share."""
+    weights = points * sum(weight**2 for weight in WEIGHTS.values())
+    count = points * len(WEIGHTS)
+    return math.sqrt(float(residuals[:count] @ residuals[:count]) / weights)

@@ -1,0 +1,68 @@
+"""Points of a calibration from a file: a record of `strata bench serve`, or one of `strata simulate calibrate`."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from strata.platform import benchmark_record
+from strata.platform.errors import UserError
+from strata.platform.files import write_atomic
+from strata.serving.bench.clients.load import Level
+from strata.serving.bench.clients.workloads import Workload
+from strata.serving.calibration import fit
+from strata.serving.calibration.figures import NAMES, Figures
+from strata.serving.calibration.fit import Point
+from strata.serving.calibration.replay import Engines, simulate
+from strata.serving.simulation.calibration import Calibration
+
+BLOCK, STEP_TOKENS, SEQUENCES = 16, 8192, 256  # vLLM's defaults on GPUs
+UNBOUNDED = 10**9  # tokens; a record does not have the size of the KV cache
+
+
+def points(path: Path, contender: str, concurrency: frozenset[int] = frozenset()) -> list[Point]:
+    """Levels of one contender; with `concurrency`, its closed loops of these alone."""
+    try:
+        record: Any = json.loads(path.read_text())
+        settings, levels = record["settings"], record["contenders"][contender]["levels"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(
+            f"{path} has no levels of {contender}.", "Name a file that 'strata bench serve' wrote, and one of its contenders."
+        ) from None
+    workload = Workload(**settings["workload"])
+    found = []
+    for each in levels:
+        level, summary = Level(**each["level"]), each["summary"]
+        if concurrency and level.concurrency not in concurrency:
+            continue
+        measured = Figures(**{name: summary.get(name) for name in NAMES})
+        found.append(Point(f"{workload.name}, {level.label}", workload, level, settings["seed"], measured))
+    if not found:
+        raise UserError(f"{path} has no such levels of {contender}.", "Name concurrencies of the record.")
+    return found
+
+
+def engines(points: list[Point], max_sequences: int | None, step_tokens: int | None, prefill: int) -> Engines:
+    """Settings of a recorded endpoint, where the command line does not have them."""
+    caching = points[0].workload.prefix_caching
+    return Engines(BLOCK, max_sequences or SEQUENCES, step_tokens or STEP_TOKENS, prefill=prefill, prefix_caching=caching)
+
+
+def rows(calibration: Calibration, engines: Engines, points: list[Point]) -> list[dict[str, Any]]:
+    """Measured and simulated figures of each load, with their ratios."""
+    found = []
+    for point in points:
+        simulated = simulate(calibration, engines, point.workload, point.level, point.seed)
+        ratios = {name: 1 + error for name, error in fit.errors(point.figures, simulated).items()}
+        level = asdict(point.level)
+        found.append(
+            {"load": point.name, "level": level, "workload": asdict(point.workload), "measured": asdict(point.figures)}
+            | {"simulated": asdict(simulated), "ratios": ratios}
+        )
+    return found
+
+
+def write(path: Path, calibration: Calibration, engines: Engines, fitted: list[dict[str, Any]]) -> None:
+    body = {"engine": calibration.model_dump(), "endpoint": asdict(engines), "loads": fitted}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, json.dumps(benchmark_record.header("calibration") | body, indent=2))
