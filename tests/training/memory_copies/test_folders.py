@@ -98,3 +98,12 @@ def test_run_without_copies_owns_nothing(base: Path) -> None:
 def test_folders_are_private(base: Path) -> None:
     with folders.owned("a"):
         assert (base.stat().st_mode & 0o777, (base / "a").stat().st_mode & 0o777) == (0o700, 0o700)
+
+
+def test_copies_are_discarded_and_their_folder_stays(base: Path) -> None:
+    with folders.owned("a"):
+        for name in ("rank-00000-a", "incoming-rank-00001-b", "records.jsonl"):
+            (base / "a" / name).touch()
+        folders.discard("a")
+        assert {path.name for path in (base / "a").iterdir()} == {"records.jsonl"}
+    folders.discard("a")  # no folder is no error

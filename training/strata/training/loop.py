@@ -63,7 +63,7 @@ from strata.training.targets import IGNORED
 from strata.training.watchdog import spikes
 from strata.training.watchdog.monitor import Monitor
 from strata.training.watchdog.pulse import Pulse
-from strata.training.watchdog.replicas import Comparison
+from strata.training.watchdog.replicas import Comparison, ReplicaDiffers
 
 PHASE_EVERY_S = 1.0
 
@@ -157,7 +157,11 @@ def train_worker(config: dict[str, Job]) -> Outcome:
     """Entry point of a Ray Train worker."""
     job, pulse = config["job"], Pulse()
     with Monitor(job.run, pulse):
-        return _train_worker(job, pulse)
+        try:
+            return _train_worker(job, pulse)
+        except ReplicaDiffers:  # copies since the damage have it too; the newest checkpoint does not
+            folders.discard(job.id)
+            raise
 
 
 def _train_worker(job: Job, pulse: Pulse) -> Outcome:

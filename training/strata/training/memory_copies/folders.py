@@ -30,6 +30,13 @@ def folder(run: str) -> Path | None:
     return base / run if base and run and (base / run).is_dir() else None
 
 
+def discard(run: str) -> None:
+    """Removes the copies of a run on this node, of which none can be trusted. Their folder stays for new ones."""
+    found = folder(run)
+    for path in [*found.glob("rank-*"), *found.glob("incoming-*")] if found else []:
+        path.unlink(missing_ok=True)
+
+
 def spare_records(run: str) -> Path | None:
     """File for records that rank 0 has not yet written to the run's history."""
     found = folder(run)
