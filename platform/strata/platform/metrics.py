@@ -85,7 +85,10 @@ TRAIN_CHECKPOINT_FAILURES = Metric(
 TRAIN_NOT_FINITE = Metric(
     "strata_train_not_finite_total", "counter", "Steps whose loss or gradients were NaN or infinite; each ended the run", RUN
 )
-TRAIN_RESTARTS = Metric("strata_train_restarts_total", "counter", "Restarts of the workers after a worker was lost", RUN)
+TRAIN_RESTARTS = Metric(
+    "strata_train_restarts_total", "counter", "Restarts of the workers, after a worker was lost or to resize an elastic run", RUN
+)
+TRAIN_WORKERS = Metric("strata_train_workers", "gauge", "Workers of the current layout, which changes in an elastic run", RUN)
 
 TRAINING = (
     TRAIN_STEP,
@@ -108,6 +111,7 @@ TRAINING = (
     TRAIN_CHECKPOINT_FAILURES,
     TRAIN_NOT_FINITE,
     TRAIN_RESTARTS,
+    TRAIN_WORKERS,
 )
 
 # Every process (role: gateway, decode, prefill or pictures) exports its own series; Prometheus sums them.
