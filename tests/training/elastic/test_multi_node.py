@@ -4,11 +4,13 @@ One run goes through all of it, on nodes with their own raylets and network name
 run in one process that nothing disturbs.
 """
 
+import os
 import re
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -23,7 +25,7 @@ from strata.training.metrics.records import Record
 from ..conftest import SMALL, strata_process, write_corpus
 from .machines import Machines
 
-pytestmark = [pytest.mark.slow, pytest.mark.rotation]
+pytestmark = [pytest.mark.slow, pytest.mark.rotation, pytest.mark.timeout(3600)]
 
 STEPS, TOLERANCE, TIMEOUT_S = 4000, 1e-4, 600.0
 CPUS = {"a": 4, "b": 2, "c": 2}  # of the nodes
@@ -82,8 +84,12 @@ class Driver:
         self.until(lambda record: record["workers"] == workers and record["step"] >= first["step"] + steps)
 
     def kill(self) -> str:
-        self.process.send_signal(signal.SIGKILL)
+        os.killpg(self.process.pid, signal.SIGKILL)
         return self.process.communicate()[0]
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.kill()
 
     def stop(self) -> str:
         self.process.send_signal(signal.SIGINT)
@@ -97,12 +103,13 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     home, corpus = tmp_path_factory.mktemp("home"), write_corpus(tmp_path_factory.mktemp("corpus"))
     settings = [*SETTINGS, f"data.path={corpus}", f"train.steps={STEPS}"]
     run, undisturbed = (Run(home / "runs" / name) for name in ("elastic", "undisturbed"))
-    with Machines() as machines, pytest.MonkeyPatch.context() as patch:
+    with ExitStack() as drivers, Machines() as machines, pytest.MonkeyPatch.context() as patch:
         for name, cpus in CPUS.items():
             machines.add(name, cpus)
         for key, value in machines.environment.items():
             patch.setenv(key, value)
         driver = Driver(home, run, "--run", run.name, *settings, f"parallel.workers={RANGE}")
+        drivers.callback(driver.end)
         driver.until_on(MOST)
         machines.kill("c")
         driver.until_on(LEFT)
@@ -112,13 +119,14 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         driver.until_on(LEFT)
         output = driver.kill()
         driver = Driver(home, run, "--resume", run.name)
+        drivers.callback(driver.end)
         driver.until_on(LEFT)
         output += driver.stop()
         reached = records.read(run.metrics)[-1]["step"]
         for key in machines.environment:
             patch.delenv(key)
-        other = [*settings, "parallel.workers=1", f"train.steps={STEPS}"]
-        fixed = Driver(home, undisturbed, "--run", undisturbed.name, *other)
+        fixed = Driver(home, undisturbed, "--run", undisturbed.name, *settings, "parallel.workers=1")
+        drivers.callback(fixed.end)
         fixed.until(lambda record: record["step"] >= reached)
         fixed.stop()
     yield Story(run, undisturbed, output, records.read(run.metrics))
