@@ -1,5 +1,6 @@
 """Both sides of every bound of a recipe, its rules between keys, and its defaults."""
 
+import pickle
 from pathlib import Path
 from typing import Any, get_args
 
@@ -188,6 +189,22 @@ def test_bounds(key: str, accepted: list[float], rejected: list[float]) -> None:
         ({"parallel.workers": 12, "train.micro_batch": 4}, False),  # 48
         ({"parallel.workers": 6, "parallel.tensor": 2, "train.micro_batch": 5}, False),  # 15
         ({"parallel.workers": 3, "train.micro_batch": 8}, True),
+        # A range needs one number of workers with a layout; its micro-batch may be smaller.
+        ({"parallel.workers": "4..8"}, True),
+        ({"parallel.workers": "8..8"}, True),
+        ({"parallel.workers": "1..1"}, True),
+        ({"parallel.workers": "8..4"}, False),
+        ({"parallel.workers": "0..2"}, False),
+        ({"parallel.workers": "-1..2"}, False),
+        ({"parallel.workers": "4.."}, False),
+        ({"parallel.workers": "4..8..9"}, False),
+        ({"parallel.workers": "9..11"}, False),  # 24 is no multiple of any of them
+        ({"parallel.workers": "9..12"}, True),
+        ({"parallel.workers": "5..7", "parallel.tensor": 4}, False),
+        ({"parallel.workers": "5..8", "parallel.tensor": 4}, True),
+        ({"parallel.workers": "4..7", "parallel.expert": 8}, False),
+        ({"parallel.workers": 12, "train.micro_batch": 4}, False),
+        ({"parallel.workers": "12..12", "train.micro_batch": 4}, True),
         # Pools.
         ({"serve.decode.replicas": 3, "serve.decode.max_replicas": 3}, True),
         ({"serve.decode.replicas": 3, "serve.decode.max_replicas": 2}, False),
@@ -236,6 +253,19 @@ def test_bounds(key: str, accepted: list[float], rejected: list[float]) -> None:
 )
 def test_rules_between_keys(changes: dict[str, Any], accepted: bool) -> None:
     assert accepts(changes) is accepted
+
+
+def test_a_range_of_workers_is_written_as_it_was_read() -> None:
+    read = recipe({"parallel.workers": "4..8"})
+    workers = read.parallel.workers
+    assert (workers, workers.least, str(workers), workers.elastic) == (workers, 4, "4..8", True)
+    assert int(workers) == 8 and read.parallel.data == 8
+    for copy in (recipe_file.change(read, []), pickle.loads(pickle.dumps(read)), read.model_copy(deep=True)):
+        assert copy == read and str(copy.parallel.workers) == "4..8"
+    assert "workers: 4..8" in recipe_file.dump(read)
+    assert recipe_file.change(read, ["parallel.workers=3..8"]) != read != recipe_file.change(read, ["parallel.workers=8"])
+    fixed = recipe({"parallel.workers": 8}).parallel.workers
+    assert (fixed.least, str(fixed), fixed.elastic) == (8, "8", False)
 
 
 def test_derived_values() -> None:
@@ -459,6 +489,10 @@ def test_errors_name_the_key_the_value_and_the_source(folder: Path) -> None:
         "train.warmup=200": f"train: warmup=200 must be below steps=100 (recipe {path}).",
         "parallel.workers=3": "train.batch=8 must be a multiple of data-parallel workers x train.micro_batch = 3 "
         f"(recipe {path}).",
+        "parallel.workers=8..4": f"parallel.workers: the range 8..4 ends before it begins; write 4..8 (recipe {path}).",
+        "parallel.workers=0..4": f"parallel.workers: the range 0..4 must begin at 1 worker or more (recipe {path}).",
+        "parallel.workers=5..7": "parallel.workers=5..7 has no layout: train.batch=8 must be a multiple of the data-parallel "
+        f"workers (7, 6, 5) (recipe {path}).",
         "train.x=1": f"Unknown recipe key 'train.x' in {path}.",
     }.items():
         with pytest.raises(RecipeError) as error:

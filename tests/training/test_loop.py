@@ -9,7 +9,7 @@ import pytest
 from strata.platform.errors import UserError
 from strata.platform.recipe import Recipe
 from strata.training.checkpoint.saver import Saver
-from strata.training.loop import Job, Worker, train
+from strata.training.loop import Job, Outcome, Request, Worker, train
 from strata.training.metrics.records import Record
 from strata.training.schedule.early_stop import EarlyStop
 from strata.training.schedule.learning_rate import Plan
@@ -25,13 +25,14 @@ class FakeWorker:
     norms: dict[int, float] = field(default_factory=dict)
     early_stop: EarlyStop = field(default_factory=lambda: EarlyStop(None))
     pulse: Pulse = field(default_factory=Pulse)
+    requests: dict[int, Request] = field(default_factory=dict)
 
     @property
     def plan(self) -> Plan:
         return Plan.of(self.job.train)
 
-    def step(self, step: int, failed: bool = False) -> tuple[float, bool, bool]:
-        return self.losses.get(step + 1, 3.0), False, failed
+    def step(self, step: int, failed: bool = False) -> tuple[float, Request, bool]:
+        return self.losses.get(step + 1, 3.0), self.requests.get(step + 1, Request.NONE), failed
 
     def agree(self, problem: UserError | None) -> UserError | None:
         return problem
@@ -84,3 +85,34 @@ def test_non_finite_step_ends_the_run_before_a_save(small_recipe: Recipe, worker
     outcome, reported, saver = run(small_recipe, **worker)
     assert outcome.problem is not None and message in outcome.problem.cause
     assert [step for step, *_ in saver.saved] == [4] and reported[-1]["step"] == 5 and saver.not_finite == 1
+
+
+@pytest.mark.parametrize(
+    ("request_", "step", "outcome", "saved"),
+    [
+        (Request.RESIZE, 3, Outcome(3, resized=True), [(3, None, "sync")]),  # without an evaluation, which would count
+        (Request.RESIZE, 4, Outcome(4, resized=True), [(4, 2.5, "sync")]),
+        (Request.STOP, 3, Outcome(3, stopped=True), [(3, 2.5, "sync")]),
+        (Request.RESIZE, 8, Outcome(8), [(4, 2.5, "async"), (8, 2.5, "sync")]),  # the run has ended
+        (Request.STOP, 8, Outcome(8), [(4, 2.5, "async"), (8, 2.5, "sync")]),
+    ],
+)
+def test_request_ends_the_attempt_with_a_checkpoint(
+    small_recipe: Recipe, request_: Request, step: int, outcome: Outcome, saved: list[tuple[int, float | None, str]]
+) -> None:
+    ended, reported, saver = run(small_recipe, requests={step: request_})
+    assert (ended, saver.saved, reported[-1]["step"]) == (outcome, saved, step)
+
+
+def test_early_stop_at_the_step_of_a_resize_ends_the_run(small_recipe: Recipe) -> None:
+    ended, _, saver = run(small_recipe, requests={8: Request.RESIZE, 4: Request.RESIZE}, early_stop=EarlyStop(1, 2.5, 0))
+    assert ended == Outcome(4) and saver.saved == [(4, 2.5, "sync")]
+
+
+def test_a_stop_is_stronger_than_a_resize(tmp_path: Path, small_recipe: Recipe) -> None:
+    job = Job(tmp_path, tmp_path, small_recipe.model, small_recipe.train, small_recipe.parallel)
+    assert job.request() == Request.NONE
+    job.resize.touch()
+    assert job.request() == Request.RESIZE
+    job.stop.touch()
+    assert job.request() == Request.STOP

@@ -85,7 +85,10 @@ TRAIN_CHECKPOINT_FAILURES = Metric(
 TRAIN_NOT_FINITE = Metric(
     "strata_train_not_finite_total", "counter", "Steps whose loss or gradients were NaN or infinite; each ended the run", RUN
 )
-TRAIN_RESTARTS = Metric("strata_train_restarts_total", "counter", "Restarts of the workers after a worker was lost", RUN)
+TRAIN_RESTARTS = Metric(
+    "strata_train_restarts_total", "counter", "Restarts of the workers, after a worker was lost or to resize an elastic run", RUN
+)
+TRAIN_WORKERS = Metric("strata_train_workers", "gauge", "Workers of the current layout, which changes in an elastic run", RUN)
 # Exported by the driver, which sees all ranks.
 TRAIN_FAULTS = Metric(
     "strata_train_faults_total",
@@ -123,6 +126,7 @@ TRAINING = (
     TRAIN_RESTARTS,
     TRAIN_FAULTS,
     TRAIN_RANK_SLOWNESS,
+    TRAIN_WORKERS,
 )
 
 # Every process (role: gateway, decode, prefill or pictures) exports its own series; Prometheus sums them.

@@ -21,15 +21,26 @@ import psutil
 
 START_S = 400.0
 RAY = (sys.executable, "-m", "ray.scripts.scripts")
-# `ray start`, with the patches with which Strata starts its own clusters: a busy machine needs more time than Ray has.
+# `ray start` on a busy machine, with the patches with which Strata starts its own clusters. A raylet waits 15 s, a constant, for
+# the files in which its agents write their ports; the ports are fixed here, so the files are written before.
 START = """
+from ray._private.node import Node
+from ray._raylet import persist_port
 from ray.scripts.scripts import main
 from strata.platform.ray_patches import fewer_processes, registration_timeout
 
+start_raylet = Node.start_raylet
+
+def start_with_known_ports(node, *arguments, **options):
+    for name in ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port"):
+        persist_port(node.get_session_dir_path(), node._node_id, name, getattr(node._ray_params, name))
+    start_raylet(node, *arguments, **options)
+
+Node.start_raylet = start_with_known_ports
 with registration_timeout.extended(), fewer_processes.skipped():
     main()
 """
-AGENTS_S = 120  # for the agents of a raylet, which it waits for
+AGENTS = ("metrics-export", "dashboard-agent-grpc", "dashboard-agent-listen", "runtime-env-agent")
 STARTED = "Ray runtime started."
 
 
@@ -115,23 +126,15 @@ class Machines:
 
     def _launch(self, name: str, *options: str, namespace: str) -> None:
         ip = f"{self._net()}.{namespace.rpartition('-')[2]}" if namespace else self.head_ip
-        words = [
-            sys.executable,
-            "-c",
-            START,
-            "start",
-            *options,
-            f"--node-name={name}",
-            f"--node-ip-address={ip}",
-            "--object-store-memory=80000000",
-        ]
+        words = [sys.executable, "-c", START, "start", *options, f"--node-name={name}", f"--node-ip-address={ip}"]
+        words += [f"--{agent}-port={_free_port()}" for agent in AGENTS]
+        words += ["--object-store-memory=80000000"]
         words += ["--disable-usage-stats", "--block"]
         inside = ["ip", "netns", "exec", namespace] if namespace else []
         # Hosts of a real cluster have names that resolve to their own addresses; these share one name.
         network = {"GLOO_SOCKET_IFNAME": "eth0"} if namespace else {}
         log = self.folder / f"{name}.log"
         deadline = time.monotonic() + START_S
-        patience = {"RAY_agent_register_timeout_ms": str(AGENTS_S * 1000)}
         while time.monotonic() < deadline:
             with log.open("wb") as output:
                 process = subprocess.Popen(
@@ -140,7 +143,7 @@ class Machines:
                     stderr=output,
                     stdin=subprocess.DEVNULL,
                     start_new_session=True,
-                    env=os.environ | self.environment | network | patience,
+                    env=os.environ | self.environment | network,
                 )
             while process.poll() is None and time.monotonic() < deadline:
                 if STARTED in log.read_text(errors="replace"):

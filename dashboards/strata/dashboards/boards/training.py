@@ -27,10 +27,16 @@ SUMMARY = row(
         Unit.RATIO,
         Line(f"{of(metrics.TRAIN_STEP)} / {of(metrics.TRAIN_STEPS_PLANNED)}", EACH),
         top=1,
-    ).wide(8),
+    ).wide(6),
     lines("Step", "Completed optimizer steps. A flat line is a stalled run.", Unit.STEPS, Line(of(metrics.TRAIN_STEP), EACH))
-    .wide(8)
+    .wide(6)
     .about("StrataTrainingStalled", "StrataCollectiveHung"),
+    lines(
+        "Workers",
+        "Workers of the current layout. It changes when an elastic run loses a node or grows.",
+        Unit.COUNT,
+        Line(of(metrics.TRAIN_WORKERS), EACH),
+    ).wide(6),
     lines(
         "Restarts",
         "Restarts of the workers after a failure, and losses that were not finite, since the run began.",
@@ -39,7 +45,7 @@ SUMMARY = row(
         Line(count(metrics.TRAIN_NOT_FINITE), f"{EACH} not finite"),
         limits=ANY,
     )
-    .wide(8)
+    .wide(6)
     .about("StrataWorkersRestarted", "StrataWorkersRestartLoop", "StrataLossNotFinite"),
 )
 

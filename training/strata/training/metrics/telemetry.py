@@ -25,6 +25,7 @@ GAUGES = {
     "lr": metrics.TRAIN_LEARNING_RATE,
     "tokens_per_s": metrics.TRAIN_TOKENS_PER_SECOND,
     "mfu": metrics.TRAIN_MFU,
+    "workers": metrics.TRAIN_WORKERS,
     "peak_memory_bytes": metrics.TRAIN_PEAK_MEMORY,
     "checkpoint_stall_s": metrics.TRAIN_CHECKPOINT_STALL,
     "checkpoint_s": metrics.TRAIN_CHECKPOINT_SAVE,
