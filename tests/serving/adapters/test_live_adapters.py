@@ -19,6 +19,8 @@ from support import STRATA
 
 from strata.platform import ports
 from strata.serving import client
+from strata.serving.chaos import report, run, session
+from strata.serving.chaos.victims import Kind
 
 from . import real_adapters
 
@@ -240,3 +242,17 @@ def test_refusals(live: Live, tmp_path: Path) -> None:
     assert text.status_code == 415
     assert live.http.get("/v1/load_lora_adapter").status_code == 405
     assert "x" not in live.names()
+
+
+@pytest.mark.timeout(900)
+def test_no_answer_is_lost_while_replicas_are_killed_and_adapters_come_and_go(live: Live) -> None:
+    url = str(live.http.base_url).rstrip("/")
+    passing = {name: live.adapter(name, seed) for name, seed in (("passing-1", 11), ("passing-2", 12))}
+    requests = session.requests_for(url, 40, seed=0, adapters=["first"])
+    faults = [(Kind.DECODE,), (Kind.GATEWAY,)]
+    outcome = run.run(url, live.process.pid, requests, faults, concurrency=6, seed=0, passing=passing)
+    assert outcome.holds, report.failures(outcome)
+    assert outcome.adapters is not None and outcome.adapters.answered > 1
+    print(outcome.adapters.line())
+    assert live.names() == ["model", "first"]
+    live.require_equal("first", "first", PROMPTS[0])  # also on the replica that was started since

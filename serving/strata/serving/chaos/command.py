@@ -36,6 +36,12 @@ def chaos(
     overlap: Annotated[
         bool, typer.Option("--overlap", help="Kill the next replica of a role before the last one is replaced.")
     ] = False,
+    adapters: Annotated[
+        int,
+        typer.Option(
+            help="Make this many random LoRA adapters on the model: requests name half of them, the others come and go.", min=0
+        ),
+    ] = 0,
     json: Annotated[
         Path | None,
         typer.Option(help="The JSON file to write. Default: chaos.json, chaos-start.json or chaos-stop.json in .strata/bench."),
@@ -51,5 +57,5 @@ def chaos(
         if not session.kill_at_start_or_stop(overrides or [], run, model, url, kill, during, seed, json):
             raise typer.Exit(1)
         return
-    if not session.run(overrides or [], run, model, url, kill, random, requests, concurrency, seed, overlap, json):
+    if not session.run(overrides or [], run, model, url, kill, random, requests, concurrency, seed, overlap, json, adapters):
         raise typer.Exit(1)

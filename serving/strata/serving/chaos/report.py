@@ -83,10 +83,11 @@ def kills_table(outcome: Outcome) -> Table:
 
 def failures(outcome: Outcome) -> list[str]:
     """One line for each of the first failures. The JSON file has all."""
+    of_adapters = outcome.adapters.failures if outcome.adapters is not None else ()
     return [
         f"request {one['request']} {one['verdict']}: " + (one["error"] or f"expected {one['expected']}, got {one['answer']}")
         for one in _failures(outcome)[:SHOWN_FAILURES]
-    ]
+    ] + list(of_adapters[:SHOWN_FAILURES])
 
 
 def as_json(outcome: Outcome) -> dict[str, Any]:
@@ -116,6 +117,7 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
             for kill in outcome.kills
         ],
         "failures": _failures(outcome),
+        **({"adapters": asdict(outcome.adapters)} if outcome.adapters is not None else {}),
     }
 
 

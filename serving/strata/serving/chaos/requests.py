@@ -4,6 +4,7 @@ All are greedy with one sequence: only their answers are guaranteed to be the sa
 """
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,9 +45,13 @@ class Request:
         return Request(self.path, self.body | {"cache_salt": salt})
 
 
-def make(count: int, seed: int, model: str, context: int) -> tuple[Request, ...]:
+def make(count: int, seed: int, model: str, context: int, adapters: Sequence[str] = ()) -> tuple[Request, ...]:
+    """`adapters`: names that requests give as their model too."""
     draw = random.Random(f"requests {seed}")
-    return tuple(_one(draw, model, context) for _ in range(count))
+    requests = [_one(draw, model, context) for _ in range(count)]
+    if adapters:
+        requests = [Request(one.path, one.body | {"model": draw.choice((model, *adapters))}) for one in requests]
+    return tuple(requests)
 
 
 def _one(draw: random.Random, model: str, context: int) -> Request:

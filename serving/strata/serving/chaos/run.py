@@ -8,9 +8,11 @@ import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
 from strata.platform.errors import UserError
 from strata.serving.chaos import kills
+from strata.serving.chaos.adapters import Churn, Result
 from strata.serving.chaos.client import Answer, fresh_connections
 from strata.serving.chaos.load import Sent, drive
 from strata.serving.chaos.requests import TOKEN_IDS, Request
@@ -47,6 +49,7 @@ class Outcome:
     kills: tuple[kills.Kill, ...]
     recovered: bool = True  # every role had as many replicas at the end as before
     restarted: int = 0  # replicas that ended without a kill
+    adapters: Result | None = None  # that came and went
 
     @property
     def expected(self) -> dict[int, Answer]:
@@ -79,7 +82,11 @@ class Outcome:
     @property
     def holds(self) -> bool:
         return (
-            self.count(Verdict.SAME) == len(self.disturbed.sent) and not self.not_back and self.recovered and not self.restarted
+            self.count(Verdict.SAME) == len(self.disturbed.sent)
+            and not self.not_back
+            and self.recovered
+            and not self.restarted
+            and not (self.adapters and self.adapters.failures)
         )
 
 
@@ -99,12 +106,14 @@ def run(
     overlap: bool = False,
     baseline: Pass | None = None,
     spare: bool = False,
+    passing: Mapping[str, Path] | None = None,
 ) -> Outcome:
     """Runs against an endpoint with replicas among the descendants of `root_pid`.
 
     The processes of each fault are killed simultaneously. `baseline`: the undisturbed run of an earlier outcome, to reuse.
-    See `Killer` for `overlap` and `spare`."""
-    return asyncio.run(disturb(url, Processes(root_pid), requests, faults, concurrency, seed, overlap, baseline, spare))
+    See `Killer` for `overlap` and `spare`. `passing`: folders of adapters that come and go meanwhile, by name."""
+    population = Processes(root_pid)
+    return asyncio.run(disturb(url, population, requests, faults, concurrency, seed, overlap, baseline, spare, passing))
 
 
 async def disturb(
@@ -117,6 +126,7 @@ async def disturb(
     overlap: bool = False,
     baseline: Pass | None = None,
     spare: bool = False,
+    passing: Mapping[str, Path] | None = None,
 ) -> Outcome:
     kinds = {kind for fault in faults for kind in fault}
     before = {kind: set(population.find(kind)) for kind in (kinds | set(ROLES))}
@@ -125,13 +135,16 @@ async def disturb(
         if not wanted[kind]:
             raise UserError(f"There is no {kind} process to kill.", f"Serve with a {kind} process, or remove it from --kill.")
     salt = uuid.uuid4().hex  # the endpoint's prefix cache may have these prompts from an earlier run
-    baseline = baseline or await _undisturbed(url, requests, concurrency, f"{salt}-baseline")
+    churn = Churn(url, passing or {})
+    baseline = baseline or await _undisturbed(url, requests, concurrency, f"{salt}-baseline", churn)
+    undisturbed = len(churn.load_s)
     planned = kills.plan(faults, seed, baseline.ended - baseline.began)
     async with _watched(url) as meter:
         killer = kills.Killer(meter.http, population, wanted, meter, _probe(requests[0].body["model"]), seed, overlap, spare)
         began = time.monotonic()
         async with _stopped_by_ctrl_c(killer), asyncio.TaskGroup() as group:
             group.create_task(killer.carry_out(planned))
+            group.create_task(churn.go(lambda: killer.over, killer.excuses))
             # Until the kills are over: late kills happen under load too, and new replicas serve requests.
             sent = await drive(url, requests, concurrency, f"{salt}-disturbed", lambda: not killer.over, killer.excuses)
             ended = time.monotonic()
@@ -140,7 +153,9 @@ async def disturb(
         made = {kill.fault for kill in killer.kills}
         planned = [one for number, one in enumerate(planned) if number in made]
     restarted = sum(_restarted(kind, before[kind], population, killer.kills) for kind in ROLES)
-    return Outcome(tuple(requests), baseline, disturbed, tuple(planned), tuple(killer.kills), killer.recovered, restarted)
+    result = Result.of(churn, undisturbed) if passing else None
+    made_kills = tuple(killer.kills)
+    return Outcome(tuple(requests), baseline, disturbed, tuple(planned), made_kills, killer.recovered, restarted, result)
 
 
 @contextlib.asynccontextmanager
@@ -166,11 +181,14 @@ def _restarted(role: Kind, before: set[Replica], population: Population, made: S
     return max(0, len(gone) - sum(kill.kind.role == role != kill.kind for kill in made))
 
 
-async def _undisturbed(url: str, requests: Sequence[Request], concurrency: int, salt: str) -> Pass:
-    async with _watched(url) as meter:
+async def _undisturbed(url: str, requests: Sequence[Request], concurrency: int, salt: str, churn: Churn) -> Pass:
+    over = asyncio.Event()
+    async with _watched(url) as meter, asyncio.TaskGroup() as group:
         began = time.monotonic()
+        group.create_task(churn.go(over.is_set))
         sent = await drive(url, requests, concurrency, salt)
         ended = time.monotonic()
+        over.set()
     for one in sent:
         if one.last.error:
             raise UserError(

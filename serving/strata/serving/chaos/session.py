@@ -13,11 +13,13 @@ from strata.platform import ports
 from strata.platform.errors import UserError
 from strata.platform.files import cache_dir, write_atomic
 from strata.serving import access
+from strata.serving.chaos import adapters as random_adapters
 from strata.serving.chaos import edges, endpoint, kills, report, timeline, victims
 from strata.serving.chaos.requests import Request, make
 from strata.serving.chaos.run import Outcome
 from strata.serving.chaos.run import run as carry_out
 from strata.serving.chaos.victims import Kind
+from strata.serving.models import choice
 
 
 def run(
@@ -32,6 +34,7 @@ def run(
     seed: int,
     overlap: bool,
     path: Path | None,
+    adapters: int = 0,
 ) -> bool:
     """Returns whether every answer was the same and the endpoint recovered."""
     faults = parse_faults(kill)
@@ -41,15 +44,22 @@ def run(
         faults = kills.at_random(faults, at_random, seed)
     if url and (overrides or run_name or model):
         raise UserError("--url names a running endpoint, which excludes --run, --model and overrides.", "Use either.")
+    if url and adapters:
+        raise UserError("--adapters needs an endpoint that was started for them, and --url names one.", "Omit --url.")
     console = Console(highlight=False, soft_wrap=True)
+    made = None
+    if adapters:
+        made = random_adapters.make(choice.choose(overrides, run_name, model, None).folder.resolve(), adapters, seed)
+        overrides = [*made.overrides(), *overrides]
     with contextlib.ExitStack() as stack:
         if url is None:
             with console.status("Starting the endpoint …"):
                 url = stack.enter_context(endpoint.started(overrides, run_name, model))
         url = url.rstrip("/")
         with console.status(f"{count} requests undisturbed, then with {sum(map(len, faults))} kills …"):
-            requests, node = requests_for(url, count, seed), victims.node_of(url)
-            outcome = carry_out(url, node, requests, faults, concurrency, seed, overlap, spare=at_random is not None)
+            requests, node = requests_for(url, count, seed, list(made.steady) if made else []), victims.node_of(url)
+            given = (concurrency, seed, overlap, None, at_random is not None, made.passing if made else None)
+            outcome = carry_out(url, node, requests, faults, *given)
     _report(outcome, path or cache_dir() / "bench" / "chaos.json", console)
     return outcome.holds
 
@@ -99,20 +109,22 @@ def parse_faults(text: str) -> list[kills.Fault]:
     return faults
 
 
-def requests_for(url: str, count: int, seed: int) -> tuple[Request, ...]:
-    """Requests for the endpoint's model and context length."""
+def requests_for(url: str, count: int, seed: int, adapters: Sequence[str] = ()) -> tuple[Request, ...]:
+    """Requests for the endpoint's model and its adapters, within its context length."""
     try:
         card = httpx.get(f"{url}/v1/models", headers=access.headers_for(url)).raise_for_status().json()["data"][0]
     except httpx.HTTPError as error:
         raise UserError(
             f"No endpoint answers at {url}: {error}", "Start the endpoint with 'make serve', or omit --url."
         ) from None
-    return make(count, seed, card["id"], card["max_model_len"])
+    return make(count, seed, card["id"], card["max_model_len"], adapters)
 
 
 def _report(outcome: Outcome, path: Path, console: Console) -> None:
     console.print(report.summary(outcome))
     console.print(report.kills_table(outcome))
+    if outcome.adapters is not None:
+        console.print(outcome.adapters.line(), markup=False)
     for line in report.failures(outcome):
         console.print(line, markup=False, style="red")
     write_atomic(path, json.dumps(report.as_json(outcome), indent=2))

@@ -255,7 +255,7 @@ class Engine:
         vocabulary.check(tokens, self._real.model_config.get_vocab_size(), "prompt")
         body = array("I", tokens).tobytes()
         for _ in range(REMOTE_TRIES):
-            peer = self._pool.least_busy(tried, cost=self._load.queued_tokens)
+            peer = self._pool.least_busy(tried, cost=lambda peer: self._load.cost(peer, _adapter(more)))
             if peer is None or peer.name in tried:
                 return None
             tried |= {peer.name}

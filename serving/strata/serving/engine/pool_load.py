@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from strata.serving.adapters import placement
 from strata.serving.routing.policy import Load, Pool, RateMeter, Rates
 from strata.serving.transport.peers import Peer, Peers
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:  # it imports vLLM
 
 # The time of a shorter prompt is mostly fixed cost, so it is no sample of a rate.
 MIN_SAMPLE_TOKENS = 64
+TOKENS_PER_S = 10_000.0  # of a prefill engine, before anything was measured
 
 
 class PoolLoad:
@@ -47,6 +49,11 @@ class PoolLoad:
     def queued_tokens(self, peer: Peer) -> int:
         """Queued tokens of a prefill engine: those sent from here, or the engine's last report if that is larger."""
         return max(self._queued_at[peer.name], int(peer.link.load.get("queued_tokens", 0)))
+
+    def cost(self, peer: Peer, adapter: str | None) -> float:
+        """Tokens before a prompt on a prefill engine. Loading the prompt's adapter counts as the tokens of that time."""
+        wait_s = placement.load_s(adapter, peer.link.load)
+        return self.queued_tokens(peer) + (wait_s * (self._remote.per_second(self._clock()) or TOKENS_PER_S) if wait_s else 0.0)
 
     def rates(self) -> Rates:
         now = self._clock()

@@ -5,10 +5,10 @@ engine and slow each other down, so it is used only when the alternative is to w
 """
 
 import asyncio
-import functools
 import time
 from collections.abc import Callable
 
+from strata.serving.adapters import placement
 from strata.serving.gateway.prefix_routing import Prefix, PrefixRouting
 from strata.serving.routing import choice
 from strata.serving.routing.kv.expected_wait import LEAST_BUSY, Chosen, CostMeter
@@ -28,7 +28,7 @@ class Engines:
     ) -> Chosen[Peer] | None:
         """Replica for a prompt that is not in `without`; one that is, if there are no others. One that has the prompt's adapter
         is preferred, as far as its further load costs less time than loading it elsewhere."""
-        load_s = None if adapter is None else functools.partial(_load_s, adapter)
+        load_s = None if adapter is None else lambda peer: placement.load_s(adapter, peer.link.load)
         decode = self.routing.choose(self._decode.usable(), prefix, without, load_s) if self.routing is not None else None
         peer = self._or_standby(decode.replica if decode is not None else self._least_busy(without, load_s), without)
         if peer is None:
@@ -65,9 +65,3 @@ class Engines:
         finally:
             for task in waiting:
                 task.cancel()
-
-
-def _load_s(adapter: str, peer: Peer) -> float:
-    """Expected seconds until a replica can compute with an adapter, as of its last pong."""
-    load = peer.link.load
-    return 0.0 if adapter in load.get("adapters", ()) else float(load.get("adapter_load_s", 0.0))
