@@ -37,7 +37,7 @@ ABSENT = {
     metrics.TRAIN_CHECKPOINT_FAILURES.exported: NO_EVENT,
     metrics.TRAIN_NOT_FINITE.exported: NO_EVENT,
     metrics.TRAIN_FAULTS.exported: NO_EVENT,
-    metrics.TRAIN_RANK_SLOWNESS.exported: "one rank has no other to be compared with",
+    metrics.TRAIN_RANK_SLOWNESS.exported: NO_EVENT,
     metrics.SERVE_RETRIES.exported: NO_EVENT,
     "ray_cluster_pending_nodes": NO_NODE,
     "ray_cluster_failed_nodes": NO_NODE,
@@ -57,7 +57,7 @@ EMPTY_PANELS = {
     *(f"strata-serving: {panel}" for panel in ("Pictures per batch", "Picture steps")),
     *(f"strata-serving: {panel} by tenant" for panel in ("TTFT", "Requests", "Tokens", "Running requests")),
     *(f"strata-serving: {panel} by tenant" for panel in ("Queued requests", "Refusals")),
-    *("strata-training: Faults by kind", "strata-training: Slowness of ranks"),
+    *("strata-training: Faults by kind", "strata-training: Slow ranks"),
     "strata-cluster: KubeRay",
     "strata-cluster: Throttled now",  # by heat or hardware: no card of the recordings is
     "strata-oncall: annotation Restarts",

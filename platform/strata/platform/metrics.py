@@ -99,7 +99,7 @@ TRAIN_FAULTS = Metric(
 TRAIN_RANK_SLOWNESS = Metric(
     "strata_train_rank_slowness",
     "gauge",
-    "Data and forward time of a rank over the median of the other ranks of its pipeline stage",
+    "Data and forward time of a rank named as slow, over the median of the other ranks of its pipeline stage",
     ("run", "rank", "host"),
 )
 

@@ -112,8 +112,8 @@ FAULTS = row(
         limits=ANY,
     ).about("StrataTrainingFault"),
     bars(
-        "Slowness of ranks",
-        "Data and forward time of a rank over the median of the other ranks of its pipeline stage.",
+        "Slow ranks",
+        "Data and forward time of ranks named as slow, over the median of the other ranks of their pipeline stage.",
         Unit.NUMBER,
         Line(most(highest(metrics.TRAIN_RANK_SLOWNESS, *RUN, "rank", "host")), f"{EACH} rank {{{{rank}}}} {{{{host}}}}"),
     ).about("StrataStraggler"),

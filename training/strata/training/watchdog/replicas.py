@@ -108,7 +108,7 @@ class Comparison:
         """Called before the forward pass of a step, by all ranks."""
         self._armed, self._squares = self._due(step), []
         if self._armed and self._gradients:
-            self._handles = [p.register_hook(self._add) for p in self._trained]  # type: ignore[no-untyped-call]
+            self._handles = [p.register_hook(self._add) for p in self._trained]
 
     def _add(self, gradient: Tensor) -> None:
         self._squares.append(gradient.detach().float().square().sum())

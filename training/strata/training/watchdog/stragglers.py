@@ -34,7 +34,7 @@ class Stragglers:
     def __init__(self, factor: float, stage_of: Callable[[int], int]) -> None:
         self._factor, self._stage_of = factor, stage_of
         self._slow: dict[int, tuple[float, int]] = {}  # since when and since which step
-        self._named: set[int] = set()
+        self.named: set[int] = set()
 
     def factors(self, ranks: Sequence[Evidence]) -> dict[int, float]:
         """Each rank's time over the median of the other ranks of its stage."""
@@ -53,10 +53,10 @@ class Stragglers:
         for rank, factor in factors.items():
             if factor < self._factor:
                 self._slow.pop(rank, None)
-                self._named.discard(rank)
+                self.named.discard(rank)
                 continue
             since, step = self._slow.setdefault(rank, (now, max(1, steps[rank] - LEAST_STEPS // 2)))
-            if now - since >= LEAST_S and rank not in self._named:
-                self._named.add(rank)
+            if now - since >= LEAST_S and rank not in self.named:
+                self.named.add(rank)
                 news.append(Slow(rank, factor, step))
         return news

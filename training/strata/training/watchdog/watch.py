@@ -104,7 +104,8 @@ class Watch:
         by_rank = {one.rank: one for one in ranks}
         found = self._stragglers.seen(ranks, now)
         for rank, factor in self._stragglers.factors(ranks).items():
-            self._slowness(by_rank[rank], factor)
+            if rank in self._stragglers.named:
+                self._slowness(by_rank[rank], factor)
         return [slow.sentence(by_rank[slow.rank]) for slow in found]
 
 
