@@ -56,9 +56,7 @@ def _further(section: ServeSection, main: str) -> Iterator[FurtherModel]:
         if name == main:
             raise UserError(f"serve.models.{name} has the name of the main model.", "Choose another name.")
         if model.model is None:
-            raise UserError(
-                f"serve.models.{name}.run={model.run} names a run, which pods do not have.", "Name its folder: model."
-            )
+            raise UserError(f"serve.models.{name}.run={model.run} is a run, which pods do not have.", "Set model to its folder.")
         own = section.further(model.changes)
         yield FurtherModel(name, str(_folder(model.model, own)), own.model_dump(mode="json", exclude={"models"}))
 
