@@ -49,7 +49,7 @@ def run_workers(job: Job, interrupts: Interrupts, console: Console) -> Outcome:
     steps = job.train.steps
     with (
         TrainingProgress(console, steps, startup) as progress,
-        folders.owned(_copies(job)),
+        folders.owned(_copies(job)) as copies,
         cluster.connected(_cpus(job.parallel)) as ours,
     ):
         startup.done("Ray")
@@ -65,6 +65,7 @@ def run_workers(job: Job, interrupts: Interrupts, console: Console) -> Outcome:
             follow(fit, job, interrupts, progress, console, watch)
             if death := watch.death():
                 watch.kill_what_is_left()
+                copies.leave()  # to the command that resumes the run
                 fix = f"Start the cluster again, then resume with: strata train --resume {job.run.name}"
                 raise ClusterDied(death, fix, job.run.name if ours and not interrupts.stop_requested else None)
         finally:
@@ -136,7 +137,7 @@ class Fit(threading.Thread):
 def follow(fit: Fit, job: Job, interrupts: Interrupts, progress: TrainingProgress, console: Console, watch: ClusterWatch) -> None:
     """Shows the workers' records and updates the run's state until the workers or their cluster end."""
     run, follower = Run(job.run), Follower(Run(job.run).metrics)
-    state = State("running", job.begun, job.train.steps, saved=job.begun)
+    state = State("running", job.begun, job.train.steps, saved=job.stored)
     for record in follower.new():  # steps before this start are not shown again
         state = _state_after(state, record)
     written, announced, writable, starts, stalls = 0.0, False, True, 1, StallDetector()
