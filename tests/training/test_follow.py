@@ -47,7 +47,7 @@ def job(home: Path, small_recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> Jo
     monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
     monkeypatch.setattr(workers, "STATE_EVERY_S", 0.0)
     run = runs.create("r", small_recipe, "test")
-    return Job(run.path, home, small_recipe.model, small_recipe.train, small_recipe.parallel, begun=4)
+    return Job(run.path, home, small_recipe.model, small_recipe.train, small_recipe.parallel, begun=4, stored=4)
 
 
 def follow(job: Job, *acts: Callable[[], object], death: Callable[[], str | None] = lambda: None) -> list[str]:

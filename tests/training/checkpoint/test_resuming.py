@@ -130,6 +130,6 @@ def test_missing_storage_does_not_restart_a_run_at_step_0(
     without_ray(monkeypatch)
     sections = small_recipe.model, small_recipe.train, small_recipe.parallel
     saver = Saver(folder(tmp_path / "unmounted"), None, *sections, Origin({}, "tokens", 4, 0), lambda: None)
-    assert saver.resume() == 0
+    assert saver.resume().step == 0
     with pytest.raises(UserError, match="The run saved a checkpoint at step 4"):
         saver.resume("", lambda: 4)

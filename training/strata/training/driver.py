@@ -23,6 +23,7 @@ from strata.training.evaluation import samples
 from strata.training.interrupts import Interrupts, caught
 from strata.training.logs import attempts
 from strata.training.loop import Job
+from strata.training.memory_copies import folders, recovery
 from strata.training.metrics import records
 from strata.training.metrics.plot import plot_losses
 from strata.training.preparation import prepare
@@ -66,8 +67,8 @@ def start(recipe: Recipe, name: str | None, stem: str, console: Console) -> Summ
 
 
 def resume(run: Run, recipe: Recipe, console: Console, take_over: bool = False) -> Summary:
-    """Continues from the newest good checkpoint, or from the beginning if the run was killed before its first. The run's folder
-    does not change before all checks have passed.
+    """Continues from the newest good checkpoint, from a newer copy in memory that a killed driver left, or from the beginning if
+    the run was killed before its first checkpoint. The run's folder does not change before all checks have passed.
 
     With `take_over` the caller guarantees that a driver on another machine, which cannot be seen from here, is gone."""
     with caught() as interrupts, run.locked():
@@ -82,16 +83,17 @@ def resume(run: Run, recipe: Recipe, console: Console, take_over: bool = False) 
             job = replace(job, verified=found.identity)
         else:
             resuming.require_nothing_lost(run, place, history)
-        step = found.step if found else 0
+        stored = found.step if found else 0
+        step = max(stored, _in_memory(replace(job, id=ownership.identity_of(run, place) or "")))
         if step > recipe.train.steps:
             raise UserError(f"Run '{run.name}' is at step {step} already.", f"Set more steps: train.steps={2 * step}.")
         for line in resuming.schedule_changes(run, recipe, step):
             console.print(line)
         write_atomic(run.path / "recipe.yaml", recipe_file.dump(recipe))
-        job = replace(job, id=ownership.claim_own(run, place), begun=step)
+        job = replace(job, id=ownership.claim_own(run, place), begun=step, stored=stored)
         _discard_after(job, console)
         resuming.tidy(run)
-        run.write_running(State("running", step, recipe.train.steps, saved=step))
+        run.write_running(State("running", step, recipe.train.steps, saved=stored))
         with _settled(run, console):
             return _train(job, bigram, interrupts, console)
 
@@ -176,8 +178,21 @@ def _planned(run: Run, job: Job) -> Plan:
     return recorded(history[-1] if history else None, job.train)[0]
 
 
+def _in_memory(job: Job) -> int:
+    """Step of the newest copy in memory that a killed driver left on this machine and that a resume can use, 0 for none. The
+    last step is not one: it has to be saved."""
+    spare = folders.spare_records(job.id) if job.train.memory_copy_every else None
+    copy = recovery.newest(job.id, job.origin) if spare else None
+    if spare is None or copy is None or copy.step >= job.train.steps:
+        return 0
+    recorded_to = max(records.last_step(Run(job.run).metrics), records.last_step(spare))
+    return copy.step if copy.step <= recorded_to else 0
+
+
 def _discard_after(job: Job, console: Console) -> None:
     """Sets aside checkpoints, and cuts metrics, beyond the step from which workers will continue."""
+    if spare := folders.spare_records(job.id):
+        records.restore(Run(job.run).metrics, spare)
     for name in format.set_aside_after(job.checkpoints, job.begun):
         console.print(f"Files beyond step {job.begun}, which cannot be used, were moved to {job.checkpoints.path}/{name}.")
     records.cut(Run(job.run).metrics, job.begun)

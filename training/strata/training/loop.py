@@ -86,7 +86,8 @@ class Job:
     train: TrainSection
     parallel: ParallelSection
     id: str = ""  # the run's id
-    begun: int = 0  # step of the checkpoint that the driver found
+    begun: int = 0  # step from which the workers will continue, by what the driver found in storage or in memory
+    stored: int = 0  # step of the checkpoint that the driver found
     verified: str = ""  # identity of that checkpoint, whose digests the driver has verified
     mix: tuple[float, ...] = ()  # weights of the sets in `tokens`, for fine-tuning; none: `tokens` has windows of a corpus
     phases: tuple[tuple[str, float], ...] = ()  # startup phases of the command so far, in seconds
@@ -214,7 +215,7 @@ def _begin(job: Job, pulse: Pulse) -> tuple["Worker", Saver, Resumed, Copier | N
     begin = time.perf_counter()
     memory = agreement.find(job.id, job.origin, lambda: records.last_step(metrics)) if every else None
     resumed = saver.resume(
-        job.verified, lambda: max(job.begun, records.last_saved(metrics)), in_memory=memory.whole if memory else None
+        job.verified, lambda: max(job.stored, records.last_saved(metrics)), in_memory=memory.whole if memory else None
     )
     resumed = replace(resumed, seconds=time.perf_counter() - begin)
     starting_weights.load(worker.engine, job.model, job.train, job.parallel, resumed.step)
@@ -316,7 +317,7 @@ def _train(
             exhausted = worker.early_stop.seen(record["val_loss"])
         last = last or exhausted
         report(record)
-        if copier:
+        if copier and not last:  # workers that continued from the last step would save no checkpoint of it
             copier.after_step(step)
         resized = request == Request.RESIZE and not last
         if saver and (last or resized or step % section.checkpoint_every == 0):

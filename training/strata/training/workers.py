@@ -55,7 +55,7 @@ def run_workers(job: Job, interrupts: Interrupts, console: Console) -> Outcome:
     most, least = (count * job.parallel.cpus_per_worker for count in (int(job.parallel.workers), job.parallel.workers.least))
     with (
         TrainingProgress(console, steps, startup) as progress,
-        folders.owned(_copies(job)),
+        folders.owned(_copies(job)) as copies,
         cluster.connected(most, least=least) as ours,
     ):
         startup.done("Ray")
@@ -71,6 +71,7 @@ def run_workers(job: Job, interrupts: Interrupts, console: Console) -> Outcome:
         def require_cluster() -> None:
             if death := watch.death():
                 watch.kill_what_is_left()
+                copies.leave()  # to the command that resumes the run
                 fix = f"Start the cluster again, then resume with: strata train --resume {job.run.name}"
                 raise ClusterDied(death, fix, job.run.name if ours and not interrupts.stop_requested else None)
 
@@ -190,7 +191,7 @@ def follow(
 ) -> None:
     """Shows the workers' records and updates the run's state until the workers or their cluster end."""
     run, follower = Run(job.run), Follower(Run(job.run).metrics)
-    state = State("running", job.begun, job.train.steps, saved=job.begun)
+    state = State("running", job.begun, job.train.steps, saved=job.stored)
     for record in follower.new():  # steps before this start are not shown again
         state = _state_after(state, record)
     earlier = len(job.starts.read_text().splitlines()) if resizing and job.starts.exists() else 0  # starts in other layouts

@@ -49,20 +49,31 @@ def identity(path: Path) -> str:
     return f"{BOOT_ID.read_text().strip()}-{found.st_dev}-{found.st_ino}"
 
 
+class Ownership:
+    """Ownership of a folder, which is removed at its end unless it is left to a later owner."""
+
+    def __init__(self) -> None:
+        self.left = False
+
+    def leave(self) -> None:
+        self.left = True
+
+
 @contextmanager
-def owned(run: str) -> Iterator[None]:
+def owned(run: str) -> Iterator[Ownership]:
     """Owns the folder of a run, and removes it at the end. Finds the copies of the same run's killed driver in it. Removes the
     folders of other dead runs. A folder that another process of this run owns is left to that process."""
-    base = root()
+    base, ownership = root(), Ownership()
     if base is None or not run:
-        yield
+        yield ownership
         return
     lock = _claimed(base, run)
     try:
-        yield
+        yield ownership
     finally:
         if lock is not None:
-            shutil.rmtree(base / run, ignore_errors=True)
+            if not ownership.left:
+                shutil.rmtree(base / run, ignore_errors=True)
             os.close(lock)
 
 
