@@ -149,9 +149,12 @@ def late_reduction(worker: Worker) -> None:
 
 
 def garbage(worker: Worker) -> None:
+    def after(*_: Any) -> None:
+        gc.collect()
+
     for layer in worker.engine.module.modules():
         if isinstance(layer, Layer):
-            layer.register_forward_hook(lambda *_: gc.collect() and None)
+            layer.register_forward_hook(after)
 
 
 def one_thread(worker: Worker) -> None:
@@ -187,7 +190,7 @@ CASES = {
     "uneven_stages": Case(
         "uneven stage", model={"layers": 4}, train={"batch": 8, "micro_batch": 1}, parallel=STAGES, parts=(0, 2, 7)
     ),
-    "stored_scores": Case("unfused attention", stored_scores),
+    "stored_scores": Case("unfused attention", stored_scores, model={"heads": 8, "kv_heads": 4, "ffn": 256}),
     "recomputes": Case("recomputation", train={"recompute": "full"}),
     "evaluates_every_step": Case("evaluation", train={"eval_every": 1, "eval_sequences": 8}),
 }

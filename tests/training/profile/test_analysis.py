@@ -119,6 +119,19 @@ def test_findings_of_a_gpu_name_the_largest_saving_first(recipe: Recipe) -> None
     assert found[0].sentence.startswith("Data loading blocks 30% of each step (30 ms of 100 ms).")
 
 
+def test_recomputed_products_of_a_gpu_are_found_by_their_flops(recipe: Recipe) -> None:
+    writer = Writer()
+    for number in (5, 6, 7):
+        whole_step(writer, number)
+        for repeat in range(2):  # the other product of a backward pass, and the forward pass again
+            writer.op("aten::mm", 41_300 + 100 * repeat, 50, AUTOGRAD, **product(32768, 8192, 2048))
+            writer.kernel("nvjet_tst", 41_310 + 100 * repeat, 92_000 + repeat, 1, AUTOGRAD)
+    full = recipe.model_copy(update={"train": recipe.train.model_copy(update={"recompute": "full"})})
+    [finding] = findings(summary_of(full, writer), expected.Machine())
+    assert finding.cause == "recomputation" and finding.seconds == pytest.approx(0.05 / 3, rel=0.01)
+    assert findings(summary_of(recipe, writer), expected.Machine()) == []
+
+
 def test_a_busy_gpu_has_no_finding(recipe: Recipe) -> None:
     writer = Writer()
     for number in (5, 6, 7):
@@ -190,6 +203,7 @@ def test_page_and_json_hold_the_whole_profile(recipe: Recipe) -> None:
     written = json.loads(json.dumps(record.as_json(summary, machine, found)))
     assert written["benchmark"] == "profile" and written["ranks"][0]["work"][0]["class"] == "matrix products"
     assert points(summary.ranks[0].works, 3)[0].name.startswith("matrix products")
+    assert written["ranks"][0]["peak_memory_bytes"] == {"data": 100, "forward": 5000, "backward": 90_000}
     assert tables.kinds(summary.ranks[0], machine.peak).row_count >= 4
 
 

@@ -12,6 +12,7 @@ from strata.training.profile.analysis.summary import RankSummary, Summary
 LEAST = 0.05  # of a step that a finding saves
 # Ranks of a CPU machine share caches and memory: their medians differ by up to 8%.
 UNEVEN = 0.12
+OTHER_WORK = 0.30  # stages with an embedding or a head take longer for the same FLOPs
 # Recording an operator takes about as long as dispatching it, so a profile shows too much of this.
 MOST_DISPATCH = 0.20
 MOST = 3  # findings that a report names first
@@ -115,11 +116,24 @@ def _host_reads(summary: Summary, machine: Machine) -> Found | None:
 
 
 def _recomputation(summary: Summary, machine: Machine) -> Found | None:
-    _, seconds = _slowest(summary, "recomputation")
     mode = summary.recipe.train.recompute
+    if mode == "none":
+        return None
+    seconds = max(max(each.seconds.get("recomputation", 0.0), _repeated(each)) for each in summary.ranks)
     less = "train.recompute=selective" if mode == "full" else "train.recompute=none"
     text = f"Recomputing activations in the backward pass takes {_share(seconds, summary)}."
-    return Found("recomputation", seconds, text, f"Set {less} if the activations fit: see the memory below.")
+    return Found("recomputation", seconds, text, f"Set {less} if the activations fit: see the memory in the report.")
+
+
+def _repeated(rank: RankSummary) -> float:
+    """Seconds of a GPU's products that repeat the forward pass: a backward pass alone has two for each of the forward pass."""
+    if not rank.trace.on_gpu:
+        return 0.0
+    products = [work for work in rank.works if work.kind == "matrix products"]
+    forward = sum(work.flops for work in products if work.phase == "forward")
+    backward = sum(work.flops for work in products if work.phase == "backward")
+    seconds = sum(work.seconds for work in products if work.phase == "backward") / len(rank.steps)
+    return max(0.0, backward - 2 * forward) / backward * seconds if backward else 0.0
 
 
 def _scores(summary: Summary, machine: Machine) -> Found | None:
@@ -171,7 +185,7 @@ def _slow_rank(summary: Summary, machine: Machine) -> Found | None:
         return None
     slow = max(summary.ranks, key=lambda each: _excess(each, summary))
     excess = _excess(slow, summary)
-    if excess < UNEVEN * slow.computing:
+    if excess < (OTHER_WORK if summary.stages > 1 else UNEVEN) * slow.computing:
         return None
     times = slow.computing / (slow.computing - excess)
     text = f"Rank {slow.rank} takes {times:.2f} times as long as its peers for the same work: {_share(excess, summary)}."

@@ -10,7 +10,7 @@ from strata.training.layout import accumulation, place
 from strata.training.profile.analysis import contention
 from strata.training.profile.analysis.account import RARE, Step, account
 from strata.training.profile.analysis.trace import Trace
-from strata.training.profile.analysis.work import Work, works
+from strata.training.profile.analysis.work import Places, Work, works
 
 ONCE = ("optimizer", "between phases", "gradient reduction", *RARE)  # once a step, not once a micro-batch
 
@@ -26,6 +26,8 @@ class RankSummary:
     seconds: dict[str, float]
     waiting: float  # for other ranks
     flops: float
+    communication: float  # seconds of collectives, hidden or not
+    memory: dict[str, int]  # most bytes allocated, by phase
     works: tuple[Work, ...]
     trace: Trace
     steps: tuple[Step, ...]
@@ -81,14 +83,23 @@ def summarize(traces: Sequence[Trace], recipe: Recipe) -> Summary:
     ranks = []
     for trace in traces:
         wall = median(event.seconds for event in trace.steps())
+        memory = _memory(trace)  # first: its times stay those of the trace
         available = contention.remove(trace)
         found = works(trace)
-        ranks.append(_rank(trace, recipe, wall, available, found, account(trace, found)))
+        ranks.append(_rank(trace, recipe, wall, available, memory, found, account(trace, found)))
     transfers = _transfers({rank.rank: (rank.steps, rank.available) for rank in ranks})
     return Summary(recipe, tuple(_with_waiting(rank, transfers) for rank in ranks), transfers)
 
 
-def _rank(trace: Trace, recipe: Recipe, wall: float, available: float, found: list[Work], steps: list[Step]) -> RankSummary:
+def _rank(
+    trace: Trace,
+    recipe: Recipe,
+    wall: float,
+    available: float,
+    memory: dict[str, int],
+    found: list[Work],
+    steps: list[Step],
+) -> RankSummary:
     causes = {cause for step in steps for cause in step.seconds}
     seconds = {cause: median(step.seconds.get(cause, 0.0) for step in steps) for cause in causes - set(RARE)}
     for cause in RARE:
@@ -102,10 +113,28 @@ def _rank(trace: Trace, recipe: Recipe, wall: float, available: float, found: li
         seconds=dict(sorted(seconds.items(), key=lambda each: -each[1])),
         waiting=median(sum(each.seconds for each in step.exchanges) for step in steps),
         flops=sum(work.flops for work in found if work.phase != "evaluation") / len(steps),
+        communication=_communication(trace, found) / len(steps),
+        memory=memory,
         works=tuple(found),
         trace=trace,
         steps=tuple(steps),
     )
+
+
+def _memory(trace: Trace) -> dict[str, int]:
+    places, most = Places(trace), dict[str, int]()
+    for at, size in trace.memory:
+        phase = places.phase(at)
+        most[phase] = max(most.get(phase, 0), size)
+    return most
+
+
+def _communication(trace: Trace, found: list[Work]) -> float:
+    """Kernels of NCCL, or the work of gloo's threads, which includes waiting for other ranks."""
+    if trace.on_gpu:
+        return sum(work.seconds for work in found if work.kind == "collectives")
+    threads = (roots for thread, roots in trace.roots.items() if thread != trace.main)
+    return sum(event.seconds for roots in threads for event in roots if event.name.startswith("gloo:"))
 
 
 def _numbered(step: Step) -> Iterator[tuple[tuple[str, int], float]]:

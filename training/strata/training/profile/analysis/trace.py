@@ -118,12 +118,11 @@ def parse(document: dict[str, Any], facts: dict[str, Any]) -> Trace:
 
 def _event(raw: dict[str, Any], kind: str) -> Event:
     args = raw.get("args", {})
-    begin = raw["ts"] / 1e6
     return Event(
         name=raw["name"],
         kind=kind,
-        begin=begin,
-        end=begin + raw["dur"] / 1e6,
+        begin=raw["ts"] / 1e6,
+        end=(raw["ts"] + raw["dur"]) / 1e6,  # one division: the end of a range is the beginning of the next
         thread=raw["tid"],
         dims=args.get("Input Dims", ()),
         types=args.get("Input type", ()),

@@ -63,7 +63,8 @@ def page(summary: Summary, machine: Machine, found: Sequence[Finding]) -> str:
         _table(("class, phase, shape", "ms", "calls", "TFLOP/s", "of peak"), _work_rows(summary, machine)),
     ]
     if len(first.trace.memory) > 1:
-        parts += ["<h2>Memory, rank 0</h2>", svg.memory(first.trace.memory)]
+        peaks = [(phase, f"{size / 2**20:,.0f}") for phase, size in first.memory.items()]
+        parts += ["<h2>Memory, rank 0</h2>", svg.memory(first.trace.memory), _table(("phase", "peak, MiB"), peaks)]
     if machine.planned:
         rows = [(name, _ms(planned), _ms(measured)) for name, (planned, measured) in machine.planned.items()]
         parts += ["<h2>Beside the plan</h2>", _table(("class", "planned, ms", "measured, ms"), rows)]

@@ -43,7 +43,8 @@ def _rank(rank: RankSummary) -> dict[str, Any]:
         "seconds": rank.seconds,
         "waiting_s": rank.waiting,
         "flops": rank.flops,
-        "peak_memory_bytes": max((size for _, size in rank.trace.memory), default=None),
+        "communication_s": rank.communication,
+        "peak_memory_bytes": rank.memory,
         "work": work_by_class(rank),
     }
 
