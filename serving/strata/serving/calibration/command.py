@@ -209,7 +209,7 @@ def _compare_with_planner(record: Path, recipe: str, json: Json) -> None:
 
     from strata.planner.catalogue import library
     from strata.platform import recipe_file
-    from strata.serving.simulation import validation
+    from strata.serving.calibration import validation
 
     found = validation.read(record)
     card = validation.gpu_of(found, record)

@@ -2,7 +2,8 @@
 
 It is a single server. Each request takes `request_s` of it, and each token `token_s`. The tokens of a step queue behind those of
 earlier steps: an engine that is faster than its front end runs ahead, and the first token of a new request waits until everything
-before it is written. A request itself waits for the tokens of one step at most, since the loop takes turns between connections.
+before it is written. A request itself waits for the requests before it, and for the tokens of one step at most, since the loop
+takes turns between connections.
 """
 
 from collections.abc import Callable
@@ -11,14 +12,16 @@ from collections.abc import Callable
 class FrontEnd:
     def __init__(self, request_s: float, token_s: float) -> None:
         self._request_s, self.token_s = request_s, token_s
-        self._free_at = 0.0
+        self._free_at = 0.0  # when everything in the queue is written
+        self._parsed_at = 0.0  # when all requests are parsed
         self._counted = 0  # steps of the engine's current run whose tokens are in the queue
 
     def accepts(self, now: float, streams: int) -> float:
         """Time at which a request that arrives now has been parsed, beside `streams` streams."""
-        begin = now + min(max(0.0, self._free_at - now), self.token_s * streams)
+        begin = max(self._parsed_at, now + min(max(0.0, self._free_at - now), self.token_s * streams))
+        self._parsed_at = begin + self._request_s
         self._free_at = max(now, self._free_at) + self._request_s
-        return begin + self._request_s
+        return self._parsed_at
 
     def stepped(self, began: float, seconds: Callable[[int], float], steps: int, streams: int) -> None:
         """Queues the tokens of the steps of a run that have ended: `steps` of them, `seconds(steps)` after `began`."""

@@ -1,0 +1,78 @@
+"""`strata simulate calibrate` and `validate`: records, files, endpoints that do not answer, and wrong options."""
+
+import json
+from pathlib import Path
+
+import httpx
+import pytest
+import typer
+from support import ROOT
+from typer.testing import CliRunner
+
+from strata.platform.errors import UserError
+from strata.serving.calibration import facts, fit
+from strata.serving.calibration.command import simulate_calibrate, simulate_validate
+from strata.serving.simulation import calibration
+
+RECORD = ROOT / "docs/results/data/serve-uniform-h200.json"
+
+
+def run(*words: str) -> str:
+    app = typer.Typer()
+    app.command("calibrate")(simulate_calibrate)
+    app.command("validate")(simulate_validate)
+    answer = CliRunner().invoke(app, words)
+    if answer.exception is not None and not isinstance(answer.exception, SystemExit):
+        raise answer.exception
+    assert answer.exit_code == 0, answer.output
+    return answer.stdout
+
+
+def test_record_is_fitted_written_and_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fit, "ITERATIONS", 3)
+    monkeypatch.setattr(fit, "ENGINE_SHARES", (0.5,))
+    file = tmp_path / "h200.json"
+    text = run("calibrate", "--record", str(RECORD), "--contender", "strata", "--levels", "1", "--output", str(file))
+    assert "ttft_p50" in text
+    found = calibration.load(file)
+    assert 0.001 < found.fixed_s < 0.003 and found.max_sequences == 256
+    written = json.loads(file.read_text())
+    assert written["benchmark"] == "calibration" and written["loads"][0]["ratios"]["tokens_per_s"] == pytest.approx(1, abs=0.1)
+    rows = json.loads(run("validate", str(RECORD), "--calibration", str(file), "--contender", "strata", "--json", "-"))["rows"]
+    assert [row["level"]["concurrency"] for row in rows] == [1, 16, 64, 256]
+    assert rows[0]["ratios"]["ttft_p50"] == pytest.approx(1, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("words", "cause"),
+    [
+        (("calibrate",), "An endpoint or a record"),
+        (("validate", "--url", "http://127.0.0.1:9", "--start", "vllm"), "An endpoint or a record"),
+        (("calibrate", "--record", "missing.json"), "no levels"),
+        (("calibrate", "--record", str(RECORD), "--contender", "other"), "no levels of other"),
+        (("calibrate", "--record", str(RECORD), "--levels", "7"), "no such levels"),
+        (("calibrate", "--record", str(RECORD), "--levels", "some"), "--levels some"),
+        (("calibrate", "--url", "ftp://host"), "no http:// address"),
+        (("calibrate", "--url", "http://127.0.0.1:9"), "does not answer"),
+        (("calibrate", "--start", "other"), "no contender"),
+    ],
+)
+def test_wrong_options_are_refused(words: tuple[str, ...], cause: str) -> None:
+    with pytest.raises(UserError, match=cause):
+        run(*words)
+
+
+def test_facts_come_from_the_models_and_the_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics = 'vllm:cache_config_info{block_size="128",engine="0",num_gpu_blocks="1365"} 1.0\n'
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/metrics":
+            return httpx.Response(200, text=metrics)
+        return httpx.Response(200, json={"data": [{"id": "dummy", "max_model_len": 2048}]})
+
+    client = httpx.Client
+    monkeypatch.setattr(facts.httpx, "Client", lambda **given: client(transport=httpx.MockTransport(answer), **given))
+    found = facts.read("http://127.0.0.1:8000")
+    assert (found.target.model, found.context, found.block_size, found.kv_tokens) == ("dummy", 2048, 128, 128 * 1365)
+    metrics = "# none\n"
+    assert facts.read("127.0.0.1:8000").kv_tokens is None
