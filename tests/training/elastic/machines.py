@@ -107,7 +107,12 @@ class Machines:
         """Starts a node and waits until it has joined."""
         self.added += 1
         namespace = self._namespace(self.added) if self.namespaces else ""
-        self._launch(name, f"--address={self.address}", f"--num-cpus={cpus}", namespace=namespace)
+        try:
+            self._launch(name, f"--address={self.address}", f"--num-cpus={cpus}", namespace=namespace)
+        except BaseException:
+            if namespace:
+                _ip("netns", "del", namespace)
+            raise
 
     def kill(self, name: str) -> None:
         member = self._member(name)

@@ -24,6 +24,7 @@ from strata.training.metrics import records
 WAIT_S = 1800.0  # without a finished step, for capacity and for workers that start
 SETTLE_S = 4.0  # for which the choice has to stay the same: Ray returns the resources of ended workers one by one
 SURVEY_S = 5.0
+LOSS_SURVEY_S = 60.0  # to tell a lost node from a failure of the run, on a busy machine too
 MOST_GROW_AFTER_S = 600.0
 
 
@@ -92,7 +93,7 @@ class Supervisor:
         """Raises the attempt's error if it would recur. Lost nodes and workers that could not be placed do not count as failures
         of the run, because their number is no sign of a fault in it; the time without a finished step has a limit instead."""
         assert attempt.error
-        survey = self._watch.next(SURVEY_S)
+        survey = self._watch.next(LOSS_SURVEY_S)
         lost = nodes(job) - survey.usable | nodes(job) & survey.draining if survey else frozenset()
         if lost:
             self._console.print(f"{len(lost)} of the workers' nodes {'was' if len(lost) == 1 else 'were'} lost.")
