@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import torch
 import torch.distributed as dist
 
@@ -232,9 +233,15 @@ def ranks(run: Path, part: str = "data", fault: Fault | None = None, early: bool
     try:
         yield [process.pid or 0 for process in processes]
     finally:
+        sentinels: list[psutil.Process] = []
         for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                sentinels += psutil.Process(process.pid).children()
             process.kill()
             process.join()
+        for sentinel in sentinels:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                sentinel.resume()  # one that a fault has stopped ends with its rank, too
 
 
 def watch(run: Path, hang_s: float = 5.0) -> Watch:
