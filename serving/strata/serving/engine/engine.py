@@ -45,7 +45,7 @@ from strata.serving.routing.kv.prefix_tokens import token_lengths
 from strata.serving.scaling.serve_policy import EngineReport
 from strata.serving.spec import EngineSpec
 from strata.serving.transport.peers import Peers
-from strata.serving.vllm_patches import detokenizer_tail, engine_stats, preforked_engine, vocabulary
+from strata.serving.vllm_patches import detokenizer_tail, engine_stats, lora_base, preforked_engine, vocabulary
 from strata.serving.vllm_patches.engine_stats import EngineStats
 from strata.serving.vllm_patches.parent_watchdog import REPLICA_PID
 
@@ -130,6 +130,8 @@ async def start(spec: EngineSpec, replica: str, host: str) -> Started:
         # scheduler and worker share a process, which saves one import of vLLM per engine.
         config.parallel_config.distributed_executor_backend = "uni"
         preforked_engine.install()
+        if spec.adapters is not None or spec.adapter is not None:
+            lora_base.install()  # an engine that is forked from this process has it too
     receiver = Receiver(endpoints) if endpoints is not None else None
     with _alone_on_the_gpu(spec):
         vllm = AsyncLLM(config, Executor.get_class(config), log_stats=True, log_requests=False)
