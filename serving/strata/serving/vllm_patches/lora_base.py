@@ -32,5 +32,5 @@ def install() -> None:
         has_adapter = (indices >= 0).to(inputs.dtype).unsqueeze(1)  # [tokens, 1]
         original(inputs * has_adapter, weights, output, indices, scaling)
 
-    for module in (lora_ops, torch_ops, punica_cpu):  # `sgmv_shrink` calls that of the first
-        module.bgmv_shrink = bgmv_shrink
+    # `sgmv_shrink` calls that of the first module.
+    lora_ops.bgmv_shrink = torch_ops.bgmv_shrink = punica_cpu.bgmv_shrink = bgmv_shrink
