@@ -34,6 +34,7 @@ TABLES: dict[str, Callable[[Run], str]] = {
     "train": training.train,
     "finetune": training.finetune,
     "checkpoint": training.checkpoint,
+    "memory-copies": training.memory_copies,
     "memory": training.memory,
     "kernels": kernels.kernels,
     "compile": compiled.compiled,

@@ -72,6 +72,16 @@ def checkpoint(run: Run) -> str:
     return table(("checkpoint upload", "stall of a step, median", "÷ sync"), rows, numeric=1)
 
 
+def memory_copies(run: Run) -> str:
+    medians = run["median_seconds"]
+    rows = [
+        ("without a copy", milliseconds(medians["without"]), "1.000"),
+        ("beside a copy", milliseconds(medians["with_copy"]), f"{run['ratio']:.3f}"),
+        ("the copy itself", milliseconds(medians["copy"]), ""),
+    ]
+    return table(("step", "median", "÷ without a copy"), rows, numeric=1)
+
+
 def memory(run: Run) -> str:
     rows = [
         (

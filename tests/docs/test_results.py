@@ -57,7 +57,7 @@ from strata.serving.chaos.victims import Kind
 from strata.serving.diffusion.bench.layouts import LayoutRow
 from strata.serving.diffusion.bench.one_gpu import PictureRow
 from strata.serving.diffusion.bench.one_gpu import Result as PictureResult
-from strata.training.bench import memory, stalls
+from strata.training.bench import copies, memory, stalls
 from strata.training.bench import report as training_report
 from strata.training.bench.contest import Round
 
@@ -234,6 +234,8 @@ def compiled() -> record.Run:
     return training_step.as_json(training_step.Settings("tiny", 4, 4096, 3, 1), rows)
 
 
+COPIES = copies.Measured([0.11], [0.1], [0.02])
+
 RUNS: dict[str, tuple[Callable[[], record.Run], list[str]]] = {
     "serve": (
         lambda: serve("uniform"),
@@ -271,6 +273,10 @@ RUNS: dict[str, tuple[Callable[[], record.Run], list[str]]] = {
     "checkpoint": (
         lambda: stalls.as_json(RECIPE, {"sync": [0.5], "async": [0.01]}, {"sync": 0.5, "async": 0.01}),
         ["| async | 10.0 ms | 0.020 |"],
+    ),
+    "memory-copies": (
+        lambda: copies.as_json(RECIPE, 1, False, [COPIES], COPIES),
+        ["| beside a copy | 110.0 ms | 1.100 |", "| the copy itself | 20.0 ms |"],
     ),
     "memory": (
         lambda: memory.as_json([memory.Row("data 2, ZeRO 0", 2**30, 2**29, 2**20)]),

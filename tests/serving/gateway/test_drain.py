@@ -29,6 +29,7 @@ def stop(gateway: Gateway) -> tuple[asyncio.Future[None], Presence]:
     """Starts the shutdown that Ray Serve requests of a gateway replica."""
     presence = Presence()
     parts = {"_http": gateway.server, "_serving": gateway.serving, "_presence": presence, "_reporting": None, "_at_end": []}
+    parts |= {"_batches": None}
     replica: Any = SimpleNamespace(**parts)
     return asyncio.ensure_future(GatewayReplica.__del__(replica)), presence
 
