@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from strata.platform.recipe import ServeSection
+from strata.platform.recipe.serve import FilesSection
 from strata.serving import mps
 from strata.serving.routing.policy import Rule
 from strata.serving.spec import EngineSpec, GatewaySpec, Network, Role
@@ -245,6 +246,8 @@ def test_mps_daemon_of_a_cluster_is_not_ours(monkeypatch: pytest.MonkeyPatch) ->
 def test_every_setting_reaches_the_gateway() -> None:
     serve = ServeSection(host="::1", port=81, gateways=3, decode={"replicas": 5}, max_sequences=7, max_queue=11)
     spec = GatewaySpec.of(serve, "m", NETWORK)
+    assert spec.section == serve.model_dump(mode="json", exclude={"models"}) and spec.files.folder is not None
+    spec = replace(spec, section={}, files=FilesSection())
     assert spec == GatewaySpec("m", ("m",), "::1", 81, 3, 5, 7, 11, True, NETWORK, None, False, False, routes_by_prefix=True)
 
 

@@ -49,7 +49,7 @@ class Vllm:
     """Engine that counts up from the end of its prompt of three ids."""
 
     def __init__(self) -> None:
-        self.model_config = SimpleNamespace(model="tiny", get_vocab_size=lambda: 1000)
+        self.model_config = SimpleNamespace(model="tiny", get_vocab_size=lambda: 1000, is_multimodal_model=False)
         self.output_processor = SimpleNamespace(add_request=None, request_states={})
         self.process = SimpleNamespace(exitcode=None)
         manager = SimpleNamespace(processes=[self.process])

@@ -54,7 +54,7 @@ def test_stop_is_requested_although_ray_installs_a_handler(
     monkeypatch.setattr(workers, "ClusterWatch", lambda _: SimpleNamespace(death=lambda: None, stop=lambda: None))
     monkeypatch.setattr(workers, "_require_gpus", lambda _: None)
     stopped = SimpleNamespace(start=lambda: None, outcome=lambda: Outcome(1, stopped=True))
-    monkeypatch.setattr(workers, "Fit", lambda _, elastic: stopped)
+    monkeypatch.setattr(workers, "Fit", lambda *_, elastic: stopped)
     monkeypatch.setattr(workers, "follow", follow)
     with caught() as interrupts:
         assert run_workers(job, interrupts, Console(quiet=True)).stopped

@@ -14,6 +14,7 @@ FULL: Record = {
     "grad_norm": 0.7,
     "val_loss": 2.6,
     "mfu": 0.4,
+    "workers": 2,
     "peak_memory_bytes": 1000,
     "seconds": {"forward": 0.2, "backward": 0.4},
     "checkpoint_stall_s": 0.05,

@@ -66,4 +66,4 @@ def _validated(value: Any, handler: core_schema.ValidatorFunctionWrapHandler) ->
 
 
 def _plain(count: WorkerCount) -> int | str:
-    return str(count) if count.elastic else int(count)
+    return str(count) if isinstance(count, WorkerRange) else int(count)

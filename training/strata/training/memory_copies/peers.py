@@ -87,7 +87,7 @@ def close(run: str) -> None:
     import ray
     from ray.exceptions import RayError
 
-    for node in _nodes():
+    for node in _nodes() if run else []:
         try:
             ray.get(ray.get_actor(_name(run, node)).close.remote(), timeout=CALL_S)
         except (ValueError, RayError):  # it has no holder, or lost it
