@@ -3,7 +3,7 @@
 - `slow` tests start a cluster, engines, several processes or a compiler. `make check` leaves them out. Tests that share the
   session's trained run, endpoint or Prometheus are slow, and so are `rotation` tests.
 - `rotation` tests cover rare layouts and long runs. `make test` runs a part of them, another part every hour; `--rotation all`
-  runs all, `--rotation 2` a certain part.
+  runs all, `--rotation 2` a certain part. Those that are also `long` are in no part: they take minutes on an idle machine.
 - A process runs one file at a time. The files that share the session's fixtures count as one, so each fixture starts once.
 """
 
@@ -54,7 +54,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         rotating += rotates
         if rotates or (isinstance(item, pytest.Function) and SHARED & set(item.fixturenames)):
             item.add_marker("slow")
-        (selected if part is None or not rotates or rotating % PARTS + 1 == part else left_out).append(item)
+        due = not rotates or (rotating % PARTS + 1 == part and item.get_closest_marker("long") is None)
+        (selected if part is None or due else left_out).append(item)
     items[:] = sorted(selected, key=lambda item: _turn(item.location[0])) if "PYTEST_XDIST_WORKER" in os.environ else selected
     config.hook.pytest_deselected(items=left_out)
 

@@ -24,7 +24,7 @@ from strata.serving.chaos.victims import Kind
 
 from . import real_adapters
 
-pytestmark = pytest.mark.rotation
+pytestmark = [pytest.mark.rotation, pytest.mark.long]
 
 NEW = 12
 LONG = 150

@@ -20,7 +20,7 @@ from strata.platform import ports
 from strata.serving import client
 from strata.serving.chaos.victims import Kind, Processes
 
-pytestmark = [pytest.mark.rotation, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.rotation, pytest.mark.long, pytest.mark.timeout(900)]
 
 TOKENS = 16
 WORDS = ["serve.gateways=2", "serve.decode.replicas=2", "serve.max_sequences=8", "serve.engine={max_model_len: 512}"]

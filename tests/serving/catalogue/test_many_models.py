@@ -27,7 +27,7 @@ START_S = 600.0
 SHAPE = ("layers=2", "hidden=128", "heads=4", "kv_heads=2", "ffn=256", "vocab=512", "context=256")
 PROMPT = {"prompt": [7, 8, 9], "max_tokens": 16, "temperature": 0, "ignore_eos": True}
 
-pytestmark = [pytest.mark.rotation, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.rotation, pytest.mark.long, pytest.mark.timeout(1800)]
 
 
 @dataclass

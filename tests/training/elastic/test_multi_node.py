@@ -25,7 +25,7 @@ from strata.training.metrics.records import Record
 from ..conftest import SMALL, strata_process, write_corpus
 from .machines import Machines
 
-pytestmark = [pytest.mark.slow, pytest.mark.rotation, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.slow, pytest.mark.rotation, pytest.mark.long, pytest.mark.timeout(3600)]
 
 STEPS, TOLERANCE, TIMEOUT_S = 4000, 1e-4, 600.0
 CPUS = {"a": 4, "b": 2, "c": 2}  # of the nodes

@@ -15,7 +15,7 @@ from strata.training.metrics import records
 from ..conftest import SMALL, strata_process
 from ..failures.test_failures import losses_of, wait_until, workers_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.rotation]
+pytestmark = [pytest.mark.slow, pytest.mark.rotation, pytest.mark.long]
 
 WORKERS = 4
 # Kills of one worker, followed by a kill of two at once. Each takes half a minute, most of it for the restart.

@@ -17,7 +17,7 @@ from strata.training.metrics import records
 from ..conftest import SMALL, strata_process
 from ..failures.test_failures import losses_of, wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.rotation]
+pytestmark = [pytest.mark.slow, pytest.mark.rotation, pytest.mark.long]
 
 SETTINGS = ("train.steps=150", "train.eval_every=100", "train.checkpoint_every=1000", "train.max_failures=10")
 

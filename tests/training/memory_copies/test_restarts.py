@@ -27,7 +27,7 @@ from strata.training.metrics import records
 from ..failures.test_failures import losses_of, wait_until
 from ..parallel.ranks import CONTEXT
 
-pytestmark = [pytest.mark.slow, pytest.mark.rotation]
+pytestmark = [pytest.mark.slow, pytest.mark.rotation, pytest.mark.long]
 
 WORKERS = 4
 KILLS = int(os.environ.get("STRATA_KILLS", "3"))  # of one rank, followed by a kill of two at once

@@ -14,7 +14,7 @@ from strata.training.profile.analysis.summary import summarize
 
 from .planted import CASES, FIRST, LAST, MODEL, profile
 
-pytestmark = pytest.mark.rotation
+pytestmark = [pytest.mark.rotation, pytest.mark.long]
 
 
 @pytest.mark.parametrize("name", CASES)

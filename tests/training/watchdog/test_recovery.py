@@ -14,7 +14,7 @@ from strata.training.metrics import records
 
 from ..conftest import SMALL, strata_process
 
-pytestmark = [pytest.mark.slow, pytest.mark.rotation]
+pytestmark = [pytest.mark.slow, pytest.mark.rotation, pytest.mark.long]
 
 STEPS, STOP_AT = 60, 15
 SETTINGS = (f"train.steps={STEPS}", "train.checkpoint_every=10", "train.eval_every=60", "parallel.workers=2")

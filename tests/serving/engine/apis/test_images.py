@@ -21,7 +21,7 @@ from strata.serving.metrics.telemetry import Gateway as Telemetry
 from strata.serving.transport.link import Kind, Link
 from strata.serving.transport.peers import Peers
 
-pytestmark = [pytest.mark.rotation, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.rotation, pytest.mark.long, pytest.mark.timeout(900)]
 
 TOKENS = 16
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": TOKENS, "ignore_eos": True, "return_token_ids": True}
