@@ -57,6 +57,7 @@ EMPTY_PANELS = {
     *(f"strata-serving: {panel}" for panel in ("Pictures per batch", "Picture steps")),
     *(f"strata-serving: {panel} by tenant" for panel in ("TTFT", "Requests", "Tokens", "Running requests")),
     *(f"strata-serving: {panel} by tenant" for panel in ("Queued requests", "Refusals")),
+    "strata-serving: Adapter load time",
     *("strata-training: Faults by kind", "strata-training: Slow ranks"),
     "strata-cluster: KubeRay",
     "strata-cluster: Throttled now",  # by heat or hardware: no card of the recordings is

@@ -383,7 +383,7 @@ def token_ids(folder: Path) -> list[Shot]:
 def from_the_schema(count: int, number: int) -> list[Shot]:
     """Requests of Schemathesis for each route, half of them valid by the schema."""
     routes = [result.ok() for result in schemathesis.openapi.from_dict(openapi.document([MODEL])).get_all_operations()]
-    posts = [route for route in routes if route.method.upper() == "POST"]
+    posts = [route for route in routes if any(body.media_type == "application/json" for body in route.body)]
     found: list[Shot] = []
     for route in routes:
         share = count // (2 * len(posts)) if route in posts else 5

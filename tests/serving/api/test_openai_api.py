@@ -302,7 +302,7 @@ def test_oversized_body(endpoint: Served) -> None:
 
 
 def test_unoffered_vllm_routes_do_not_exist(endpoint: Served) -> None:
-    for path in ("/inference/v1/generate", "/v1/batches", "/invocations", "/v1/completions/render"):
+    for path in ("/inference/v1/generate", "/invocations", "/v1/completions/render"):
         response = httpx.post(f"{endpoint.url}{path}", json={"kv_transfer_params": {}})
         assert response.status_code == 404 and response.json()["error"]["code"] == 404
     assert httpx.get(f"{endpoint.url}/v1/completions").status_code == 405

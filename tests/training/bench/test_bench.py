@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from strata.platform.cli import build
 from strata.platform.errors import UserError
-from strata.platform.recipe import MoESection, Recipe
+from strata.platform.recipe import MoESection, Recipe, WorkerCount
 from strata.training.bench import launch, models
 from strata.training.bench.bare import MasterAdamW
 from strata.training.bench.compare import Settings, bench, obstacle
@@ -105,7 +105,7 @@ def test_step_time_is_the_difference_of_records(small_recipe: Recipe) -> None:
 
 
 def test_failed_contender_reports_its_error(small_recipe: Recipe, home: Path) -> None:
-    recipe = changed(small_recipe, "parallel", workers=2)
+    recipe = changed(small_recipe, "parallel", workers=WorkerCount(2))
     job = Job(contender="bare", recipe=recipe, tokens=home / "nowhere", folder=home)
     with pytest.raises(launch.Failed, match=r"FileNotFoundError.*nowhere.*bare-\d\.log"):
         launch.run(job, with_ray=False, logs=home, step=lambda _: None)
