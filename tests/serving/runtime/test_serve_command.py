@@ -18,10 +18,11 @@ from strata.platform.errors import UserError
 from strata.platform.recipe_file import load
 from strata.serving.models import choice
 from strata.serving.runtime import endpoint
+from strata.serving.runtime.models import checks
 
 
 def test_too_little_memory_is_reported_before_the_start(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint, "available_memory", lambda: 2**29)
+    monkeypatch.setattr(checks, "available_memory", lambda: 2**29)
     with pytest.raises(UserError, match=r"needs about \d+\.\d GiB of memory; 0.5 are free"):
         endpoint.check(load().serve, trained / "runs" / "tiny" / "export")
 
