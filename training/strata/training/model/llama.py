@@ -44,9 +44,8 @@ class Layer(nn.Module):
 
     def forward(self, x_btd: Tensor, at: Positions) -> Tensor:
         if self.norms == "pre":
-            attended = self.self_attn(self.input_layernorm(x_btd), at)
-            normal_btd, x_btd = self.post_attention_layernorm(attended, x_btd)
-            y_btd: Tensor = x_btd + self.mlp(normal_btd)
+            x_btd = x_btd + self.self_attn(self.input_layernorm(x_btd), at)
+            y_btd: Tensor = x_btd + self.mlp(self.post_attention_layernorm(x_btd))
             return y_btd
         before = self.norms == "both"
         attended = self.self_attn(self.input_layernorm(x_btd) if before else x_btd, at)

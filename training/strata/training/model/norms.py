@@ -17,12 +17,8 @@ class RMSNorm(nn.Module):
         self.ops = ops
         self.offset = offset
 
-    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        """The norm of x; with a residual, the norm of their sum, and the sum."""
-        weight = self.weight + 1 if self.offset else self.weight
-        if residual is None:
-            return self.ops.rms_norm(x, weight, self.eps)
-        return self.ops.add_rms_norm(x, residual, weight, self.eps)
+    def forward(self, x: Tensor) -> Tensor:
+        return self.ops.rms_norm(x, self.weight + 1 if self.offset else self.weight, self.eps)
 
 
 def norm(section: ModelSection, width: int, ops: Ops) -> RMSNorm:

@@ -17,16 +17,14 @@ from strata.training.targets import IGNORED
 
 @dataclass(frozen=True)
 class Ops:
-    """One implementation of the operations. `add_rms_norm` returns the norm of a sum, and the sum. `rope` and `attention` have
-    heads after tokens; `attention` also gets the window, the scale of the scores and, for rows of packed documents, the
-    documents' bounds and a length that none of them exceeds.
+    """One implementation of the operations. `rope` and `attention` have heads after tokens; `attention` also gets the window, the
+    scale of the scores and, for rows of packed documents, the documents' bounds and a length that none of them exceeds.
 
     `loss_sum` receives the output layer's input and matrix, so that the logits, the largest tensor of a training step, are never
     complete in memory. Targets of `IGNORED` add nothing.
     """
 
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
-    add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     rope: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
     swiglu: Callable[[Tensor, Tensor], Tensor]
     attention: Callable[[Tensor, Tensor, Tensor, int | None, float, Tensor | None, int], Tensor]
@@ -38,17 +36,12 @@ def by(kernels: Kernels) -> Ops:
 
 
 def _torch() -> Ops:
-    return Ops(_torch_rms_norm, _torch_add_rms_norm, _torch_rope, _torch_swiglu, _torch_attention, _torch_loss_sum)
+    return Ops(_torch_rms_norm, _torch_rope, _torch_swiglu, _torch_attention, _torch_loss_sum)
 
 
 def _torch_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     x32 = x.float()  # the mean of squares loses too much in bf16
     return weight * (x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
-
-
-def _torch_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    total = residual + x
-    return _torch_rms_norm(total, weight, eps), total
 
 
 def _torch_rope(q_bthe: Tensor, k_btke: Tensor, cos_te: Tensor, sin_te: Tensor) -> tuple[Tensor, Tensor]:
@@ -100,7 +93,7 @@ def _strata() -> Ops:
     are used except where Strata's do less work, in attention between packed documents and in the loss."""
     from strata.kernels.ops.flash_attention.flash_attention import flash_attention
     from strata.kernels.ops.linear_cross_entropy.linear_cross_entropy import linear_cross_entropy
-    from strata.kernels.ops.rms_norm.rms_norm import add_rms_norm, rms_norm
+    from strata.kernels.ops.rms_norm.rms_norm import rms_norm
     from strata.kernels.ops.rope import rope
     from strata.kernels.ops.swiglu import swiglu
 
@@ -116,7 +109,6 @@ def _strata() -> Ops:
 
     return Ops(
         lambda x, weight, eps: (rms_norm if x.is_cuda else _torch_rms_norm)(x, weight, eps),
-        lambda x, residual, weight, eps: (add_rms_norm if x.is_cuda else _torch_add_rms_norm)(x, residual, weight, eps),
         lambda q_bthe, k_btke, cos_te, sin_te: (rope if q_bthe.is_cuda else _torch_rope)(q_bthe, k_btke, cos_te, sin_te),
         lambda gate, up: (swiglu if gate.is_cuda else _torch_swiglu)(gate, up),
         attention,
@@ -136,10 +128,6 @@ def _liger() -> Ops:
         y: Tensor = liger.liger_rms_norm(x, weight, eps, in_place=False)
         return y
 
-    def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        total = residual + x
-        return rms_norm(total, weight, eps), total
-
     def rope(q_bthe: Tensor, k_btke: Tensor, cos_te: Tensor, sin_te: Tensor) -> tuple[Tensor, Tensor]:
         cos, sin = (table.repeat(1, 2).unsqueeze(0) for table in (cos_te, sin_te))
         q_bhte, k_bkte = liger.liger_rope(q_bthe.transpose(1, 2), k_btke.transpose(1, 2), cos, sin)
@@ -153,4 +141,4 @@ def _liger() -> Ops:
         loss: Tensor = liger.liger_fused_linear_cross_entropy(x_nd, weight_vd, targets_n, ignore_index=IGNORED, reduction="sum")
         return loss
 
-    return Ops(rms_norm, add_rms_norm, rope, swiglu, _torch_attention, loss_sum)
+    return Ops(rms_norm, rope, swiglu, _torch_attention, loss_sum)

@@ -49,10 +49,8 @@ class StageLayer(Layer):
 class StageNorm(RMSNorm):
     """Last norm. It passes no positions: the head needs none."""
 
-    def forward(self, x_btd: Passed) -> Tensor:  # type: ignore[override]
-        normal_btd = super().forward(x_btd if isinstance(x_btd, Tensor) else x_btd[0])
-        assert isinstance(normal_btd, Tensor)
-        return normal_btd
+    def forward(self, x_btd: Passed) -> Tensor:
+        return super().forward(x_btd if isinstance(x_btd, Tensor) else x_btd[0])
 
 
 class StageHead(nn.Linear):

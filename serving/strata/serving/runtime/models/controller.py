@@ -82,7 +82,7 @@ class Controller:
             self._working[key] = asyncio.get_running_loop().create_task(_logged(work[revision.state](name, revision)))
 
     def _newest(self, stored: Catalogue) -> Catalogue:
-        """What is stored; the followed one, if a GCS that was lost came back without it; or that of a new endpoint."""
+        """The stored catalogue; the followed one, if a GCS that was lost came back without it; or that of a new endpoint."""
         if stored.main is not None and stored.version >= self._followed.catalogue.version:
             return stored
         return self._followed.catalogue if self._followed.catalogue.main is not None else self._first(stored)
@@ -225,7 +225,7 @@ def new_id() -> str:
 
 
 def engine_specs(endpoint_spec: GatewaySpec, name: str, revision: Revision) -> tuple[EngineSpec, EngineSpec]:
-    """Of the prefill and the decode engines."""
+    """Specs of the prefill and the decode engines."""
     section, folder = ServeSection.model_validate(revision.section), Path(revision.folder)
     network, apart = endpoint_spec.network, endpoint_spec.on_every_node
     prefill = EngineSpec.of("prefill", section, folder, name, network, revision.id)

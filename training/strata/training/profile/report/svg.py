@@ -1,6 +1,6 @@
 """Pictures of a profile as SVG: bars of causes, a timeline of one step, a roofline, allocated memory.
 
-Colours are classes of the page's style sheet, so that they follow its light and dark scheme. Every mark has a title, which
+Colours are classes of the page's stylesheet, so that they follow its light and dark scheme. Every mark has a title, which
 browsers show and screen readers speak.
 """
 
