@@ -11,6 +11,7 @@ import importlib
 import json
 import sys
 import time
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +83,8 @@ class Replica:
         call.end({"prompt_tokens": 3, "tokens": 1, "queued_s": 0.0})
 
 
-async def replica() -> None:
-    stand_in = Replica()
+async def replica(stand_in: Any) -> None:
+    """Serves calls by `stand_in.handle`, for good."""
     server = Server(stand_in.handle, lambda: {"calls": server.calls, "healthy": True}, SECRET)
     print((await server.listen("127.0.0.1")).rpartition(":")[2], flush=True)
     await asyncio.Event().wait()
@@ -98,13 +99,22 @@ async def gateway(settings: dict[str, Any]) -> None:
     keys = Keys(Path(settings["keys"])) if settings.get("keys") else None
     main = Pool(("tiny",), decode, None, Admission(lambda: 200), Telemetry("tiny", "g"))
     app = App("g", Pools(main), others, keys, "here")
-    while not decode.all():
+    await serve(app, main)
+
+
+async def serve(app: App, main: Pool, port: int = 0) -> None:
+    """Answers requests once the replica is found."""
+    while not main.decode.all():
         await asyncio.sleep(0.05)
-    listener = http.listen("127.0.0.1", 0)
+    listener = http.listen("127.0.0.1", port)
     print(listener.getsockname()[1], flush=True)
     await http.server(app).serve(sockets=[listener])
 
 
-if __name__ == "__main__":
+def run(program: Coroutine[Any, Any, None]) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as in Ray's processes
-        runner.run(replica() if sys.argv[1] == "replica" else gateway(json.loads(sys.argv[2])))
+        runner.run(program)
+
+
+if __name__ == "__main__":
+    run(replica(Replica()) if sys.argv[1] == "replica" else gateway(json.loads(sys.argv[2])))

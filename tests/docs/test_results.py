@@ -276,7 +276,7 @@ RUNS: dict[str, tuple[Callable[[], record.Run], list[str]]] = {
     ),
     "memory-copies": (
         lambda: copies.as_json(RECIPE, 1, False, [COPIES], COPIES),
-        ["| beside a copy | 110.0 ms | 1.100 |", "| the copy itself | 20.0 ms |"],
+        ["| beside a copy | 110 ms | 1.100 |", "| the copy itself | 20.0 ms |"],
     ),
     "memory": (
         lambda: memory.as_json([memory.Row("data 2, ZeRO 0", 2**30, 2**29, 2**20)]),

@@ -9,7 +9,7 @@ from strata.serving.models import choice
 from strata.serving.models.choice import Choice
 from strata.serving.runtime import endpoint, pictures
 from strata.serving.runtime.endpoint import Endpoint
-from strata.serving.runtime.start_progress import Report
+from strata.serving.runtime.start.progress import Report
 
 __all__ = ["Endpoint", "serve"]
 

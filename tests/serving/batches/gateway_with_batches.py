@@ -1,5 +1,7 @@
 """A gateway with files and batches in a process of its own, and a stand-in engine in another.
 
+With the tests' folder on PYTHONPATH:
+
     python gateway_with_batches.py engine '{}'
     python gateway_with_batches.py gateway '{"replica": "127.0.0.1:1234", "folder": "/tmp/x", "keys": null, "port": 0}'
 
@@ -13,21 +15,19 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import uvloop
+from gateway_alone import SECRET, Directory, replica, run, serve
 
 from strata.platform import recipe_file
-from strata.serving.gateway import http
 from strata.serving.gateway.admission import Admission
 from strata.serving.gateway.app import App
 from strata.serving.gateway.keys import Keys
+from strata.serving.gateway.pool import Pool, Pools
 from strata.serving.metrics.telemetry import Gateway as Telemetry
 from strata.serving.runtime import batching
 from strata.serving.spec import GatewaySpec, Network
 from strata.serving.tenants.gate import Gate
-from strata.serving.transport.link import SECRET_BYTES, Call, Server
+from strata.serving.transport.link import Call
 from strata.serving.transport.peers import Peers
-
-SECRET = b"x" * SECRET_BYTES
 
 
 class Engine:
@@ -63,27 +63,6 @@ class Engine:
         call.end({"prompt_tokens": 3, "tokens": 1, "queued_s": 0.0})
 
 
-class Directory:
-    def __init__(self, replica: str) -> None:
-        self._replica = replica
-
-    async def names(self, role: str) -> set[str]:
-        return {"a"} if role == "decode" else set()
-
-    async def entry(self, role: str, name: str) -> dict[str, Any] | None:
-        return {"address": self._replica, "context": 64, "node": "here"}
-
-    async def withdraw(self, role: str, name: str) -> None:
-        pass
-
-
-async def engine() -> None:
-    stand_in = Engine()
-    server = Server(stand_in.handle, lambda: {"calls": server.calls, "healthy": True}, SECRET)
-    print((await server.listen("127.0.0.1")).rpartition(":")[2], flush=True)
-    await asyncio.Event().wait()
-
-
 async def gateway(settings: dict[str, Any]) -> None:
     words = [f"serve.files.folder={settings['folder']}", "serve.max_sequences=8", *settings.get("words", [])]
     spec = GatewaySpec.of(recipe_file.load("laptop", words).serve, "tiny", Network("127.0.0.1", SECRET))
@@ -91,20 +70,16 @@ async def gateway(settings: dict[str, Any]) -> None:
     decode, others = Peers(directory, "decode", SECRET), Peers(directory, "gateway", SECRET)
     keys = Keys(Path(settings["keys"])) if settings.get("keys") else None
     gate = Gate(lambda: 8, 16, SECRET, keys.lend_idle) if keys is not None else None
-    telemetry, api = Telemetry("tiny", "g"), batching.api(spec)
-    app = App("g", ("tiny",), decode, None, others, Admission(lambda: 24), telemetry, keys, "here", gate=gate, batches=api)
-    batches = batching.executor(spec, app, keys, decode, others, "g")
+    main = Pool(("tiny",), decode, None, Admission(lambda: 24), Telemetry("tiny", "g"))
+    pools = Pools(main)
+    app = App("g", pools, others, keys, "here", gate=gate, batches=batching.api(spec))
+    batches = batching.executor(spec, app, keys, pools, others, "g")
     assert batches is not None
-    while not decode.all():
-        await asyncio.sleep(0.05)
-    listener = http.listen("127.0.0.1", settings.get("port", 0))
     batches.start()
-    print(listener.getsockname()[1], flush=True)
-    await http.server(app).serve(sockets=[listener])
+    await serve(app, main, settings.get("port", 0))
     await batches.stop()
 
 
 if __name__ == "__main__":
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        chosen, given = sys.argv[1], json.loads(sys.argv[2])
-        runner.run(engine() if chosen == "engine" else gateway(given))
+    chosen, given = sys.argv[1], json.loads(sys.argv[2])
+    run(replica(Engine()) if chosen == "engine" else gateway(given))

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
 import time
@@ -45,7 +46,9 @@ def launch() -> Iterator[Callable[..., Any]]:
 
         def start(kind: str, **settings: Any) -> tuple[subprocess.Popen[str], int]:
             command = [sys.executable, str(HERE), kind, json.dumps(settings)]
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+            process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(HERE.parents[2])}
+            )
             stack.callback(process.wait)
             stack.callback(process.kill)
             assert process.stdout is not None

@@ -11,7 +11,7 @@ from gateway_in_process import Gateway, post, run, until
 from strata.platform import recipe_file
 from strata.serving.gateway import connection
 from strata.serving.runtime import app
-from strata.serving.runtime.replicas import GatewayReplica
+from strata.serving.runtime.gateway_replica import GatewayReplica
 from strata.serving.spec import EngineSpec, GatewaySpec, Network
 
 

@@ -8,7 +8,8 @@ from ray.serve._private.logging_utils import ServeFormatter
 
 from strata.platform import recipe_file
 from strata.serving.metrics import request_log
-from strata.serving.runtime import app
+from strata.serving.runtime.deployments import gateways
+from strata.serving.runtime.gateway_replica import GatewayReplica
 from strata.serving.spec import GatewaySpec, Network
 
 
@@ -47,7 +48,7 @@ def test_deployments_get_the_format_and_the_collector(monkeypatch: pytest.Monkey
     monkeypatch.setenv(request_log.VARIABLE, "json")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4318")
     spec = GatewaySpec.of(recipe_file.load("laptop", []).serve, "tiny", Network.within(one_machine=True))
-    deployment = app.gateways(spec, 1)
+    deployment = gateways(GatewayReplica, spec, 1)
     assert deployment._deployment_config.logging_config["encoding"] == "JSON"
     environment = deployment.ray_actor_options["runtime_env"]["env_vars"]
     assert environment["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://127.0.0.1:4318"

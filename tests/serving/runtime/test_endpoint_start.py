@@ -13,7 +13,9 @@ from strata.serving import access
 from strata.serving.api.requests import ApiError
 from strata.serving.gateway.keys import FILE, Keys
 from strata.serving.runtime import endpoint
-from strata.serving.runtime.start_progress import StartProgress
+from strata.serving.runtime.start import failures
+from strata.serving.runtime.start.progress import StartProgress
+from strata.serving.runtime.start.warm_up import first_request
 from strata.serving.spec import Network
 
 NETWORK = Network.within(one_machine=True)
@@ -105,20 +107,20 @@ def test_start_fails_without_a_first_answer(gateway: Gateway) -> None:
 
 
 def test_model_that_fails_on_the_first_request_is_refused(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint, "cause_of", lambda failure, began: failure)
+    monkeypatch.setattr(failures, "cause_of", lambda failure, began: failure)
     with pytest.raises(UserError, match=r"vLLM cannot serve this model: HTTP 500: .*no such layer"):
         warm_up(gateway, 500)
     assert len(gateway.keys) == 1
 
 
 def test_engine_death_without_a_cause_is_not_blamed_on_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint, "cause_of", lambda failure, began: None)
-    monkeypatch.setattr(endpoint, "logs", lambda began: [])
-    monkeypatch.setattr(endpoint, "_statuses", list)
+    monkeypatch.setattr(failures, "cause_of", lambda failure, began: None)
+    monkeypatch.setattr(failures, "logs", lambda began: [])
+    monkeypatch.setattr(failures, "statuses", list)
     refused = endpoint._refused("Deploying application strata failed:\n\nThe actor died.\nExit code 137.\n", 0.0)
     assert refused.cause == "An engine ended while it started: The actor died. Exit code 137."
     assert "Start it again" in refused.fix
-    monkeypatch.setattr(endpoint, "_statuses", lambda: [KILLED])
+    monkeypatch.setattr(failures, "statuses", lambda: [KILLED])
     assert endpoint._refused("failed", 0.0).cause == "An engine ended while it started: EngineCore was killed by signal 9."
 
 
@@ -135,8 +137,8 @@ UNKNOWN = KILLED.replace("RuntimeError: Engine core initialization failed. See r
 def test_cause_is_distinguished_from_an_engine_death(message: str, cause: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     deployed = SimpleNamespace(applications={"strata": SimpleNamespace(deployments={"decode": SimpleNamespace(message=message)})})
     monkeypatch.setattr("ray.serve.status", lambda: deployed)
-    monkeypatch.setattr(endpoint, "logs", lambda began: [])
-    found = endpoint.cause_of("Deploying application strata failed", 0.0)
+    monkeypatch.setattr(failures, "logs", lambda began: [])
+    found = failures.cause_of("Deploying application strata failed", 0.0)
     assert found == cause or (cause and found and found.startswith(cause))
 
 
@@ -164,4 +166,4 @@ def test_warm_up_needs_no_key_of_the_file(gateway: Gateway, tmp_path: Any, monke
     ],
 )
 def test_first_request_is_one_that_the_model_can_answer(able: list[str], path: str, request_: dict[str, Any]) -> None:
-    assert endpoint.first_request(able, 3, 2) == (path, request_)
+    assert first_request(able, 3, 2) == (path, request_)

@@ -33,12 +33,12 @@ AWAY_S = 5.0
 DEPLOY = """
 import ray
 from ray import serve
-from strata.serving.runtime import app
+from strata.serving.runtime import deployments
 from strata.serving.runtime.kuberay_app import Arguments, application
 
 ray.init(address={address!r}, log_to_driver=False, logging_level="ERROR")
 serve.start(proxy_location="Disabled")
-serve.run(application(Arguments(recipe={recipe!r}, model={model!r}, name="tiny")), name=app.NAME, route_prefix=None)
+serve.run(application(Arguments(recipe={recipe!r}, model={model!r}, name="tiny")), name=deployments.NAME, route_prefix=None)
 """
 
 

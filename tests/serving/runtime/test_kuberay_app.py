@@ -10,7 +10,7 @@ from ray.serve.schema import ServeDeploySchema
 from strata.deploy import names
 from strata.platform.errors import UserError
 from strata.platform.model_families import copies
-from strata.serving.runtime import app, kuberay_app
+from strata.serving.runtime import deployments, kuberay_app
 from strata.serving.runtime.kuberay_app import SECRET, Arguments
 
 
@@ -42,7 +42,7 @@ def test_engines_have_dedicated_nodes_and_gateways_run_on_all(model: Path, monke
 
 def test_replicas_request_the_resources_of_the_manifests() -> None:
     """The two packages do not import each other."""
-    assert app.GATEWAY_RESOURCE == names.GATEWAY_RESOURCE
+    assert deployments.GATEWAY_RESOURCE == names.GATEWAY_RESOURCE
     assert names.ENGINE_RESOURCE.format(group="decode") == "strata-decode"
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from strata.platform.errors import UserError
 from strata.serving.runtime import start_progress
-from strata.serving.runtime.start_progress import StartProgress, last_lines
+from strata.serving.runtime.start.progress import StartProgress, last_lines
 
 
 def progress(limit_s: float, printed: list[str], logs: list[Path], describe: Callable[[], str] = lambda: "") -> StartProgress:

@@ -11,7 +11,7 @@ from strata.platform.errors import UserError
 from strata.platform.recipe_file import load
 from strata.serving.metrics import counters
 from strata.serving.runtime import watch
-from strata.serving.runtime.app import NAME
+from strata.serving.runtime.deployments import NAME
 from strata.serving.runtime.watch import Observation, Observer, Watch
 
 ONE_EACH = {"gateway": 1, "prefill": 1, "decode": 1}

@@ -4,9 +4,8 @@ import asyncio
 import logging
 import math
 import os
-import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,22 +25,14 @@ from strata.serving.fork_server import server
 from strata.serving.gateway import readiness
 from strata.serving.runtime import watch
 from strata.serving.runtime.models import checks, from_recipe
-from strata.serving.runtime.start_progress import DEFAULT_LIMIT_S, LOOK_S, Report, StartProgress, shown
+from strata.serving.runtime.start import failures, warm_up
+from strata.serving.runtime.start.progress import DEFAULT_LIMIT_S, LOOK_S, Report, StartProgress, shown
 from strata.serving.spec import EngineSpec, FurtherModel, GatewaySpec, Network
 from strata.serving.transport.directory import Directory
 
 if TYPE_CHECKING:
     import openai
 
-WARM_UP = 3  # KV transfers, enough to measure their rate
-# Messages about a process that ended, which name no reason.
-WITHOUT_A_REASON = (
-    "Engine core initialization failed",
-    "ActorDiedError",
-    "RayActorError",
-    "EngineDeadError",
-    "Traceback (most recent call last)",  # Serve wraps another error's whole traceback into a RuntimeError
-)
 WARM_S = 120.0  # an import of vLLM takes 10 s, and many times that on a machine that is busy
 SPARE_CPUS = 16  # for Ray's bookkeeping only: engines use the cores that the machine has
 
@@ -94,7 +85,9 @@ def _running(
 ) -> Iterator[Endpoint]:
     from ray import serve
 
-    from strata.serving.runtime import app, deployment
+    from strata.serving.runtime import app
+    from strata.serving.runtime.deployments import NAME
+    from strata.serving.runtime.start.deploy import CONTROLLER
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)  # it logs each step of the start
     phases = {"this command": time.time() - began}
@@ -117,13 +110,11 @@ def _running(
     with mps.running(section), cluster.connected(cpus, SPARE_CPUS) as ends_with_us, _warm(section, decode) as warm:
         phases["Ray"] = since(began, phases)
         limit_s = section.start_timeout_s or DEFAULT_LIMIT_S[section.device]
-        start = StartProgress(limit_s, report, lambda: logs(began), describe)
+        start = StartProgress(limit_s, report, lambda: failures.logs(began), describe)
         # Clients connect to Strata's gateways, so Serve needs no proxy.
-        start.during(
-            "starting Ray Serve", lambda: serve.start(proxy_location="Disabled", controller_options=deployment.CONTROLLER)
-        )
+        start.during("starting Ray Serve", lambda: serve.start(proxy_location="Disabled", controller_options=CONTROLLER))
         phases["Serve"] = since(began, phases)
-        if app.NAME in serve.status().applications:
+        if NAME in serve.status().applications:
             raise UserError("This Ray cluster serves a Strata endpoint already.", "Stop that one first, or use another cluster.")
         directory = Directory(model_id)
         directory.clear()
@@ -181,7 +172,7 @@ def describe() -> str:
     """The replicas that are up, and Serve's messages about the others."""
     from ray import serve
 
-    from strata.serving.runtime.app import NAME
+    from strata.serving.runtime.deployments import NAME
 
     deployments = serve.status().applications[NAME].deployments
     parts = [f"{states.get('RUNNING', 0)} of {sum(states.values())} {name}" for name, states in _states(deployments).items()]
@@ -197,7 +188,7 @@ def leave() -> None:
     """Deletes the applications on a cluster that stays, and shuts Serve down unless it serves another one."""
     from ray import serve
 
-    from strata.serving.runtime.app import is_ours
+    from strata.serving.runtime.deployments import is_ours
 
     delete()
     for application in [name for name in serve.status().applications if is_ours(name)]:  # of further models
@@ -210,7 +201,7 @@ def delete() -> None:
     """Deletes the application. Its replicas answer the requests in progress first."""
     from ray import serve
 
-    from strata.serving.runtime.app import NAME
+    from strata.serving.runtime.deployments import NAME
 
     try:
         serve.delete(NAME)
@@ -223,22 +214,12 @@ def since(began: float, phases: dict[str, float]) -> float:
 
 
 def _deploy(application: Any, began: float) -> None:
-    from strata.serving.runtime import deployment
+    from strata.serving.runtime.start import deploy
 
     try:
-        deployment.bring_up(application)
+        deploy.bring_up(application)
     except RuntimeError as error:
         raise _refused(str(error), began) from None
-
-
-def first_request(able: Sequence[str], token: int, tokens: int) -> tuple[str, dict[str, Any]]:
-    """Route and request for what the model can do."""
-    prompt = [token] * max(tokens, 1)
-    if "completions" in able:
-        return "/v1/completions", {"prompt": prompt, "max_tokens": 1}
-    if "embeddings" in able:
-        return "/v1/embeddings", {"input": prompt}
-    return "/v1/score", {"text_1": str(token), "text_2": "0"}
 
 
 def _warm_up(
@@ -247,8 +228,8 @@ def _warm_up(
     """Sends prompts until each is answered. Some models fail only with their first answer. Prompts long enough for a remote
     prefill also connect the two engines, which the first user would otherwise wait for, and measure an idle KV transfer."""
     with httpx.Client(base_url=url, headers=access.starter_headers(network.secret)) as http:
-        for token in range(WARM_UP):  # another prompt each time, since a cached one is not transferred
-            path, request = first_request(able, token, tokens)
+        for token in range(warm_up.REQUESTS):  # another prompt each time, since a cached one is not transferred
+            path, request = warm_up.first_request(able, token, tokens)
             while (failure := answered(http, path, {"model": model_id} | request, start)) is not None:
                 if not failure.again:
                     raise _refused(failure.reason, began)
@@ -272,63 +253,10 @@ def answered(http: httpx.Client, path: str, request: dict[str, Any], start: Star
 
 
 def _refused(failure: str, began: float) -> UserError:
-    cause = cause_of(failure, began)
+    cause = failures.cause_of(failure, began)
     if cause is None:
         return UserError(
-            f"An engine ended while it started: {ending(failure)}{shown(logs(began))}",
+            f"An engine ended while it started: {failures.ending(failure)}{shown(failures.logs(began))}",
             "Start it again. If it was killed for memory, close something or lower serve.kv_cache_gib; see 'strata doctor'.",
         )
     return UserError(f"vLLM cannot serve this model: {cause}", "Mend the model folder or the recipe's serve section.")
-
-
-def ending(failure: str) -> str:
-    """The process and exit code that vLLM names, a signal as a negative number; else the last lines, since Ray's and Serve's
-    messages go on for pages."""
-    for text in (*_statuses(), failure):
-        if ended := re.search(r"Failed core proc\(s\): \{'(\w+)': (-?\d+)\}", text):
-            process, code = ended.groups()
-            return f"{process} " + (f"was killed by signal {code[1:]}." if code.startswith("-") else f"exited with code {code}.")
-    lines = [line.strip() for line in failure.splitlines() if line.strip()]
-    return " ".join(lines[-2:])[:500]
-
-
-def cause_of(failure: str, began: float) -> str | None:
-    """The exception that ended an engine: from its log, Serve's status or `failure`. None if no exception is named anywhere, as
-    after a kill."""
-    return named_cause((*engine_logs(began), *_statuses(), failure))
-
-
-def named_cause(texts: Iterable[str]) -> str | None:
-    """The last exception with a reason in the first text that has one."""
-    for text in texts:
-        errors = re.findall(r"\b\w+(?:Error|Exception): .+(?:\n {2}\S.*)*", text)  # pydantic continues in indented lines
-        reasons = [" ".join(error.split()) for error in errors if not any(word in error for word in WITHOUT_A_REASON)]
-        if reasons:
-            return reasons[-1][:500]
-    return None
-
-
-def _statuses() -> list[str]:
-    from ray import serve
-
-    return [d.message for application in serve.status().applications.values() for d in application.deployments.values()]
-
-
-def engine_logs(began: float) -> list[str]:
-    texts = [path.read_text(errors="replace") for path in logs(began)]
-    return ["\n".join(line for line in text.splitlines() if "EngineCore" in line) for text in texts]
-
-
-def logs(began: float) -> list[Path]:
-    """Logs that Ray's workers on this machine have written since `began`, the newest last. A cluster that stays also has logs of
-    older endpoints."""
-    import ray
-
-    node = ray._private.worker._global_node
-    if node is None:  # the cluster is gone
-        return []
-    changed = {path: path.stat() for path in Path(node.get_logs_dir_path()).glob("worker-*.???")}
-    return sorted(
-        (path for path, stat in changed.items() if stat.st_mtime >= began and stat.st_size),
-        key=lambda path: changed[path].st_mtime,
-    )

@@ -9,7 +9,8 @@ from ray.serve import Application
 
 from strata.serving.diffusion.replica.spec import PicturesSpec
 from strata.serving.ray_patches import serve_logs, serve_ports
-from strata.serving.runtime.app import DRAIN_S, START_FAILURES, gateways
+from strata.serving.runtime.deployments import DRAIN_S, START_FAILURES, gateways
+from strata.serving.runtime.gateway_replica import GatewayReplica
 from strata.serving.runtime.replicas import Phases, Presence, own_name, own_node
 from strata.serving.spec import GatewaySpec
 from strata.serving.transport.directory import Directory
@@ -66,4 +67,4 @@ def build(gateway: GatewaySpec, spec: PicturesSpec, start_s: float) -> Applicati
         health_check_period_s=1,
         graceful_shutdown_timeout_s=DRAIN_S,
     )
-    return gateways(gateway, spec.section.replicas).bind(gateway, replicas.bind(spec, start_s))
+    return gateways(GatewayReplica, gateway, spec.section.replicas).bind(gateway, replicas.bind(spec, start_s))

@@ -26,7 +26,8 @@ from strata.serving.models import model_dir
 from strata.serving.runtime import endpoint
 from strata.serving.runtime.endpoint import SPARE_CPUS, Endpoint
 from strata.serving.runtime.models.checks import PROCESS_GIB
-from strata.serving.runtime.start_progress import DEFAULT_LIMIT_S, LOOK_S, Report, StartProgress, shown
+from strata.serving.runtime.start import failures
+from strata.serving.runtime.start.progress import DEFAULT_LIMIT_S, LOOK_S, Report, StartProgress, shown
 from strata.serving.spec import Network
 from strata.serving.transport.directory import Directory
 
@@ -76,7 +77,9 @@ def running(
 def _running(section: ServeSection, folder: Path, model_id: str, report: Report, began: float) -> Iterator[Endpoint]:
     from ray import serve
 
-    from strata.serving.runtime import app, deployment, picture_replica
+    from strata.serving.runtime import picture_replica
+    from strata.serving.runtime.deployments import NAME
+    from strata.serving.runtime.start.deploy import CONTROLLER
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)  # it logs each step of the start
     phases = {"this command": time.time() - began}
@@ -89,12 +92,10 @@ def _running(section: ServeSection, folder: Path, model_id: str, report: Report,
     with cluster.connected(cpus, SPARE_CPUS) as ends_with_us:
         phases["Ray"] = endpoint.since(began, phases)
         limit_s = float(section.start_timeout_s or DEFAULT_LIMIT_S[section.device])
-        start = StartProgress(limit_s, report, lambda: endpoint.logs(began), endpoint.describe)
-        start.during(
-            "starting Ray Serve", lambda: serve.start(proxy_location="Disabled", controller_options=deployment.CONTROLLER)
-        )
+        start = StartProgress(limit_s, report, lambda: failures.logs(began), endpoint.describe)
+        start.during("starting Ray Serve", lambda: serve.start(proxy_location="Disabled", controller_options=CONTROLLER))
         phases["Serve"] = endpoint.since(began, phases)
-        if app.NAME in serve.status().applications:
+        if NAME in serve.status().applications:
             raise UserError("This Ray cluster serves a Strata endpoint already.", "Stop that one first, or use another cluster.")
         directory = Directory(model_id)
         directory.clear()
@@ -121,10 +122,10 @@ def _running(section: ServeSection, folder: Path, model_id: str, report: Report,
 
 
 def _deploy(application: object, began: float) -> None:
-    from strata.serving.runtime import deployment
+    from strata.serving.runtime.start import deploy
 
     try:
-        deployment.bring_up(application)
+        deploy.bring_up(application)
     except RuntimeError as error:
         raise _refused(str(error), began) from None
 
@@ -139,10 +140,10 @@ def _first_picture(url: str, network: Network, start: StartProgress, began: floa
 
 
 def _refused(failure: str, began: float) -> UserError:
-    cause = endpoint.cause_of(failure, began)
+    cause = failures.cause_of(failure, began)
     if cause is None:
         return UserError(
-            f"A worker ended while it started: {endpoint.ending(failure)}{shown(endpoint.logs(began))}",
+            f"A worker ended while it started: {failures.ending(failure)}{shown(failures.logs(began))}",
             "Start it again. If it was killed for memory, close something or use fewer workers; see 'strata doctor'.",
         )
     return UserError(f"This model cannot be served: {cause}", "Mend the model folder or the recipe's serve.pictures section.")

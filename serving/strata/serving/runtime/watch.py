@@ -151,7 +151,7 @@ class Observer:
         """True if the controller answers, and its reason if it gave up on the application.
 
         A call during a restart of the controller may be answered late, so it stays pending and is not repeated."""
-        from strata.serving.runtime.app import NAME
+        from strata.serving.runtime.deployments import NAME
 
         self._pending = self._pending or _StatusCall(self._status, self._further)
         if not self._pending.done.wait(LOOK_S):

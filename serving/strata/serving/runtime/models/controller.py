@@ -17,9 +17,10 @@ from typing import Any
 from strata.platform.recipe import ServeSection
 from strata.serving.catalogue.document import Catalogue, Model, Revision
 from strata.serving.gateway.pool import Pool
-from strata.serving.runtime import endpoint
+from strata.serving.runtime import deployments
 from strata.serving.runtime.models.followed import FollowedModels
-from strata.serving.runtime.start_progress import DEFAULT_LIMIT_S
+from strata.serving.runtime.start import failures, warm_up
+from strata.serving.runtime.start.progress import DEFAULT_LIMIT_S
 from strata.serving.spec import EngineSpec, GatewaySpec, directory_of
 from strata.serving.transport.directory import Directory
 from strata.serving.transport.link import Kind, LinkLost
@@ -38,7 +39,9 @@ class StartFailed(Exception):
 
 
 class Controller:
-    def __init__(self, spec: GatewaySpec, gateway: str, followed: FollowedModels, gateways: Peers) -> None:
+    def __init__(self, spec: GatewaySpec, gateway: str, followed: FollowedModels, gateways: Peers, replica: type) -> None:
+        """`gateway`: the name of this one. `replica`: the class of gateways, to deploy them without the first engines."""
+        self._replica = replica
         self._spec, self._name, self._followed, self._gateways = spec, gateway, followed, gateways
         self._working: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._cleared: set[tuple[str, str]] = set()  # revisions that failed and of which nothing is left
@@ -109,9 +112,7 @@ class Controller:
     async def _bring_up(self, name: str, revision: Revision) -> None:
         """Returns when every replica is up. An application that another leader has deployed is not deployed again: Serve would
         restart it."""
-        from strata.serving.runtime import app
-
-        application = app.name_of(name, revision.id)
+        application = deployments.name_of(name, revision.id)
         while True:
             self._check_time(revision, "its replicas are not up")
             deployed = (await _applications()).get(application)
@@ -132,12 +133,12 @@ class Controller:
     def _deploy(self, name: str, revision: Revision) -> None:
         from ray import serve
 
-        from strata.serving.runtime import app
-
         prefill, decode = engine_specs(self._spec, name, revision)
         forked = self._spec.forked
         started_by: Mapping[str, Any] | None = forked[0] if forked is not None and forked[1] == decode.environment() else None
-        target = serve.RunTarget(app.build_model(prefill, decode, started_by), app.name_of(name, revision.id), None)
+        target = serve.RunTarget(
+            deployments.build_model(prefill, decode, started_by), deployments.name_of(name, revision.id), None
+        )
         serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
 
     async def _connected(self, name: str, revision: Revision) -> Pool:
@@ -198,13 +199,11 @@ class Controller:
         """Ends the engines of a revision. Returns when they are gone."""
         from ray import serve
 
-        from strata.serving.runtime import app
-
-        application = app.name_of(name, revision.id)
+        application = deployments.name_of(name, revision.id)
         if not revision.id:  # in the application of the gateways, which stay
-            alone = app.gateways(self._spec, self._most_nodes()).bind(self._spec)
-            target = serve.RunTarget(alone, app.NAME, None)
-            if len((await _applications())[app.NAME].deployments) > 1:
+            alone = deployments.gateways(self._replica, self._spec, self._most_nodes()).bind(self._spec)
+            target = serve.RunTarget(alone, deployments.NAME, None)
+            if len((await _applications())[deployments.NAME].deployments) > 1:
                 await asyncio.to_thread(
                     serve.run_many, [target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False
                 )
@@ -249,7 +248,7 @@ def _progress(deployed: Any) -> str:
 
 
 def _reason(texts: list[str], since: float) -> str:
-    cause = endpoint.named_cause(texts) or endpoint.named_cause(endpoint.engine_logs(since))
+    cause = failures.named_cause(texts) or failures.named_cause(failures.engine_logs(since))
     return cause or " ".join(" ".join(texts).split())[-500:]
 
 
@@ -269,8 +268,8 @@ async def _warm_up(pool: Pool, long: int) -> None:
     a remote prefill, of `long` tokens, also connect the engines of both pools."""
     for peer in pool.decode.all():
         tokens = min(long, peer.entry["context"] - 1)
-        for token in range(endpoint.WARM_UP):
-            path, request = endpoint.first_request(peer.entry["able"], token, tokens)
+        for token in range(warm_up.REQUESTS):
+            path, request = warm_up.first_request(peer.entry["able"], token, tokens)
             try:
                 async with asyncio.timeout(WARM_UP_S):
                     await _answered(peer, path.rpartition("/")[2], {"model": pool.name} | request)

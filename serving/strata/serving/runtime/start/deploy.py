@@ -8,7 +8,7 @@ controller restarts. So Serve has no limit here, and this module watches the fir
 import time
 from typing import Any
 
-from strata.serving.runtime.app import NAME
+from strata.serving.runtime.deployments import NAME
 
 LOOK_S = 0.2
 # The controller gives up after consecutive failures: the smaller of the deployment's limit and this value times the number of

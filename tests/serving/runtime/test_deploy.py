@@ -7,8 +7,8 @@ import pytest
 from ray import serve
 from ray.exceptions import ActorDiedError
 
-from strata.serving.runtime import deployment
-from strata.serving.runtime.app import NAME
+from strata.serving.runtime.deployments import NAME
+from strata.serving.runtime.start import deploy
 
 
 def application(status: str, **messages: str) -> Any:
@@ -27,7 +27,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             raise answer
         return answer
 
-    monkeypatch.setattr(deployment, "LOOK_S", 0.0)
+    monkeypatch.setattr(deploy, "LOOK_S", 0.0)
     monkeypatch.setattr(serve, "status", status)
     monkeypatch.setattr(serve, "run_many", lambda targets, **_: None)
     return answers
@@ -35,33 +35,33 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def test_returns_when_the_application_runs(looks: list[Any]) -> None:
     looks += [application("DEPLOYING", decode=""), application("RUNNING", decode="")]
-    deployment.bring_up(None)
+    deploy.bring_up(None)
     assert not looks
 
 
 def test_waits_for_a_restarted_controller(looks: list[Any]) -> None:
     looks += [ActorDiedError(), SimpleNamespace(applications={}), application("DEPLOYING", decode=""), application("RUNNING")]
-    deployment.bring_up(None)
+    deploy.bring_up(None)
     assert not looks
 
 
 def test_first_failed_replica_raises(looks: list[Any]) -> None:
     looks += [application("DEPLOYING", gateway="", decode="A replica failed to start with exception. Error:\nValueError: no")]
     with pytest.raises(RuntimeError, match="ValueError: no"):
-        deployment.bring_up(None)
+        deploy.bring_up(None)
 
 
 @pytest.mark.parametrize("status", ["DELETING", "DEPLOY_FAILED"])
 def test_deleted_and_failed_applications_raise(looks: list[Any], status: str) -> None:
     looks += [application(status, decode="waits")]
     with pytest.raises(RuntimeError):
-        deployment.bring_up(None)
+        deploy.bring_up(None)
 
 
 @pytest.mark.parametrize("status", ["DEPLOYING", "UNHEALTHY", "NOT_STARTED"])
 def test_other_states_are_waited_for(looks: list[Any], status: str) -> None:
     looks += [application(status, decode="waits"), application("RUNNING", decode="a replica failed to start before")]
-    deployment.bring_up(None)
+    deploy.bring_up(None)
     assert not looks
 
 
@@ -69,7 +69,7 @@ def test_the_start_does_not_wait_within_serve(monkeypatch: pytest.MonkeyPatch, l
     started: list[Any] = []
     monkeypatch.setattr(serve, "run_many", lambda targets, **more: started.append((targets, more)))
     looks += [application("RUNNING")]
-    deployment.bring_up("app")
+    deploy.bring_up("app")
     [([target], more)] = started
     assert (target.target, target.name, target.route_prefix) == ("app", NAME, None)
     assert more == {"wait_for_ingress_deployment_creation": False, "wait_for_applications_running": False}
