@@ -31,6 +31,7 @@ LORA = "train.lora.rank=4 train.lora.dropout=0.1"
 ALWAYS = {
     "ZeRO-0": "workers=2 zero=0",
     "ZeRO-1, bf16": "workers=2 zero=1 train.precision=bf16",
+    "ZeRO-0, bf16": "workers=2 zero=0 train.precision=bf16",
     "ZeRO-3": "workers=2 zero=3",
     "pipeline": "workers=2 pipeline=2 zero=0",
 }

@@ -21,7 +21,7 @@ from strata.training.layout import accumulation, place
 from strata.training.model import balance, lora, projections
 from strata.training.model.llama import Head, Layer, Llama
 from strata.training.parallel import accumulation as gradient_accumulation
-from strata.training.parallel import clipping, data, expert, magnitudes, pipeline, recompute, sequence, tensor
+from strata.training.parallel import clipping, data, expert, magnitudes, optimizer_state, pipeline, recompute, sequence, tensor
 from strata.training.parallel.shard_map import whole_name
 from strata.training.parallel.weight_average import WeightAverage
 from strata.training.patches.adamw import EagerAdamW
@@ -89,6 +89,7 @@ def build(model: ModelSection, train: TrainSection, parallel: ParallelSection) -
         engine.preference = preference
     if parallel.zero == 3 and train.lora and train.lora.dora:
         magnitudes.gather_with_projections(module)
+    optimizer_state.undo_first_step(engine)
     clipping.correct(engine, parallel)
     gradient_accumulation.attach(engine, parallel)
     if data.replaces_deepspeed(parallel):

@@ -127,6 +127,16 @@ def load(
             average.values[slot.name].copy_(_values(source, local, AVERAGE, slot.start, slot.start + slot.count))
 
 
+@torch.no_grad()
+def undo_first_step(engine: Any) -> None:
+    """Undoes the step by which DeepSpeed creates the state of bf16 training without ZeRO. It decays the weights, and Adam counts
+    it, so a run would not be the same after a load, which sets the number of real steps."""
+    masters = _masters(engine.optimizer)
+    for parameter, master in masters.items():
+        master.copy_(parameter)
+        _moments(_torch_optimizer(engine), master)["step"].zero_()
+
+
 def before_update(engine: Any, call: Callable[..., None]) -> None:
     """Calls a function before each change of the state by the optimizer, which may be several in a step."""
     _torch_optimizer(engine).register_step_pre_hook(call)
