@@ -144,6 +144,7 @@ FOLDERS = {
     "monitoring.prometheus": {"gpu"},
     "monitoring.top": {"gpu"},
     "platform.hardware": set(),
+    "platform.profile": set(),
     "platform.recipe": set(),
     "platform.model_families": {"recipe"},
     "platform.ray_patches": set(),

@@ -5,8 +5,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from strata.platform.hardware import cpu_peak
 from strata.platform.recipe import ModelSection, MoESection, Precision
-from strata.training.model import flops
 from strata.training.model.flops import flops_per_token, gpu_peak, mfu, peak_flops
 from strata.training.model.llama import Llama
 
@@ -96,8 +96,8 @@ def test_mfu_is_over_all_workers() -> None:
 def test_cpu_peak_is_the_fastest_product_within_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three products of 4 x 4 matrices, 2 x 4^3 = 128 FLOPs each, in 40, 20 and 30 ms. The limit of 0.1 s is reached after."""
     clock = iter([0.0, 0.0, 0.0, 0.04, 0.04, 0.04, 0.06, 0.06, 0.06, 0.09, 0.1])
-    monkeypatch.setattr(flops, "time", SimpleNamespace(perf_counter=clock.__next__))
-    assert flops._best_of(4, torch.float32) == pytest.approx(128 / 0.02)
+    monkeypatch.setattr(cpu_peak, "time", SimpleNamespace(perf_counter=clock.__next__))
+    assert cpu_peak._best_of(4, torch.float32) == pytest.approx(128 / 0.02)
     assert not list(clock)
 
 
@@ -109,9 +109,9 @@ def test_cpu_peak_is_the_best_of_three_sizes(monkeypatch: pytest.MonkeyPatch, pr
         measured.append((size, dtype, torch.get_num_threads()))
         return {256: 1e9, 512: 3e9, 1024: 2e9}[size]
 
-    monkeypatch.setattr(flops, "_best_of", best_of)
+    monkeypatch.setattr(cpu_peak, "_best_of", best_of)
     before = torch.get_num_threads()
-    assert flops._measured.__wrapped__(precision, before + 1, "highest") == 3e9
+    assert cpu_peak.measured.__wrapped__(precision, before + 1, "highest") == 3e9
     assert measured == [(size, dtype, before + 1) for size in (256, 512, 1024)]
     assert torch.get_num_threads() == before
 

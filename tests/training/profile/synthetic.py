@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from strata.training.profile.analysis.trace import PREFIX, Trace, parse
+from strata.platform.profile.trace import PREFIX, Trace, parse
 
 LOOP, AUTOGRAD = 1, 2  # threads
 COMPUTE, NCCL = 7, 20  # streams

@@ -9,10 +9,12 @@ from rich.console import Console
 
 from strata.platform import recipe_file
 from strata.platform.errors import UserError
+from strata.platform.profile import intervals
+from strata.platform.profile.finding import named
+from strata.platform.profile.roofline import moved_bytes, points
 from strata.platform.recipe import Recipe
-from strata.training.profile.analysis import expected, intervals
-from strata.training.profile.analysis.findings import findings, named
-from strata.training.profile.analysis.roofline import moved_bytes, points
+from strata.training.profile.analysis import expected
+from strata.training.profile.analysis.findings import NONE, findings
 from strata.training.profile.analysis.summary import Summary, summarize
 from strata.training.profile.report import html, present, record, tables
 
@@ -138,7 +140,7 @@ def test_a_busy_gpu_has_no_finding(recipe: Recipe) -> None:
         writer.step(number)
         busy(writer, 1000, 98_000)
     found = findings(summary_of(recipe, writer), expected.Machine())
-    assert list(named(found)) == ["Nothing stands out: no cause takes 5% of a step that could be saved."]
+    assert list(named(found, NONE)) == ["Nothing stands out: no cause takes 5% of a step that could be saved."]
 
 
 def test_work_far_over_its_plan_is_a_finding(recipe: Recipe) -> None:

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from strata.platform.profile import trace
 from strata.platform.recipe import Recipe
 from strata.training.data import shards
 from strata.training.data.corpus import open_corpus
 from strata.training.profile import machine
-from strata.training.profile.analysis import trace
 from strata.training.profile.analysis.findings import findings
 from strata.training.profile.analysis.summary import summarize
 

@@ -3,17 +3,10 @@
 FLOPs are counted by the planner (`strata.planner.step.flops`), peak rates of GPUs are in `strata.platform.hardware`.
 """
 
-import time
-from functools import cache
-from typing import TYPE_CHECKING
-
 from strata.planner.catalogue import library
 from strata.planner.step.flops import forward_flops
-from strata.platform.hardware import catalogue
+from strata.platform.hardware import catalogue, cpu_peak
 from strata.platform.recipe import CHANNELS, Device, ModelSection, PictureSection, Precision
-
-if TYPE_CHECKING:
-    import torch
 
 
 def flops_per_token(section: ModelSection, adapters: bool = False) -> int:
@@ -52,7 +45,7 @@ def peak_flops(device: Device, precision: Precision, threads: int) -> float | No
     matmul = torch.get_float32_matmul_precision()
     if device == "gpu":
         return gpu_peak(torch.cuda.get_device_name(), precision, tf32=matmul != "highest")
-    return _measured(precision, threads, matmul)
+    return cpu_peak.measured(precision, threads, matmul)
 
 
 def gpu_peak(device_name: str, precision: Precision, tf32: bool) -> float | None:
@@ -63,33 +56,3 @@ def gpu_peak(device_name: str, precision: Precision, tf32: bool) -> float | None
         return None
     fp32 = device.flops.get("tf32", device.flops["fp32"]) if tf32 else device.flops["fp32"]
     return device.flops.get("bf16") if precision == "bf16" else fp32
-
-
-SIZES = (256, 512, 1024)  # the size that suits the caches best differs from CPU to CPU
-SECONDS_A_SIZE = 0.1
-
-
-@cache
-def _measured(precision: Precision, threads: int, matmul: str) -> float:
-    """Best of many products, as other processes use the machine too. `matmul` is torch's state: an argument for the cache."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        return max(_best_of(size, torch.bfloat16 if precision == "bf16" else torch.float32) for size in SIZES)
-    finally:
-        torch.set_num_threads(before)
-
-
-def _best_of(size: int, dtype: "torch.dtype") -> float:
-    import torch
-
-    a, b = torch.randn(size, size).to(dtype), torch.randn(size, size).to(dtype)
-    a @ b  # the first product chooses and compiles a kernel
-    fastest, deadline = float("inf"), time.perf_counter() + SECONDS_A_SIZE
-    while time.perf_counter() < deadline:
-        begin = time.perf_counter()
-        a @ b
-        fastest = min(fastest, time.perf_counter() - begin)
-    return 2 * size**3 / fastest

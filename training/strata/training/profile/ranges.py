@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from torch.autograd.profiler import record_function
 
-from strata.training.profile.analysis.trace import PREFIX
+from strata.platform.profile.trace import PREFIX
 
 SCHEDSTAT = "/proc/thread-self/schedstat"  # nanoseconds on a processor, nanoseconds in its queue, time slices
 

@@ -4,9 +4,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from strata.training.profile.analysis import intervals
-from strata.training.profile.analysis.trace import Event, Trace, walk
-from strata.training.profile.analysis.work import ATTENTION_PASSES, Work, kind_of, works
+from strata.platform.profile import intervals
+from strata.platform.profile.trace import Event, Trace, walk
+from strata.platform.profile.work import ATTENTION_PASSES, Work, kind_of
+from strata.training.profile.analysis.phases import works
 
 RARE = ("evaluation", "checkpoint")  # not in every step
 WHOLE = ("data", *RARE)  # ranges whose inside does not matter

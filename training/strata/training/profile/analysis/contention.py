@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from collections import Counter
 
-from strata.training.profile.analysis.trace import Event, Trace, walk
+from strata.platform.profile.trace import Event, Trace, walk
 
 
 def remove(trace: Trace) -> float:

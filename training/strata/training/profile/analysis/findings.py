@@ -1,10 +1,10 @@
 """Findings: causes that lengthen a step, each with the seconds that mending it would save."""
 
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from statistics import median
 
+from strata.platform.profile.finding import Finding, Found, ms, worth
 from strata.training.profile.analysis.expected import Machine
 from strata.training.profile.analysis.summary import RankSummary, Summary
 
@@ -15,43 +15,18 @@ UNEVEN = 0.12
 OTHER_WORK = 0.30  # stages with an embedding or a head take longer for the same FLOPs
 # Recording an operator takes about as long as dispatching it, so a profile shows too much of this.
 MOST_DISPATCH = 0.20
-MOST = 3  # findings that a report names first
 ENOUGH = 4  # micro-batches per stage that make a pipeline's bubble small
 TWO_MACHINES = 1.3  # by which a faster precision must be faster
-
-
-@dataclass(frozen=True)
-class Finding:
-    cause: str  # a key, such as "data"
-    seconds: float  # saved per step
-    share: float  # of the step
-    text: str
-    remedy: str
-
-    @property
-    def sentence(self) -> str:
-        return f"{self.text} {self.remedy}"
+NONE = f"Nothing stands out: no cause takes {LEAST:.0%} of a step that could be saved."
 
 
 Rule = Callable[[Summary, Machine], "Found | None"]
 
 
-@dataclass(frozen=True)
-class Found:
-    """A finding before its share is known."""
-
-    cause: str
-    seconds: float
-    text: str
-    remedy: str
-
-
 def findings(summary: Summary, machine: Machine) -> list[Finding]:
     """All findings that save enough, the largest first."""
     step = summary.step
-    found = [each for rule in RULES if (each := rule(summary, machine)) and each.seconds >= LEAST * step]
-    found.sort(key=lambda each: -each.seconds)
-    return [Finding(each.cause, each.seconds, each.seconds / step, each.text, each.remedy) for each in found]
+    return worth((each for rule in RULES if (each := rule(summary, machine))), step, LEAST)
 
 
 def _slowest(summary: Summary, cause: str) -> tuple[RankSummary, float]:
@@ -60,11 +35,7 @@ def _slowest(summary: Summary, cause: str) -> tuple[RankSummary, float]:
 
 
 def _share(seconds: float, summary: Summary) -> str:
-    return f"{seconds / summary.step:.0%} of each step ({_ms(seconds)} of {_ms(summary.step)})"
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:,.3g} ms" if seconds < 10 else f"{seconds:,.1f} s"
+    return f"{seconds / summary.step:.0%} of each step ({ms(seconds)} of {ms(summary.step)})"
 
 
 def _on(rank: RankSummary, summary: Summary, cause: str) -> str:
@@ -255,7 +226,7 @@ def _against_plan(summary: Summary, machine: Machine) -> Found | None:
         return None
     name = max(over, key=lambda each: over[each])
     planned, measured = machine.planned[name]
-    text = f"{name.capitalize()} takes {_ms(measured)} of each step, and 'strata plan' expects {_ms(planned)}."
+    text = f"{name.capitalize()} takes {ms(measured)} of each step, and 'strata plan' expects {ms(planned)}."
     return Found(f"plan: {name}", over[name], text, "See its kernels below, with the rates they reach.")
 
 
@@ -277,11 +248,3 @@ RULES: tuple[Rule, ...] = (
     _precision,
     _against_plan,
 )
-
-
-def named(found: list[Finding]) -> Iterator[str]:
-    """Lines for a reader: the findings that matter most, or that there are none."""
-    if not found:
-        yield f"Nothing stands out: no cause takes {LEAST:.0%} of a step that could be saved."
-    for number, finding in enumerate(found[:MOST], 1):
-        yield f"{number}. {finding.sentence}"

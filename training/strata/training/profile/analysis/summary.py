@@ -5,12 +5,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
+from strata.platform.profile.trace import Trace
+from strata.platform.profile.work import Work
 from strata.platform.recipe import Recipe
 from strata.training.layout import accumulation, place
 from strata.training.profile.analysis import contention
 from strata.training.profile.analysis.account import RARE, Step, account
-from strata.training.profile.analysis.trace import Trace
-from strata.training.profile.analysis.work import Places, Work, works
+from strata.training.profile.analysis.phases import Phases, works
 
 ONCE = ("optimizer", "between phases", "gradient reduction", *RARE)  # once a step, not once a micro-batch
 
@@ -122,7 +123,7 @@ def _rank(
 
 
 def _memory(trace: Trace) -> dict[str, int]:
-    places, most = Places(trace), dict[str, int]()
+    places, most = Phases(trace), dict[str, int]()
     for at, size in trace.memory:
         phase = places.phase(at)
         most[phase] = max(most.get(phase, 0), size)

@@ -7,10 +7,11 @@ from rich.console import Console
 
 from strata.platform.errors import UserError
 from strata.platform.files import write_atomic
+from strata.platform.profile import trace
+from strata.platform.profile.finding import Finding, named
 from strata.platform.recipe import Recipe
 from strata.training.profile import machine as machines
-from strata.training.profile.analysis import trace
-from strata.training.profile.analysis.findings import Finding, findings, named
+from strata.training.profile.analysis.findings import NONE, findings
 from strata.training.profile.analysis.summary import summarize
 from strata.training.profile.report import html, record, tables
 
@@ -29,7 +30,7 @@ def report(folder: Path, recipe: Recipe, console: Console) -> list[Finding]:
     console.print(tables.slowest(summary.ranks[0]))
     if machine.planned:
         console.print(tables.planned(machine.planned))
-    for line in named(found):
+    for line in named(found, NONE):
         console.print(line, markup=False)
     write_atomic(folder / "profile.json", json.dumps(record.as_json(summary, machine, found), indent=2))
     write_atomic(folder / "report.html", html.page(summary, machine, found))

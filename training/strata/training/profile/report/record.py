@@ -5,9 +5,9 @@ from dataclasses import asdict
 from typing import Any
 
 from strata.platform import benchmark_record
+from strata.platform.profile.finding import Finding
 from strata.training.model.flops import flops_per_token, mfu
 from strata.training.profile.analysis.expected import Machine
-from strata.training.profile.analysis.findings import Finding
 from strata.training.profile.analysis.summary import RankSummary, Summary
 
 

@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 
 from rich.table import Table
 
+from strata.platform.profile.work import Work
 from strata.training.profile.analysis.account import WORKING
 from strata.training.profile.analysis.summary import RankSummary
-from strata.training.profile.analysis.work import Work
 
 ROWS = 20
 

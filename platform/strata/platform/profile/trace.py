@@ -3,7 +3,7 @@
 import gzip
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,9 +50,14 @@ class Event:
             event = event.parent
 
 
+def _is_step(event: Event) -> bool:
+    return (event.range or "").startswith("step ")
+
+
 @dataclass(frozen=True)
 class Trace:
-    """One rank's trace. `memory` has the allocated bytes after each change, of the GPU if there is one, else of the host."""
+    """Trace of one rank or engine. `memory` has the allocated bytes after each change, of the GPU if there is one,
+    else of the host."""
 
     rank: int
     facts: dict[str, Any]
@@ -60,23 +65,20 @@ class Trace:
     device: list[Event]  # kernels and copies, in time order
     launches: dict[int, Event]  # by correlation
     memory: list[tuple[float, int]]
+    is_step: Callable[[Event], bool] = _is_step
 
     @property
     def main(self) -> int:
-        """Thread of the training loop."""
-        return next((thread for thread, roots in self.roots.items() if any(_is_step(root) for root in roots)), 0)
+        """Thread of the loop that runs the steps."""
+        return next((thread for thread, roots in self.roots.items() if any(self.is_step(root) for root in roots)), 0)
 
     def steps(self) -> list[Event]:
-        """Ranges of the steps. A step's range ends where the next one begins."""
-        return [event for event in self.roots.get(self.main, []) if _is_step(event)]
+        """Ranges of the steps. In training, a step's range ends where the next one begins."""
+        return [event for event in self.roots.get(self.main, []) if self.is_step(event)]
 
     @property
     def on_gpu(self) -> bool:
         return bool(self.device)
-
-
-def _is_step(event: Event) -> bool:
-    return (event.range or "").startswith("step ")
 
 
 def walk(events: Sequence[Event]) -> Iterator[Event]:
@@ -98,7 +100,7 @@ def read(folder: Path) -> list[Trace]:
     return sorted(found, key=lambda trace: trace.rank)
 
 
-def parse(document: dict[str, Any], facts: dict[str, Any]) -> Trace:
+def parse(document: dict[str, Any], facts: dict[str, Any], is_step: Callable[[Event], bool] = _is_step) -> Trace:
     host: dict[int, list[Event]] = defaultdict(list)
     device, memory = [], []
     gpu = any(raw.get("cat") in DEVICE for raw in document["traceEvents"])
@@ -113,7 +115,7 @@ def parse(document: dict[str, Any], facts: dict[str, Any]) -> Trace:
             memory.append((raw["ts"] / 1e6, int(raw["args"]["Total Allocated"])))
     roots = {thread: _nested(events) for thread, events in host.items()}
     launches = {e.correlation: e for events in host.values() for e in events if e.correlation is not None}
-    return Trace(facts["rank"], facts, roots, sorted(device, key=lambda e: e.begin), launches, sorted(memory))
+    return Trace(facts["rank"], facts, roots, sorted(device, key=lambda e: e.begin), launches, sorted(memory), is_step)
 
 
 def _event(raw: dict[str, Any], kind: str) -> Event:

@@ -1,74 +1,65 @@
-"""Pictures of a profile as SVG: bars of causes, a timeline of one step, a roofline, allocated memory.
+"""Pictures of a profile as SVG: bars of causes, timelines, a roofline, memory over time.
 
 Colours are classes of the page's stylesheet, so that they follow its light and dark scheme. Every mark has a title, which
 browsers show and screen readers speak.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 
-from strata.training.profile.analysis.roofline import Point
-from strata.training.profile.analysis.summary import RankSummary
+from strata.platform.profile.roofline import Point
 
 WIDTH, ROW, LABEL = 960, 26, 90
-CAUSES = (
-    "products", "attention", "scores", "loss", "other work", "optimizer", "recomputation", "dispatch", "between phases", "data",
-    "host reads", "allocation", "garbage collection", "gradient reduction", "exposed collectives", "waiting for other ranks",
-)  # fmt: skip
-PHASES = ("data", "forward", "backward", "optimizer", "evaluation", "checkpoint")
-MOST_MARKS = 4000  # of a timeline; shorter ones are left out first
+COLOURS = 16
+MOST_MARKS = 4000  # of a timeline's row; shorter ones are left out first
 
 
-def colour(name: str, names: Sequence[str] = CAUSES) -> str:
-    return f"c{names.index(name) % 16}" if name in names else "c15"
+@dataclass(frozen=True)
+class Mark:
+    """A span of a timeline. One that is `inside` is drawn thinner, over the others."""
+
+    name: str
+    begin: float
+    seconds: float
+    colour: str
+    inside: bool = False
 
 
-def bars(ranks: Sequence[RankSummary], exposed: float) -> str:
-    """One bar per rank: the causes of its typical step."""
-    rows = []
-    for rank in ranks:
-        causes = {**rank.seconds, "exposed collectives": exposed, "waiting for other ranks": rank.waiting}
-        rows.append((f"rank {rank.rank}", [(name, causes[name]) for name in CAUSES if causes.get(name, 0.0) > 0]))
-    longest = max(sum(seconds for _, seconds in row) for _, row in rows) or 1.0
+def colour(name: str, names: Sequence[str]) -> str:
+    return f"c{names.index(name) % COLOURS}" if name in names else f"c{COLOURS - 1}"
+
+
+def bars(rows: Mapping[str, Mapping[str, float]], causes: Sequence[str], label: str) -> str:
+    """One bar per row: its seconds by cause."""
+    longest = max(sum(row.get(name, 0.0) for name in causes) for row in rows.values()) or 1.0
     scale, marks = (WIDTH - LABEL) / longest, []
-    for at, (label, row) in enumerate(rows):
-        marks.append(f'<text x="0" y="{at * ROW + 17}">{label}</text>')
+    for at, (title, row) in enumerate(rows.items()):
+        marks.append(f'<text x="0" y="{at * ROW + 17}">{escape(title)}</text>')
         x = float(LABEL)
-        for name, seconds in row:
-            marks.append(
-                _box(x, at * ROW + 3, seconds * scale, ROW - 6, colour(name), f"{label}: {name} {seconds * 1e3:,.2f} ms")
-            )
-            x += seconds * scale
-    return _picture("Time of a step by cause, for each rank", WIDTH, len(rows) * ROW, marks)
+        for name in causes:
+            if (seconds := row.get(name, 0.0)) > 0:
+                told = f"{title}: {name} {seconds * 1e3:,.2f} ms"
+                marks.append(_box(x, at * ROW + 3, seconds * scale, ROW - 6, colour(name, causes), told))
+                x += seconds * scale
+    return _picture(label, WIDTH, len(rows) * ROW, marks)
 
 
-def timeline(ranks: Sequence[RankSummary]) -> str:
-    """Phases and exchanges of the last profiled step of each rank, from its own beginning."""
-    chosen = [(rank, rank.trace.steps()[-1]) for rank in ranks]
-    scale = (WIDTH - LABEL) / max(step.seconds for _, step in chosen)
-    marks = []
-    for at, (rank, step) in enumerate(chosen):
-        marks.append(f'<text x="0" y="{at * ROW + 17}">rank {rank.rank}</text>')
-        inside = [step]
-        boxes = []
-        while inside:
-            event = inside.pop()
-            name = event.range or ""
-            if name in PHASES or name.startswith(("collective ", "wait ", "gc ")):
-                kind = colour(name, PHASES) if name in PHASES else "c12" if name.startswith("gc ") else "c14"
-                y, height = (at * ROW + 3, ROW - 6) if name in PHASES else (at * ROW + 9, ROW - 18)
-                x = LABEL + (event.begin - step.begin) * scale
-                title = f"rank {rank.rank}: {name} {event.seconds * 1e3:,.2f} ms"
-                boxes.append((name not in PHASES, event.seconds, _box(x, y, event.seconds * scale, height, kind, title)))
-            if event.kind != "cpu_op" or event.children:
-                inside.extend(event.children)
-        boxes.sort(key=lambda box: -box[1])
-        marks += [text for _, _, text in sorted(boxes[:MOST_MARKS], key=lambda box: box[0])]
-    return _picture("Phases of one step, with exchanges drawn inside them", WIDTH, len(chosen) * ROW, marks)
+def timeline(rows: Mapping[str, Sequence[Mark]], seconds: float, label: str) -> str:
+    """One line per row. Marks begin at 0 to `seconds`."""
+    scale, drawn = (WIDTH - LABEL) / (seconds or 1.0), []
+    for at, (title, marks) in enumerate(rows.items()):
+        drawn.append(f'<text x="0" y="{at * ROW + 17}">{escape(title)}</text>')
+        longest = sorted(marks, key=lambda mark: -mark.seconds)[:MOST_MARKS]
+        for mark in sorted(longest, key=lambda mark: mark.inside):
+            y, height = (at * ROW + 9, ROW - 18) if mark.inside else (at * ROW + 3, ROW - 6)
+            told = f"{title}: {mark.name} {mark.seconds * 1e3:,.2f} ms"
+            drawn.append(_box(LABEL + mark.begin * scale, y, mark.seconds * scale, height, mark.colour, told))
+    return _picture(label, WIDTH, len(rows) * ROW, drawn)
 
 
-def legend(names: Sequence[str], known: Sequence[str] = CAUSES) -> str:
+def legend(names: Sequence[str], known: Sequence[str]) -> str:
     items = (f'<li><span class="key {colour(name, known)}"></span>{escape(name)}</li>' for name in names)
     return f'<ul class="legend">{"".join(items)}</ul>'
 

@@ -1,24 +1,31 @@
-"""Work of a rank by class: kernels of a GPU, or operators of a CPU, with their FLOPs, phase and layer. Needs no torch."""
+"""Work of a rank or an engine by class: kernels of a GPU, or operators of a CPU, with their FLOPs, phase and layer. Needs no
+torch."""
 
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Protocol
 
-from strata.training.profile.analysis.trace import Event, Trace, walk
+from strata.platform.profile.trace import Event, Trace, walk
 
-PHASES = ("data", "forward", "backward", "optimizer", "evaluation", "checkpoint")
-PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_scaled_mm")
+RESULT_FIRST = "_C::onednn_mm"  # vLLM's product on CPUs, whose first argument is the result
+PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_scaled_mm", RESULT_FIRST)
 # Classes by a part of an operator's name, the first that matches.
 CLASSES = (
+    ("kv_cache_update", "KV cache"),
+    ("reshape_and_cache", "KV cache"),
     ("attention", "attention forward"),
+    ("flash_fwd", "attention forward"),
+    ("flashattn", "attention forward"),
     ("cross_entropy", "loss"),
     ("log_softmax", "loss"),
     ("nll_loss", "loss"),
     ("rms_norm", "norms"),
     ("rope", "rope"),
+    ("rotary", "rope"),
     ("swiglu", "activation"),
     ("silu", "activation"),
+    ("act_and_mul", "activation"),
     ("embedding", "embedding"),
     ("lora_projections", "matrix products"),
     ("adam", "optimizer"),
@@ -46,55 +53,18 @@ class Work:
         return self.end - self.begin
 
 
-def works(trace: Trace) -> list[Work]:
-    """All work inside the profiled steps, in time order."""
-    places = Places(trace)
+class Places(Protocol):
+    """Phase of a moment and layer of an event."""
+
+    def phase(self, when: float) -> str: ...
+
+    def layer(self, event: Event) -> str: ...
+
+
+def works(trace: Trace, places: Places, begin: float, end: float) -> list[Work]:
+    """All work that begins within a time, in time order."""
     found = [*_kernels(trace, places)] if trace.on_gpu else [*_operators(trace, places)]
-    steps = trace.steps()
-    if not steps:
-        return []
-    begin, end = steps[0].begin, steps[-1].end
     return sorted((work for work in found if begin <= work.begin < end), key=lambda work: work.begin)
-
-
-class Places:
-    """Phase and layer of an event. The backward pass of a layer runs autograd nodes that its forward pass made."""
-
-    def __init__(self, trace: Trace) -> None:
-        ranges = [e for root in trace.steps() for e in walk([root]) if e.range in PHASES]
-        self._phases = [e for e in ranges if not any(outer.range in PHASES for outer in _outside(e))]
-        self._begins = [e.begin for e in self._phases]
-        self._layers: dict[int, str] = {}
-        for root in trace.roots.get(trace.main, []):
-            for event in walk([root]):
-                if event.kind == "cpu_op" and event.sequence and "Backward" not in event.name and (layer := _layer_around(event)):
-                    self._layers[event.sequence] = layer
-
-    def phase(self, when: float) -> str:
-        at = bisect_right(self._begins, when) - 1
-        return self._phases[at].range or "" if at >= 0 and when < self._phases[at].end else "between phases"
-
-    def layer(self, event: Event) -> str:
-        for around in event.ancestors():
-            if around.range and _is_layer(around.range):
-                return around.range
-            if around.sequence and "Backward" in around.name:
-                return self._layers.get(around.sequence, "")
-        return ""
-
-
-def _outside(event: Event) -> Iterator[Event]:
-    ancestors = event.ancestors()
-    next(ancestors)
-    return ancestors
-
-
-def _is_layer(name: str) -> bool:
-    return name.startswith("layer ") or name in ("head", "embedding")
-
-
-def _layer_around(event: Event) -> str | None:
-    return next((e.range for e in event.ancestors() if e.range and _is_layer(e.range)), None)
 
 
 def _kernels(trace: Trace, places: Places) -> Iterator[Work]:
@@ -195,12 +165,17 @@ def _product(event: Event) -> tuple[int, ...] | None:
     ]
     if len(matrices) < 2:
         return None
+    if event.name == RESULT_FIRST:
+        return (*matrices[0], matrices[1][-1])
     left, right = matrices[-2:] if event.name in ("aten::addmm", "aten::baddbmm") else matrices[:2]
     return (*left[:-2], left[-2], right[-1], left[-1])
 
 
 def _attention(event: Event) -> tuple[int, ...] | None:
-    """Batch, heads, queries, keys, width. Strata's tensors have heads after tokens, torch's before."""
+    """Batch, heads, queries, keys, width. Strata's tensors have heads after tokens, torch's before. The shapes of attention over
+    a paged KV cache do not have the lengths of its sequences."""
+    if "paged" in event.name or not event.name.startswith(("strata::", "aten::")):
+        return None
     tensors = [dims for dims in event.dims if isinstance(dims, list) and len(dims) == 4]
     if len(tensors) < 2:
         return None

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from strata.training.profile.analysis.work import ATTENTION_PASSES, Work
+from strata.platform.profile.work import ATTENTION_PASSES, Work
 
 BYTES = {"float": 4, "double": 8}  # of an element; other types that products have take two
 
