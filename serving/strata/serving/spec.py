@@ -171,6 +171,8 @@ class EngineSpec:
         common["VLLM_XGRAMMAR_CACHE_MB"] = os.environ.get(
             "VLLM_XGRAMMAR_CACHE_MB", "128"
         )  # vLLM's default of 512 could be filled by clients
+        if "profiler_config" in self.extra_engine_args:
+            common["VLLM_CUSTOM_SCOPES_FOR_PROFILING"] = "1"  # vLLM's own ranges in the traces
         if self.device == "gpu":
             if self.our_kernels:
                 common |= vllm_plugin.environment()

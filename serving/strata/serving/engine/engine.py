@@ -7,6 +7,7 @@ Imports vLLM: only replicas import this file.
 """
 
 import argparse
+import asyncio
 import difflib
 import fcntl
 import os
@@ -28,6 +29,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.executor.abstract import Executor
 
 from strata.platform.errors import UserError
+from strata.serving.engine import profiled
 from strata.serving.engine.disaggregation import Engine
 from strata.serving.engine.kv_events import Endpoints, Receiver
 from strata.serving.engine.lora import Lora
@@ -63,6 +65,7 @@ class Started:
     labels: dict[str, str]  # added to vLLM's own series, which have no replica label
     kv_events: Receiver | None = None
     lora: Lora | None = None
+    profiling: asyncio.Task[None] | None = None  # referenced here, because event loops drop tasks without a reference
 
     @property
     def context(self) -> int:
@@ -133,6 +136,7 @@ async def start(spec: EngineSpec, replica: str, host: str) -> Started:
         if spec.adapters is not None or spec.adapter is not None:
             lora_base.install()  # an engine that is forked from this process has it too
     receiver = Receiver(endpoints) if endpoints is not None else None
+    traces = profiled.prepare(config, spec.role, replica)
     with _alone_on_the_gpu(spec):
         vllm = AsyncLLM(config, Executor.get_class(config), log_stats=True, log_requests=False)
     state = State()
@@ -147,7 +151,8 @@ async def start(spec: EngineSpec, replica: str, host: str) -> Started:
     # of a second, in which no stream advances.
     freeze_gc_heap()
     lora = Lora(vllm, state.openai_serving_models, spec.adapters, telemetry) if spec.adapters is not None else None
-    return Started(vllm, state, telemetry, stats, {"role": spec.role, "replica": replica}, receiver, lora)
+    profiling = asyncio.create_task(profiled.follow(vllm, traces, spec.role, replica)) if traces is not None else None
+    return Started(vllm, state, telemetry, stats, {"role": spec.role, "replica": replica}, receiver, lora, profiling)
 
 
 def longest_chunk(config: Any) -> int:
