@@ -115,6 +115,7 @@ FOLDERS = {
     "serving.simulation": {"api", "engine", "gateway", "ray_patches", "routing", "scaling", "tenants", "transport"},
     "serving.bench": {"api", "gateway", "metrics", "models", "tenants", "vllm_patches"},
     "serving.calibration": {"bench", "simulation"},
+    "serving.profile": {"bench", "engine", "runtime"},
     "training.data": set(),
     "training.model": set(),
     "training.metrics": set(),

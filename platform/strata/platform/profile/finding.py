@@ -44,4 +44,4 @@ def named(found: Sequence[Finding], none: str) -> Iterator[str]:
 
 
 def ms(seconds: float) -> str:
-    return f"{seconds * 1e3:,.3g} ms" if seconds < 10 else f"{seconds:,.1f} s"
+    return f"{seconds * 1e3:,.3g} ms" if seconds < 0.9995 else f"{seconds:,.2f} s"

@@ -97,18 +97,23 @@ def roofline(points: Sequence[Point], peak: float, bandwidth: float | None) -> s
     return _picture("Roofline: rates of products and attention over their intensity", WIDTH, height, marks)
 
 
-def memory(points: Sequence[tuple[float, int]]) -> str:
-    """Allocated bytes over the profiled steps, the peak of each of at most as many moments as the picture is wide."""
+def line(points: Sequence[tuple[float, float]], label: str, peak: str) -> str:
+    """A value over time, the highest of each of at most as many moments as the picture is wide. `peak` describes the highest."""
     height = 160
     first, last = points[0][0], points[-1][0]
-    most = max(size for _, size in points) or 1
-    peaks: dict[int, int] = {}
-    for at, size in points:
+    most = max(value for _, value in points) or 1
+    peaks: dict[int, float] = {}
+    for at, value in points:
         column = round((at - first) / ((last - first) or 1) * WIDTH)
-        peaks[column] = max(peaks.get(column, 0), size)
-    path = " ".join(f"{column},{height - max(size, 0) / most * (height - 20):.1f}" for column, size in sorted(peaks.items()))
-    line = f'<polyline class="line" points="{path}"/><text x="4" y="14">peak {most / 2**20:,.0f} MiB</text>'
-    return _picture(f"Allocated memory over {last - first:.2f} s", WIDTH, height, [line])
+        peaks[column] = max(peaks.get(column, 0.0), value)
+    path = " ".join(f"{column},{height - max(value, 0) / most * (height - 20):.1f}" for column, value in sorted(peaks.items()))
+    drawn = f'<polyline class="line" points="{path}"/><text x="4" y="14">{escape(peak)}</text>'
+    return _picture(f"{label} over {last - first:.2f} s", WIDTH, height, [drawn])
+
+
+def memory(points: Sequence[tuple[float, int]]) -> str:
+    """Allocated bytes over time."""
+    return line(points, "Allocated memory", f"peak {max(size for _, size in points) / 2**20:,.0f} MiB")
 
 
 def _box(x: float, y: float, width: float, height: float, kind: str, title: str) -> str:

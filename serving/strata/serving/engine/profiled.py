@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 from strata.platform.files import write_atomic
 
 START, STOP = "start", "stop"  # files that request a profile, and in an engine's own folder those that confirm it
+LOG = "scheduler.jsonl"  # of an engine's scheduler, in the engine's own folder
 SCHEDULERS = "strata.serving.engine.recorded_scheduler"
 LOOK_S = 0.2
 
@@ -44,4 +46,5 @@ def _facts(config: Any, role: str, replica: str) -> dict[str, Any]:
         "step_tokens": scheduler.max_num_batched_tokens,
         "kv_tokens": (cache.num_gpu_blocks or 0) * cache.block_size,
         "tensor_parallel": parallel.tensor_parallel_size,
+        "threads": int(os.environ.get("OMP_NUM_THREADS", "1")),
     }

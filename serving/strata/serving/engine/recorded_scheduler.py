@@ -14,7 +14,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
-LOG = "scheduler.jsonl"  # in the folder of the engine's traces
+from strata.serving.engine.profiled import LOG
 
 
 class _Recorded(Scheduler):  # type: ignore[misc]
@@ -63,7 +63,7 @@ class _Recorded(Scheduler):  # type: ignore[misc]
         """Ends requests that were cancelled, or whose client is gone."""
         begin, before = time.time_ns(), set(self.finished_req_ids)
         result = super().finish_requests(*args, **kwargs)
-        self._write({"finished": sorted(self.finished_req_ids - before), "begin": begin, "end": time.time_ns()})
+        self._write({"cancelled": sorted(self.finished_req_ids - before), "begin": begin, "end": time.time_ns()})
         return result
 
     def _write(self, entry: dict[str, Any]) -> None:

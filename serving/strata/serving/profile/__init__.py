@@ -1,0 +1,1 @@
+"""`strata profile serve`: traces of engines under load, their analysis, and findings."""

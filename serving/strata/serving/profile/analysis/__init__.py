@@ -1,0 +1,1 @@
+"""Analysis of the traces of engines: steps, requests, time by cause, findings."""

@@ -1,0 +1,1 @@
+"""Reports on a profile of an endpoint: terminal, page and JSON."""
