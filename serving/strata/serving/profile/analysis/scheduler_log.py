@@ -54,10 +54,10 @@ class SchedulerLog:
 
     def without_blocks(self, end: float) -> list[Interval]:
         """Times in which every request of the engine waits for KV blocks."""
-        after = [step.begin for step in self.steps[1:]] + [end]
+        after = (*(step.begin for step in self.steps[1:]), end)
         return intervals.union(
             (step.begin, until)
-            for step, until in zip(self.steps, after, strict=True)
+            for step, until in zip(self.steps, after, strict=False)
             if not step.tokens and step.remote and step.remote == step.waiting
         )
 
