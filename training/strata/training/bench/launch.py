@@ -26,20 +26,21 @@ class Failed(Exception):
     """Raised with the reason why a contender did not finish."""
 
 
-def run(job: Job, with_ray: bool, logs: Path, step: Callable[[int], None]) -> list[Record]:
-    """Runs a job and returns its records. Calls `step` with the number of each finished step."""
+def run(job: Job, with_ray: bool, logs: Path, step: Callable[[int], None], under: tuple[str, ...] = ()) -> list[Record]:
+    """Runs a job and returns its records. Calls `step` with the number of each finished step. `under`: words before the command
+    of each rank, such as a profiler's; not with Ray."""
     with ports.reserve() as rendezvous:  # reserved to the end: rank 0 binds the port seconds after it was chosen
-        return _run(job, with_ray, logs, step, rendezvous.port)
+        return _run(job, with_ray, logs, step, rendezvous.port, under)
 
 
-def _run(job: Job, with_ray: bool, logs: Path, step: Callable[[int], None], port: int) -> list[Record]:
+def _run(job: Job, with_ray: bool, logs: Path, step: Callable[[int], None], port: int, under: tuple[str, ...]) -> list[Record]:
     threads = {"OMP_NUM_THREADS": str(job.recipe.parallel.cpus_per_worker)}
     if job.contender in OURS and with_ray:
         metrics = run_metrics(job)
         commands = [(prepare_home(job), {"STRATA_HOME": str(job.folder)})]
     else:
         metrics = job.metrics
-        command = [sys.executable, "-m", "strata.training.bench.peer", job.model_dump_json()]
+        command = [*under, sys.executable, "-m", "strata.training.bench.peer", job.model_dump_json()]
         ours = KEEP_FREED_MEMORY if job.contender in OURS and job.recipe.parallel.device == "cpu" else {}
         commands = [(command, threads | ours | group) for group in _process_group(job.recipe.parallel.workers, port)]
     files = [logs / f"{job.contender}-{number}.log" for number in range(len(commands))]

@@ -16,6 +16,7 @@ import torch
 
 from strata.platform.files import write_atomic
 from strata.training.profile import collectives, layers, request
+from strata.training.profile.nsight import CudaProfile
 from strata.training.profile.ranges import Ranges
 from strata.training.profile.request import LOOK_EVERY_S, Request
 
@@ -30,7 +31,7 @@ class Profiler:
         self._due = 0.0
         self._request: Request | None = None
         self._done: str | None = None
-        self._profile: torch.profiler.profile | None = None
+        self._profile: torch.profiler.profile | CudaProfile | None = None
         self._ranges: Ranges | None = None
         self._steps: list[int] = []
         self._open = ExitStack()  # the profile
@@ -92,18 +93,21 @@ class Profiler:
             self._request = found if found.includes(self._worker.rank) else None
 
     def _start(self) -> None:
+        assert self._request
+        self._profile = self._torch_profile(self._request) if self._request.tool == "torch" else CudaProfile()
+        self._profile.start()
+
+    def _torch_profile(self, wanted: Request) -> torch.profiler.profile:
         activities = [torch.profiler.ProfilerActivity.CPU]
         if torch.cuda.is_available() and torch.device(self._worker.engine.device).type == "cuda":
             activities.append(torch.profiler.ProfilerActivity.CUDA)
-        assert self._request
-        active = self._request.last - self._request.first + 1
-        self._profile = torch.profiler.profile(
+        active = wanted.last - wanted.first + 1
+        return torch.profiler.profile(
             activities=activities,
             schedule=torch.profiler.schedule(wait=0, warmup=1, active=active + 1, repeat=1),
             record_shapes=True,
             profile_memory=True,
         )
-        self._profile.start()
 
     def _name_everything(self, ranges: Ranges) -> None:
         self._open.enter_context(ranges.garbage_collections())
@@ -154,9 +158,12 @@ def _reduction(engine: Any, ranges: Ranges) -> Iterator[None]:
         engine.buffered_allreduce_fallback = reduce
 
 
-def _write(profile: torch.profiler.profile, folder: Path, rank: int, facts: dict[str, Any]) -> None:
+def _write(profile: torch.profiler.profile | CudaProfile, folder: Path, rank: int, facts: dict[str, Any]) -> None:
     """Writes the trace, compressed, and then the facts about it: a rank with facts has a whole trace."""
     folder.mkdir(parents=True, exist_ok=True)
+    if isinstance(profile, CudaProfile):  # its program writes the report
+        write_atomic(folder / f"rank{rank}.json", json.dumps(facts))
+        return
     plain, packed = folder / f".rank{rank}.json", folder / f".rank{rank}.json.gz"
     try:
         profile.export_chrome_trace(str(plain))

@@ -19,19 +19,27 @@ def profile_train(
     steps: Annotated[str, typer.Option(help="Steps to profile, from 2 on.")] = "10..14",
     ranks: Annotated[str, typer.Option(help="Ranks to profile, such as 0,1.")] = "all",
     ray: Annotated[bool, typer.Option("--ray/--no-ray", help="Train as 'strata train', or the same loop without Ray.")] = True,
+    tool: Annotated[
+        str, typer.Option(help="torch, or a program that each rank runs under, without Ray: nsys (timeline) or ncu (kernels).")
+    ] = "torch",
     out: Annotated[Path | None, typer.Option(help="Output folder. Default: profile/train in the cache folder.")] = None,
 ) -> None:
     """Train a few steps and profile some of them: findings, a report, and traces for Perfetto."""
     from strata.platform.files import cache_dir
     from strata.training.bench.ours import has_ray
-    from strata.training.profile import request, session
+    from strata.training.profile import nsight, request, session
     from strata.training.profile.report import present
 
     chosen = recipe_file.load(recipe, overrides or ())
     first, last = request.parse_steps(steps)
-    wanted = request.Request(request.new_id(), first, last, request.parse_ranks(ranks, chosen.parallel.workers))
+    wanted = request.Request(
+        request.new_id(), first, last, request.parse_ranks(ranks, chosen.parallel.workers), nsight.parse(tool)
+    )
     console, target = Console(highlight=False, soft_wrap=True), out or cache_dir() / "profile" / "train"
     session.train(chosen, wanted, target, ray and has_ray(), console)
+    if wanted.tool != "torch":
+        console.print(f"written to {target}: rank*.{nsight.REPORTS[wanted.tool]}, for the program's own viewer")
+        return
     present.report(target, chosen, console)
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from strata.platform.errors import UserError, shown
 from strata.platform.files import write_atomic
+from strata.training.profile import nsight
+from strata.training.profile.nsight import Tool
 
 FOLDER = "profile"  # in a run
 FILE = "request.json"
@@ -23,6 +25,7 @@ class Request:
     first: int
     last: int
     ranks: tuple[int, ...] = ()
+    tool: Tool = "torch"
 
     def folder(self, run: Path) -> Path:
         """Folder of the profile's files, one trace for each rank."""
@@ -41,8 +44,8 @@ def read(run: Path) -> Request | None:
     """The newest request of a run. None without one, or for a file that another version wrote."""
     try:
         fields = json.loads((run / FOLDER / FILE).read_text())
-        return Request(fields["id"], fields["first"], fields["last"], tuple(fields["ranks"]))
-    except (OSError, ValueError, KeyError, TypeError):
+        return Request(fields["id"], fields["first"], fields["last"], tuple(fields["ranks"]), nsight.parse(fields["tool"]))
+    except (OSError, ValueError, KeyError, TypeError, UserError):
         return None
 
 

@@ -17,7 +17,7 @@ from strata.training.bench.contest import Job
 from strata.training.bench.ours import run_metrics
 from strata.training.data import shards
 from strata.training.data.corpus import open_corpus
-from strata.training.profile import request
+from strata.training.profile import nsight, request
 from strata.training.profile.request import Request
 
 POLL_S = 0.05
@@ -45,7 +45,9 @@ def train(recipe: Recipe, wanted: Request, target: Path, with_ray: bool, console
             "'strata profile train' trains on a corpus, and the recipe fine-tunes a model or draws pictures.",
             "Start it with 'strata train', and profile it with 'strata profile run NAME' in another terminal.",
         )
+    under = nsight.command(wanted.tool, recipe, target.resolve())
     _require_gpus(recipe)
+    target.mkdir(parents=True, exist_ok=True)
     with console.status("reading the corpus"):
         tokens = shards.prepare(open_corpus(recipe.data), recipe.model.vocab, recipe.data.holdout)
     work = cache_dir() / "bench"
@@ -53,13 +55,15 @@ def train(recipe: Recipe, wanted: Request, target: Path, with_ray: bool, console
     recipe = shortened(recipe, wanted.last + 1)
     with tempfile.TemporaryDirectory(dir=work, prefix=".profile-") as folder, console.status("starting") as status:
         job = Job(contender="ours", recipe=recipe, tokens=tokens, folder=Path(folder))
+        with_ray = with_ray and not under  # Ray starts its workers itself
         run = run_metrics(job).parent if with_ray else job.folder
         with _requested(run, wanted, exists=not with_ray):
             try:
-                launch.run(job, with_ray, work, _progress(status.update, wanted))
+                launch.run(job, with_ray, work, _progress(status.update, wanted), under)
             except launch.Failed as failure:
                 raise UserError(f"The profiled run failed: {failure}", "Try the recipe with 'strata train'.") from None
-        collect(wanted.folder(run), target)
+        if not under:
+            collect(wanted.folder(run), target)
 
 
 def _require_gpus(recipe: Recipe) -> None:
