@@ -50,6 +50,16 @@ def test_cpus_are_left_to_torchs_profiler(tmp_path: Path, monkeypatch: pytest.Mo
         nsight.command("ncu", recipe_file.load("laptop", []), tmp_path)
 
 
+def test_ncu_refuses_collectives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(tmp_path, "ncu", monkeypatch)
+    assert nsight.command("ncu", recipe_file.load("h200", ["parallel.workers=1"]), tmp_path)[1:3] == (
+        "--profile-from-start",
+        "off",
+    )
+    with pytest.raises(UserError, match=r"collectives of parallel.workers=2 would hang"):
+        nsight.command("ncu", recipe_file.load("h200", ["parallel.workers=2"]), tmp_path)
+
+
 def test_requests_carry_the_program(tmp_path: Path) -> None:
     wanted = Request("a", 3, 5, (), "nsys")
     request.write(tmp_path, wanted)

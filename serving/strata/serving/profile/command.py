@@ -28,6 +28,7 @@ def profile_serve(
     out: Annotated[Path | None, typer.Option(help="Output folder. Default: profile/serve in the cache folder.")] = None,
 ) -> None:
     """Serve under load and profile the engines: findings, a report, and traces for Perfetto."""
+    import logging
     import signal
 
     from rich.console import Console
@@ -50,8 +51,13 @@ def profile_serve(
     level = load.poisson(rate, requests, 1.0, workload) if rate else load.closed(concurrency, requests, 1, workload)
     console, target = Console(highlight=False, soft_wrap=True), out or cache_dir() / "profile" / "serve"
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with console.status("") as status:
-        records = session.profile(served, session.Load(workload, level, seed, session.processes()), target, status.update)
+    logging.disable(logging.INFO)  # Ray and the HTTP clients log each of their steps
+    try:
+        with console.status("") as status:
+            records = session.profile(served, session.Load(workload, level, seed, session.processes()), target, status.update)
+    except KeyboardInterrupt:
+        console.print("Stopped before the profile was written.")
+        raise typer.Exit(130) from None
     present.report(target, records, console)
 
 

@@ -18,8 +18,14 @@ INSTALL = {
     "ncu": "Install Nsight Compute: it is part of the CUDA toolkit, or https://developer.nvidia.com/nsight-compute.",
 }
 OPTIONS = {
-    "nsys": ("profile", "--capture-range=cudaProfilerApi", "--capture-range-end=stop", "--trace=cuda,nvtx,cublas,osrt"),
-    "ncu": ("--profile-from-start", "off", "--nvtx"),
+    "nsys": (
+        "profile",
+        "--capture-range=cudaProfilerApi",
+        "--capture-range-end=stop",
+        "--trace=cuda,nvtx,cublas,osrt",
+        "--force-overwrite=true",
+    ),
+    "ncu": ("--profile-from-start", "off", "--nvtx", "--force-overwrite"),
 }
 REPORTS = {"nsys": "nsys-rep", "ncu": "ncu-rep"}  # ends of file names
 
@@ -39,7 +45,10 @@ def command(tool: Tool, recipe: Recipe, folder: Path) -> tuple[str, ...]:
         raise UserError(f"{tool} is not on PATH.", INSTALL[tool])
     if recipe.parallel.device != "gpu":
         raise UserError(f"{tool} profiles GPUs, and the recipe has parallel.device=cpu.", "Use torch's profiler: omit --tool.")
-    return (program, *OPTIONS[tool], "--force-overwrite=true", "-o", f"{folder}/rank%q{{RANK}}")
+    if tool == "ncu" and recipe.parallel.workers > 1:
+        cause = f"ncu runs every kernel several times, and collectives of parallel.workers={recipe.parallel.workers} would hang."
+        raise UserError(cause, "Set parallel.workers=1, or use --tool nsys.")
+    return (program, *OPTIONS[tool], "-o", f"{folder}/rank%q{{RANK}}")
 
 
 class CudaProfile:
