@@ -36,7 +36,7 @@ class Writer:
         self._log(at, None, arrived=name, prompt=prompt)
 
     def schedule(self, at: float, tokens: dict[str, int], length: float = 1.0, **facts: Any) -> None:
-        known = {"waiting": 0, "remote": 0, "preempted": [], "kv": 0.1} | facts
+        known = {"waiting": 0, "remote": 0, "preempted": [], "kv": 0.1, "delayed": 0.0} | facts
         self._log(at, at + length, scheduled=tokens, **known)
 
     def update(self, at: float, *finished: str, length: float = 1.0) -> None:

@@ -120,6 +120,14 @@ def test_requests_have_phases_and_lanes() -> None:
     assert {"strata:a", "strata:b", "strata:decode"} <= {event["name"] for event in events}
 
 
+def test_waiting_for_a_processor_is_reported() -> None:
+    writer = Writer()
+    writer.schedule(10, {"a": 1}, delayed=3.0)
+    writer.schedule(90, {"a": 1}, delayed=3.02)
+    assert summary_of(writer, 100, [(0, 100)]).engines[0].available == pytest.approx(0.8)
+    assert summarize([busy_engine()]).engines[0].available == 1.0
+
+
 def test_a_log_that_was_cut_off_is_read_to_there() -> None:
     writer = Writer()
     writer.arrival("a", 0)

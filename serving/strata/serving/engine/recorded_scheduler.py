@@ -14,6 +14,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
+from strata.platform.profile.processor_wait import ProcessorWait
 from strata.serving.engine.profiled import LOG
 
 
@@ -24,6 +25,7 @@ class _Recorded(Scheduler):  # type: ignore[misc]
         super().__init__(vllm_config, *args, **kwargs)
         path = Path(vllm_config.profiler_config.torch_profiler_dir) / LOG
         self._log: TextIO | None = path.open("a", buffering=1)
+        self._wait = ProcessorWait()  # of the engine's thread
         self._idle: tuple[int, int] | None = None  # waiting requests and those without their KV blocks, of the last empty step
 
     def add_request(self, request: Request) -> None:
@@ -45,6 +47,7 @@ class _Recorded(Scheduler):  # type: ignore[misc]
                     "remote": remote,
                     "preempted": sorted(output.preempted_req_ids or ()),
                     "kv": self.kv_cache_manager.usage,
+                    "delayed": self._wait.seconds(),
                     "begin": begin,
                     "end": end,
                 }

@@ -5,16 +5,13 @@ from a busy machine shows what it would on an idle one.
 """
 
 import gc
-import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from torch.autograd.profiler import record_function
 
+from strata.platform.profile.processor_wait import ProcessorWait
 from strata.platform.profile.trace import PREFIX
-
-SCHEDSTAT = "/proc/thread-self/schedstat"  # nanoseconds on a processor, nanoseconds in its queue, time slices
 
 
 class Ranges:
@@ -23,22 +20,18 @@ class Ranges:
     def __init__(self) -> None:
         self.delays: dict[str, list[list[float]]] = {}
         self._collections: list[record_function] = []
-        self._schedstat = os.open(SCHEDSTAT, os.O_RDONLY) if sys.platform == "linux" else None
+        self._wait = ProcessorWait()
 
     def close(self) -> None:
-        if self._schedstat is not None:
-            os.close(self._schedstat)
+        self._wait.close()
 
     @contextmanager
     def range(self, name: str) -> Iterator[None]:
-        entry = [self._delay(), 0.0]
+        entry = [self._wait.seconds(), 0.0]
         self.delays.setdefault(name, []).append(entry)
         with record_function(PREFIX + name):
             yield
-        entry[1] = self._delay()
-
-    def _delay(self) -> float:
-        return 0.0 if self._schedstat is None else int(os.pread(self._schedstat, 64, 0).split()[1]) / 1e9
+        entry[1] = self._wait.seconds()
 
     @contextmanager
     def garbage_collections(self) -> Iterator[None]:

@@ -20,6 +20,7 @@ class Step:
     remote: int  # requests that wait for KV blocks of another engine
     kv: float  # share of the KV cache in use
     preempted: tuple[str, ...]
+    delayed: float  # seconds that the engine's thread has waited for a processor, since its start
     update: Interval | None = None  # in which the scheduler reads the step's result
 
 
@@ -81,7 +82,8 @@ def read(lines: Iterable[str], base_ns: int) -> SchedulerLog:
         end = (entry["end"] - base_ns) / 1e9
         calls.append((begin, end))
         if "scheduled" in entry:
-            step = Step(begin, end, entry["scheduled"], entry["waiting"], entry["remote"], entry["kv"], tuple(entry["preempted"]))
+            facts = (entry["scheduled"], entry["waiting"], entry["remote"], entry["kv"])
+            step = Step(begin, end, *facts, tuple(entry["preempted"]), entry["delayed"])
             steps.append(step)
             if step.tokens:
                 open_steps.append(step)

@@ -89,6 +89,13 @@ class EngineSummary:
         return sum(bool(step.tokens) and begin <= step.begin < end for step in self.engine.log.steps)
 
     @property
+    def available(self) -> float:
+        """Share of the time in which a processor was free for the engine's thread."""
+        begin, end = self.engine.window
+        delays = [step.delayed for step in self.engine.log.steps if begin <= step.begin < end]
+        return 1.0 - (delays[-1] - delays[0]) / self.window if delays else 1.0
+
+    @property
     def preemptions(self) -> int:
         begin, end = self.engine.window
         return sum(len(step.preempted) for step in self.engine.log.steps if begin <= step.begin < end)

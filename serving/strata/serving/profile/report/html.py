@@ -31,6 +31,8 @@ def page(summary: Summary, machine: Machine, found: Sequence[Finding], load: mea
     ]
     if load.ttft_p50 is not None and load.itl_p50 is not None:
         facts.append(f"median TTFT {ms(load.ttft_p50)} ms and ITL {ms(load.itl_p50)} ms while profiled, which is slower")
+    if (least := min(each.available for each in engines)) < 0.95:
+        facts.append(f"engines waited for processors of other processes for up to {1 - least:.0%} of the time")
     causes = [name for name in CAUSES if any(each.seconds[name] > 0 for each in engines)]
     parts = [
         "<h1>Profile of an endpoint</h1>",

@@ -31,6 +31,7 @@ def _engine(engine: EngineSummary) -> dict[str, Any]:
         "engine": engine.name,
         **engine.engine.facts,
         "busy_share": engine.busy / engine.window,
+        "processor_available": engine.available,
         "seconds": engine.seconds,
         "phases": {name: asdict(phase) for name, phase in engine.phases.items()},
         "steps": engine.steps,
