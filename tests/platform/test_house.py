@@ -126,6 +126,7 @@ FOLDERS = {
     "training.diffusion": {"data"},
     "training.parallel": {"diffusion", "model"},
     "training.elastic": {"metrics", "patches"},
+    "training.exclusion": {"elastic", "watchdog"},
     "training.preferences": {"data"},
     "training.checkpoint": {"data", "diffusion", "metrics", "model", "parallel", "schedule"},
     "training.memory_copies": {"checkpoint", "metrics", "parallel"},

@@ -371,7 +371,7 @@ def test_defaults() -> None:
             "trackers": (),
             "max_failures": 2,
             "memory_copy_every": 1,
-            "watchdog": {"hang_s": 20.0, "straggler": 1.5, "check_every": 50},
+            "watchdog": {"hang_s": 20.0, "straggler": 1.5, "replace_stragglers": False, "check_every": 50},
             "on_spike": None,
             "preference": None,
             "flow": None,

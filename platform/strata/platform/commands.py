@@ -11,6 +11,7 @@ from strata.platform import doctor as checks
 from strata.platform import runs as run_folders
 from strata.platform.errors import UserError
 from strata.platform.ray_cluster import cluster as ray_cluster
+from strata.platform.ray_cluster import excluded_nodes
 
 WAIT_S = 5.0  # between looks at shared storage
 MESSAGE_S = 60.0
@@ -26,13 +27,14 @@ def runs() -> None:
     table = Table(box=None, header_style="bold")
     for column in ("run", "state", "step", "loss", "val loss", "export"):
         table.add_column(column, justify="left" if column in ("run", "state") else "right")
-    damaged = {}
+    damaged, excluded = {}, {}
     for run in found:
         exported = "yes" if run.has_export() else "-"
         if damage := run.damage():
             damaged[run.name] = damage
             table.add_row(run.name, "damaged", "-", "-", "-", exported)
             continue
+        excluded[run.name] = excluded_nodes.read(run.path)
         state = run.state()
         table.add_row(
             run.name, state.observed_status(), f"{state.step}/{state.steps}", _loss(state.loss), _loss(state.val_loss), exported
@@ -41,6 +43,9 @@ def runs() -> None:
     console.print(table)
     for name, damage in damaged.items():
         console.print(f"{name}: {damage}", markup=False)
+    for run in found:
+        for one in excluded.get(run.name, []):
+            console.print(f"{run.name}: {one.sentence(run.path)}", markup=False)
 
 
 def model_pull(

@@ -22,6 +22,7 @@ from strata.platform import file_errors, recipe_file
 from strata.platform.errors import UserError
 from strata.platform.files import home, write_atomic
 from strata.platform.processes import is_alive
+from strata.platform.ray_cluster import excluded_nodes
 from strata.platform.recipe import Recipe
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -139,6 +140,7 @@ class Run:
             self.state()
             self.recipe()
             self.id()
+            excluded_nodes.read(self.path)
         except UserError as error:
             return error.cause
         except OSError as error:

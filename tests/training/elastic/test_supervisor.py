@@ -12,6 +12,8 @@ from rich.console import Console
 
 from strata.platform import recipe_file, runs
 from strata.platform.errors import UserError
+from strata.platform.ray_cluster import excluded_nodes
+from strata.platform.ray_cluster.excluded_nodes import CORRUPTED, GRADIENTS, SLOW, Excluded, Node
 from strata.platform.runs import Run
 from strata.training.elastic import resizing, supervisor
 from strata.training.elastic.capacity import Survey, fitting
@@ -174,6 +176,40 @@ def test_failures_of_the_run_count_and_lost_nodes_do_not(bench: Bench) -> None:
     with pytest.raises(ValueError, match="wrong"):
         bench.supervise(lose, found, lose, found, fail, lose, found, fail, fail)
     assert "Workers failed (2 of train.max_failures=2)." in bench.output()
+
+
+def excluded(node: str, kind: str) -> Excluded:
+    return Excluded(Node(node, f"host-{node}", "10.0.0.1"), kind, "Its cause.", 0.0)
+
+
+def test_failure_of_a_node_that_is_excluded_does_not_count(bench: Bench) -> None:
+    def corrupted(node: str, kind: str) -> Callable[[Job, Resizing], Attempt]:
+        def act(job: Job, _: Resizing) -> Attempt:
+            excluded_nodes.add(job.run, excluded(node, kind))
+            bench.watch.newest = survey(6)
+            return Attempt(error=ValueError("differs"))
+
+        return act
+
+    acts = [corrupted(node, CORRUPTED) for node in ("a", "b", "c")]
+    bench.supervise(*acts, lambda job, _: Attempt(Outcome(8)))
+    assert bench.layouts[1:] == ["6 workers: data 6"] * 3 and "Workers failed" not in bench.output()
+    with pytest.raises(ValueError, match="differs"):
+        bench.supervise(*[corrupted(node, GRADIENTS) for node in ("d", "e", "f")])
+
+
+@pytest.mark.parametrize(("kind", "runs_on_it"), [(SLOW, True), (CORRUPTED, False)])
+def test_suspect_node_is_used_only_if_its_results_are_right_and_nothing_else_is_left(
+    kind: str, runs_on_it: bool, bench: Bench
+) -> None:
+    bench.watch.newest = Survey(3, frozenset(NODES), frozenset(), {"c": excluded("c", kind)}, {}, {"a": 2, "b": 1, "c": 1})
+    if runs_on_it:
+        bench.supervise(lambda job, _: Attempt(Outcome(8)))
+        assert bench.layouts == ["4 workers: data 4"]
+    else:
+        with pytest.raises(UserError, match=r"free resources for 3 workers .* Node host-c"):
+            bench.supervise(wait_s=0.3)
+    assert "Waiting for capacity" in bench.output()
 
 
 def test_too_little_capacity_is_waited_for_and_then_an_error(bench: Bench) -> None:

@@ -30,8 +30,9 @@ class Nodes:
 
         self._base, self._cluster, self._nodes = base, Cluster(), dict[str, Any]()
 
-    def add(self, name: str) -> None:
-        environment = {folders.ROOT: str(self.memory(name))}
+    def add(self, name: str, **more: str) -> None:
+        """Starts a node, with more variables for its workers."""
+        environment = {folders.ROOT: str(self.memory(name)), **more}
         self._nodes[name] = self._cluster.add_node(num_cpus=1, env_vars=environment, include_dashboard=False)
 
     def lose(self, name: str) -> None:
@@ -41,6 +42,9 @@ class Nodes:
 
     def memory(self, name: str) -> Path:
         return self._base / name
+
+    def node_id(self, name: str) -> str:
+        return str(self._nodes[name].node_id)
 
     @property
     def address(self) -> str:

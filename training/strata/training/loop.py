@@ -40,6 +40,7 @@ from strata.training.diffusion.progress import Grids, PicturePrompts
 from strata.training.diffusion.sampling import sample
 from strata.training.evaluation import samples
 from strata.training.evaluation.samples import NextTokens, Prompts
+from strata.training.exclusion import corruption
 from strata.training.layout import accumulation, described, place
 from strata.training.memory import peak_memory
 from strata.training.memory_copies import agreement, folders
@@ -160,8 +161,9 @@ def train_worker(config: dict[str, Job]) -> Outcome:
     with Monitor(job.run, pulse):
         try:
             return _train_worker(job, pulse)
-        except ReplicaDiffers:  # copies since the damage have it too; the newest checkpoint does not
+        except ReplicaDiffers as error:  # copies since the damage have it too; the newest checkpoint does not
             folders.discard(job.id)
+            corruption.exclude(job.run, job.nodes, job.parallel, error)
             raise
 
 

@@ -16,17 +16,20 @@ from rich.console import Console
 
 from strata.platform.errors import UserError
 from strata.platform.hardware import catalogue as hardware
-from strata.platform.ray_cluster import cluster
+from strata.platform.ray_cluster import cluster, excluded_nodes
 from strata.platform.ray_cluster.watch import ClusterDied, ClusterWatch
 from strata.platform.recipe import ParallelSection, TrainSection
 from strata.platform.runs import Run, State
 from strata.training import failures
 from strata.training.diffusion import progress as picture_progress
 from strata.training.elastic import autoscaling
-from strata.training.elastic.capacity import CapacityWatch, resources
+from strata.training.elastic.capacity import CapacityWatch, resources, survey_within
 from strata.training.elastic.resizing import Resizing
 from strata.training.elastic.supervisor import Attempt, Supervisor
 from strata.training.evaluation import samples
+from strata.training.exclusion.news import ExclusionNews
+from strata.training.exclusion.placement import Placement
+from strata.training.exclusion.suspects import Suspects
 from strata.training.interrupts import Interrupts
 from strata.training.logs import attempts
 from strata.training.loop import Job, Outcome, train_worker
@@ -42,10 +45,12 @@ from strata.training.watchdog.watch import Watch
 POLL_S = 0.25
 STATE_EVERY_S = 1.0
 STILL_STARTING_S = 20.0
+SURVEY_S = 5.0
 STALL_S = 5.0  # or four times the longest step so far, if that is longer
 
 
 def run_workers(job: Job, interrupts: Interrupts, console: Console) -> Outcome:
+    excluded_nodes.read(job.run)  # raises for a damaged file
     for path in (job.stop, job.resize, job.starts, job.nodes, job.phase):
         path.unlink(missing_ok=True)
     # Workers have their own runtime environment, for which Ray starts new processes: prestarted ones would stay idle.
@@ -65,7 +70,7 @@ def run_workers(job: Job, interrupts: Interrupts, console: Console) -> Outcome:
         if job.model.picture is None:
             for line in memory_warnings(job.model, job.train, job.parallel, kinds):
                 console.print(line)
-        watch, holders = ClusterWatch(ours), Holders(_copies(job))
+        watch, holders, exclusions = ClusterWatch(ours), Holders(_copies(job)), ExclusionNews(job)
         interrupts.request_stop = lambda: _request_stop(job, console)
 
         def require_cluster() -> None:
@@ -78,10 +83,13 @@ def run_workers(job: Job, interrupts: Interrupts, console: Console) -> Outcome:
         def attempt(job: Job, resizing: Resizing | None) -> Fit:
             """Runs the workers in a fixed layout until they or their cluster end."""
             fit = Fit(job, holders, elastic=resizing is not None)
-            watchdog = Watch(job.run, job.train.watchdog, job.parallel)
+            suspects = Suspects(
+                job.run, lambda: survey_within(SURVEY_S, resources(job.parallel), job.run), _enough(job, resizing)
+            )
+            watchdog = Watch(job.run, job.train.watchdog, job.parallel, suspects=suspects)
             fit.start()
             try:
-                follow(fit, job, interrupts, progress, console, watch, watchdog, resizing)
+                follow(fit, job, interrupts, progress, console, watch, watchdog, resizing, exclusions)
             finally:
                 watchdog.stop()
             require_cluster()
@@ -111,12 +119,17 @@ def _run_elastic(
     worker = resources(job.parallel)
     # On mixed GPUs the planner's times would be those of one kind.
     gpu = hardware.gpu(kinds[0]) if len(kinds) == 1 and hardware.has_gpu(kinds[0]) and job.model.picture is None else None
-    watch = CapacityWatch(worker)
+    watch = CapacityWatch(worker, job.run)
     with autoscaling.requested(worker, int(job.parallel.workers)):
         try:
             return Supervisor(job, attempt, watch, require_cluster, interrupts, console, gpu).run()
         finally:
             watch.stop()
+
+
+def _enough(job: Job, resizing: Resizing | None) -> Callable[[int], bool]:
+    """True for a number of workers on which the run can continue."""
+    return resizing.possible if resizing else lambda workers: workers >= int(job.parallel.workers)
 
 
 def _request_stop(job: Job, console: Console) -> None:
@@ -145,6 +158,7 @@ class Fit(threading.Thread):
 
         from strata.training.patches import file_rendezvous
         from strata.training.patches.train_controller import trainer_class
+        from strata.training.patches.worker_placement import WorkerPlacement
 
         job = self._job
         checkpoints = job.checkpoints
@@ -164,6 +178,7 @@ class Fit(threading.Thread):
                 if self._elastic
                 else ray.train.FailureConfig(max_failures=job.train.max_failures + _left_out(job.train)),
                 worker_runtime_env=None if gpu else {"env_vars": KEEP_FREED_MEMORY},
+                callbacks=[WorkerPlacement(Placement(job.run, resources(job.parallel)))],
             ),
         )
         try:
@@ -188,6 +203,7 @@ def follow(
     watch: ClusterWatch,
     watchdog: Watch,
     resizing: Resizing | None = None,
+    exclusions: ExclusionNews | None = None,
 ) -> None:
     """Shows the workers' records and updates the run's state until the workers or their cluster end."""
     run, follower = Run(job.run), Follower(Run(job.run).metrics)
@@ -224,7 +240,8 @@ def follow(
             step, source = began[-1]
             origin = "memory" if source == "memory" else f"the checkpoint of step {step}" if int(step) else "the start"
             console.print(f"Workers died; Ray restarted all of them. Continued from step {step}, from {origin}.")
-        for line in [*watch.news(), *watchdog.news(), *stalls.news(), *(resizing.news() if resizing else [])]:
+        sources = (watch, watchdog, stalls, resizing, exclusions)
+        for line in [line for source in sources if source for line in source.news()]:
             console.print(line)
         if time.monotonic() - written > STATE_EVERY_S or not alive:
             writable = _write_state(run, state, writable, console)

@@ -16,6 +16,9 @@ class WatchdogSection(Section):
     straggler: Annotated[float, Field(gt=1, allow_inf_nan=False)] = Field(
         1.5, description="data and forward time of a rank over the other ranks' median, from which it is named as slow"
     )
+    replace_stragglers: bool = Field(
+        False, description="restarts the workers without the node of a slow rank if other nodes have free resources for them"
+    )
     check_every: NonNegative = Field(
         50, description="steps between comparisons of the data-parallel replicas' parameters and gradients; 0: none"
     )

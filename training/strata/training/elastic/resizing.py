@@ -47,6 +47,10 @@ class Resizing:
             return []
         return self._request(f"There is capacity for {described(better.parallel)}: a checkpoint is saved for it.")
 
+    def possible(self, workers: int) -> bool:
+        """True if the run has a layout for this capacity."""
+        return self._choose(workers) is not None
+
     def _request(self, line: str) -> list[str]:
         try:
             self._job.resize.touch()

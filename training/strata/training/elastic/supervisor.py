@@ -11,9 +11,11 @@ from rich.console import Console
 from strata.platform.errors import UserError
 from strata.platform.hardware.specs import Gpu
 from strata.platform.layout_rules import FixedLayout
+from strata.platform.ray_cluster import excluded_nodes
+from strata.platform.ray_cluster.excluded_nodes import GRADIENTS
 from strata.platform.runs import Run
 from strata.training import failures
-from strata.training.elastic.capacity import CapacityWatch
+from strata.training.elastic.capacity import CapacityWatch, Survey
 from strata.training.elastic.choice import choose
 from strata.training.elastic.resizing import GROW_AFTER_S, Resizing, nodes
 from strata.training.interrupts import Interrupts
@@ -73,7 +75,7 @@ class Supervisor:
         for path in (job.resize, job.nodes):
             path.unlink(missing_ok=True)
         resizing = Resizing(job, layout, self._choose, lambda: self._watch.newest, self._grow_after_s)
-        before = _last_record_at(job)
+        before, excluded = _last_record_at(job), _excluded(job)
         attempt = self._begin(job, resizing)
         if progressed := _last_record_at(job) > before:
             self._progressed = time.monotonic()
@@ -86,7 +88,8 @@ class Supervisor:
             return Outcome(outcome.step, stopped=True) if self._interrupts.stop_requested else None
         if self._interrupts.stop_requested:
             attempt.outcome()  # raises
-        self._require_recoverable(attempt, job)
+        if _excluded(job) <= excluded:  # otherwise the next attempt avoids the node that caused the failure
+            self._require_recoverable(attempt, job)
         return None
 
     def _require_recoverable(self, attempt: Attempt, job: Job) -> None:
@@ -112,29 +115,44 @@ class Supervisor:
         while not self._interrupts.stop_requested:
             self._require_cluster()
             survey = self._watch.next(SURVEY_S)
+            now = time.monotonic()
             free = survey.free if survey else 0
             found = self._choose(free)
-            now = time.monotonic()
+            if found is None and survey and announced:
+                found = self._choose(_with_suspects(survey))
             if found != chosen:
                 chosen, since = found, now
             if found and (found.parallel.workers == most or now - since >= SETTLE_S):
                 return found
             if now - self._progressed > self._wait_s:
-                raise self._no_capacity(free)
+                raise self._no_capacity(free, survey)
             if found is None and not announced and now - since >= SETTLE_S:
                 announced = True
                 self._console.print(
                     f"Waiting for capacity, at most {self._wait_s / 60:.0f} minutes: {_short(free)} for"
-                    f" parallel.workers={self._job.parallel.workers}."
+                    f" parallel.workers={self._job.parallel.workers}.{self._left_out(survey)}"
                 )
         return None
 
-    def _no_capacity(self, free: int) -> UserError:
+    def _left_out(self, survey: Survey | None) -> str:
+        return "".join(f" {one.sentence(self._job.run)}" for one in survey.excluded.values()) if survey else ""
+
+    def _no_capacity(self, free: int, survey: Survey | None) -> UserError:
         cause = f"No step was finished within {self._wait_s / 60:.0f} minutes: {_short(free)}"
         return UserError(
-            f"{cause} for parallel.workers={self._job.parallel.workers}.",
+            f"{cause} for parallel.workers={self._job.parallel.workers}.{self._left_out(survey)}",
             f"Add nodes or lower the range, and resume with: strata train --resume {self._job.run.name}",
         )
+
+
+def _with_suspects(survey: Survey) -> int:
+    """Workers that fit if all nodes are used but those of corrupted replicas."""
+    return survey.free_without([node for node, one in survey.excluded.items() if one.strict])
+
+
+def _excluded(job: Job) -> set[str]:
+    """Nodes without which a failure does not recur. Wrong gradients can be those of bad data, on any node."""
+    return {one.node.id for one in excluded_nodes.read(job.run) if one.kind != GRADIENTS}
 
 
 def _short(free: int) -> str:

@@ -54,6 +54,7 @@ class Evidence:
     io: float = 0.0  # bytes read and written per second
     syscall: int | None = None
     connections: tuple[Connection, ...] = ()
+    node: str = ""  # id of the Ray node
 
     @property
     def line(self) -> str:
@@ -109,6 +110,7 @@ def parse(status: dict[str, Any], process: dict[str, Any]) -> Evidence:
         gone=process["gone"],
         seen_at=process["at"],
         **{key: process[key] for key in ("state", "thread_cpu", "cpu", "io", "syscall") if key in process},
+        node=status["node"],
         connections=tuple(Connection(*one) for one in process.get("sockets", [])),
     )
 

@@ -24,9 +24,11 @@ INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 class ReplicaDiffers(Exception):
     """Raised on all ranks. Ray then restarts the workers from the newest checkpoint."""
 
-    def __init__(self, ranks: tuple[int, ...], cause: str) -> None:
+    def __init__(self, ranks: tuple[int, ...], cause: str, outvoted: bool = False, parameters: bool = False) -> None:
+        """`outvoted`: most replicas of the same parameters agree against these ranks. `parameters`: these differ, bit by bit;
+        otherwise the norms of gradients do, which bad data can cause too."""
         super().__init__(cause)
-        self.ranks = ranks
+        self.ranks, self.outvoted, self.parameters = ranks, outvoted, parameters
 
 
 @dataclass(frozen=True)
@@ -57,11 +59,11 @@ def different(replicas: Sequence[Replica], before: dict[int, float] | None = Non
             odd = [one for one in peers if one.checksum != majority]
             blame = "" if majority is not None else " Without a majority it cannot be told which of them is right."
             cause = f"The parameters of {_who(odd)} differ from those of the other replicas: silent data corruption.{blame}"
-            return ReplicaDiffers(tuple(one.rank for one in odd), cause)
+            return ReplicaDiffers(tuple(one.rank for one in odd), cause, 2 * len(odd) < len(peers), parameters=True)
         if wrong := _odd_norms(peers, before or {}):
             norms = ", ".join(f"{one.norm:.3g} on rank {one.rank}" for one in peers if one.norm is not None)
             cause = f"The gradients of {_who(wrong)} differ from those of the other replicas (norms: {norms})."
-            return ReplicaDiffers(tuple(one.rank for one in wrong), cause)
+            return ReplicaDiffers(tuple(one.rank for one in wrong), cause, 2 * len(wrong) < len(peers))
     return None
 
 

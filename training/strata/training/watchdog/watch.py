@@ -4,6 +4,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from strata.platform import metrics
 from strata.platform.recipe import ParallelSection, WatchdogSection
@@ -15,8 +16,16 @@ from strata.training.watchdog.evidence import Evidence
 from strata.training.watchdog.stragglers import Stragglers
 
 LOOK_EVERY_S = 1.0
-ENDED = ("process died", "error raised", "replica differs", "batch left out")  # Ray restarts the workers without a kill
+SPARE_EVERY_S = 60.0  # between looks for a spare for a rank that stays slow
 SETTLE_S = 3.0  # from the first death to the report: the others' last words arrive
+
+
+class Suspects(Protocol):
+    """Excludes nodes from the next start of the workers. Both methods return false if the run needs the node."""
+
+    def hung(self, ranks: Sequence[Evidence], node: str) -> bool: ...
+
+    def slow(self, ranks: Sequence[Evidence], node: str, sentence: str) -> bool: ...
 
 
 class Watch:
@@ -28,8 +37,9 @@ class Watch:
         section: WatchdogSection | None,
         parallel: ParallelSection,
         clock: Callable[[], float] = time.monotonic,
+        suspects: Suspects | None = None,
     ) -> None:
-        self._run, self._section, self._parallel, self._clock = run, section, parallel, clock
+        self._run, self._section, self._parallel, self._clock, self._suspects = run, section, parallel, clock, suspects
         self._folder = monitor.folder(run)
         self._due, self._session, self._reported = 0.0, "", ""
         self._died: float | None = None
@@ -66,6 +76,7 @@ class Watch:
     def _begin(self, now: float) -> None:
         assert self._section
         self._deadline, self._died = Deadline(self._section.hang_s, now), None
+        self._spare_due = now + SPARE_EVERY_S
         self._stragglers = Stragglers(self._section.straggler, lambda rank: place(rank, self._parallel).stage)
 
     def _found(self, ranks: Sequence[Evidence], now: float) -> Diagnosis | None:
@@ -82,20 +93,23 @@ class Watch:
         except OSError as error:
             where = f" The report cannot be written ({error.strerror})."
         self._faults(found.kind)
-        if found.kind in ENDED:
+        if found.kind in hang_report.ENDED:
             return [f"{found.sentence}{where}"]
-        self._kill(ranks, found)
+        node = hang_report.node_at_fault([(one.rank, one.node) for one in ranks], found.ranks)
+        if self._suspects and node:
+            self._suspects.hung(ranks, node)
+        self._kill(ranks, found.ranks)
         step = max(one.step for one in ranks)
         return [
             f"No progress for {silent_s:.0f} s after step {step}: {found.kind}. {found.sentence}",
             f"The rank is killed; Ray restarts the workers from the newest checkpoint.{where}",
         ]
 
-    def _kill(self, ranks: Sequence[Evidence], found: Diagnosis) -> None:
+    def _kill(self, ranks: Sequence[Evidence], at_fault: Sequence[int]) -> None:
         """Requests the death of the ranks at fault from their sentinels. If those are out of reach, or all ranks are suspect, one
         other rank's death makes Ray restart all."""
         quiet = self._deadline.quiet_ranks(self._clock())
-        targets = [rank for rank in found.ranks if rank not in quiet and len(found.ranks) < len(ranks)]
+        targets = [rank for rank in at_fault if rank not in quiet and len(at_fault) < len(ranks)]
         living = [one.rank for one in ranks if one.rank not in quiet and not one.gone]
         for rank in targets or living[:1]:
             (self._folder / f"kill-{self._session}-{rank}").touch()
@@ -106,7 +120,24 @@ class Watch:
         for rank, factor in self._stragglers.factors(ranks).items():
             if rank in self._stragglers.named:
                 self._slowness(by_rank[rank], factor)
-        return [slow.sentence(by_rank[slow.rank]) for slow in found]
+        lines = [slow.sentence(by_rank[slow.rank]) for slow in found]
+        assert self._section
+        if self._section.replace_stragglers and self._suspects and (found or now >= self._spare_due):
+            self._spare_due = now + SPARE_EVERY_S
+            lines += self._replace(ranks, {slow.rank for slow in found})
+        return lines
+
+    def _replace(self, ranks: Sequence[Evidence], new: set[int]) -> list[str]:
+        """Has the workers restarted without the node of a slow rank, if there is a spare: one node at a time."""
+        assert self._suspects
+        by_rank = {one.rank: one for one in ranks}
+        for rank in sorted(self._stragglers.named):
+            one = by_rank[rank]
+            if one.node and self._suspects.slow(ranks, one.node, f"Rank {rank} was slow at step {one.step}."):
+                self._reported = self._session
+                self._kill(ranks, (rank,))
+                return [f"Rank {rank} is killed; Ray restarts the workers without its node."]
+        return ["No other node has free resources for a replacement; the run continues with the slow rank."] if new else []
 
 
 def _exported(run: str) -> tuple[Callable[[str], None], Callable[[Evidence, float], None]]:
