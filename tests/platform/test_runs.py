@@ -10,6 +10,8 @@ import pytest
 
 from strata.platform import recipe_file, runs
 from strata.platform.errors import UserError
+from strata.platform.ray_cluster import excluded_nodes
+from strata.platform.ray_cluster.excluded_nodes import CORRUPTED, Excluded, Node
 from strata.platform.runs import State
 
 
@@ -53,6 +55,21 @@ def test_killed_driver_is_detected() -> None:
     assert run.state().observed_status() == "running"
     run.write_state(State("running", pid=2**22 - 1, pid_created=1.0))
     assert run.state().observed_status() == "killed"
+
+
+def test_excluded_nodes_are_listed_with_the_file_that_readmits_them(own_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from strata.platform.commands import runs as list_runs
+
+    run = runs.create("mine", recipe_file.load(), "laptop")
+    node = Node("ab12" * 14, "node-3", "10.0.0.3")
+    excluded_nodes.add(run.path, Excluded(node, CORRUPTED, "The parameters of rank 1 differ.", 0.0))
+    list_runs()
+    line = "mine: Node node-3 (10.0.0.3, Ray node ab12ab12) is excluded from this run: corrupted replica."
+    shown = " ".join(capsys.readouterr().out.split())
+    assert line in shown and str(excluded_nodes.path(run.path, node.id)) in shown
+    excluded_nodes.path(run.path, node.id).write_text("{")
+    list_runs()
+    assert f"{node.id}.json is damaged" in capsys.readouterr().out
 
 
 def test_damaged_runs_are_listed_and_do_not_affect_others(own_home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -55,22 +56,25 @@ def kinds(run: Path) -> dict[str, str]:
 
 
 def replica(rank: int, checksum: int = 7, norm: float = 1.0) -> Replica:
-    return Replica(rank, (0, 0), f"host-{rank}", checksum, norm)
+    return Replica(rank, (0, 0), f"host-{rank}", checksum, norm, f"node-{rank}")
 
 
 @pytest.mark.parametrize(
-    ("checksums", "outvoted"), [((7, 8), False), ((7, 8, 7), True), ((7, 8, 9, 7), False), ((7, 8, 9, 7, 7), True)]
+    ("checksums", "nodes"),
+    [((7, 8), set()), ((7, 8, 7), {"node-1"}), ((7, 8, 9, 7), set()), ((7, 8, 9, 7, 7), {"node-1", "node-2"})],
 )
-def test_only_a_majority_of_the_replicas_names_a_node(checksums: tuple[int, ...], outvoted: bool) -> None:
+def test_only_a_majority_of_the_replicas_names_a_node(checksums: tuple[int, ...], nodes: set[str]) -> None:
     found = different([replica(rank, value) for rank, value in enumerate(checksums)])
-    assert found and found.parameters and found.outvoted == outvoted
+    assert found and found.parameters and found.nodes == nodes
+    sent = pickle.loads(pickle.dumps(found))
+    assert (sent.ranks, str(sent), sent.nodes) == (found.ranks, str(found), found.nodes)
 
 
 def test_wrong_gradients_are_weaker_evidence_than_parameters() -> None:
     found = different([replica(0), replica(1, norm=100.0), replica(2)])
-    assert found and found.outvoted and not found.parameters
+    assert found and found.nodes == {"node-1"} and not found.parameters
     of_two = different([replica(0, norm=50.0), replica(1)], before={0: 1.0, 1: 1.0})
-    assert of_two and of_two.ranks == (0,) and not of_two.outvoted
+    assert of_two and of_two.ranks == (0,) and not of_two.nodes
 
 
 def test_files_survive_the_driver_and_a_deleted_one_readmits_its_node(tmp_path: Path) -> None:

@@ -163,7 +163,7 @@ def train_worker(config: dict[str, Job]) -> Outcome:
             return _train_worker(job, pulse)
         except ReplicaDiffers as error:  # copies since the damage have it too; the newest checkpoint does not
             folders.discard(job.id)
-            corruption.exclude(job.run, job.nodes, job.parallel, error)
+            corruption.exclude(job.run, job.parallel, error)
             raise
 
 

@@ -10,23 +10,17 @@ from strata.platform.recipe import ParallelSection
 from strata.training.watchdog.replicas import ReplicaDiffers
 
 
-def exclude(run: Path, rank_nodes: Path, parallel: ParallelSection, error: ReplicaDiffers) -> None:
-    """Called by all ranks before the error is raised: Ray may restart the workers as soon as one of them has failed.
-
-    Without a majority against the replica, or without another node, nothing is excluded. `rank_nodes` is the file with the id of
-    each rank's node."""
-    import ray
-
-    if not error.outvoted or not ray.is_initialized():
+def exclude(run: Path, parallel: ParallelSection, error: ReplicaDiffers) -> None:
+    """Called by all ranks before the error is raised: Ray may restart the workers as soon as one of them has failed. On a cluster
+    with one node nothing is excluded."""
+    if not error.nodes:
         return
     from strata.training.elastic.capacity import resources, survey
 
     try:
-        nodes, able = rank_nodes.read_text().split(), survey(resources(parallel), run).nodes
-        suspects = {nodes[rank] for rank in error.ranks} & able.keys()
-        if len(able) > 1:
-            for node in suspects:
-                kind = CORRUPTED if error.parameters else GRADIENTS
-                excluded_nodes.add(run, Excluded(able[node], kind, str(error), time.time()))
+        able = survey(resources(parallel), run).nodes
+        kind = CORRUPTED if error.parameters else GRADIENTS
+        for node in error.nodes & able.keys() if len(able) > 1 else ():
+            excluded_nodes.add(run, Excluded(able[node], kind, str(error), time.time()))
     except Exception as failure:  # Ray raises many types; the corruption is what has to be reported
         print(f"The node of the corrupted replica cannot be excluded: {type(failure).__name__}: {failure}", file=sys.stderr)

@@ -20,7 +20,7 @@ from typing import Any, Self
 
 import torch.distributed as dist
 
-from strata.training.watchdog import flight, sentinel
+from strata.training.watchdog import flight, ray_node, sentinel
 from strata.training.watchdog.pulse import Pulse
 
 BEAT_S = 1.0
@@ -59,7 +59,7 @@ class Monitor:
             "rank": rank,
             "world": dist.get_world_size(),
             "host": socket.gethostname(),
-            "node": _node(),
+            "node": ray_node.here(),
             "gpu": os.environ.get("CUDA_VISIBLE_DEVICES") or None,
             "pid": os.getpid(),
             "thread": f"{self._thread:#018x}",
@@ -143,13 +143,6 @@ class Monitor:
         with suppress(OSError):  # memory is full: the last status stays
             partial.write_text(json.dumps(status))
             partial.replace(self._status)
-
-
-def _node() -> str:
-    """Id of this process's Ray node, empty without Ray."""
-    import ray
-
-    return str(ray.get_runtime_context().get_node_id()) if ray.is_initialized() else ""
 
 
 def _frames(frame: FrameType | None) -> list[FrameType]:

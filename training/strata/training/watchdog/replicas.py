@@ -17,6 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from strata.training.watchdog import ray_node
+
 GRADIENT_RATIO = 10.0  # between a replica's gradient norm and the others': batches differ too, by far less
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -24,11 +26,15 @@ INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 class ReplicaDiffers(Exception):
     """Raised on all ranks. Ray then restarts the workers from the newest checkpoint."""
 
-    def __init__(self, ranks: tuple[int, ...], cause: str, outvoted: bool = False, parameters: bool = False) -> None:
-        """`outvoted`: most replicas of the same parameters agree against these ranks. `parameters`: these differ, bit by bit;
-        otherwise the norms of gradients do, which bad data can cause too."""
+    def __init__(self, ranks: tuple[int, ...], cause: str, nodes: frozenset[str], parameters: bool) -> None:
+        """`nodes` are those against which most replicas agree. `parameters`: these differ, bit by bit; otherwise the norms of
+        gradients do, which bad data can cause too."""
         super().__init__(cause)
-        self.ranks, self.outvoted, self.parameters = ranks, outvoted, parameters
+        self.ranks, self.nodes, self.parameters = ranks, nodes, parameters
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Ray sends it to the controller. By default an exception is built again from its message alone."""
+        return type(self), (self.ranks, str(self), self.nodes, self.parameters)
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,7 @@ class Replica:
     host: str
     checksum: int
     norm: float | None  # of the gradients before their reduction
+    node: str = ""  # id of the Ray node
 
 
 def checksum(parameters: Sequence[Tensor]) -> int:
@@ -59,12 +66,17 @@ def different(replicas: Sequence[Replica], before: dict[int, float] | None = Non
             odd = [one for one in peers if one.checksum != majority]
             blame = "" if majority is not None else " Without a majority it cannot be told which of them is right."
             cause = f"The parameters of {_who(odd)} differ from those of the other replicas: silent data corruption.{blame}"
-            return ReplicaDiffers(tuple(one.rank for one in odd), cause, 2 * len(odd) < len(peers), parameters=True)
+            return _differs(odd, peers, cause, parameters=True)
         if wrong := _odd_norms(peers, before or {}):
             norms = ", ".join(f"{one.norm:.3g} on rank {one.rank}" for one in peers if one.norm is not None)
             cause = f"The gradients of {_who(wrong)} differ from those of the other replicas (norms: {norms})."
-            return ReplicaDiffers(tuple(one.rank for one in wrong), cause, 2 * len(wrong) < len(peers))
+            return _differs(wrong, peers, cause, parameters=False)
     return None
+
+
+def _differs(odd: Sequence[Replica], peers: Sequence[Replica], cause: str, parameters: bool) -> ReplicaDiffers:
+    nodes = frozenset(one.node for one in odd if one.node) if 2 * len(odd) < len(peers) else frozenset[str]()
+    return ReplicaDiffers(tuple(one.rank for one in odd), cause, nodes, parameters)
 
 
 def _odd_norms(peers: Sequence[Replica], before: dict[int, float]) -> list[Replica]:
@@ -102,7 +114,7 @@ class Comparison:
         self._trained = [p for p in self._parameters if p.requires_grad]
         self._squares: list[Tensor] = []
         self._handles: list[Any] = []
-        self._armed = False
+        self._armed, self._node = False, ray_node.here()
         self._before: dict[int, float] = {}
         engine.basic_optimizer.register_step_pre_hook(lambda *_: self._compare())
 
@@ -125,7 +137,7 @@ class Comparison:
         self._handles = []
         norm = float(torch.stack(self._squares).sum().sqrt()) if self._squares else None
         values = [p.data for p in self._parameters]
-        mine = Replica(dist.get_rank(), self._part, socket.gethostname(), checksum(values), norm)
+        mine = Replica(dist.get_rank(), self._part, socket.gethostname(), checksum(values), norm, self._node)
         replicas: list[Any] = [mine] * dist.get_world_size()
         dist.all_gather_object(replicas, mine)
         if found := different(replicas, self._before):
