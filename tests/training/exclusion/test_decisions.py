@@ -120,8 +120,7 @@ def test_placement_avoids_excluded_nodes_as_far_as_the_capacity_allows(
 ) -> None:
     monkeypatch.setattr(placement, "SETTLE_S", 0.0)
     monkeypatch.setattr(placement, "survey", lambda *_: survey(free, *avoided))
-    monkeypatch.setattr(placement.cluster, "grows", lambda: False)
-    select = Placement(tmp_path, {"CPU": 1.0})
+    select = Placement(tmp_path, {"CPU": 1.0}, False)
     assert select(3) is None, "no file: no survey, no selector"
     for one in avoided:
         excluded_nodes.add(tmp_path, one)
@@ -135,16 +134,16 @@ def test_placement_waits_until_ray_has_returned_the_resources_of_ended_workers(
     monkeypatch.setattr(placement, "LOOK_EVERY_S", 0.0)
     monkeypatch.setattr(placement, "survey", lambda *_: looks.pop(0))
     excluded_nodes.add(tmp_path, excluded("b"))
-    assert Placement(tmp_path, {"CPU": 1.0})(3) == {"ray.io/node-id": f"!in({B})"}
+    assert Placement(tmp_path, {"CPU": 1.0}, False)(3) == {"ray.io/node-id": f"!in({B})"}
 
 
 def test_fixed_run_without_capacity_ends_with_the_node_of_the_corrupted_replica(tmp_path: Path) -> None:
     found = survey({"a": 1, "b": 1, "c": 1}, excluded("b"))
     with pytest.raises(UserError, match=r"free resources for 2 of 3 workers\. Node host-b") as error:
-        indispensable(tmp_path, found, 3, grows=False)
+        indispensable(tmp_path, found, 3, waits=False)
     assert str(excluded_nodes.path(tmp_path, B)) in error.value.cause
     assert "parallel.workers=2..3" in error.value.fix and f"--resume {tmp_path.name}" in error.value.fix
-    assert set(indispensable(tmp_path, found, 3, grows=True)) == {B}, "an autoscaler adds a node"
+    assert set(indispensable(tmp_path, found, 3, waits=True)) == {B}, "an autoscaler adds a node"
 
 
 def test_capacity_elsewhere_counts_running_workers_and_no_excluded_node() -> None:
@@ -159,6 +158,12 @@ def test_slow_node_is_excluded_only_with_a_spare(tmp_path: Path) -> None:
     assert kinds(tmp_path) == {}
     assert suspects(tmp_path, survey({"a": 0, "b": 0, "c": 0, "d": 1})).slow(workers, B, "Slow.")
     assert kinds(tmp_path) == {"host-b": SLOW}
+
+
+def test_at_most_three_slow_nodes_are_replaced(tmp_path: Path) -> None:
+    for name in "abc":
+        excluded_nodes.add(tmp_path, excluded(name, SLOW))
+    assert not suspects(tmp_path, survey({"a": 4, "b": 4, "c": 4})).slow(ranks("d", "b", "c"), D, "Slow.")
 
 
 def hang(run: Path, at_fault: tuple[int, ...], kind: Kind = "process stopped") -> None:

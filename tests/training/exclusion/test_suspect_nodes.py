@@ -4,13 +4,14 @@ Nodes are raylets of one machine with one CPU each.
 """
 
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from strata.platform.ray_cluster import excluded_nodes
-from strata.platform.ray_cluster.excluded_nodes import CORRUPTED, SLOW
+from strata.platform.ray_cluster.excluded_nodes import CORRUPTED, SLOW, Excluded, Node
 from strata.platform.runs import Run
 from strata.training.memory_copies import folders
 from strata.training.metrics import records
@@ -22,9 +23,9 @@ from ..memory_copies.test_nodes import Nodes
 pytestmark = [pytest.mark.slow, pytest.mark.rotation, pytest.mark.long, pytest.mark.timeout(1200)]
 
 PLANTED = Path(__file__).parent / "planted"
-STEPS, TIMEOUT_S = 1500, 500
+STEPS, PLANT_AT, TIMEOUT_S, TOLERANCE = 120, 15, 300, 1e-4
 SETTINGS = (
-    *(*SMALL, f"train.steps={STEPS}", "train.batch=6", "train.eval_every=1500", "train.checkpoint_every=10"),
+    *(*SMALL, f"train.steps={STEPS}", "train.batch=6", f"train.eval_every={STEPS}", "train.checkpoint_every=10"),
     *("train.watchdog.check_every=1", "train.watchdog.replace_stragglers=true", "parallel.workers=3"),
 )
 
@@ -72,12 +73,16 @@ def started(run: Run) -> list[tuple[int, str]]:
 def test_suspect_node_is_replaced_by_a_spare(
     cluster: Cluster, kind: str, home: Path, corpus: Path, expected: list[tuple[int, float]]
 ) -> None:
+    cluster.nodes.add("spare")
     run = Run(home / "runs" / "disturbed")
     process = strata_process(home, "train", "--run", run.name, *SETTINGS, f"data.path={corpus}", address=cluster.nodes.address)
-    wait_until(lambda: (run.path / "nodes").exists() or process.poll() is not None, timeout=TIMEOUT_S)
-    assert cluster.bad in (run.path / "nodes").read_text().split()
-    cluster.nodes.add("spare")
-    wait_until(lambda: records.last_step(run.metrics) >= 15 or process.poll() is not None, timeout=TIMEOUT_S)
+    wait_until(lambda: run.has_state() or process.poll() is not None, timeout=TIMEOUT_S)
+    spare = cluster.nodes.node_id("spare")
+    excluded_nodes.add(run.path, Excluded(Node(spare, socket.gethostname(), ""), SLOW, "The other nodes are tested.", 0.0))
+    wait_until(lambda: records.last_step(run.metrics) >= PLANT_AT or process.poll() is not None, timeout=TIMEOUT_S)
+    first = (run.path / "nodes").read_text().split()
+    assert cluster.bad in first and spare not in first
+    excluded_nodes.path(run.path, spare).unlink()  # readmitted
     cluster.plant()
     output, _ = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0, output
@@ -95,7 +100,7 @@ def test_without_a_spare_the_run_ends_and_a_resumed_run_knows_the_node(
 ) -> None:
     run = Run(home / "runs" / "disturbed")
     process = strata_process(home, "train", "--run", run.name, *SETTINGS, f"data.path={corpus}", address=cluster.nodes.address)
-    wait_until(lambda: records.last_step(run.metrics) >= 15 or process.poll() is not None, timeout=TIMEOUT_S)
+    wait_until(lambda: records.last_step(run.metrics) >= PLANT_AT or process.poll() is not None, timeout=TIMEOUT_S)
     cluster.plant()
     output, _ = process.communicate(timeout=TIMEOUT_S)
     words = " ".join(output.split())
@@ -107,3 +112,22 @@ def test_without_a_spare_the_run_ends_and_a_resumed_run_knows_the_node(
     assert process.returncode == 0, output
     assert cluster.bad not in (run.path / "nodes").read_text().split()
     assert losses_of(run) == expected
+
+
+@pytest.mark.parametrize("cluster", ["bit"], indirect=True)
+def test_elastic_run_continues_on_fewer_workers(
+    cluster: Cluster, home: Path, corpus: Path, expected: list[tuple[int, float]]
+) -> None:
+    run = Run(home / "runs" / "disturbed")
+    settings = [*SETTINGS, f"data.path={corpus}", "parallel.workers=2..3", "train.max_failures=0"]
+    process = strata_process(home, "train", "--run", run.name, *settings, address=cluster.nodes.address)
+    wait_until(lambda: records.last_step(run.metrics) >= PLANT_AT or process.poll() is not None, timeout=TIMEOUT_S)
+    cluster.plant()
+    output, _ = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0, output
+    assert f"Ray node {cluster.bad[:8]}) is excluded" in " ".join(output.split()) and "Continues on 2 workers" in output
+    history = records.read(run.metrics)
+    assert history[-1]["workers"] == 2 and cluster.bad not in (run.path / "nodes").read_text().split()
+    assert [record["step"] for record in history] == [step for step, _ in expected]
+    for record, (step, loss) in zip(history, expected, strict=True):
+        assert record["loss"] == pytest.approx(loss, abs=TOLERANCE), step

@@ -29,7 +29,7 @@ from strata.training.elastic.supervisor import Attempt, Supervisor
 from strata.training.evaluation import samples
 from strata.training.exclusion.news import ExclusionNews
 from strata.training.exclusion.placement import Placement
-from strata.training.exclusion.suspects import Suspects
+from strata.training.exclusion.suspects import MOST_REPLACED, Suspects
 from strata.training.interrupts import Interrupts
 from strata.training.logs import attempts
 from strata.training.loop import Job, Outcome, train_worker
@@ -176,9 +176,9 @@ class Fit(threading.Thread):
                 name=Path(checkpoints.path).name,
                 failure_config=ray.train.FailureConfig(max_failures=0, controller_failure_limit=0, max_preemption_failures=0)
                 if self._elastic
-                else ray.train.FailureConfig(max_failures=job.train.max_failures + _left_out(job.train)),
+                else ray.train.FailureConfig(max_failures=job.train.max_failures + _uncounted(job.train)),
                 worker_runtime_env=None if gpu else {"env_vars": KEEP_FREED_MEMORY},
-                callbacks=[WorkerPlacement(Placement(job.run, resources(job.parallel)))],
+                callbacks=[WorkerPlacement(Placement(job.run, resources(job.parallel), self._elastic or cluster.grows()))],
             ),
         )
         try:
@@ -323,9 +323,10 @@ def _copies(job: Job) -> str:
     return job.id if job.train.memory_copy_every else ""
 
 
-def _left_out(train: TrainSection) -> int:
-    """Restarts that are no failures: batches that `train.on_spike` may leave out."""
-    return train.on_spike.most if train.on_spike else 0
+def _uncounted(train: TrainSection) -> int:
+    """Restarts that are no failures: batches that `train.on_spike` may leave out, and slow ranks that are replaced."""
+    left_out = train.on_spike.most if train.on_spike else 0
+    return left_out + (MOST_REPLACED if train.watchdog and train.watchdog.replace_stragglers else 0)
 
 
 def _gpu_kinds() -> list[str]:

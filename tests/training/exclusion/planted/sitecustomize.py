@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 FLAG, FAULT = Path(os.environ["STRATA_PLANTED_AT"]), os.environ["STRATA_PLANTED"]
-SLOW_S = 0.1
+SLOW_S = 0.2
 
 
 def flip_a_bit(module: Any) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from strata.platform.errors import UserError
-from strata.platform.ray_cluster import cluster, excluded_nodes
+from strata.platform.ray_cluster import excluded_nodes
 from strata.platform.ray_cluster.excluded_nodes import Excluded
 from strata.training.elastic.capacity import Survey, survey
 
@@ -21,6 +21,7 @@ class Placement:
 
     run: Path
     worker: dict[str, float]  # Ray resources of one
+    waits: bool  # for capacity: an autoscaler adds nodes, or an elastic run continues in another layout
 
     def __call__(self, count: int) -> dict[str, str] | None:
         if not excluded_nodes.read(self.run):
@@ -31,16 +32,16 @@ class Placement:
             if found.free >= count or not found.excluded:
                 return _without(found.excluded)
             if time.monotonic() >= deadline:
-                return _without(indispensable(self.run, found, count, cluster.grows()))
+                return _without(indispensable(self.run, found, count, self.waits))
             time.sleep(LOOK_EVERY_S)
 
 
-def indispensable(run: Path, found: Survey, count: int, grows: bool) -> dict[str, Excluded]:
+def indispensable(run: Path, found: Survey, count: int, waits: bool) -> dict[str, Excluded]:
     """Excluded nodes that are avoided although the other nodes lack capacity for `count` workers: those of corrupted replicas.
-    Raises if the run cannot continue without them; a cluster that grows is waited for."""
+    Raises if the run cannot continue without them and does not wait."""
     strict = {node: one for node, one in found.excluded.items() if one.strict}
     free = found.free_without(strict)
-    if strict and free < count and not grows:
+    if strict and free < count and not waits:
         names = " ".join(one.sentence(run) for one in strict.values())
         raise UserError(
             f"The nodes that are not excluded have free resources for {free} of {count} workers. {names}",

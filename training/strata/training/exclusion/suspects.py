@@ -11,6 +11,7 @@ from strata.training.watchdog import hang_report
 from strata.training.watchdog.evidence import Evidence
 
 MOST_HANGS = 2  # on one node, with which it is excluded
+MOST_REPLACED = 3  # nodes of slow ranks, in one run
 
 
 class Suspects:
@@ -29,6 +30,8 @@ class Suspects:
 
     def slow(self, ranks: Sequence[Evidence], node: str, sentence: str) -> bool:
         """Excludes the node of a slow rank, if other nodes have free resources for all of its workers."""
+        if sum(one.kind == SLOW for one in excluded_nodes.read(self._run)) >= MOST_REPLACED:
+            return False
         return self._exclude(ranks, node, SLOW, sentence, lambda workers: workers >= len(ranks))
 
     def _exclude(self, ranks: Sequence[Evidence], node: str, kind: str, cause: str, enough: Callable[[int], bool]) -> bool:
