@@ -5,7 +5,8 @@ Nodes are raylets of one machine with one CPU each.
 
 import os
 import socket
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from ..memory_copies.test_nodes import Nodes
 pytestmark = [pytest.mark.slow, pytest.mark.rotation, pytest.mark.long, pytest.mark.timeout(1200)]
 
 PLANTED = Path(__file__).parent / "planted"
-STEPS, PLANT_AT, TIMEOUT_S, TOLERANCE = 120, 15, 300, 1e-4
+STEPS, PLANT_AT, TIMEOUT_S, TOLERANCE = 120, 12, 300, 1e-4
 SETTINGS = (
     *(*SMALL, f"train.steps={STEPS}", "train.batch=6", f"train.eval_every={STEPS}", "train.checkpoint_every=10"),
     *("train.watchdog.check_every=1", "train.watchdog.replace_stragglers=true", "parallel.workers=3"),
@@ -63,6 +64,12 @@ def expected(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> list[tup
     return losses_of(Run(home / "runs" / "undisturbed"))
 
 
+def until(process: subprocess.Popen[str], condition: Callable[[], bool]) -> None:
+    """Waits for a condition of a run that has not ended."""
+    wait_until(lambda: condition() or process.poll() is not None, timeout=TIMEOUT_S)
+    assert process.poll() is None, process.communicate()[0]
+
+
 def started(run: Run) -> list[tuple[int, str]]:
     """Step and source of each start of the workers."""
     lines = [line.split() for line in (run.path / "starts").read_text().splitlines()]
@@ -76,10 +83,10 @@ def test_suspect_node_is_replaced_by_a_spare(
     cluster.nodes.add("spare")
     run = Run(home / "runs" / "disturbed")
     process = strata_process(home, "train", "--run", run.name, *SETTINGS, f"data.path={corpus}", address=cluster.nodes.address)
-    wait_until(lambda: run.has_state() or process.poll() is not None, timeout=TIMEOUT_S)
+    until(process, run.has_state)
     spare = cluster.nodes.node_id("spare")
     excluded_nodes.add(run.path, Excluded(Node(spare, socket.gethostname(), ""), SLOW, "The other nodes are tested.", 0.0))
-    wait_until(lambda: records.last_step(run.metrics) >= PLANT_AT or process.poll() is not None, timeout=TIMEOUT_S)
+    until(process, lambda: records.last_step(run.metrics) >= PLANT_AT)
     first = (run.path / "nodes").read_text().split()
     assert cluster.bad in first and spare not in first
     excluded_nodes.path(run.path, spare).unlink()  # readmitted
@@ -100,7 +107,7 @@ def test_without_a_spare_the_run_ends_and_a_resumed_run_knows_the_node(
 ) -> None:
     run = Run(home / "runs" / "disturbed")
     process = strata_process(home, "train", "--run", run.name, *SETTINGS, f"data.path={corpus}", address=cluster.nodes.address)
-    wait_until(lambda: records.last_step(run.metrics) >= PLANT_AT or process.poll() is not None, timeout=TIMEOUT_S)
+    until(process, lambda: records.last_step(run.metrics) >= PLANT_AT)
     cluster.plant()
     output, _ = process.communicate(timeout=TIMEOUT_S)
     words = " ".join(output.split())
@@ -121,7 +128,7 @@ def test_elastic_run_continues_on_fewer_workers(
     run = Run(home / "runs" / "disturbed")
     settings = [*SETTINGS, f"data.path={corpus}", "parallel.workers=2..3", "train.max_failures=0"]
     process = strata_process(home, "train", "--run", run.name, *settings, address=cluster.nodes.address)
-    wait_until(lambda: records.last_step(run.metrics) >= PLANT_AT or process.poll() is not None, timeout=TIMEOUT_S)
+    until(process, lambda: records.last_step(run.metrics) >= PLANT_AT)
     cluster.plant()
     output, _ = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0, output
