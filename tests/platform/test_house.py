@@ -132,6 +132,7 @@ FOLDERS = {
     "training.memory_copies": {"checkpoint", "metrics", "parallel"},
     "training.evaluation": {"checkpoint", "data", "metrics"},
     "training.deployment": {"checkpoint"},
+    "training.quantization": {"checkpoint", "data", "deployment"},
     "training.bench": {"data", "memory_copies", "metrics", "model", "schedule"},
     "training.profile": {"bench", "data", "metrics", "model", "parallel"},
     "kernels.tuning": set(),

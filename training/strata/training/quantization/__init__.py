@@ -1,0 +1,1 @@
+"""Quantization of model folders: `strata quantize` writes compressed-tensors folders that vLLM serves."""

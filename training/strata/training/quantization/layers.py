@@ -1,0 +1,69 @@
+"""Linear layers of a model's decoder that are quantized, and those that stay as they are."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from strata.platform.errors import UserError
+from strata.training.quantization.formats import GROUP_SIZES, Format
+
+ALWAYS_LEFT = "lm_head"  # a small share of most models' weights, and the most sensitive one
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`quantized` are names of linear layers in the decoder, `left` those of all others in the model."""
+
+    format: Format
+    group_size: int | None
+    quantized: tuple[str, ...]
+    left: tuple[str, ...]
+
+    @property
+    def unfit(self) -> tuple[str, ...]:
+        """Layers whose number of inputs is not a multiple of the group size."""
+        return tuple(name for name in self.left if name != ALWAYS_LEFT)
+
+
+def decoder_layers(model: Any) -> nn.ModuleList:
+    layers = getattr(model.base_model, "layers", None)
+    if not isinstance(layers, nn.ModuleList):
+        cause = f"{type(model).__name__} has no list of decoder layers where transformers' models have it."
+        raise UserError(cause, "Use a model of one of the families in docs/models.md.")
+    return layers
+
+
+def plan(model: Any, format: Format, group_size: int | None) -> Plan:
+    """Every linear layer of the decoder whose inputs the group size divides. Projections that vLLM fuses (q, k and v; gate and
+    up) have the same inputs, so they are quantized together or not at all."""
+    linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    prefixes = {f"{name}." for name, module in model.named_modules() if module is decoder_layers(model)}
+    inside = {name: module for name, module in linear.items() if any(name.startswith(prefix) for prefix in prefixes)}
+    if not inside:
+        raise UserError(f"{type(model).__name__} has no linear layers in its decoder.", "Use a model with dense linear layers.")
+    widths = sorted({module.in_features for module in inside.values()})
+    if not format.grouped:
+        if group_size is not None:
+            raise UserError(f"--group-size is for 4-bit formats; {format.name} has a scale for each channel.", "Leave it out.")
+        return _plan(format, None, linear, tuple(inside))
+    size = group_size or _largest_common(widths)
+    fitting = tuple(name for name, module in inside.items() if size and module.in_features % size == 0)
+    if not fitting:
+        sizes = ", ".join(map(str, widths))
+        cause = (
+            f"No group size fits the layers, which have {sizes} inputs: {group_size or 'none of 128, 64 and 32'} divides none."
+        )
+        raise UserError(cause, "Use --format w8a8-int8 or w8a8-fp8, which have no groups.")
+    return _plan(format, size, linear, fitting)
+
+
+def _largest_common(widths: list[int]) -> int | None:
+    """The largest size that divides all widths; if there is none, the largest that divides some."""
+    everywhere = (size for size in GROUP_SIZES if all(width % size == 0 for width in widths))
+    somewhere = (size for size in GROUP_SIZES if any(width % size == 0 for width in widths))
+    return next(everywhere, next(somewhere, None))
+
+
+def _plan(format: Format, size: int | None, linear: dict[str, nn.Linear], quantized: tuple[str, ...]) -> Plan:
+    return Plan(format, size, quantized, tuple(name for name in linear if name not in quantized))
