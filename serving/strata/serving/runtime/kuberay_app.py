@@ -18,7 +18,7 @@ from strata.platform.errors import UserError
 from strata.platform.model_families import copies, source
 from strata.platform.recipe import ServeSection
 from strata.serving.adapters import recipe as adapter_recipe
-from strata.serving.models import adapter, hybrid_check, model_dir
+from strata.serving.models import adapter, hybrid_check, model_dir, quantization_check
 from strata.serving.runtime import app
 from strata.serving.spec import EngineSpec, FurtherModel, GatewaySpec, Network
 from strata.serving.transport.link import SECRET_BYTES
@@ -73,6 +73,7 @@ def _folder(model: str, section: ServeSection) -> Path:
             hybrid_check.check_config(source.read_config(model))
         return copies.place(model)
     model_dir.check(folder)
+    quantization_check.check_folder(section, folder)
     if section.adapter == "apart":
         adapter.check(section, folder)
     if section.prefill.replicas > 0:

@@ -42,4 +42,5 @@ def quantize(
     except KeyboardInterrupt:
         console.print("interrupted; nothing was written")
         raise typer.Exit(INTERRUPTED) from None
-    console.print(f"written to {written}; serve it with: strata serve --model {written}", markup=False)
+    dtype = " serve.dtype=bfloat16" if chosen.grouped else ""  # recipes for CPUs have float32, which 4-bit kernels do not compute
+    console.print(f"written to {written}; serve it with: strata serve --model {written}{dtype}", markup=False)

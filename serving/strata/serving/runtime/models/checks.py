@@ -8,7 +8,7 @@ from pathlib import Path
 from strata.platform.errors import UserError
 from strata.platform.hardware.machine import available_memory
 from strata.platform.recipe import ServeSection
-from strata.serving.models import adapter, hybrid_check, model_dir
+from strata.serving.models import adapter, hybrid_check, model_dir, quantization_check
 from strata.serving.spec import EngineSpec
 
 PROCESS_GIB = 1.5  # a CPU engine's two processes before any weights: Python, torch, vLLM
@@ -17,6 +17,7 @@ PROCESS_GIB = 1.5  # a CPU engine's two processes before any weights: Python, to
 def check_folder(section: ServeSection, folder: Path) -> None:
     """Raises UserError for a model that vLLM cannot serve with this section."""
     model_dir.check(folder)
+    quantization_check.check_folder(section, folder)
     if section.adapter == "apart":
         adapter.check(section, folder)
     if section.prefill.replicas > 0:

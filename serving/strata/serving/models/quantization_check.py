@@ -1,0 +1,49 @@
+"""Refuses quantized weights that vLLM has no kernel for on a CPU, before engines start: it would fail in the first request.
+
+Written for vLLM 0.29. GPUs from Turing on have kernels for every format that `strata quantize` writes.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from strata.platform.errors import UserError
+from strata.platform.recipe import ServeSection
+
+PACKED, INT8, FP8 = "pack-quantized", "int-quantized", "float-quantized"  # formats of compressed-tensors
+MULTIPLE = 32  # of inputs and outputs, in kernels of packed weights
+SIZES = ("hidden_size", "intermediate_size")
+
+
+def check_folder(section: ServeSection, folder: Path) -> None:
+    check_config(section, json.loads((folder / "config.json").read_text()))
+
+
+def check_config(section: ServeSection, config: Mapping[str, Any]) -> None:
+    quantization = config.get("quantization_config")
+    if section.device != "cpu" or not isinstance(quantization, dict):
+        return
+    if quantization.get("quant_method") != "compressed-tensors":
+        return
+    if quantization.get("format") == PACKED:
+        _check_packed(section, config, quantization)
+    elif quantization.get("format") not in (INT8, FP8):
+        cause = f"vLLM has no kernel on a CPU for weights in the format {quantization.get('format')}."
+        raise UserError(cause, "Set serve.device=gpu, or quantize the model again: strata quantize --format w8a8-int8")
+
+
+def _check_packed(section: ServeSection, config: Mapping[str, Any], quantization: Mapping[str, Any]) -> None:
+    groups = quantization.get("config_groups") or {}
+    bits = {(group.get("weights") or {}).get("num_bits") for group in groups.values()}
+    if bits - {4}:
+        cause = f"vLLM has no kernel on a CPU for packed weights of {', '.join(map(str, sorted(bits - {4})))} bits."
+        raise UserError(cause, "Set serve.device=gpu, or quantize the model again: strata quantize --format w8a8-int8")
+    dtype = config.get("dtype", config.get("torch_dtype")) if section.dtype == "auto" else section.dtype
+    if dtype == "float32":
+        cause = f"vLLM's CPU kernel of 4-bit weights computes in 16 bits, and serve.dtype={section.dtype} is float32 here."
+        raise UserError(cause, "Set serve.dtype=bfloat16.")
+    odd = next((key for key in SIZES if (config.get(key) or 0) % MULTIPLE), None)
+    if odd:
+        cause = f"vLLM's CPU kernel of 4-bit weights needs multiples of {MULTIPLE}, and {odd}={config[odd]}."
+        raise UserError(cause, "Set serve.device=gpu, or quantize the model again: strata quantize --format w8a8-int8")
