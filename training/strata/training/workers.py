@@ -21,6 +21,7 @@ from strata.platform.ray_cluster.watch import ClusterDied, ClusterWatch
 from strata.platform.recipe import ParallelSection, TrainSection
 from strata.platform.runs import Run, State
 from strata.training import failures
+from strata.training.checkpoint import format
 from strata.training.diffusion import progress as picture_progress
 from strata.training.elastic import autoscaling
 from strata.training.elastic.capacity import CapacityWatch, resources, survey_within
@@ -182,6 +183,8 @@ class Fit(threading.Thread):
             ),
         )
         try:
+            # Ray's list of an earlier attempt names checkpoints that Strata has deleted since, which would make Ray fail.
+            checkpoints.delete(format.RAY_SNAPSHOT)
             self._result = trainer.fit()
         except (Exception, SystemExit) as error:  # Ray raises SystemExit in a thread that waits on a lost connection
             self.error = error
