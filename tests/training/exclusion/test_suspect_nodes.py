@@ -48,6 +48,7 @@ class Cluster:
 
 @pytest.fixture
 def cluster(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # the user may have a token, which this cluster does not use
     found = Cluster(tmp_path, request.param)
     monkeypatch.setenv(folders.ROOT, str(found.nodes.memory("first")))  # the driver is on the first node
     yield found
