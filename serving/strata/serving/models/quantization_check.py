@@ -35,9 +35,9 @@ def check_config(section: ServeSection, config: Mapping[str, Any]) -> None:
 
 def _check_packed(section: ServeSection, config: Mapping[str, Any], quantization: Mapping[str, Any]) -> None:
     groups = quantization.get("config_groups") or {}
-    bits = {(group.get("weights") or {}).get("num_bits") for group in groups.values()}
-    if bits - {4}:
-        cause = f"vLLM has no kernel on a CPU for packed weights of {', '.join(map(str, sorted(bits - {4})))} bits."
+    bits = {str((group.get("weights") or {}).get("num_bits")) for group in groups.values()}
+    if bits - {"4"}:
+        cause = f"vLLM has no kernel on a CPU for packed weights of {', '.join(sorted(bits - {'4'}))} bits."
         raise UserError(cause, "Set serve.device=gpu, or quantize the model again: strata quantize --format w8a8-int8")
     dtype = config.get("dtype", config.get("torch_dtype")) if section.dtype == "auto" else section.dtype
     if dtype == "float32":
