@@ -231,6 +231,7 @@ quantize.quantize(resolve(sys.argv[1]), wanted, Console(quiet=True))
 
 
 @pytest.mark.slow
+@pytest.mark.rotation
 def test_kills_leave_nothing_that_looks_complete(folder_of: Folder, text: Path, tmp_path: Path) -> None:
     folder = folder_of("llama")
     target = tmp_path / "llama-w8a8-fp8"
