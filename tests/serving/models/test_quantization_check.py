@@ -1,6 +1,7 @@
 """Quantized weights that vLLM cannot compute on a CPU are refused before engines start."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +44,22 @@ def test_formats_without_a_cpu_kernel_are_refused(given: dict[str, Any], dtype: 
         ({"architectures": ["LlamaForCausalLM"]}, "float32"),
         (config("pack-quantized"), "bfloat16"),
         (config("pack-quantized"), "auto"),
-        (config("int-quantized", bits=8), "float32"),
+        (config("float-quantized", bits=8), "float32"),
         (config("any", method="fp8"), "float32"),  # vLLM's own check decides
     ],
 )
 def test_others_are_served(given: dict[str, Any], dtype: str) -> None:
     quantization_check.check_config(recipe_file.load("laptop", [f"serve.dtype={dtype}"]).serve, given)
+
+
+@pytest.mark.parametrize(
+    ("machine", "flag", "served"), [("x86_64", "avx512_vnni", True), ("x86_64", "sse", False), ("arm64", "", True)]
+)
+def test_int8_needs_products_that_do_not_overflow(machine: str, flag: str, served: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    monkeypatch.setattr(quantization_check, "cpu_flags", lambda: frozenset({flag}))
+    with nullcontext() if served else pytest.raises(UserError, match="VNNI"):
+        quantization_check.check_config(recipe_file.load("laptop", []).serve, config("int-quantized", bits=8))
 
 
 def test_an_endpoint_checks_it_before_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

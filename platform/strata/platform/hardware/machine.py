@@ -1,4 +1,4 @@
-"""Available memory and processor name of this machine."""
+"""Available memory, processor name and processor features of this machine."""
 
 import platform
 from pathlib import Path
@@ -20,8 +20,18 @@ def available_memory() -> int:
 
 def processor() -> str:
     """The CPU model name. `platform.processor()` is empty on Linux."""
+    return _cpuinfo("model name") or platform.processor()
+
+
+def cpu_flags() -> frozenset[str]:
+    """Instruction sets of an x86 CPU by the kernel's names; empty for others."""
+    return frozenset(_cpuinfo("flags").split())
+
+
+def _cpuinfo(name: str) -> str:
+    """A field of the first processor, empty if there is none."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except FileNotFoundError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")

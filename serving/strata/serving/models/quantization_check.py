@@ -4,16 +4,20 @@ Written for vLLM 0.29. GPUs from Turing on have kernels for every format that `s
 """
 
 import json
+import platform
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from strata.platform.errors import UserError
+from strata.platform.hardware.machine import cpu_flags
 from strata.platform.recipe import ServeSection
 
 PACKED, INT8, FP8 = "pack-quantized", "int-quantized", "float-quantized"  # formats of compressed-tensors
 MULTIPLE = 32  # of inputs and outputs, in kernels of packed weights
 SIZES = ("hidden_size", "intermediate_size")
+OTHER_FORMAT = "Set serve.device=gpu, or quantize the model again: strata quantize --format w8a8-fp8"
+VNNI = frozenset({"avx512_vnni", "avx_vnni"})
 
 
 def check_folder(section: ServeSection, folder: Path) -> None:
@@ -28,9 +32,19 @@ def check_config(section: ServeSection, config: Mapping[str, Any]) -> None:
         return
     if quantization.get("format") == PACKED:
         _check_packed(section, config, quantization)
+    elif quantization.get("format") == INT8 and not int8_is_exact():
+        raise UserError(
+            "This CPU has no VNNI instructions, and without them sums of int8 products overflow in vLLM's kernel.",
+            OTHER_FORMAT,
+        )
     elif quantization.get("format") not in (INT8, FP8):
         cause = f"vLLM has no kernel on a CPU for weights in the format {quantization.get('format')}."
-        raise UserError(cause, "Set serve.device=gpu, or quantize the model again: strata quantize --format w8a8-int8")
+        raise UserError(cause, OTHER_FORMAT)
+
+
+def int8_is_exact() -> bool:
+    """False for an x86 CPU on which oneDNN adds pairs of int8 products in 16 bits."""
+    return platform.machine() != "x86_64" or bool(VNNI & cpu_flags())
 
 
 def _check_packed(section: ServeSection, config: Mapping[str, Any], quantization: Mapping[str, Any]) -> None:
@@ -38,7 +52,7 @@ def _check_packed(section: ServeSection, config: Mapping[str, Any], quantization
     bits = {str((group.get("weights") or {}).get("num_bits")) for group in groups.values()}
     if bits - {"4"}:
         cause = f"vLLM has no kernel on a CPU for packed weights of {', '.join(sorted(bits - {'4'}))} bits."
-        raise UserError(cause, "Set serve.device=gpu, or quantize the model again: strata quantize --format w8a8-int8")
+        raise UserError(cause, OTHER_FORMAT)
     dtype = config.get("dtype", config.get("torch_dtype")) if section.dtype == "auto" else section.dtype
     if dtype == "float32":
         cause = f"vLLM's CPU kernel of 4-bit weights computes in 16 bits, and serve.dtype={section.dtype} is float32 here."
@@ -46,4 +60,4 @@ def _check_packed(section: ServeSection, config: Mapping[str, Any], quantization
     odd = next((key for key in SIZES if (config.get(key) or 0) % MULTIPLE), None)
     if odd:
         cause = f"vLLM's CPU kernel of 4-bit weights needs multiples of {MULTIPLE}, and {odd}={config[odd]}."
-        raise UserError(cause, "Set serve.device=gpu, or quantize the model again: strata quantize --format w8a8-int8")
+        raise UserError(cause, OTHER_FORMAT)
