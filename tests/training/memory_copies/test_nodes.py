@@ -55,7 +55,8 @@ class Nodes:
 
 
 @pytest.fixture
-def nodes(tmp_path: Path) -> Iterator[Nodes]:
+def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # the user may have a token, which this cluster does not use
     cluster = Nodes(tmp_path / "memory")
     cluster.add("first")
     cluster.add("second")
@@ -79,6 +80,7 @@ def test_run_continues_from_memory_after_the_loss_of_a_node(
     monkeypatch.setenv(folders.ROOT, str(nodes.memory("first")))  # the driver is on the first node
     process = strata_process(home, "train", "--run", disturbed.name, *settings, address=nodes.address)
     wait_until(lambda: records.last_step(disturbed.metrics) >= 20 or process.poll() is not None, timeout=500)
+    assert process.poll() is None, process.communicate()[0]
     for name in ("first", "second"):
         assert copies_in(nodes.memory(name)) == {"00000", "00001"}, "each node has its own copy and the other's"
     nodes.lose("second")
