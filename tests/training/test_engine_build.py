@@ -31,6 +31,7 @@ class Built:
         patch.setattr(deepspeed, "initialize", record("initialize", ("the engine", None)))
         patch.setattr(torch, "set_num_threads", record("threads"))
         patch.setattr(torch, "set_float32_matmul_precision", record("matmul"))
+        patch.setattr(engine.optimizer_state, "undo_first_step", record("first step"))
         patch.setattr(engine.clipping, "correct", record("clipping"))
         patch.setattr(engine.gradient_accumulation, "attach", record("accumulation"))
         patch.setattr(engine.data, "attach", record("reduction"))
@@ -54,6 +55,7 @@ def test_plain_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert engine.os.environ["DS_ACCELERATOR"] == "cpu"
     assert built.calls["threads"][0] == (3,) and built.calls["matmul"][0] == ("high",)
     assert built.calls["clipping"][0] == ("the engine", built.recipe.parallel)
+    assert built.calls["first step"][0] == ("the engine",)
     assert built.named["config"]["gradient_accumulation_steps"] == 12
     extras = {"reduction", "balance", "groups", "sequence", "reduced", "compiled Layer", "compiled Head"}
     assert not extras & built.calls.keys()
