@@ -15,8 +15,9 @@ from strata.serving.bench.clients import load
 from strata.serving.bench.clients.workloads import Request
 from strata.serving.chaos.client import fresh_connections
 from strata.serving.gateway.keys import FILE
-from strata.serving.runtime import app
+from strata.serving.runtime.deployments import gateways
 from strata.serving.runtime.endpoint import Endpoint
+from strata.serving.runtime.gateway_replica import GatewayReplica
 from strata.serving.spec import GatewaySpec, Network
 
 HERE = "http://127.0.0.1:8000"
@@ -107,7 +108,7 @@ def test_no_header_is_sent_without_keys() -> None:
 
 def test_gateways_receive_the_path_of_the_key_file(keys: Path) -> None:
     spec = GatewaySpec("m", ("m",), "127.0.0.1", 8000, 1, 1, 8, 8, False, Network("127.0.0.1", bytes(32)), keys_file=str(keys))
-    assert app.gateways(spec, 1).ray_actor_options["runtime_env"] == {"env_vars": {FILE: str(keys)}}
+    assert gateways(GatewayReplica, spec, 1).ray_actor_options["runtime_env"] == {"env_vars": {FILE: str(keys)}}
 
 
 def test_printed_commands_do_not_contain_the_key(keys: Path, capsys: pytest.CaptureFixture[str]) -> None:

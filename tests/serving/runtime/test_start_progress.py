@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from strata.platform.errors import UserError
-from strata.serving.runtime import start_progress
+from strata.serving.runtime.start import progress as start_progress
 from strata.serving.runtime.start.progress import StartProgress, last_lines
 
 
