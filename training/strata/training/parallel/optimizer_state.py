@@ -131,8 +131,11 @@ def load(
 def undo_first_step(engine: Any) -> None:
     """Undoes the step by which DeepSpeed creates the state of bf16 training without ZeRO. It decays the weights, and Adam counts
     it, so a run would not be the same after a load, which sets the number of real steps."""
-    masters = _masters(engine.optimizer)
-    for parameter, master in masters.items():
+    from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
+
+    if not isinstance(engine.optimizer, FP16_UnfusedOptimizer):
+        return
+    for parameter, master in _masters(engine.optimizer).items():
         master.copy_(parameter)
         _moments(_torch_optimizer(engine), master)["step"].zero_()
 
