@@ -436,6 +436,8 @@ class Worker:
         if self._replicas:
             self._replicas.begin(step)
         loss = self._steps.train(batches, len(mine))
+        if self._replicas:
+            self._replicas.compare()
         self._loss = float(loss) if section.on_spike else 0.0
         if section.flow:
             self.engine.average.update(step)

@@ -116,7 +116,7 @@ class Comparison:
         self._handles: list[Any] = []
         self._armed, self._node = False, ray_node.here()
         self._before: dict[int, float] = {}
-        engine.basic_optimizer.register_step_pre_hook(lambda *_: self._compare())
+        engine.basic_optimizer.register_step_pre_hook(lambda *_: self.compare())
 
     def begin(self, step: int) -> None:
         """Called before the forward pass of a step, by all ranks."""
@@ -127,8 +127,9 @@ class Comparison:
     def _add(self, gradient: Tensor) -> None:
         self._squares.append(gradient.detach().float().square().sum())
 
-    def _compare(self) -> None:
-        """Runs before the optimizer's first update of a step: ZeRO updates its groups one by one."""
+    def compare(self) -> None:
+        """Runs before the optimizer's first update of a step: ZeRO updates its groups one by one. The loop calls it after the
+        step, as DeepSpeed omits the optimizer if the norm of all gradients is not finite."""
         if not self._armed:
             return
         self._armed = False
