@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from strata.training.checkpoint.format import Origin
 from strata.training.memory_copies.copy_file import CopyFile, checksum
@@ -22,6 +23,7 @@ from strata.training.metrics.records import Record
 from strata.training.parallel.optimizer_state import Fragment
 
 WAIT_S = 600.0
+PORTION = 8 << 20  # values of a transfer, 32 MiB
 Send = Callable[[CopyFile], None]
 
 
@@ -134,10 +136,26 @@ class Copier:
         assert ready
         with torch.cuda.stream(self._stream):
             self._stream.wait_event(ready)
-            for into, value in zip(file.values, values, strict=True):
-                into.copy_(value, non_blocking=True)
-            sums = [value.view(torch.int32).sum() for value in values]  # of the source: a transfer error is detected too
-            return int(torch.stack(sums).sum().item()) % 2**32  # waits for this stream only
+            # Of the source: a transfer error is detected too. 64-bit sums would take four times as long.
+            sums = [value.view(torch.int32).sum(dtype=torch.int32) for value in values]
+            _transfer(values, file.values)
+            return int(torch.stack(sums).sum(dtype=torch.int32).item()) % 2**32  # waits for this stream only
+
+
+def _transfer(values: list[Tensor], into: list[Tensor]) -> None:
+    """Queues transfers to the host, two portions at a time. A GPU serves them in order, so a small read of the step that runs
+    meanwhile, such as the number of its targets, would wait behind all that is queued, and the GPU with it."""
+    before, queued = None, 0
+    for value, target in zip(values, into, strict=True):
+        for source, place in zip(torch.split(value, PORTION), torch.split(target, PORTION), strict=True):
+            place.copy_(source, non_blocking=True)
+            queued += source.numel()
+            if queued >= PORTION:
+                portion = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+                portion.record()
+                if before:
+                    before.synchronize()
+                before, queued = portion, 0
 
 
 def _pin(file: CopyFile) -> None:
