@@ -122,6 +122,20 @@ def test_address_without_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
         pass
 
 
+# Imported by every Python process. The agents of a node start as slowly as on a very busy machine.
+SLOW_AGENTS = """
+import sys, time
+if any(word.endswith(("dashboard/agent.py", "agent/main.py")) for word in sys.orig_argv):
+    time.sleep(25)
+"""
+
+
+def test_slow_agents_do_not_end_a_cluster(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SLOW_AGENTS)
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    assert drive(PYTHONPATH=path)[0] == 49
+
+
 # Also in its own process: it kills the GCS of the cluster that it started.
 KILL_GCS = """
 import json, os, signal, time, ray

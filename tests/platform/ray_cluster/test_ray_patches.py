@@ -5,6 +5,7 @@ A failure after an upgrade of Ray names the patch to update or to delete. No clu
 
 import inspect
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import ray._private.worker as worker
 from ray._private import process_watcher, ray_constants
 from ray._private.node import Node
 
-from strata.platform.ray_patches import fewer_processes, loopback_address, raylet_log_lines, registration_timeout
+from strata.platform.ray_patches import agent_ports, fewer_processes, loopback_address, raylet_log_lines, registration_timeout
 
 
 def source(thing: Any) -> str:
@@ -53,6 +54,42 @@ def test_ray_still_has_a_constant_registration_timeout() -> None:
     )
     assert "ray._private.services.get_node(" in start and "except RuntimeError" in start, (
         "Node.__init__ no longer retries services.get_node on RuntimeError: registration_timeout.py has no effect. Update it."
+    )
+
+
+def test_agents_get_different_ports_and_the_raylet_knows_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    started: list[dict[str, Any]] = []
+
+    def start_raylet(
+        node_id: str,
+        session_dir: str,
+        metrics_agent_port: int,
+        metrics_export_port: int,
+        dashboard_agent_listen_port: int,
+        runtime_env_agent_port: int,
+    ) -> None:
+        started.append(dict(locals()))
+
+    monkeypatch.setattr(services, "start_raylet", start_raylet)
+    given = dict.fromkeys(agent_ports.PORTS, 0) | {"metrics_export_port": 8080}
+    with agent_ports.chosen():
+        services.start_raylet("node", str(tmp_path), **given)
+    assert services.start_raylet is start_raylet
+    ports = [started[0][name] for name in agent_ports.PORTS]
+    assert len(set(ports)) == 4 and 8080 in ports and all(port == 8080 or port in agent_ports.RANGE for port in ports)
+    (written,) = (path.read_text() for path in tmp_path.iterdir())
+    assert int(written) == started[0]["dashboard_agent_listen_port"]
+
+
+def test_ray_still_starts_its_raylet_with_these_ports() -> None:
+    assert "process_info = ray._private.services.start_raylet(" in source(Node.start_raylet), (
+        "Ray starts its raylet another way: agent_ports.py has no effect. Update it."
+    )
+    parameters = inspect.signature(services.start_raylet).parameters
+    assert {*agent_ports.PORTS, "session_dir", "node_id"} <= set(parameters), "Update agent_ports.py."
+    start = source(services.start_raylet)
+    assert "dashboard_agent_listen_port" not in start[start.index("RAYLET_EXECUTABLE,") :], (
+        "Ray gives its raylet the port of the dashboard's agent: delete the file that agent_ports.py writes."
     )
 
 

@@ -12,7 +12,7 @@ import psutil
 from strata.platform.errors import UserError
 from strata.platform.processes import environment
 from strata.platform.ray_cluster import gcs, watch
-from strata.platform.ray_patches import fewer_processes, loopback_address, raylet_log_lines, registration_timeout
+from strata.platform.ray_patches import agent_ports, fewer_processes, loopback_address, raylet_log_lines, registration_timeout
 
 LOOPBACK = "127.0.0.1"
 START_TRIES = 2
@@ -38,7 +38,7 @@ def _start(cpus: int | None, dashboard: bool, stores: ExitStack) -> Any:
         before = set(psutil.Process().children(recursive=True))
         store = stores.enter_context(gcs.store(TEMP_DIR))  # a new one per try: a failed start leaves an unusable store
         try:
-            with registration_timeout.extended(), nullcontext() if dashboard else fewer_processes.skipped():
+            with registration_timeout.extended(), agent_ports.chosen(), nullcontext() if dashboard else fewer_processes.skipped():
                 return ray.init(**_options(cpus, dashboard), _system_config=store)
         except OSError:
             raise
