@@ -22,7 +22,7 @@ RANGE = range(20000, 32768)  # below the ports that Linux assigns, so no other p
 def chosen() -> Iterator[None]:
     """Applies to clusters started in this block."""
     import ray._private.services as services
-    from ray._raylet import DASHBOARD_AGENT_LISTEN_PORT_NAME, persist_port
+    from ray._raylet import DASHBOARD_AGENT_LISTEN_PORT_NAME, persist_port  # type: ignore[attr-defined]
 
     start_raylet = services.start_raylet
     signature = inspect.signature(start_raylet)
