@@ -29,11 +29,11 @@ EXACT = {
     "cfg2xring2": PictureLayout(cfg=2, ring=2),
 }
 ALL = ["own", "sd3", "flux", "pixart", "dit"]
-COMMON = {("own", "usp2x2"), ("sd3", "usp2x2"), ("flux", "usp2x2"), ("pixart", "usp2x2"), ("dit", "usp2x2")} | {
-    *(("sd3", name) for name in EXACT),
+COMMON = {
+    ("own", "usp2x2"),
+    ("sd3", "usp2x2"),
     ("flux", "ring4"),
     ("flux", "ulysses4"),
-    ("flux", "cfg2"),
     ("pixart", "cfg2xring2"),
     ("dit", "cfg2xulysses2"),
 }

@@ -28,14 +28,11 @@ STEPS, MORE = 4, 3
 SHAPE = ("model.layers=4", "model.kv_heads=4", "train.batch=8", "train.micro_batch=2", "train.steps=40")
 MIXTURE = "model.moe.experts=4 model.moe.top_k=2 train.lr=1e-3"
 LORA = "train.lora.rank=4 train.lora.dropout=0.1"
-ALWAYS = {
+ALWAYS = {"ZeRO-1, bf16": "workers=2 zero=1 train.precision=bf16", "pipeline": "workers=2 pipeline=2 zero=0"}
+ROTATED = {
     "ZeRO-0": "workers=2 zero=0",
-    "ZeRO-1, bf16": "workers=2 zero=1 train.precision=bf16",
     "ZeRO-0, bf16": "workers=2 zero=0 train.precision=bf16",
     "ZeRO-3": "workers=2 zero=3",
-    "pipeline": "workers=2 pipeline=2 zero=0",
-}
-ROTATED = {
     "ZeRO-2, offloaded optimizer": "workers=2 zero=2 offload=optimizer",
     "ZeRO-3, offloaded parameters": "workers=2 zero=3 offload=all",
     "data x tensor": "workers=4 tensor=2 zero=1",

@@ -112,7 +112,7 @@ def cases() -> list[Any]:
     found += [("ipo", "data", False), ("simpo", "sequence", False), ("orpo", "tensor x pipeline", False)]
     found += [("kto", name, False) for name in ("data", "ZeRO-1", "tensor", "pipeline", "DualPipeV", "tensor x pipeline")]
     found += [("kto", "ZeRO-3", True), ("kto on pairs", "sequence", False)]
-    always = (("dpo", "tensor", False), ("dpo", "sequence", False), ("kto", "pipeline", False))
+    always = (("dpo", "tensor", False), ("kto", "pipeline", False))
     params = []
     for loss, name, lora in found:
         label = f"{loss}, {name}{', LoRA' if lora else ''}"
