@@ -129,6 +129,7 @@ FOLDERS = {
     "training.exclusion": {"elastic", "watchdog"},
     "training.preferences": {"data"},
     "training.checkpoint": {"data", "diffusion", "metrics", "model", "parallel", "schedule"},
+    "training.distillation": {"checkpoint", "model", "quantization"},
     "training.memory_copies": {"checkpoint", "metrics", "parallel"},
     "training.evaluation": {"checkpoint", "data", "metrics"},
     "training.deployment": {"checkpoint"},

@@ -11,6 +11,7 @@ from strata.platform.recipe_file import RecipeError
     "name",
     [
         "laptop",
+        "laptop-draft",
         "laptop-moe",
         "laptop-zero3",
         "laptop-offload",

@@ -148,6 +148,10 @@ def test_bounds(key: str, accepted: list[float], rejected: list[float]) -> None:
         ({"data.sets": [{"path": "/x", "weight": float("inf")}]}, False),
         ({"data.sets": [{"path": "/x", "weight": 1}, {"path": "/y", "weight": 9999}]}, True),
         ({"data.sets": [{"path": "/x", "weight": 1}, {"path": "/y", "weight": 10001}]}, False),
+        # One objective.
+        ({"train.distill": "/x", "train.preference": {}}, False),
+        ({"train.distill": "/x"}, True),
+        ({"train.distill": 5}, False),
         # Warm-up ends before the run.
         ({"train.warmup": 99}, True),
         ({"train.warmup": 100}, False),
@@ -374,6 +378,7 @@ def test_defaults() -> None:
             "watchdog": {"hang_s": 20.0, "straggler": 1.5, "replace_stragglers": False, "check_every": 50},
             "on_spike": None,
             "preference": None,
+            "distill": None,
             "flow": None,
         },
         "parallel": {

@@ -22,6 +22,7 @@ from strata.platform import layout_rules
 from strata.platform.errors import UserError
 from strata.platform.hardware.specs import Fabric, Gpu
 from strata.platform.layout_rules import Division, ModelSizes
+from strata.platform.model_families import imported
 from strata.platform.recipe import (
     ModelSection,
     MoESection,
@@ -197,7 +198,15 @@ def planned_peak(recipe: Recipe) -> float:
     shape, layout, sequence = from_recipe(recipe)
     tuning = tuning_of(recipe.model, recipe.train)
     keeping = replace(keeping_of(program(program_of(recipe.train))), cpu=recipe.parallel.device == "cpu", tuning=tuning)
-    return peak_bytes(shape, layout, keeping, sequence)
+    return peak_bytes(shape, layout, keeping, sequence) + teacher_bytes(recipe)
+
+
+def teacher_bytes(recipe: Recipe) -> float:
+    """Bytes of the teacher's weights in a distillation, whole on each worker that has an output layer."""
+    if recipe.train.distill is None:
+        return 0.0
+    section = imported.teacher(recipe.train.distill, recipe.model.context)
+    return library.from_recipe(section, "the teacher").parameters() * (2.0 if recipe.train.precision == "bf16" else 4.0)
 
 
 def planned_seconds(recipe: Recipe, gpu: Gpu, fabric: Fabric) -> float:

@@ -57,12 +57,18 @@ def changes(overrides: Sequence[str], section: str) -> dict[str, Any]:
 
 
 def check(tree: dict[str, Any], source: str) -> Recipe:
-    """Validates a recipe. A model to import is looked up, unless that was done before: a run's own recipe needs no such model."""
+    """Validates a recipe. A model to import and a teacher are looked up, unless that was done before: a run's own recipe needs
+    neither."""
     model = tree.get("model")
     if _imports(model) and model.get("family") is None:
         from strata.platform.model_families.imported import resolve
 
         tree = tree | {"model": resolve(model)}
+    train = tree.get("train")
+    if isinstance(train, dict) and isinstance(teacher := train.get("distill"), str) and not Path(teacher).is_absolute():
+        from strata.platform.model_families import source as sources
+
+        tree = tree | {"train": train | {"distill": str(sources.local(teacher, "train.distill") or teacher)}}
     try:
         return Recipe.model_validate(tree)
     except ValidationError as error:

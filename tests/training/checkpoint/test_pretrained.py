@@ -243,14 +243,14 @@ def test_nothing_is_copied_from_an_incomplete_folder(tmp_path: Path) -> None:
 
 def test_changed_weights_are_noticed_and_a_copy_is_not(tmp_path: Path) -> None:
     folder, record = save(ROWS["llama"], tmp_path / "model"), tmp_path / "run" / "base_weights"
-    require_unchanged(folder, record, "r")
+    require_unchanged(folder, record, "r", "it needs those")
     shutil.copytree(folder, tmp_path / "copy", copy_function=shutil.copyfile)  # with other times
-    require_unchanged(tmp_path / "copy", record, "r")
+    require_unchanged(tmp_path / "copy", record, "r", "it needs those")
     tensors = load_file(folder / "model.safetensors")
     save_file({name: tensor * 1.001 for name, tensor in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(UserError, match="are not those that run 'r' began with"):
-        require_unchanged(folder, record, "r")
-    require_unchanged(tmp_path / "copy", record, "r")
+        require_unchanged(folder, record, "r", "it needs those")
+    require_unchanged(tmp_path / "copy", record, "r", "it needs those")
 
 
 @pytest.mark.parametrize("size", [0, 1, 2**16, 2**16 + 1, 65 * 2**16])

@@ -4,7 +4,7 @@ Of Strata it uses the model and the checkpoint format. Schedule, data order, opt
 code of their own, so an error in any of them makes the layouts differ from the reference.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,8 +29,11 @@ class Reference:
     after: dict[str, Tensor]
 
 
-def train_plainly(recipe: Recipe, tokens: Path, steps: int, more: int, save: Path) -> Reference:
-    """Trains for `steps` + `more` steps. `after` and the checkpoint in `save` are the state after `steps`."""
+def train_plainly(
+    recipe: Recipe, tokens: Path, steps: int, more: int, save: Path, teacher: Callable[[Tensor], Tensor] | None = None
+) -> Reference:
+    """Trains for `steps` + `more` steps. `after` and the checkpoint in `save` are the state after `steps`. The targets are the
+    probabilities that a teacher gives for tokens [b, t], or the text's next tokens."""
     section, train = recipe.model, recipe.train
     torch.set_float32_matmul_precision(train.matmul)
     windows = all_windows(tokens, "train", section.context)
@@ -64,7 +67,8 @@ def train_plainly(recipe: Recipe, tokens: Path, steps: int, more: int, save: Pat
             group["lr"] = rate * group["ratio"]
         batch_bt = torch.tensor([windows[at] for at in scheduled_windows(step, train.batch, len(windows), train.seed)])
         logits_of_routers.clear()
-        loss = F.cross_entropy(model(batch_bt[:, :-1]).flatten(0, 1), batch_bt[:, 1:].flatten())
+        targets = batch_bt[:, 1:] if teacher is None else teacher(batch_bt[:, :-1])
+        loss = F.cross_entropy(model(batch_bt[:, :-1]).flatten(0, 1), targets.flatten(0, 1))
         losses.append(loss.item())
         if section.moe:
             balances = [balance_loss(logits, section.moe.top_k) for logits in logits_of_routers]

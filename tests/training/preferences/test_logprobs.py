@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from strata.training import chunked_logits
 from strata.training.preferences import logprobs
 from strata.training.preferences.logprobs import document_logprobs
 
@@ -20,7 +21,7 @@ VOCABULARY, WIDTH = 7, 3
 @pytest.fixture(params=[1, 3, 1000])
 def chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """Tokens per chunk in fp64: single tokens, a last chunk that is smaller, one chunk."""
-    monkeypatch.setitem(logprobs.LOGIT_BYTES, "cpu", VOCABULARY * 8 * request.param)
+    monkeypatch.setitem(chunked_logits.LOGIT_BYTES, "cpu", VOCABULARY * 8 * request.param)
     yield request.param
 
 
@@ -74,7 +75,7 @@ def test_gradients(chunk: int, softcap: float | None) -> None:
 @pytest.mark.parametrize("softcap", [None, 5.0])
 def test_single_precision(monkeypatch: pytest.MonkeyPatch, softcap: float | None) -> None:
     """A document of 300 tokens, a vocabulary of 200 and 16 chunks, against fp64."""
-    monkeypatch.setitem(logprobs.LOGIT_BYTES, "cpu", 200 * 4 * 40)
+    monkeypatch.setitem(chunked_logits.LOGIT_BYTES, "cpu", 200 * 4 * 40)
     generator = torch.Generator().manual_seed(5)
     x_nd, weight_vd = (torch.randn(n, 64, generator=generator) / 4 for n in (600, 200))
     targets_n = torch.randint(0, 200, (600,), generator=generator)
@@ -94,7 +95,7 @@ def test_single_precision(monkeypatch: pytest.MonkeyPatch, softcap: float | None
 
 def test_half_precision_sums_in_single(monkeypatch: pytest.MonkeyPatch) -> None:
     """The weight's gradient is a sum over chunks: in bf16, single tokens would vanish in it."""
-    monkeypatch.setitem(logprobs.LOGIT_BYTES, "cpu", 4 * 4)
+    monkeypatch.setitem(chunked_logits.LOGIT_BYTES, "cpu", 4 * 4)
     x_nd = torch.ones(1024, 2, dtype=torch.bfloat16)
     weight_vd = torch.zeros(4, 2, dtype=torch.bfloat16, requires_grad=True)
     targets_n, document_n = torch.zeros(1024, dtype=torch.int64), torch.zeros(1024, dtype=torch.int64)
@@ -125,15 +126,15 @@ def test_uncounted_tokens_may_belong_to_no_document() -> None:
 
 
 def test_logits_of_all_tokens_are_never_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(logprobs.LOGIT_BYTES, "cpu", VOCABULARY * 8 * 4)
+    monkeypatch.setitem(chunked_logits.LOGIT_BYTES, "cpu", VOCABULARY * 8 * 4)
     sizes = []
-    logits = logprobs._logits
+    logits = logprobs.logits_of
 
     def counted(x_nd: Tensor, weight_vd: Tensor, softcap: float | None) -> Tensor:
         sizes.append(len(x_nd))
         return logits(x_nd, weight_vd, softcap)
 
-    monkeypatch.setattr(logprobs, "_logits", counted)
+    monkeypatch.setattr(logprobs, "logits_of", counted)
     x_nd, *others = inputs()
     document_logprobs(x_nd.requires_grad_(), *others, 5)[0].sum().backward()
     assert sizes == [4, 3, 4, 3]  # seven counted tokens, forward and backward

@@ -49,6 +49,15 @@ class Batch:
     count: float
     answers: Answers | None = None
     pictures: Pictures | None = None
+    distilled: bool = False
+
+    def loss_inputs(self, tokens: slice = slice(None)) -> tuple[Tensor, ...]:
+        """Arguments of an objective's loss over some tokens of each row. A teacher takes whole rows."""
+        if self.answers:
+            return self.answers.tensors(tokens)
+        if self.distilled:
+            return (self.tokens_bt,) if self.positions_bt is None else (self.tokens_bt, self.positions_bt)
+        return ()
 
 
 def on_device(values: np.ndarray[Any, Any], device: torch.device) -> Tensor:

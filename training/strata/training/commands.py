@@ -147,6 +147,8 @@ def _print_summary(summary: "Summary", console: Console) -> None:
         verdict = _against_bigram(summary.val_loss, summary.bigram)
         perplexity = f" (perplexity {summary.perplexity:.4g})" if summary.perplexity is not None else ""
         console.print(f"step {summary.step}: validation loss {summary.val_loss:.3f}{perplexity}{verdict}")
+    if summary.agreement is not None:
+        console.print(f"greedy choice of the teacher on {summary.agreement:.1%} of held-out tokens")
     if summary.pictures and summary.pictures.verdict:
         console.print(summary.pictures.verdict)
     if summary.pictures and summary.pictures.grid:
@@ -155,4 +157,6 @@ def _print_summary(summary: "Summary", console: Console) -> None:
         console.print(f"interrupted; continue with: strata train --resume {summary.run.name}")
     else:
         seconds = time.time() - psutil.Process().create_time()
+        if summary.agreement is not None:
+            console.print(f"tokens per step as a draft model: strata eval draft {summary.run.name}")
         console.print(f"exported to {summary.export} after {seconds:.0f} s; serve it with: strata serve --run {summary.run.name}")

@@ -51,6 +51,7 @@ class Summary:
     bigram: float | None  # the validation loss of a bigram model, the bar to beat; None for fine-tuning
     export: Path | None  # folder in Hugging Face's format; None for a run that was interrupted
     pictures: DrawnPictures | None = None  # of a picture model
+    agreement: float | None = None  # of a distilled model: share of held-out tokens whose greedy choice is the teacher's
 
 
 def start(recipe: Recipe, name: str | None, stem: str, console: Console) -> Summary:
@@ -158,7 +159,8 @@ def _train(job: Job, bigram: float | None, interrupts: Interrupts, console: Cons
     perplexity = records.perplexity(evaluated) if evaluated else None
     layout = history[-1].get("layout", "") if history else ""
     run.write_state(State("interrupted" if stopped else "finished", step, steps, loss, val_loss, saved=step, layout=layout))
-    return Summary(run, step, val_loss, perplexity, bigram, export, _drawn(job, export, console))
+    agreement = evaluated.get("distillation", {}).get("agreement") if evaluated else None
+    return Summary(run, step, val_loss, perplexity, bigram, export, _drawn(job, export, console), agreement)
 
 
 def _drawn(job: Job, export: Path | None, console: Console) -> DrawnPictures | None:

@@ -17,7 +17,9 @@ from strata.planner.memory.buffers import BUCKET
 from strata.platform.errors import UserError
 from strata.platform.recipe import ModelSection, ParallelSection, TrainSection
 from strata.training.diffusion.model import PictureModel
-from strata.training.layout import accumulation, place
+from strata.training.distillation.objective import DistillationObjective
+from strata.training.distillation.teacher import Teacher, section_of
+from strata.training.layout import accumulation, has_output, place
 from strata.training.model import balance, lora, projections
 from strata.training.model.llama import Head, Layer, Llama
 from strata.training.parallel import accumulation as gradient_accumulation
@@ -46,9 +48,11 @@ def build(model: ModelSection, train: TrainSection, parallel: ParallelSection) -
     deepspeed.init_distributed()  # uses torch's process group
     groups = None
     module: Any
+    here = place(dist.get_rank(), parallel)
     preference = PreferenceObjective(train.preference, None) if train.preference else None
+    distillation = DistillationObjective(here.sequence) if train.distill else None
     if parallel.pipeline > 1:
-        module = pipeline.build(model, train, parallel, preference)
+        module = pipeline.build(model, train, parallel, preference or distillation)
         if parallel.tensor > 1:
             tensor.split_stage(module, module.mpu().get_slice_parallel_group())
     else:
@@ -59,7 +63,7 @@ def build(model: ModelSection, train: TrainSection, parallel: ParallelSection) -
             if train.preference:
                 preference = PreferenceObjective(train.preference, groups.get_sequence_parallel_group())
         if isinstance(module, Llama):
-            module.lm_head.preference = preference
+            module.lm_head.objective = preference or distillation
     freeze(module, model, train, parallel)
     if parallel.zero < 3 and parallel.tensor == 1:
         lora.fuse(module)
@@ -87,6 +91,10 @@ def build(model: ModelSection, train: TrainSection, parallel: ParallelSection) -
     )
     if preference:
         engine.preference = preference
+    if distillation:
+        engine.distillation = distillation
+        if has_output(here, parallel):
+            distillation.teacher = Teacher(section_of(model, train), train, engine.device)
     if parallel.zero == 3 and train.lora and train.lora.dora:
         magnitudes.gather_with_projections(module)
     optimizer_state.undo_first_step(engine)

@@ -32,6 +32,11 @@ def place(rank: int, parallel: ParallelSection) -> Place:
     return Place(stage, data, sequence, tensor)
 
 
+def has_output(here: Place, parallel: ParallelSection) -> bool:
+    """True if a rank has the output layer. DualPipeV's first rank has the first and the last layers."""
+    return here.stage == (0 if parallel.schedule == "dualpipev" else parallel.pipeline - 1)
+
+
 def accumulation(train: TrainSection, parallel: ParallelSection) -> int:
     """Micro-batches of one optimizer step on each data-parallel worker."""
     return train.batch // (parallel.data * train.micro_batch)

@@ -38,6 +38,7 @@ from strata.training.diffusion import progress as picture_progress
 from strata.training.diffusion.export import whole_model
 from strata.training.diffusion.progress import Grids, PicturePrompts
 from strata.training.diffusion.sampling import sample
+from strata.training.distillation import objective as distillation
 from strata.training.evaluation import samples
 from strata.training.evaluation.samples import NextTokens, Prompts
 from strata.training.exclusion import corruption
@@ -312,6 +313,8 @@ def _train(
             worker.pulse.enter("evaluation")
             with profiler.range("evaluation"):
                 record["val_loss"] = worker.evaluate()
+                if section.distill:
+                    record["distillation"] = worker.compared_with_teacher()
                 if worker.job.prompts:
                     record["samples"] = worker.continuations(worker.job.prompts)
                 if worker.job.pictures:
@@ -517,6 +520,12 @@ class Worker:
         self._watch.read()  # discards the evaluation's time, which is not part of the next step
         return float(total.item()) / self.world
 
+    def compared_with_teacher(self) -> dict[str, float]:
+        """Divergence from the teacher and agreement with it in the last evaluation, over all ranks."""
+        sums = self.engine.distillation.take_sums().to(self.engine.device)
+        dist.all_reduce(sums)
+        return distillation.means(sums)
+
     def continuations(self, prompts: Prompts) -> list[list[int]]:
         """Greedy continuations of prompts. All ranks generate them together. Ranks with the same weights may round differently,
         so the first of them decides on each token."""
@@ -655,7 +664,8 @@ class Worker:
                 if drawn := read.pictures:
                     arrays = (drawn.pixels, drawn.noise, drawn.times)
                     pictures = Pictures(*(on_device(array, torch.device(self.engine.device)) for array in arrays))
-            yield Batch(tokens, targets, positions, divisor, answers, pictures)
+            distilled = self.job.train.distill is not None
+            yield Batch(tokens, targets, positions, divisor, answers, pictures, distilled)
 
 
 def _not_finite(record: Record) -> UserError | None:

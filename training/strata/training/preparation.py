@@ -25,6 +25,7 @@ from strata.training.data.pictures import captions, draws
 from strata.training.data.pictures import prepare as pictures
 from strata.training.data.windows import Windows
 from strata.training.diffusion.progress import PicturePrompts
+from strata.training.distillation import requirements as teaching
 from strata.training.engine import is_frozen
 from strata.training.evaluation import sample_prompts
 from strata.training.evaluation.samples import Prompts
@@ -54,6 +55,8 @@ def prepare(run: Run, recipe: Recipe, console: Console) -> tuple[Job, float | No
     sample_prompts.require_supported(recipe)
     if recipe.model.picture:
         return _pictures(run, recipe, startup, console), None
+    if recipe.train.distill:
+        teaching.require_weights(recipe.model, recipe.train)
     if recipe.parallel.device == "cpu" and "RAY_ADDRESS" not in os.environ:
         require_memory(recipe.model, recipe.train, recipe.parallel)
     if recipe.model.family:
@@ -67,6 +70,8 @@ def prepare(run: Run, recipe: Recipe, console: Console) -> tuple[Job, float | No
         tokens, bigram = _corpus(run, recipe, console)
         mix, rows = (), len(Windows(tokens, "train", recipe.model.context))
     startup.done("corpus")
+    if recipe.train.distill:
+        teaching.require_same_tokens(run, recipe)
     train, phases = with_epochs(recipe.train, rows), tuple(startup.phases.items())
     prompts = _sample_prompts(run, recipe)
     return Job(run.path, tokens, recipe.model, train, recipe.parallel, mix=mix, phases=phases, prompts=prompts), bigram
@@ -137,7 +142,8 @@ def _import(run: Run, recipe: Recipe) -> None:
     if partial or not (base / pretrained.TENSORS).is_file():
         folder = pretrained.prepare(recipe.model, base)
         if partial:
-            pretrained.require_unchanged(folder, run.path / BASE_WEIGHTS, run.name)
+            reason = "its checkpoints are only a part of a model"
+            pretrained.require_unchanged(folder, run.path / BASE_WEIGHTS, run.name, reason)
     if recipe.data.chat_template:
         try:
             write_atomic(base / CHAT_TEMPLATE, recipe.data.chat_template.read_bytes())

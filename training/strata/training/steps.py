@@ -72,10 +72,10 @@ class Whole:
             positions, bounds = batch.positions_bt[:, self._slice], document_bounds(batch.positions_bt)
         tokens_bt, targets_bt = batch.tokens_bt[:, self._slice], batch.targets_bt[:, self._slice]
         # As separate arguments: DeepSpeed compares them between tensor-parallel ranks, and cannot compare tuples.
-        answers = batch.answers.tensors(self._slice) if batch.answers else ()
+        more = batch.loss_inputs(self._slice)
         # A tensor: torch.compile would make a changing number a constant of the graph, or compute with it on the CPU.
         count = torch.full((), batch.count, device=self._engine.device)
-        loss: Tensor = self._engine(tokens_bt, positions, targets_bt, count, bounds, *answers)
+        loss: Tensor = self._engine(tokens_bt, positions, targets_bt, count, bounds, *more)
         return loss
 
 
@@ -143,8 +143,7 @@ def stage_inputs(batches: Batches) -> Iterator[tuple[Any, tuple[Tensor, ...]]]:
     for batch in batches:
         tokens_bt, positions_bt = batch.tokens_bt, batch.positions_bt
         inputs = tokens_bt if positions_bt is None else (tokens_bt, positions_bt)
-        answers = batch.answers.tensors() if batch.answers else ()
-        yield inputs, (batch.targets_bt, torch.tensor(batch.count, device=tokens_bt.device), *answers)
+        yield inputs, (batch.targets_bt, torch.tensor(batch.count, device=tokens_bt.device), *batch.loss_inputs())
 
 
 def _timed(watch: Stopwatch, phase: str, run: Callable[..., None], engine: Any, /, **kwargs: Any) -> None:

@@ -39,8 +39,9 @@ def refuse(recipe: Recipe, parts: Collection[str]) -> None:
     given = recipe.deploy.model
     if "serve" in parts and given is not None and not (_reachable(given) or source.RUN.fullmatch(given)):
         raise UserError(f"deploy.model={given} is not visible to pods.", _fix("deploy.model"))
-    if "train" in parts and recipe.model.source is not None and not _reachable(recipe.model.source):
-        raise UserError(f"model.from={recipe.model.source} is on this machine and not visible to pods.", _fix("model.from"))
+    for key, trained in (("model.from", recipe.model.source), ("train.distill", recipe.train.distill)):
+        if "train" in parts and trained is not None and not _reachable(trained):
+            raise UserError(f"{key}={trained} is on this machine and not visible to pods.", _fix(key))
 
 
 def _fix(key: str) -> str:

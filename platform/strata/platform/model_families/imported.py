@@ -4,6 +4,7 @@ from typing import Any
 
 from strata.platform.errors import UserError, shown
 from strata.platform.model_families import registry, source
+from strata.platform.recipe import ModelSection
 
 Tree = dict[str, Any]
 
@@ -29,3 +30,9 @@ def resolve(model: Tree) -> Tree:
     if section["moe"] is not None and isinstance(moe := model.get("moe"), dict) and "balance" in moe:
         section["moe"] |= {"balance": moe["balance"]}
     return {"from": where, "family": family.name, "context": context} | section
+
+
+def teacher(distill: str, context: int) -> ModelSection:
+    """Section of the model in `train.distill`, for rows of `context` tokens. Refuses a model whose own context is shorter."""
+    source.local(distill, "train.distill")  # its errors name the key
+    return ModelSection(**resolve({"from": distill, "context": context}))

@@ -14,8 +14,9 @@ ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 MOST_CONFIG = 2**24  # bytes
 
 
-def local(source: str) -> Path | None:
-    """Absolute path of a source that is a folder, or a run with an export; None for a URI or an id."""
+def local(source: str, key: str = "model.from") -> Path | None:
+    """Absolute path of a source that is a folder, or a run with an export; None for a URI or an id. `key` is the
+    recipe's key that has it."""
     if bucket.is_uri(source):
         return None
     try:
@@ -30,9 +31,9 @@ def local(source: str) -> Path | None:
     if RUN.fullmatch(source) and run.is_dir():
         if (run / "export" / "config.json").is_file():
             return (run / "export").resolve()
-        raise UserError(f"model.from={source} is a run without an export.", f"Write it: strata export {source}")
+        raise UserError(f"{key}={source} is a run without an export.", f"Write it: strata export {source}")
     fix = "Give a model's folder, a run's name, a URI such as gs://bucket/model, or an id on Hugging Face."
-    raise UserError(f"model.from={shown(source, 200)} is neither a folder nor a run.", fix)
+    raise UserError(f"{key}={shown(source, 200)} is neither a folder nor a run.", fix)
 
 
 def read_config(source: str) -> dict[str, Any]:

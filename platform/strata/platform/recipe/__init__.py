@@ -103,7 +103,7 @@ class Recipe(Section):
             return self
         if train.flow is None:
             raise ValueError("model.picture needs train.flow: {} for its defaults")
-        for key in ("lora", "preference", "samples"):
+        for key in ("lora", "preference", "samples", "distill"):
             if getattr(train, key) is not None:
                 raise ValueError(f"train.{key} is for language models, and model.picture is set: remove one")
         if train.freeze:

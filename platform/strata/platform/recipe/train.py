@@ -156,10 +156,21 @@ class TrainSection(Section):
     preference: PreferenceSection | None = Field(
         None, description="preference optimization of a model on pairs of answers or labelled answers; unset: next-token loss"
     )
+    distill: str | None = Field(
+        None,
+        description="run, folder or Hugging Face id of a teacher with the same tokenizer, whose next-token distribution the model"
+        " learns; unset: it learns from the text alone",
+    )
     flow: FlowSection | None = Field(None, description="flow matching of a picture model (model.picture); unset: next-token loss")
 
     @model_validator(mode="after")
     def warmup_ends(self) -> Self:
         if self.steps and self.warmup >= self.steps:
             raise ValueError(f"warmup={self.warmup} must be below steps={self.steps}")
+        return self
+
+    @model_validator(mode="after")
+    def one_objective(self) -> Self:
+        if self.distill is not None and self.preference is not None:
+            raise ValueError("distill and preference are two objectives: remove one")
         return self

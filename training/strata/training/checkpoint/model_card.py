@@ -26,6 +26,7 @@ LOSS_ROWS = 10
 LEFT_OUT = {
     *("checkpoints", "checkpoint_every", "checkpoint_upload", "keep", "keep_best", "max_failures", "trackers", "time_budget_s"),
     *("eval_every", "samples", "compile", "kernels", "recompute"),
+    "distill",  # a path, whose name is in the introduction
 }
 
 
@@ -88,6 +89,7 @@ def _introduction(recipe: Recipe) -> str:
     lora, preference = recipe.train.lora, recipe.train.preference
     how = f" with adapters of rank {lora.rank} ({_kind(lora)}), merged into the weights," if lora else ""
     how += f" by preference optimization ({preference.loss})" if preference else ""
+    how += f" by distillation of {_start(recipe.train.distill)}" if recipe.train.distill else ""
     return f"A language model trained from {_start(recipe.model.source)}{how} with Strata."
 
 
@@ -185,6 +187,7 @@ def _losses(history: Sequence[Record], recipe: Recipe) -> str:
         rows.append(("best validation", *_row(min(evaluated, key=lambda record: record["val_loss"]))))
     preference = recipe.train.preference
     unit = f"Losses of preference optimization ({preference.loss})." if preference else "Nats per token."
+    unit += " The training loss is the cross entropy with the teacher's distribution." if recipe.train.distill else ""
     return f"{unit}\n\n" + _table(("", "step", "training loss", "validation loss", "perplexity"), rows)
 
 

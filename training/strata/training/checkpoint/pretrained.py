@@ -121,13 +121,11 @@ def prepare(section: ModelSection, base: Path) -> Path:
     return folder
 
 
-def require_unchanged(folder: Path, record: Path, run: str) -> None:
-    """Records the identity of the weights that a run trains a part of, and refuses others when it is resumed."""
+def require_unchanged(folder: Path, record: Path, run: str, reason: str) -> None:
+    """Records the identity of weights that a run needs but does not train, and refuses others when it is resumed."""
     found = weights_digest(folder)
     if record.is_file() and record.read_text() != found:
-        cause = (
-            f"The weights in {folder} are not those that run '{run}' began with, and its checkpoints are only a part of a model."
-        )
+        cause = f"The weights in {folder} are not those that run '{run}' began with, and {reason}."
         raise UserError(cause, "Restore the weights, or start a new run.")
     write_atomic(record, found)
 

@@ -76,6 +76,8 @@ def _details(record: Record) -> str:
     """Validation loss and perplexity, time by phase and peak memory: too long for the progress bar."""
     found = perplexity(record)
     parts = [f"  validation {record['val_loss']:.3f}" + (f" (perplexity {found:.4g})" if found is not None else "")]
+    if taught := record.get("distillation"):
+        parts.append(f"agrees with the teacher {taught['agreement']:.1%}")
     seconds = record.get("seconds", {})
     if total := sum(seconds.values()):
         parts.append(", ".join(f"{phase} {spent / total:.0%}" for phase, spent in seconds.items()))

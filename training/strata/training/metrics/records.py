@@ -43,6 +43,7 @@ class Record(TypedDict):
     resumed: NotRequired[dict[str, Any]]  # in the first record of restarted workers: step, source and seconds of the recovery
     plan: NotRequired[dict[str, Any]]
     preference: NotRequired[dict[str, float]]  # accuracy, rewards, margin and, for KTO, kl
+    distillation: NotRequired[dict[str, float]]  # kl and agreement with the teacher on held-out text, at evaluations
     pictures_per_s: NotRequired[float]  # in a run of a picture model
     drawn: NotRequired[list[Any]]  # pictures of captions; written as a grid instead, whose name is `picture`
     picture: NotRequired[str]

@@ -79,6 +79,7 @@ def values(record: Record) -> dict[str, float]:
     raw: dict[str, Any] = {name: record.get(name) for name in FORWARDED}
     raw["perplexity"] = perplexity(record)
     raw |= {f"preference/{name}": value for name, value in record.get("preference", {}).items()}
+    raw |= {f"distillation/{name}": value for name, value in record.get("distillation", {}).items()}
     if "peak_memory_bytes" in record:
         raw["peak_memory_gib"] = record["peak_memory_bytes"] / 2**30
     return {name: float(value) for name, value in raw.items() if value is not None and math.isfinite(value)}

@@ -86,8 +86,8 @@ class Decoder(nn.Module):
         return y_btd
 
 
-class AnswerLoss(Protocol):
-    """Loss of whole documents, from the output layer's input and matrix."""
+class Objective(Protocol):
+    """Loss other than that of the next token, from the output layer's input and matrix and further tensors of the batch."""
 
     def loss(
         self,
@@ -96,14 +96,12 @@ class AnswerLoss(Protocol):
         targets_bt: Tensor,
         count: float | Tensor,
         softcap: float | None,
-        document_bt: Tensor,
-        reference_n: Tensor,
-        desirable_n: Tensor,
+        *more: Tensor,
     ) -> Tensor: ...
 
 
 class Head(nn.Linear):
-    """Output layer: logits or, with targets, the sum of their losses over `count`, or that of answers.
+    """Output layer: logits or, with targets, the sum of their losses over `count`, or that of an objective.
 
     The loss is computed in a module because an engine that shards parameters gathers them when a module is called.
     """
@@ -112,19 +110,19 @@ class Head(nn.Linear):
         super().__init__(section.hidden, section.vocab, bias=False)
         self.softcap = section.architecture.logit_softcap
         self.ops = ops
-        self.preference: AnswerLoss | None = None
+        self.objective: Objective | None = None
 
     def forward(
         self,
         x_btd: Tensor,
         targets_bt: Tensor | None = None,
         count: float | Tensor | None = None,
-        *answers: Tensor,
+        *more: Tensor,
     ) -> Tensor:
         if targets_bt is None:
             return bounded(super().forward(x_btd), self.softcap)
-        if self.preference is not None and answers and count is not None:
-            return self.preference.loss(x_btd, self.weight, targets_bt, count, self.softcap, *answers)
+        if self.objective is not None and more and count is not None:
+            return self.objective.loss(x_btd, self.weight, targets_bt, count, self.softcap, *more)
         return mean_loss(self.ops, x_btd, self.weight, targets_bt, count, self.softcap)
 
 
@@ -133,7 +131,7 @@ class Llama(nn.Module):
 
     `positions_t` are the positions of the tokens in their sequence, for a worker that has only a part of it, or [b, t] with a
     restart at each packed document. `count` replaces the number of targets in the mean's denominator. `bounds` are those of the
-    documents, which a worker with parts of rows cannot derive. `answers` are the tensors of `batch.Answers`, in its order.
+    documents, which a worker with parts of rows cannot derive. `more` are the tensors of an objective (`Batch.loss_inputs`).
     `last_b` has the index of one token of each row, to return its logits [b, v] alone.
     Without a seed, weights are left as allocated, for a load.
     """
@@ -163,13 +161,13 @@ class Llama(nn.Module):
         targets_bt: Tensor | None = None,
         count: float | Tensor | None = None,
         bounds: Tensor | None = None,
-        *answers: Tensor,
+        *more: Tensor,
         last_b: Tensor | None = None,
     ) -> Tensor:
         x_btd = self.model(tokens_bt, positions_t, bounds)
         if last_b is not None:
             x_btd = x_btd[torch.arange(len(last_b), device=x_btd.device), last_b]
-        result: Tensor = self.lm_head(x_btd, targets_bt, count, *answers)
+        result: Tensor = self.lm_head(x_btd, targets_bt, count, *more)
         return result
 
 

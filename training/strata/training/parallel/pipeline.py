@@ -13,7 +13,7 @@ from strata.platform.recipe import LoraSection, ModelSection, ParallelSection, T
 from strata.training.model import lora
 from strata.training.model import ops as makers
 from strata.training.model.adapters import adapt
-from strata.training.model.llama import AnswerLoss, Embedding, Layer, initialize, mean_loss
+from strata.training.model.llama import Embedding, Layer, Objective, initialize, mean_loss
 from strata.training.model.norms import RMSNorm
 from strata.training.model.ops import Ops
 from strata.training.model.rope import positions
@@ -60,7 +60,7 @@ class StageHead(nn.Linear):
         return x_btd, self.weight
 
 
-def build(section: ModelSection, train: TrainSection, parallel: ParallelSection, preference: AnswerLoss | None) -> Any:
+def build(section: ModelSection, train: TrainSection, parallel: ParallelSection, objective: Objective | None) -> Any:
     from deepspeed.runtime.pipe.dualpipev import DualPipeVModule
     from deepspeed.runtime.pipe.module import PipelineModule
     from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
@@ -71,7 +71,7 @@ def build(section: ModelSection, train: TrainSection, parallel: ParallelSection,
         stage = kind(
             layers=layers(section, ops, train.lora),
             topology=PipeModelDataParallelTopology(parallel.pipeline, parallel.tensor, parallel.data),
-            loss_fn=partial(_loss, ops, section.architecture.logit_softcap, preference),
+            loss_fn=partial(_loss, ops, section.architecture.logit_softcap, objective),
             partition_method=f"type:{StageLayer.__name__}",  # balances the number of transformer layers per stage
         )
     for name, weight in stage.named_parameters() if section.family is None else ():
@@ -90,15 +90,14 @@ def leave_out_frozen_ties(stage: Any) -> None:
 def _loss(
     ops: Ops,
     softcap: float | None,
-    preference: AnswerLoss | None,
+    objective: Objective | None,
     head: tuple[Tensor, Tensor],
     labels: tuple[Tensor, ...],
 ) -> Tensor:
-    if preference is None:
-        targets_bt, count = labels
+    targets_bt, count, *more = labels
+    if objective is None or not more:
         return mean_loss(ops, *head, targets_bt, count, softcap)
-    targets_bt, count, *answers = labels
-    return preference.loss(*head, targets_bt, count, softcap, *answers)
+    return objective.loss(*head, targets_bt, count, softcap, *more)
 
 
 def layers(section: ModelSection, ops: Ops, adapters: LoraSection | None = None) -> list[Any]:

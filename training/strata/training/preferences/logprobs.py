@@ -4,16 +4,14 @@ The logits of all tokens are never in memory at once: tokens are processed in ch
 again. Tokens that do not count, such as those of a prompt, are not processed at all. Logits are in fp32 (fp64 for fp64 input).
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from strata.training.chunked_logits import chunks, logit_dtype, logits_of
 from strata.training.targets import IGNORED
-
-LOGIT_BYTES = {"cuda": 1 << 29, "cpu": 1 << 24}  # of a chunk: large products on a GPU, cache-resident logits on a CPU
 
 
 def document_logprobs(
@@ -58,9 +56,9 @@ class _TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x_nd: Tensor, weight_vd: Tensor, places_m: Tensor, targets_m: Tensor, softcap: float | None) -> Tensor:
-        logp_m = x_nd.new_empty(len(places_m), dtype=_logit_dtype(x_nd))
-        for part in _chunks(places_m, weight_vd):
-            logits = _logits(x_nd[places_m[part]], weight_vd, softcap)
+        logp_m = x_nd.new_empty(len(places_m), dtype=logit_dtype(x_nd))
+        for part in chunks(len(places_m), weight_vd):
+            logits = logits_of(x_nd[places_m[part]], weight_vd, softcap)
             at_target = logits.gather(1, targets_m[part].unsqueeze(1)).squeeze(1)
             logp_m[part] = at_target - logits.logsumexp(1)
         ctx.save_for_backward(x_nd, weight_vd, places_m, targets_m)
@@ -74,10 +72,10 @@ class _TokenLogprobs(torch.autograd.Function):
         needs_x, needs_weight = ctx.needs_input_grad[:2]
         dx_nd = torch.zeros_like(x_nd) if needs_x else None
         # A sum of many chunks loses the smallest in bf16.
-        dweight_vd = torch.zeros_like(weight_vd, dtype=_logit_dtype(weight_vd)) if needs_weight else None
-        for part in _chunks(places_m, weight_vd):
+        dweight_vd = torch.zeros_like(weight_vd, dtype=logit_dtype(weight_vd)) if needs_weight else None
+        for part in chunks(len(places_m), weight_vd):
             x_md = x_nd[places_m[part]]
-            logits = _logits(x_md, weight_vd, ctx.softcap)
+            logits = logits_of(x_md, weight_vd, ctx.softcap)
             slope = logits.softmax(1).neg_()
             slope.scatter_add_(1, targets_m[part].unsqueeze(1), slope.new_ones(len(slope), 1))
             if ctx.softcap is not None:
@@ -88,22 +86,6 @@ class _TokenLogprobs(torch.autograd.Function):
             if dweight_vd is not None:
                 dweight_vd += slope.T @ x_md
         return dx_nd, None if dweight_vd is None else dweight_vd.to(weight_vd.dtype), None, None, None
-
-
-def _chunks(places_m: Tensor, weight_vd: Tensor) -> Iterator[slice]:
-    row_bytes = len(weight_vd) * _logit_dtype(weight_vd).itemsize
-    size = max(1, LOGIT_BYTES[places_m.device.type] // row_bytes)
-    for start in range(0, len(places_m), size):
-        yield slice(start, start + size)
-
-
-def _logits(x_nd: Tensor, weight_vd: Tensor, softcap: float | None) -> Tensor:
-    logits = (x_nd @ weight_vd.T).to(_logit_dtype(x_nd))
-    return logits if softcap is None else softcap * torch.tanh(logits / softcap)
-
-
-def _logit_dtype(x: Tensor) -> torch.dtype:
-    return torch.promote_types(x.dtype, torch.float32)
 
 
 def summed_over(values: Tensor, group: Any) -> Tensor:

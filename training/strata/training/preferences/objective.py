@@ -32,11 +32,10 @@ class PreferenceObjective:
         targets_bt: Tensor,
         count: float | Tensor,
         softcap: float | None,
-        document_bt: Tensor,
-        reference_n: Tensor,
-        desirable_n: Tensor,
+        *answers: Tensor,
     ) -> Tensor:
-        """Sum of the losses of pairs, for KTO of answers, over `count`. The last three are the tensors of `batch.Answers`."""
+        """Sum of the losses of pairs, for KTO of answers, over `count`. `answers` are the tensors of `batch.Answers`."""
+        document_bt, reference_n, desirable_n = answers
         x_nd, targets_n, document_n = x_btd.flatten(0, 1), targets_bt.flatten(), document_bt.flatten()
         logp_n, tokens_n = document_logprobs(x_nd, weight_vd, targets_n, document_n, len(reference_n), softcap)
         if self._group is not None:
