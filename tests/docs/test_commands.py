@@ -100,6 +100,7 @@ def test_commands_and_their_options_exist(line: Line, beside_pages: Path, tmp_pa
     if any(word.startswith("model.from=") for word in overrides):  # a model that is neither here nor downloaded
         (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 8192}')
         overrides = [f"model.from={tmp_path}" if word.startswith("model.from=") else word for word in overrides]
+    overrides = [f"train.distill={tmp_path}" if word.startswith("train.distill=") else word for word in overrides]
     if overrides:
         recipe_file.load(given.get("recipe") or recipe_file.DEFAULT, overrides)
     for contender in (given.get("contenders") or "").split(","):
