@@ -194,6 +194,12 @@ def test_adapters_and_preferences(run: Run) -> None:
     assert shown["train"]["lora"] == {"rank": 8} and shown["train"]["preference"] == {"loss": "ipo"}
 
 
+def test_teacher_is_named_without_its_path(run: Run) -> None:
+    changed(run, "train.distill=/home/me/.strata/runs/large/export")
+    model_card.write(run.export, run, Origin(8, "x"))
+    assert "from random weights by distillation of `large` with Strata." in text(run) and "/home/me" not in text(run)
+
+
 def test_experts_are_listed(run: Run) -> None:
     changed(run, "model.moe={experts: 8, top_k: 3}")
     model_card.write(run.export, run, Origin(8, "x"))

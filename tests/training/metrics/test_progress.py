@@ -103,6 +103,11 @@ def test_loss_of_preferences_has_no_perplexity() -> None:
     assert module._details(record(1, val_loss=0.5, preference={"margin": 1.0})) == "  validation 0.500"
 
 
+def test_agreement_with_a_teacher_is_shown() -> None:
+    details = module._details(record(1, val_loss=0.0, distillation={"kl": 0.5, "agreement": 0.756}))
+    assert details == "  validation 0.000 (perplexity 1)  agrees with the teacher 75.6%"
+
+
 def test_note_omits_unknown_values() -> None:
     plain = record(1) | {"grad_norm": None}
     assert module._note(plain) == "loss 3.250  lr 1.0e-01  1,234 tokens/s"  # type: ignore[arg-type]

@@ -62,6 +62,13 @@ def test_values_of_a_record() -> None:
     assert full == plain | {"val_loss": 0.0, "perplexity": 1.0, "mfu": 0.25, "peak_memory_gib": 3.0}
     preferences = trackers.values(record(1, val_loss=0.5, preference={"margin": 2.0, "accurate": 1}))
     assert preferences == plain | {"val_loss": 0.5, "preference/margin": 2.0, "preference/accurate": 1.0}
+    distilled = trackers.values(record(1, val_loss=0.0, distillation={"kl": 0.5, "agreement": 0.75}))
+    assert distilled == plain | {
+        "val_loss": 0.0,
+        "perplexity": 1.0,
+        "distillation/kl": 0.5,
+        "distillation/agreement": 0.75,
+    }
     unknown = record(1, val_loss=1e6)
     unknown["grad_norm"] = None
     assert trackers.values(unknown) == {"loss": 3.0, "lr": 0.1, "tokens_per_s": 100.0, "val_loss": 1e6}

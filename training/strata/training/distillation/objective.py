@@ -19,7 +19,8 @@ class DistillationObjective:
         self._sums = torch.zeros(len(Comparison._fields), dtype=torch.float64)
         self.teacher: Teacher | None = None  # on a rank with an output layer
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  (a compiled output layer would compile the whole teacher)
+    # A compiled output layer would otherwise compile the whole teacher.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def loss(
         self,
         x_btd: Tensor,
