@@ -85,6 +85,12 @@ def test_a_resumed_run_refuses_another_teacher(corpus: Path, own: Path, teacher:
     assert "are not those that run 'draft' began with, and its steps so far followed those." in refusal(recipe_of(corpus, own))
 
 
+def test_a_resumed_run_refuses_to_go_on_without_its_teacher(corpus: Path, own: Path) -> None:
+    recipe = recipe_of(corpus, own)
+    prepared(recipe)
+    assert "train.distill is unset now. Restore train.distill" in refusal(recipe_file.change(recipe, ["train.distill=null"]))
+
+
 def _edit(own: Path, **values: object) -> None:
     path = own / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | values))

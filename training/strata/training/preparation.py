@@ -70,8 +70,7 @@ def prepare(run: Run, recipe: Recipe, console: Console) -> tuple[Job, float | No
         tokens, bigram = _corpus(run, recipe, console)
         mix, rows = (), len(Windows(tokens, "train", recipe.model.context))
     startup.done("corpus")
-    if recipe.train.distill:
-        teaching.require_same_tokens(run, recipe)
+    teaching.require_same_tokens(run, recipe)
     train, phases = with_epochs(recipe.train, rows), tuple(startup.phases.items())
     prompts = _sample_prompts(run, recipe)
     return Job(run.path, tokens, recipe.model, train, recipe.parallel, mix=mix, phases=phases, prompts=prompts), bigram

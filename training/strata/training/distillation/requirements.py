@@ -29,9 +29,13 @@ def require_weights(model: ModelSection, train: TrainSection) -> None:
 
 
 def require_same_tokens(run: Run, recipe: Recipe) -> None:
-    """Refuses a teacher with another tokenizer than the run's and, in a resumed run, with other weights than before."""
+    """Refuses a teacher with another tokenizer than the run's and, in a resumed run, other weights than before or no teacher."""
     given = recipe.train.distill
-    assert given
+    if given is None:
+        if (run.path / TEACHER_WEIGHTS).is_file():
+            cause = f"Run '{run.name}' has been distilled from a teacher so far, and train.distill is unset now."
+            raise UserError(cause, "Restore train.distill, or start a new run.")
+        return
     folder = pretrained.resolve(given)
     own = run.path / (pretrained.BASE if recipe.model.family else TOKENIZER)
     if _deciding(folder) != _deciding(own):
