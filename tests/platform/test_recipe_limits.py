@@ -245,6 +245,11 @@ def test_bounds(key: str, accepted: list[float], rejected: list[float]) -> None:
         ({"train.kernels": "liger"}, False),
         ({"train.kernels": "liger", "parallel.device": "gpu"}, True),
         ({"train.kernels": "torch"}, True),
+        # Drafts and their method.
+        ({"serve.speculative": {"method": "ngram"}}, True),
+        ({"serve.speculative": {"method": "draft"}}, False),
+        ({"serve.speculative": {"method": "draft", "draft": "small", "tokens": 16}}, True),
+        ({"serve.speculative": {"method": "ngram", "tokens": 17}}, False),
         # vLLM arguments that other keys decide.
         ({"serve.engine": {"max_model_len": 8192}}, True),
         ({"serve.engine": {"max_num_seqs": 8}}, False),
@@ -412,6 +417,7 @@ def test_defaults() -> None:
             "prefill": pool,
             "decode": pool,
             "remote_prefill": {"when": "cheaper", "min_tokens": 256, "max_queue_s": 2.0, "stall_weight": 0.25},
+            "speculative": None,
             "slo": None,
             "pictures": {
                 **dict.fromkeys(("replicas", "ulysses", "ring", "cfg", "pipefusion"), 1),

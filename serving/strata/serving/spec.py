@@ -24,6 +24,8 @@ from strata.serving.models import adapter
 from strata.serving.models.adapter import Adapter
 from strata.serving.routing.policy import Rule
 from strata.serving.runtime import autoscaling
+from strata.serving.speculation import settings as speculation
+from strata.serving.speculation.settings import Speculation
 from strata.serving.transport.link import SECRET_BYTES
 from strata.serving.vllm_patches.nixl_delay import DELAY_US
 
@@ -81,6 +83,8 @@ class EngineSpec:
     on_own_nodes: bool = False
     adapter: Adapter | None = None  # on the model in `model_dir`
     adapters: AdapterSpec | None = None  # that come and go, on the model in `model_dir`
+    speculation: Speculation | None = None
+    stream_tokens: int = 0  # of all streams in one step, drafts included
     slo: SloSection | None = None  # scale the pool by it
     revision: str = ""  # of the model's weights; empty for those of the endpoint's start
 
@@ -114,6 +118,8 @@ class EngineSpec:
             routing=serve.routing,
             adapter=apart,
             adapters=adapter_recipe.spec(serve, model_dir),
+            speculation=speculation.of(serve, role),
+            stream_tokens=serve.most_stream_tokens,
             slo=serve.slo,
             revision=revision,
         )
@@ -214,6 +220,8 @@ class EngineSpec:
         if self.adapters is not None:
             kwargs |= {"enable_lora": True, "max_lora_rank": self.adapters.rule.rank}
             kwargs |= {"max_loras": self.adapters.slots, "max_cpu_loras": self.adapters.in_memory}
+        if self.speculation is not None:
+            kwargs["speculative_config"] = self.speculation.config(self.max_sequences)
         if self.reasoning_parser is not None:
             kwargs["reasoning_parser"] = self.reasoning_parser
         if self.disaggregated:
@@ -236,7 +244,7 @@ class EngineSpec:
         """Token budget of a step. vLLM's default maximizes throughput. A decode engine with a prefill pool favours its streams:
         its local prefills use smaller chunks, smaller still if our kernels can run them in CUDA graphs."""
         if self.pool.step_tokens is None and self.device == "gpu" and self.role == "decode" and self.disaggregated:
-            return max(DECODE_STEP_TOKENS_IN_GRAPHS if self.our_kernels else DECODE_STEP_TOKENS, self.max_sequences)
+            return max(DECODE_STEP_TOKENS_IN_GRAPHS if self.our_kernels else DECODE_STEP_TOKENS, self.stream_tokens)
         return self.pool.step_tokens
 
     def frontend_kwargs(self) -> dict[str, Any]:

@@ -39,6 +39,11 @@ def refuse(recipe: Recipe, parts: Collection[str]) -> None:
     given = recipe.deploy.model
     if "serve" in parts and given is not None and not (_reachable(given) or source.RUN.fullmatch(given)):
         raise UserError(f"deploy.model={given} is not visible to pods.", _fix("deploy.model"))
+    speculative = recipe.serve.speculative
+    draft = speculative.draft if speculative is not None else None
+    if "serve" in parts and draft is not None and not (_on_store(draft) or source.RUN.fullmatch(draft)):
+        cause = f"serve.speculative.draft={draft} is not visible to pods, which copy the served model only."
+        raise UserError(cause, f"Set it to a run's name, or to a folder under {STORE}.")
     for key, trained in (("model.from", recipe.model.source), ("train.distill", recipe.train.distill)):
         if "train" in parts and trained is not None and not _reachable(trained):
             raise UserError(f"{key}={trained} is on this machine and not visible to pods.", _fix(key))

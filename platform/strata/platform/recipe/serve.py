@@ -6,6 +6,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from strata.platform.recipe.picture_serving import PictureServingSection
 from strata.platform.recipe.section import Device, NonNegative, Positive, Section
+from strata.platform.recipe.speculative import SpeculativeSection
 
 OWN_ENGINE_ARGUMENTS = frozenset(
     {
@@ -14,6 +15,7 @@ OWN_ENGINE_ARGUMENTS = frozenset(
         *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "distributed_executor_backend"),
         *("kv_transfer_config", "reasoning_parser", "structured_outputs_config", "disable_log_stats"),
         *("enable_logging_iteration_details", "enable_lora", "max_lora_rank", "max_loras", "max_cpu_loras", "kv_events_config"),
+        *("speculative_config", "scheduler_cls"),
     }
 )
 
@@ -186,6 +188,9 @@ class ServeSection(Section):
     prefill: PoolSection = Field(PoolSection(), description="prefill engines")
     decode: PoolSection = Field(PoolSection(), description="decode engines")
     remote_prefill: RemotePrefillSection = Field(RemotePrefillSection(), description="choice between local and remote prefill")
+    speculative: SpeculativeSection | None = Field(
+        None, description="speculative decoding, such as {method: ngram} or {method: draft, draft: small-run}; unset: none"
+    )
     slo: SloSection | None = Field(None, description="scale the pools by this objective; unset: by the number of requests")
     pictures: PictureServingSection = Field(
         PictureServingSection(), description="endpoint of a diffusion model; the pools are then unused"
@@ -241,6 +246,25 @@ class ServeSection(Section):
                     f"{name}.step_tokens={pool.step_tokens} must be at least max_sequences={self.max_sequences}: "
                     "a step has a token of each stream"
                 )
+        needed = self.most_stream_tokens
+        if self.decode.step_tokens is not None and self.decode.step_tokens < needed:
+            raise ValueError(
+                f"decode.step_tokens={self.decode.step_tokens} must be at least {needed}: a step has a token of each of "
+                f"max_sequences={self.max_sequences} streams, and its drafts"
+            )
+        return self
+
+    @property
+    def most_stream_tokens(self) -> int:
+        """Tokens of all streams in one step of a decode engine. A draft model adds a slot to the drafts of each stream."""
+        if self.speculative is None:
+            return self.max_sequences
+        return self.max_sequences * (1 + self.speculative.tokens + (self.speculative.method == "draft"))
+
+    @model_validator(mode="after")
+    def speculation_has_one_model(self) -> Self:
+        if self.speculative is not None and (self.adapters is not None or self.adapter == "apart"):
+            raise ValueError("speculative is for one model, and drafts know no adapters: remove speculative or the adapters")
         return self
 
     @model_validator(mode="after")

@@ -364,6 +364,13 @@ def _count_output(context: RequestContext, output: RequestOutput) -> None:
         context.finished = context.open == 0
 
 
+def _of_prompt(transfer: dict[str, Any], tokens: int, block_size: int) -> dict[str, Any]:
+    """Transfer parameters without blocks behind the prompt. An engine with a draft model has one for the draft's next token if
+    the prompt fills its last block, and the reader of a longer list takes its last blocks: those of other positions."""
+    blocks = -(-tokens // block_size)
+    return transfer | {"remote_block_ids": [group[:blocks] for group in transfer["remote_block_ids"]]}
+
+
 async def prefill(
     engine: Any,
     tokens: bytes,
@@ -393,7 +400,7 @@ async def prefill(
         raise RuntimeError("the engine returned no kv_transfer_params")
     clock = last.metrics
     return {
-        "blocks": last.kv_transfer_params,
+        "blocks": _of_prompt(last.kv_transfer_params, len(ids), engine.vllm_config.cache_config.block_size),
         "uncached": len(ids) - (last.num_cached_tokens or 0),
         "engine_s": clock.first_token_ts - clock.scheduled_ts if clock is not None else 0.0,
     }

@@ -28,6 +28,7 @@ from strata.serving.runtime.models import checks, from_recipe
 from strata.serving.runtime.start import failures, warm_up
 from strata.serving.runtime.start.progress import DEFAULT_LIMIT_S, LOOK_S, Report, StartProgress, shown
 from strata.serving.spec import EngineSpec, FurtherModel, GatewaySpec, Network
+from strata.serving.speculation import draft
 from strata.serving.transport.directory import Directory
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ def running(
     """Yields the endpoint once it is ready, and stops it after the block. `report` receives a progress line every few seconds of
     the start. Phases are counted from `began`, a Unix time: the start of the command, by default now."""
     began = time.time() if began is None else began
+    section = draft.resolved(section)
     check(section, folder)
     models = from_recipe.chosen(section, model_id)
     claimed = ports.claim(section.port, section.host, "serve.port")

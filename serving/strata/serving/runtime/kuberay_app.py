@@ -21,6 +21,7 @@ from strata.serving.adapters import recipe as adapter_recipe
 from strata.serving.models import adapter, hybrid_check, model_dir, quantization_check
 from strata.serving.runtime import app
 from strata.serving.spec import EngineSpec, FurtherModel, GatewaySpec, Network
+from strata.serving.speculation import draft
 from strata.serving.transport.link import SECRET_BYTES
 
 SECRET = "STRATA_LINK_SECRET"
@@ -35,7 +36,7 @@ class Arguments(BaseModel):
 
 
 def application(arguments: Arguments) -> Application:
-    section = recipe_file.load(arguments.recipe).serve
+    section = draft.resolved(recipe_file.load(arguments.recipe).serve)
     folder = _folder(arguments.model, section)
     name = arguments.name or copies.name(arguments.model)
     network = Network(None, _secret())
@@ -57,7 +58,7 @@ def _further(section: ServeSection, main: str) -> Iterator[FurtherModel]:
             raise UserError(f"serve.models.{name} has the name of the main model.", "Choose another name.")
         if model.model is None:
             raise UserError(f"serve.models.{name}.run={model.run} is a run, which pods do not have.", "Set model to its folder.")
-        own = section.further(model.changes)
+        own = draft.resolved(section.further(model.changes))
         yield FurtherModel(name, str(_folder(model.model, own)), own.model_dump(mode="json", exclude={"models"}))
 
 
@@ -69,6 +70,9 @@ def _folder(model: str, section: ServeSection) -> Path:
         if section.adapter == "apart":
             fix = "Copy the export to the shared storage and serve it from there, or set serve.adapter=merged."
             raise UserError(f"serve.adapter=apart needs the files of {model} where the application is built.", fix)
+        if section.speculative is not None and section.speculative.draft is not None:
+            fix = "Copy the model to the shared storage and serve it from there, or set serve.speculative.method=ngram."
+            raise UserError(f"{draft.KEY} needs the tokenizer of {model} where the application is built.", fix)
         if section.prefill.replicas > 0:
             hybrid_check.check_config(source.read_config(model))
         return copies.place(model)
@@ -78,6 +82,7 @@ def _folder(model: str, section: ServeSection) -> Path:
         adapter.check(section, folder)
     if section.prefill.replicas > 0:
         hybrid_check.check_folder(folder)
+    draft.check(section, folder)
     return folder
 
 

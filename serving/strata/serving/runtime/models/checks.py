@@ -10,6 +10,7 @@ from strata.platform.hardware.machine import available_memory
 from strata.platform.recipe import ServeSection
 from strata.serving.models import adapter, hybrid_check, model_dir, quantization_check
 from strata.serving.spec import EngineSpec
+from strata.serving.speculation import draft
 
 PROCESS_GIB = 1.5  # a CPU engine's two processes before any weights: Python, torch, vLLM
 
@@ -22,6 +23,7 @@ def check_folder(section: ServeSection, folder: Path) -> None:
         adapter.check(section, folder)
     if section.prefill.replicas > 0:
         hybrid_check.check_folder(folder)
+    draft.check(section, folder)
 
 
 def check_memory(needed_gib: float, subject: str = "Serving this model") -> None:
@@ -37,7 +39,7 @@ def check_memory(needed_gib: float, subject: str = "Serving this model") -> None
 def memory_gib(section: ServeSection, folder: Path) -> float:
     """Memory of CPU engines."""
     engines = section.prefill.most + section.decode.most
-    return engines * (PROCESS_GIB + section.kv_cache_gib + 2 * model_dir.weights_gib(folder))
+    return engines * (PROCESS_GIB + section.kv_cache_gib + 2 * (model_dir.weights_gib(folder) + draft.weights_gib(section)))
 
 
 def check_resources(specs: Iterable[EngineSpec], free: dict[str, float]) -> None:

@@ -13,6 +13,7 @@ from strata.platform.recipe.serve import ServedModelSection
 from strata.serving.catalogue.store import Store
 from strata.serving.runtime.models import checks
 from strata.serving.spec import FurtherModel
+from strata.serving.speculation import draft
 
 LOOK_S = 0.5
 
@@ -24,7 +25,7 @@ def chosen(section: ServeSection, main: str) -> list[FurtherModel]:
     for name, model in section.models.items():
         if name == main:
             raise UserError(f"serve.models.{name} has the name of the main model.", "Choose another name.")
-        own, folder = section.further(model.changes), _folder(name, model)
+        own, folder = draft.resolved(section.further(model.changes)), _folder(name, model)
         checks.check_folder(own, folder)
         needed_gib += checks.memory_gib(own, folder) if own.device == "cpu" else 0.0
         found.append(FurtherModel(name, str(folder.resolve()), own.model_dump(mode="json", exclude={"models"})))
