@@ -39,6 +39,8 @@ ABSENT = {
     metrics.TRAIN_FAULTS.exported: NO_EVENT,
     metrics.TRAIN_RANK_SLOWNESS.exported: NO_EVENT,
     metrics.SERVE_RETRIES.exported: NO_EVENT,
+    metrics.SERVE_DRAFTED.exported: "the endpoint does not speculate",
+    metrics.SERVE_ACCEPTED.exported: "the endpoint does not speculate",
     "ray_cluster_pending_nodes": NO_NODE,
     "ray_cluster_failed_nodes": NO_NODE,
     "ray_node_gpus_utilization": NO_GPU,
@@ -58,6 +60,7 @@ EMPTY_PANELS = {
     *(f"strata-serving: {panel} by tenant" for panel in ("TTFT", "Requests", "Tokens", "Running requests")),
     *(f"strata-serving: {panel} by tenant" for panel in ("Queued requests", "Refusals")),
     "strata-serving: Adapter load time",
+    *("strata-serving: Drafted and accepted tokens", "strata-serving: Draft acceptance by position"),
     *("strata-training: Faults by kind", "strata-training: Slow ranks"),
     "strata-cluster: KubeRay",
     "strata-cluster: Throttled now",  # by heat or hardware: no card of the recordings is

@@ -283,6 +283,18 @@ SERVE_RUNNING = ServeMetric("strata_serve_sequences_running", "gauge", "Sequence
 SERVE_WAITING = ServeMetric(
     "strata_serve_sequences_waiting", "gauge", "Sequences that wait in the engine's queue or were preempted", REPLICA
 )
+SERVE_DRAFTED = ServeMetric(
+    "strata_serve_drafted_tokens_total",
+    "counter",
+    "Tokens that speculative decoding drafted and the engine verified, by position in the draft",
+    (*REPLICA, "position"),
+)
+SERVE_ACCEPTED = ServeMetric(
+    "strata_serve_accepted_tokens_total",
+    "counter",
+    "Drafted tokens that the model accepted, by position in the draft",
+    (*REPLICA, "position"),
+)
 SERVE_ADAPTERS = ServeMetric("strata_serve_adapters_loaded", "gauge", "LoRA adapters in the engine's memory", REPLICA)
 SERVE_ADAPTERS_WAITING = ServeMetric(
     "strata_serve_adapters_waiting", "gauge", "Requests that wait for a slot of the engine for their adapter", REPLICA
@@ -353,6 +365,8 @@ SERVING_ENGINE = (
     SERVE_KV_USAGE,
     SERVE_RUNNING,
     SERVE_WAITING,
+    SERVE_DRAFTED,
+    SERVE_ACCEPTED,
     SERVE_ADAPTERS,
     SERVE_ADAPTERS_WAITING,
     SERVE_ADAPTER_LOAD,

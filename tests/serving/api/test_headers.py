@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from strata.serving.api.headers import request_id
+from strata.serving.api.headers import request_id, speculates
+from strata.serving.api.requests import ApiError
 
 
 def sent(value: bytes) -> list[tuple[bytes, bytes]]:
@@ -26,3 +27,10 @@ def test_other_ids_are_invalid_and_replaced(value: bytes) -> None:
 def test_without_an_id_one_is_generated(headers: list[tuple[bytes, bytes]]) -> None:
     (first, invalid), (second, _) = request_id(headers), request_id(headers)
     assert not invalid and re.fullmatch("[0-9a-f]{32}", first) and first != second
+
+
+def test_speculation_is_on_unless_it_is_switched_off() -> None:
+    assert speculates([]) and speculates([(b"x-strata-speculation", b"on")])
+    assert not speculates([(b"host", b"x"), (b"x-strata-speculation", b"off")])
+    with pytest.raises(ApiError, match="must be on or off"):
+        speculates([(b"x-strata-speculation", b"no")])

@@ -264,6 +264,29 @@ ENGINES = row(
         ),
     ),
     *even(
+        12,
+        (
+            lines(
+                "Drafted and accepted tokens",
+                "Tokens per second of speculative decoding: drafted and verified, and those of them that the model accepted.",
+                Unit.TOKENS_PER_SECOND,
+                Line(per_second(metrics.SERVE_DRAFTED, *POOL), f"{EACH_POOL} drafted"),
+                Line(per_second(metrics.SERVE_ACCEPTED, *POOL), f"{EACH_POOL} accepted"),
+            ),
+            lines(
+                "Draft acceptance by position",
+                "Share of the drafted tokens that the model accepted, by position in the draft.",
+                Unit.RATIO,
+                Line(
+                    f"{per_second(metrics.SERVE_ACCEPTED, *POOL, 'position')} / "
+                    f"{per_second(metrics.SERVE_DRAFTED, *POOL, 'position')}",
+                    f"{EACH_POOL} {{{{position}}}}",
+                ),
+                top=1,
+            ),
+        ),
+    ),
+    *even(
         8,
         (
             lines(

@@ -11,6 +11,7 @@ WAITED = "x-strata-waited"  # seconds that the request waited because no engine 
 REQUEST_ID = "x-request-id"  # the client's or a generated id; in every response
 MAX_REQUEST_ID = 512
 EXPLAIN = "x-strata-explain"  # 1: the answer ends with what the platform did for it
+SPECULATION = "x-strata-speculation"  # off: no drafts for this request, on: as the endpoint decides
 DEADLINE = "x-request-deadline"  # seconds from the arrival of the request to the end of its answer
 OLD_DEADLINE = "x-strata-deadline"  # its former name
 
@@ -26,6 +27,14 @@ def request_id(headers: list[tuple[bytes, bytes]]) -> tuple[str, bool]:
 def explained(headers: list[tuple[bytes, bytes]]) -> bool:
     """True if the client asks for the explanation of its answer."""
     return (EXPLAIN.encode(), b"1") in headers
+
+
+def speculates(headers: list[tuple[bytes, bytes]]) -> bool:
+    """False if the client wants no drafts for its request. Raises a 400."""
+    sent = next((value for name, value in headers if name == SPECULATION.encode()), b"on")
+    if sent not in (b"on", b"off"):
+        raise ApiError(400, f"'{SPECULATION}' must be on or off.", param=SPECULATION)
+    return sent == b"on"
 
 
 def deadline(headers: list[tuple[bytes, bytes]]) -> float | None:

@@ -26,6 +26,7 @@ from strata.serving.metrics.telemetry import Replica as Telemetry
 from strata.serving.routing import policy
 from strata.serving.routing.kv.cached_blocks import Salt
 from strata.serving.routing.policy import NOTICE_S, REMOTE_TRIES, Decision
+from strata.serving.speculation.settings import OFF
 from strata.serving.tenants import cache_salt
 from strata.serving.transport.link import Kind, LinkLost, Stream
 from strata.serving.transport.peers import Peer, Peers
@@ -119,6 +120,9 @@ class Engine:
             more = {**more, "trace_headers": context.span.carrier}
         if context.cache_salt:
             prompt = {**prompt, "cache_salt": cache_salt.combined(context.cache_salt, prompt.get("cache_salt"))}
+        if not context.speculate:
+            sampling_params = sampling_params.clone()
+            sampling_params.extra_args = {**(sampling_params.extra_args or {}), OFF: True}
         try:
             params = sampling_params
             if context.resumed:

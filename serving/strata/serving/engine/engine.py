@@ -135,6 +135,11 @@ async def start(spec: EngineSpec, replica: str, host: str) -> Started:
         preforked_engine.install()
         if spec.adapters is not None or spec.adapter is not None:
             lora_base.install()  # an engine that is forked from this process has it too
+    if spec.speculation is not None:
+        if config.model_config.runner_type == "pooling":
+            raise UserError("This model makes embeddings or scores: it has no tokens to draft.", "Remove serve.speculative.")
+        scheduler = config.scheduler_config
+        scheduler.scheduler_cls = spec.speculation.scheduler(bool(scheduler.async_scheduling))
     receiver = Receiver(endpoints) if endpoints is not None else None
     traces = profiled.prepare(config, spec.role, replica)
     with _alone_on_the_gpu(spec):

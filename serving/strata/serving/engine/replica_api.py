@@ -117,6 +117,7 @@ class DecodeCalls:
         context.replaying = bool(context.resumed)
         context.events, context.created = call.meta.get("events", 0), call.meta.get("created", context.created)
         context.cache_salt = call.meta.get("cache_salt")
+        context.speculate = call.meta.get("speculate", True)
         context.span = self.tracer.begin("generate", call.meta.get("trace", {}), api=call.method)
         context.adapter = call.meta.get("adapter")
         if self._log is not None:

@@ -42,6 +42,7 @@ class RequestContext:
     moved_blocks: int = 0
     prefill_s: float = 0.0  # of the remote prefill
     cache_salt: str | None = None  # of the tenant
+    speculate: bool = True  # tokens may be drafted
     adapter: dict[str, Any] | None = None  # that comes and goes, as the gateway named it
     lora: "LoRARequest | None" = None  # the same, in this engine
     chain: Chain | None = None  # names of the prompt's prefixes

@@ -13,7 +13,16 @@ from typing import Any, Protocol
 from strata.serving.adapters import api
 from strata.serving.api import requests
 from strata.serving.api.dialects import errors
-from strata.serving.api.headers import DEADLINE, MAX_REQUEST_ID, REQUEST_ID, authorized, deadline, explained, request_id
+from strata.serving.api.headers import (
+    DEADLINE,
+    MAX_REQUEST_ID,
+    REQUEST_ID,
+    authorized,
+    deadline,
+    explained,
+    request_id,
+    speculates,
+)
 from strata.serving.api.requests import ApiError
 from strata.serving.catalogue import admin as models_admin
 from strata.serving.gateway.budget import Budget, Hold
@@ -210,7 +219,7 @@ class App:
         began, caller, telemetry = time.monotonic(), journey.caller, self._pools.main.telemetry
         span = self._tracer.begin(f"POST {path}", tracing.carrier(headers), http__route=path, request_id=named)
         try:
-            limit_s = deadline(headers)
+            limit_s, speculate = deadline(headers), speculates(headers)
             body = await _body(headers, receive, hold)
             tree = requests.parse(body)
             target = await self._pools.target(tree, caller)
@@ -233,6 +242,7 @@ class App:
                     prefix=prefix,
                     cache_salt=salt,
                     explain=explained(headers),
+                    speculate=speculate,
                     name=named,
                     span=span,
                     model=target.model if target.aliased else None,

@@ -56,6 +56,7 @@ class Relay:
         prefix: Prefix | None = None,
         cache_salt: str | None = None,
         explain: bool = False,
+        speculate: bool = True,
         name: str = "",
         span: tracing.Span = tracing.OFF,
         model: str | None = None,
@@ -63,7 +64,8 @@ class Relay:
         adapter: Adapter | None = None,
     ) -> None:
         """`prefix`: names of the prompt's prefixes, where replicas are chosen by them. `cache_salt` separates the caches of
-        tenants. `explain`: the client asks what the platform did for its answer. `name`: the request id that it knows.
+        tenants. `explain`: the client asks what the platform did for its answer. `speculate`: engines may draft tokens for
+        it. `name`: the request id that it knows.
         `model`: what the replica serves, where the request gives an alias of it. `pool`: the model's engines. `adapter`: on
         the model, the same one on every replica."""
         self._prefix, self._model, self._adapter = prefix, model, adapter
@@ -72,7 +74,7 @@ class Relay:
         self._body, self._request_id = body, request_id
         self._suspects, self._content = suspects, Content(self._method, body, pool)
         self._peers, self._telemetry, self._send, self._hold = peers, telemetry, send, hold
-        self._explain = explain
+        self._explain, self._speculate = explain, speculate
         self._called: list[dict[str, Any]] = []  # replicas in order, each with the tokens sent before
         self._cache_salt = cache_salt
         self._began = time.monotonic()
@@ -168,6 +170,7 @@ class Relay:
             "created": self._created,
             "cache_salt": self._cache_salt,
             "explain": self._explain,
+            "speculate": self._speculate,
             "name": self._name,
             "trace": self._attempt.carrier,
         }

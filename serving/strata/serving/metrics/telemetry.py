@@ -197,6 +197,12 @@ class Replica:
         self._series.add(metrics.SERVE_PREFIX_QUERIED, tokens)
         self._series.add(metrics.SERVE_PREFIX_HIT, hits)
 
+    def drafted(self, drafted: Sequence[int], accepted: Sequence[int]) -> None:
+        """Adds the drafts of a step, by position."""
+        for number, (made, right) in enumerate(zip(drafted, accepted, strict=True), start=1):
+            self._series.add(metrics.SERVE_DRAFTED, made, str(number))
+            self._series.add(metrics.SERVE_ACCEPTED, right, str(number))
+
     def kv_moved(self, sizes: Sequence[float], seconds: Sequence[float]) -> None:
         self._series.add(metrics.SERVE_KV_BYTES, sum(sizes))
         self._series.observe_all(metrics.SERVE_KV_SECONDS, seconds)

@@ -14,6 +14,8 @@ from typing import Any, Literal
 from strata.platform.recipe import ServeSection
 from strata.serving.speculation import draft
 
+SCHEDULERS = "strata.serving.speculation.scheduler"
+OFF = "strata_without_drafts"  # in `extra_args` of a request's sampling parameters
 NGRAM = (2, 5)  # shortest and longest run of tokens that is looked up
 
 
@@ -33,6 +35,10 @@ class Speculation:
         if self.method == "ngram":
             return common | {"method": "ngram", "prompt_lookup_min": NGRAM[0], "prompt_lookup_max": NGRAM[1]}
         return common | {"method": "draft_model", "model": self.draft_dir}
+
+    def scheduler(self, asynchronous: bool) -> str | None:
+        """Class of vLLM's scheduler, for an engine that drafts."""
+        return f"{SCHEDULERS}.{'MeasuredAsyncScheduler' if asynchronous else 'MeasuredScheduler'}" if self.tokens else None
 
 
 def of(serve: ServeSection, role: Literal["prefill", "decode"]) -> Speculation | None:

@@ -108,6 +108,8 @@ class EngineStats(StatLoggerBase):  # type: ignore[misc]
         self._replica.load(self.running, self.waiting, self.kv_usage)
         self._queried.add(stats.prefix_cache_stats.queries, stats.prefix_cache_stats.hits)
         self._replica.prefix_looked_up(stats.prefix_cache_stats.queries, stats.prefix_cache_stats.hits)
+        if (drafts := stats.spec_decoding_stats) is not None:
+            self._replica.drafted(drafts.num_draft_tokens_per_pos, drafts.num_accepted_tokens_per_pos)
         if stats.kv_connector_stats:
             self._record_transfers(stats.kv_connector_stats)
 

@@ -1,0 +1,1 @@
+"""`strata bench speculative`: an endpoint with and without speculative decoding."""
