@@ -265,7 +265,8 @@ class EngineSpec:
         }
         if self.device == "cpu":
             transfer["kv_buffer_device"] = "cpu"
-        elif self.same_tensor_parallel:  # otherwise vLLM must split a block by heads
+        elif self.same_tensor_parallel and (self.speculation is None or self.speculation.draft_dir is None):
+            # Otherwise vLLM must split a block by heads, or has layers of two models, of different sizes, in a block.
             transfer["kv_connector_module_path"] = "strata.serving.vllm_patches.nixl_layout"
         return transfer
 

@@ -81,3 +81,13 @@ def test_further_model_may_have_no_draft() -> None:
 def test_blocks_behind_the_prompt_are_not_handed_over(tokens: int, blocks: list[int]) -> None:
     given = {"remote_block_ids": ([7, 8, 9],), "remote_port": 1}
     assert _of_prompt(given, tokens, 16) == {"remote_block_ids": [blocks], "remote_port": 1}
+
+
+@pytest.mark.parametrize(
+    ("speculative", "module"), [(None, "nixl_layout"), ({"method": "ngram"}, "nixl_layout"), (DRAFT, "side_channel")]
+)
+def test_blocks_of_two_models_have_the_layout_of_vllm(speculative: dict[str, Any] | None, module: str) -> None:
+    for role in ("prefill", "decode"):
+        serve = ServeSection(device="gpu", speculative=speculative)
+        transfer = EngineSpec.of(role, serve, Path("/models/m"), "m", NETWORK).engine_kwargs()["kv_transfer_config"]  # type: ignore[arg-type]
+        assert transfer["kv_connector_module_path"].endswith(module)

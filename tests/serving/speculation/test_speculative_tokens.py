@@ -4,6 +4,7 @@ One endpoint has a pair of pools with a draft model, and a further model with n-
 number of layers and of KV heads than its target, and proposes many right tokens and some wrong ones.
 """
 
+import json
 import os
 import re
 import signal
@@ -104,11 +105,9 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
     target, small = home / "drafted", home / "small"
     write_models(target, small)
     held, output = ports.reserve(), home / "serve.out"
-    further = (
-        f"{{looked-up: {{model: {target}, decode: {{replicas: 1}}, speculative: {{method: ngram, draft: null, tokens: 4}}}}}}"
-    )
+    further = f"{{looked-up: {{model: {target}, speculative: {{method: ngram, draft: null, tokens: 4}}}}}}"
     words = [f"serve.speculative={{method: draft, draft: {small}, tokens: {TOKENS}}}", f"serve.models={further}"]
-    words += ["serve.remote_prefill.when=always", "serve.decode.replicas=2", "serve.max_sequences=8", "serve.eager=true"]
+    words += ["serve.remote_prefill.when=always", "serve.max_sequences=8", "serve.eager=true"]
     with output.open("wb") as stream:
         process = subprocess.Popen(
             [STRATA, "serve", "--model", str(target), f"serve.port={held.port}", *words],
@@ -201,11 +200,15 @@ def test_streams_and_samples(endpoint: Endpoint, model: str) -> None:
     usage = {"stream_options": {"include_usage": True}}
     for temperature in (0, 0.8):
         with endpoint.http.stream("POST", "/v1/completions", json=body | usage | {"temperature": temperature}) as answer:
-            lines = [line for line in answer.iter_lines() if line.startswith("data: {")]
-        assert f'"completion_tokens":{NEW}' in lines[-1].replace(" ", "")
+            events = [json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: {")]
+        assert events[-1]["usage"]["completion_tokens"] == NEW
+        if temperature == 0:
+            text = "".join(choice["text"] for event in events for choice in event["choices"])
+            assert text == endpoint.ask(model, PROMPTS[3])["text"]
 
 
 def test_killed_decode_replica(endpoint: Endpoint) -> None:
+    """Its streams continue on the prefill engine, which drafts nothing, until the replica is replaced."""
     requests = session.requests_for(endpoint.url, 40, seed=0)
     outcome = run.run(endpoint.url, endpoint.process.pid, requests, [(Kind.DECODE,)], concurrency=6, seed=0)
     assert outcome.holds, report.failures(outcome)

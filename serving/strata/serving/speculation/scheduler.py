@@ -9,12 +9,14 @@ Imports vLLM: only engine processes import this file.
 import time
 from typing import Any
 
+import numpy as np
 from vllm.config import VllmConfig
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request
+from vllm.v1.spec_decode.ngram_proposer import NgramProposer
 
 from strata.serving.speculation.policy import Policy
 from strata.serving.speculation.settings import OFF
@@ -36,6 +38,8 @@ class _Measured(Scheduler):  # type: ignore[misc]
         self._policy = Policy()
         self.dynamic_sd_lookup = Table(self.num_spec_tokens, self._policy)
         self._ended_at: float | None = None  # the last step, if it left requests
+        if vllm_config.speculative_config.method == "ngram":
+            compile_lookup(vllm_config)
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
         outputs = super().update_from_output(scheduler_output, model_runner_output)
@@ -57,6 +61,13 @@ class _Measured(Scheduler):  # type: ignore[misc]
             request = self.requests.get(name)
             if request is not None and request.spec_token_ids and is_off(request):
                 request.spec_token_ids = []
+
+
+def compile_lookup(config: VllmConfig) -> None:
+    """Compiles the search for n-grams, which vLLM does in the first step, while every stream waits. The worker of an engine on
+    one device runs in this process."""
+    proposer, length = NgramProposer(config), config.model_config.max_model_len
+    proposer.propose(1, [[0]], np.ones(1, np.int32), np.zeros((1, length), np.int32))
 
 
 def only_decodes(step: SchedulerOutput) -> bool:
