@@ -32,6 +32,7 @@ def scheduler(tmp_path: Path) -> MeasuredScheduler:
         max_num_batched_tokens=256,
         max_num_seqs=4,
         block_size=BLOCK,
+        enable_prefix_caching=False,
         async_scheduling=False,
         speculative_config=speculation.config(4),
         scheduler_cls=speculation.scheduler(False),

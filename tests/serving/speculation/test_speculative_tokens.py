@@ -31,7 +31,7 @@ from strata.training.model.llama import Llama
 
 pytestmark = [pytest.mark.slow, pytest.mark.rotation, pytest.mark.timeout(900)]
 
-SIZES = ["model.layers=3", "model.hidden=64", "model.heads=4", "model.kv_heads=2", "model.ffn=128", "model.vocab=512"]
+SIZES = ["model.layers=3", "model.hidden=128", "model.heads=4", "model.kv_heads=2", "model.ffn=256", "model.vocab=512"]
 CONTEXT, BLOCK, NEW, TOKENS = 512, 128, 24, 3
 NAMES = ("drafted", "looked-up")
 LENGTHS = (1, 5, 90, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 300)
