@@ -65,7 +65,10 @@ def test_refused_sections(speculative: dict[str, Any], reason: str) -> None:
         ServeSection(speculative=speculative)
 
 
-@pytest.mark.parametrize("changes", [{"adapters": {}}, {"adapter": "apart"}, {"engine": {"speculative_config": {}}}])
+@pytest.mark.parametrize(
+    "changes",
+    [{"adapters": {}}, {"adapter": "apart"}, {"engine": {"speculative_config": {}}}, {"kernels": "strata", "device": "gpu"}],
+)
 def test_sections_that_exclude_speculation(changes: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match="speculative"):
         ServeSection(speculative={"method": "ngram"}, **changes)

@@ -265,6 +265,8 @@ class ServeSection(Section):
     def speculation_has_one_model(self) -> Self:
         if self.speculative is not None and (self.adapters is not None or self.adapter == "apart"):
             raise ValueError("speculative is for one model, and drafts know no adapters: remove speculative or the adapters")
+        if self.speculative is not None and self.kernels == "strata":
+            raise ValueError("speculative is not tested with kernels=strata: set kernels=vllm, or remove speculative")
         return self
 
     @model_validator(mode="after")
