@@ -107,7 +107,7 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
     held, output = ports.reserve(), home / "serve.out"
     further = f"{{looked-up: {{model: {target}, speculative: {{method: ngram, draft: null, tokens: 4}}}}}}"
     words = [f"serve.speculative={{method: draft, draft: {small}, tokens: {TOKENS}}}", f"serve.models={further}"]
-    words += ["serve.remote_prefill.when=always", "serve.max_sequences=8", "serve.eager=true"]
+    words += ["serve.remote_prefill.when=always", "serve.max_sequences=8", "serve.eager=true", "serve.dtype=float32"]
     with output.open("wb") as stream:
         process = subprocess.Popen(
             [STRATA, "serve", "--model", str(target), f"serve.port={held.port}", *words],
