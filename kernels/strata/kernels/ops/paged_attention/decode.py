@@ -294,13 +294,16 @@ def decode_kernel(
 
 
 def candidates(arch: int, key: Key) -> list[Config]:
-    """PROGRAMS is the number of resident programs per SM, or a multiple."""
+    """PROGRAMS is the number of resident programs per SM, or a multiple. Caches in fp8 need twice the instructions per byte, and
+    programs of a single warp spend none of their time at barriers; more rows than 16 would spill its registers."""
     if arch == 0:
         return [config(BLOCK_N=16, PROGRAMS=1)]
     dims, rows, item_bytes = map(int, key)
     warps = 8 if rows * dims > 64 * 128 else 4
     tile = min(max(2**14 // (dims * item_bytes), 16), 128)  # 16 KiB of keys and 16 KiB of values; longer tiles spill
+    alone = [config(num_warps=1, num_stages=3, BLOCK_N=32, PROGRAMS=8)] if item_bytes == 1 and rows * dims <= 16 * 128 else []
     return [
+        *alone,
         config(num_warps=warps, num_stages=3, BLOCK_N=tile, PROGRAMS=2),
         config(num_warps=warps, num_stages=3, BLOCK_N=tile, PROGRAMS=4),
         config(num_warps=warps, num_stages=4, BLOCK_N=tile, PROGRAMS=2),

@@ -169,6 +169,8 @@ def candidates(arch: int, key: Key) -> list[Config]:
         config(2, 4, BLOCK_N=64, PROGRAMS=8),
         config(1, 4, BLOCK_N=32, PROGRAMS=8),
         config(1, 6, BLOCK_N=32, PROGRAMS=4),
+        config(1, 3, BLOCK_N=32, PROGRAMS=16),
+        config(1, 4, BLOCK_N=64, PROGRAMS=8),
         config(4, 4, BLOCK_N=32, PROGRAMS=4),
     ]
 
