@@ -30,6 +30,10 @@ def register() -> None:
         from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
         register_backend(AttentionBackendEnum.CUSTOM, f"{__name__}.attention.StrataAttentionBackend")
+    if "w4a16_linear" in parts:
+        from strata.kernels.vllm_plugin import linear
+
+        linear.register()
     if parts.intersection(("rms_norm", "silu_and_mul", "rotary_embedding")):
         from strata.kernels.vllm_plugin import layers
 

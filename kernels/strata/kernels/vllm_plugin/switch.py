@@ -10,14 +10,27 @@ from typing import Any
 SWITCH = "STRATA_VLLM_KERNELS"  # in the environment of the engine's processes: enabled parts, comma-separated
 PROVIDER = "strata"  # name of our implementation of vLLM's RMSNorm
 
-# `flash_prefill` sends uncached prompts to flash_attention, which does not read the paged cache. The last three are layers; the
-# rotary embedding is only for eager engines.
-PARTS = ("attention", "flash_prefill", "rms_norm", "silu_and_mul", "rotary_embedding")
+# `flash_prefill` sends uncached prompts to flash_attention, which does not read the paged cache. `w4a16_linear` is for models of
+# 4-bit weights. The last three are layers; the rotary embedding is only for eager engines.
+PARTS = ("attention", "flash_prefill", "w4a16_linear", "rms_norm", "silu_and_mul", "rotary_embedding")
 SERVED = ("attention", "flash_prefill")
+
+# vLLM's kernels for 4-bit weights, which it would select before a plugin's.
+WITHOUT = "VLLM_DISABLED_KERNELS"
+BEFORE_OURS = (
+    "MacheteLinearKernel",
+    "AllSparkLinearKernel",
+    "MarlinLinearKernel",
+    "ConchLinearKernel",
+    "ExllamaLinearKernel",
+    "TritonW4A16LinearKernel",
+    "HummingLinearKernel",
+)
 
 
 def environment(parts: Collection[str] = SERVED) -> dict[str, str]:
-    return {SWITCH: ",".join(parts)}
+    """With `w4a16_linear`, an engine refuses weights of 4 or 8 bits that Strata's kernel does not support."""
+    return {SWITCH: ",".join(parts)} | ({WITHOUT: ",".join(BEFORE_OURS)} if "w4a16_linear" in parts else {})
 
 
 def engine_arguments(parts: Collection[str] = SERVED, largest_graph: int | None = None) -> dict[str, Any]:
