@@ -62,7 +62,8 @@ def run_triton(logits: Tensor, penalties: Penalties | None = None, chosen: dict[
 
 @interpreted
 @pytest.mark.parametrize(
-    "vocabulary, spread, dtype", [(1, 1, torch.float32), (700, 3, torch.bfloat16), (1031, 0.3, torch.float32)]
+    "vocabulary, spread, dtype",
+    [(1, 1, torch.float32), (700, 3, torch.bfloat16), (1031, 0.3, torch.float32), (16_500, 2, torch.float32)],
 )
 def test_kernel_draws_the_token_of_the_reference(vocabulary: int, spread: float, dtype: torch.dtype) -> None:
     torch.manual_seed(vocabulary)
@@ -161,7 +162,7 @@ def test_a_row_does_not_depend_on_its_batch() -> None:
 def test_tokens_do_not_depend_on_the_launch_configuration() -> None:
     logits, given = torch.randn(2, 900), settings(4)
     given = {name: value[1:3].contiguous() for name, value in given.items()}
-    chosen = {"SEGMENTS_AT_ONCE": 2, "TILES": 1, "STAGES": 1, "BLOCK": 256}
+    chosen = {"TILES": 2, "GATHER": 256, "BLOCK": 256, "FEW": 16}
     assert run_triton(logits, chosen=chosen, **given).tolist() == run_triton(logits, **given).tolist()
 
 

@@ -1,10 +1,12 @@
 """Samples a token of each row in one pass over the logits.
 
-Every program reads a part of a row and stores, for each segment of 256 tokens, the largest logit and the sum of weights. The
-program that stores the last part of a row selects its token while others read further rows. Segment maxima bound the thresholds
-of top-k and top-p from below: only segments that reach the bound are read again, and tokens that reach it become candidates,
-usually a few hundred. Bisection over the candidates finds the exact thresholds. If a flat distribution has more candidates than
-fit, the bisection reads the row instead. Weights are summed in fp32.
+Every program reads a tile of a row, 16 lines of 1024 tokens. A segment of the tile is 4 neighbouring columns: a thread holds all
+of its tokens, and reduces them without the other threads. A program stores the largest logit of each segment and, if the row
+needs it, the sum of weights. The program that stores the last tile of a row selects its token while others read further rows.
+Segment maxima bound the thresholds of top-k and top-p from below: only segments that reach the bound are read
+again, and tokens that reach it become candidates. Few candidates are compared each with every other, in one step; among more,
+bisection finds the exact thresholds. If a flat distribution has more candidates than fit, the bisection reads the row instead.
+Weights are summed in fp32.
 
 A row without a filter draws a segment, then a token of it. Nothing depends on the other rows or on the order of programs.
 """
@@ -18,7 +20,9 @@ from strata.kernels.ops.arrivals import stream_arrivals
 from strata.kernels.ops.sample.noise import log2_noise_of
 from strata.kernels.tuning.tunable import Config, Key, Tunable, bucket, config
 
-SEGMENT = 256
+LINES, COLUMNS, RUN = 16, 1024, 4  # of a tile; columns of a segment
+SEGMENT = LINES * RUN
+TILE = LINES * COLUMNS
 CANDIDATES = 4096  # that fit the buffer of a row
 LOG2_E = 1.4426950408889634
 GREEDY = 1e-5  # temperatures below select the largest logit
@@ -124,6 +128,40 @@ def draw(values, tokens, logits, count, scale, flat, bound, largest, total, k, p
 
 
 @triton.jit
+def draw_of_few(values, tokens, count, largest, total, k, p, seed, step, greedy, FEW: tl.constexpr):
+    """`draw` among at most FEW candidates. One passes top-k if fewer than k are larger, and top-p if the larger ones weigh less
+    than the share p."""
+    AT_ONCE: tl.constexpr = 16
+    own = tl.arange(0, FEW)
+    x = tl.load(values + own, mask=own < count, other=-3e38)
+    ids = tl.load(tokens + own, mask=own < count, other=2147483647)
+    larger = tl.zeros([FEW], tl.int32)
+    mass = tl.zeros([FEW], tl.float32)
+    for start in range(0, count, AT_ONCE):
+        other = start + tl.arange(0, AT_ONCE)
+        y = tl.load(values + other, mask=other < count, other=-3e38)
+        more = y[None, :] > x[:, None]
+        larger += tl.sum(more.to(tl.int32), 1)
+        mass += tl.sum(tl.where(more, tl.exp2(y - largest)[None, :], 0.0), 1)
+    passed = (larger < k) & (own < count)
+    weight = tl.sum(tl.where(passed, tl.exp2(x - largest), 0.0), 0)
+    passed &= mass < tl.where(p < 1, p, 2.0) * tl.where(total > 0, total, weight)
+    score = tl.where(passed, x - tl.where(greedy, 0.0, log2_noise_of(seed, step, ids, 0)), -3e38)
+    return tl.min(tl.where(score == tl.max(score, 0), ids, 2147483647), 0)
+
+
+@triton.jit
+def first_largest(logits, vocabulary, scale, largest, BLOCK: tl.constexpr):
+    """The first token whose scaled logit is the largest."""
+    token = 2147483647
+    for start in range(0, vocabulary, BLOCK):
+        index = start + tl.arange(0, BLOCK)
+        reached = (load_scaled(logits + index, index < vocabulary, scale) >= largest) & (index < vocabulary)
+        token = tl.minimum(token, tl.min(tl.where(reached, index, 2147483647), 0))
+    return token
+
+
+@triton.jit
 def bound_of_top_k(maxima, largest, k):
     """A threshold that at least k segments reach, close to the k-th largest maximum."""
     low = tl.min(tl.where(maxima > -2e38, maxima, largest), 0)
@@ -182,31 +220,52 @@ def sample_kernel(
     TOP_K: tl.constexpr,
     TOP_P: tl.constexpr,
     MIN_P: tl.constexpr,
-    SEGMENT: tl.constexpr,
+    LINES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    RUN: tl.constexpr,
     SEGMENTS: tl.constexpr,  # of a row, rounded up to a power of two
     CANDIDATES: tl.constexpr,
-    SEGMENTS_AT_ONCE: tl.constexpr,
     TILES: tl.constexpr,  # of a program
-    STAGES: tl.constexpr,  # of the pipeline that reads logits
+    GATHER: tl.constexpr,  # tokens read again at once
     BLOCK: tl.constexpr,  # candidates at once
+    FEW: tl.constexpr,  # candidates that are compared each with every other
 ):
-    SEGMENTS_AGAIN: tl.constexpr = BLOCK // SEGMENT
+    TILE: tl.constexpr = LINES * COLUMNS
+    SEGMENT: tl.constexpr = LINES * RUN
+    OF_TILE: tl.constexpr = COLUMNS // RUN
+    AGAIN: tl.constexpr = GATHER // SEGMENT
     parts = tl.num_programs(0)
     part, row = tl.program_id(0), tl.program_id(1)
-    segments = tl.cdiv(vocabulary, SEGMENT)
+    segments = tl.cdiv(vocabulary, TILE) * OF_TILE
     row_logits = logits + row.to(tl.int64) * row_stride
     row_maxima, row_sums, row_listed = maxima + row * segments, sums + row * segments, listed + row * segments
     heat = tl.load(temperature + row)
     greedy = heat < 1e-5
     scale = tl.where(greedy, 1.0, tl.math.div_rn(1.4426950408889634, tl.where(greedy, 1.0, heat)))
-    in_segment = tl.arange(0, SEGMENT)
-    for tile in tl.range(part * TILES, part * TILES + TILES, num_stages=STAGES):
-        segment = tile * SEGMENTS_AT_ONCE + tl.arange(0, SEGMENTS_AT_ONCE)
-        index = segment[:, None] * SEGMENT + in_segment[None, :]
-        x = load_scaled(row_logits + index, index < vocabulary, scale)
-        peak = tl.max(x, 1)
+    k = vocabulary
+    p = 1.0
+    share = 0.0
+    if TOP_K:
+        given_k = tl.load(top_k + row).to(tl.int32)
+        k = tl.where((given_k > 0) & (given_k < vocabulary), given_k, vocabulary)
+    if TOP_P:
+        p = tl.load(top_p + row)
+    if MIN_P:
+        share = tl.load(min_p + row)
+    summed = (greedy == 0) & (k == vocabulary) & (share <= 0)  # top-k and min-p need no weights of segments
+    line, column = tl.arange(0, LINES), tl.arange(0, COLUMNS)
+    for tile in range(part * TILES, part * TILES + TILES):
+        index = tile * TILE + line[:, None] * COLUMNS + column[None, :]
+        raw = tl.load(row_logits + index, mask=index < vocabulary, other=float("-inf")).to(tl.float32)
+        # The scale is positive, and rounding keeps the order: the largest product is that of the largest logit.
+        peak = tl.maximum(tl.max(tl.reshape(tl.max(raw, 0), [OF_TILE, RUN]), 1) * scale, -1e37)
+        segment = tile * OF_TILE + tl.arange(0, OF_TILE)
         tl.store(row_maxima + segment, peak, mask=segment < segments)
-        tl.store(row_sums + segment, tl.sum(tl.exp2(x - peak[:, None]), 1), mask=segment < segments)
+        if summed:
+            peaks_of_columns = tl.reshape(tl.broadcast_to(peak[:, None], [OF_TILE, RUN]), [COLUMNS])
+            weights_of_tile = tl.exp2(tl.maximum(raw * scale, -1e37) - peaks_of_columns[None, :])
+            mass = tl.sum(tl.where(index < vocabulary, weights_of_tile, 0.0), 0)
+            tl.store(row_sums + segment, tl.sum(tl.reshape(mass, [OF_TILE, RUN]), 1), mask=segment < segments)
 
     tl.debug_barrier()  # all threads have stored before the arrival is counted
     before = tl.atomic_add(arrivals + row, 1, sem="acq_rel", scope="gpu")
@@ -216,43 +275,36 @@ def sample_kernel(
         there = all_segments < segments
         # Loads bypass L1, which may be stale.
         peaks = tl.load(row_maxima + all_segments, mask=there, other=-3e38, cache_modifier=".cg")
-        sum_of = tl.load(row_sums + all_segments, mask=there, other=0.0, cache_modifier=".cg")
         largest = tl.max(peaks, 0)
-        weights = sum_of * tl.exp2(peaks - largest)
-        total = tl.sum(weights, 0)
         seed = tl.load(seeds + row)
         step = tl.load(steps + row).to(tl.int32)
-        k = vocabulary
-        p = 1.0
-        floor = -1e37
-        if TOP_K:
-            given_k = tl.load(top_k + row).to(tl.int32)
-            k = tl.where((given_k > 0) & (given_k < vocabulary), given_k, vocabulary)
-        if TOP_P:
-            p = tl.load(top_p + row)
-        if MIN_P:
-            share = tl.load(min_p + row)
-            floor = tl.where(share > 0, largest + tl.log2(tl.where(share > 0, share, 1.0)), -1e37)
-        filtered = (k < vocabulary) | (p < 1) | (floor > -1e37)
-        if greedy | (filtered == 0):
-            if greedy:
-                chosen = tl.min(tl.where(peaks == largest, all_segments, SEGMENTS), 0)
-            else:
-                mass = tl.where(there, peaks + tl.log2(tl.where(there, sum_of, 1.0)), -3e38)
-                race = mass - log2_noise_of(seed, step, all_segments, 1)
-                chosen = tl.min(tl.where(race == tl.max(race, 0), all_segments, SEGMENTS), 0)
-            index = chosen * SEGMENT + in_segment
-            x = tl.where(index < vocabulary, load_scaled(row_logits + index, index < vocabulary, scale), -3e38)
-            score = tl.where(greedy, x, x - log2_noise_of(seed, step, index, 0))
+        in_segment = tl.arange(0, SEGMENT)
+        offset = in_segment // RUN * COLUMNS + in_segment % RUN
+        if summed & (p >= 1):
+            sum_of = tl.load(row_sums + all_segments, mask=there, other=0.0, cache_modifier=".cg")
+            mass = tl.where(there & (sum_of > 0), peaks + tl.log2(tl.where(sum_of > 0, sum_of, 1.0)), -3e38)
+            race = mass - log2_noise_of(seed, step, all_segments, 1)
+            chosen = tl.min(tl.where(race == tl.max(race, 0), all_segments, SEGMENTS), 0)
+            index = chosen // OF_TILE * TILE + chosen % OF_TILE * RUN + offset
+            x = load_scaled(row_logits + index, index < vocabulary, scale)
+            score = tl.where(index < vocabulary, x - log2_noise_of(seed, step, index, 0), -3e38)
             winner = tl.min(tl.where(score == tl.max(score, 0), index, 2147483647), 0)
             tl.store(out + row, winner.to(tl.int64))
         else:
-            bound = floor
-            alone = 0.0
-            if k <= segments:
+            bound = -1e37
+            total = 0.0  # weight of a row without other filters
+            if MIN_P:
+                bound = tl.where(share > 0, largest + tl.log2(tl.where(share > 0, share, 1.0)), -1e37)
+            if greedy:
+                k = 1
+                p = 1.0
+                bound = largest
+            elif k <= segments:
                 bound = tl.maximum(bound, bound_of_top_k(peaks, largest, k))
-            if (k == vocabulary) & (floor <= -1e37):
-                alone = total
+            if summed:
+                sum_of = tl.load(row_sums + all_segments, mask=there, other=0.0, cache_modifier=".cg")
+                weights = tl.where(there, sum_of * tl.exp2(peaks - largest), 0.0)
+                total = tl.sum(weights, 0)
                 bound = bound_of_top_p(peaks, weights, largest, p, total, SEGMENT)
             reached = (peaks >= bound).to(tl.int32)
             place = tl.cumsum(reached, 0) - 1
@@ -261,10 +313,11 @@ def sample_kernel(
             tl.debug_barrier()
             row_values, row_tokens = values + row * CANDIDATES, tokens + row * CANDIDATES
             count = 0
-            for start in range(0, again, SEGMENTS_AGAIN):
-                number = start + tl.arange(0, SEGMENTS_AGAIN)
+            for start in range(0, again, AGAIN):
+                number = start + tl.arange(0, AGAIN)
                 segment = tl.load(row_listed + number, mask=number < again, other=segments)
-                index = tl.reshape(segment[:, None] * SEGMENT + in_segment[None, :], [SEGMENTS_AGAIN * SEGMENT])
+                begin = segment // OF_TILE * TILE + segment % OF_TILE * RUN
+                index = tl.reshape(begin[:, None] + offset[None, :], [AGAIN * SEGMENT])
                 x = load_scaled(row_logits + index, index < vocabulary, scale)
                 passed = (x >= bound) & (index < vocabulary)
                 slot = count + tl.cumsum(passed.to(tl.int32), 0) - 1
@@ -272,9 +325,16 @@ def sample_kernel(
                 tl.store(row_tokens + slot, index, mask=passed & (slot < CANDIDATES))
                 count += tl.sum(passed.to(tl.int32), 0)
             tl.debug_barrier()
-            flat = (count > CANDIDATES).to(tl.int32)
-            count = tl.where(flat != 0, vocabulary, count)
-            winner = draw(row_values, row_tokens, row_logits, count, scale, flat, bound, largest, alone, k, p, seed, step, BLOCK)
+            if count <= FEW:
+                winner = draw_of_few(row_values, row_tokens, count, largest, total, k, p, seed, step, greedy, FEW)
+            elif greedy:
+                winner = first_largest(row_logits, vocabulary, scale, largest, BLOCK)
+            else:
+                flat = (count > CANDIDATES).to(tl.int32)
+                count = tl.where(flat != 0, vocabulary, count)
+                winner = draw(
+                    row_values, row_tokens, row_logits, count, scale, flat, bound, largest, total, k, p, seed, step, BLOCK
+                )
             tl.store(out + row, winner.to(tl.int64))
 
 
@@ -297,19 +357,17 @@ def penalize_kernel(
 
 
 def candidates(arch: int, key: Key) -> list[Config]:
-    """`key` is the number of bytes of a logit. Results do not depend on the configuration."""
+    """`key` is the number of bytes of a logit. Every thread reads 16 bytes of each line. Results do not depend on the
+    configuration."""
     if arch == 0:
-        return [config(SEGMENTS_AT_ONCE=4, TILES=2, STAGES=1, BLOCK=1024)]
+        return [config(TILES=1, GATHER=1024, BLOCK=1024, FEW=256)]
+    warps = 2 * int(key[0])
     return [
-        config(8, SEGMENTS_AT_ONCE=16, TILES=10, STAGES=3, BLOCK=1024),
-        config(8, SEGMENTS_AT_ONCE=16, TILES=5, STAGES=3, BLOCK=1024),
-        config(8, SEGMENTS_AT_ONCE=16, TILES=5, STAGES=1, BLOCK=1024),
-        config(8, SEGMENTS_AT_ONCE=32, TILES=5, STAGES=1, BLOCK=1024),
-        config(8, SEGMENTS_AT_ONCE=16, TILES=19, STAGES=4, BLOCK=1024),
-        config(4, SEGMENTS_AT_ONCE=8, TILES=10, STAGES=3, BLOCK=512),
-        config(4, SEGMENTS_AT_ONCE=8, TILES=10, STAGES=1, BLOCK=512),
-        config(4, SEGMENTS_AT_ONCE=16, TILES=10, STAGES=2, BLOCK=512),
-        config(4, SEGMENTS_AT_ONCE=8, TILES=19, STAGES=4, BLOCK=512),
+        config(warps, TILES=1, GATHER=2048, BLOCK=1024, FEW=256),
+        config(warps, TILES=1, GATHER=4096, BLOCK=1024, FEW=256),
+        config(warps, TILES=1, GATHER=1024, BLOCK=1024, FEW=128),
+        config(warps, TILES=2, GATHER=2048, BLOCK=1024, FEW=256),
+        config(warps, TILES=5, GATHER=2048, BLOCK=1024, FEW=256),
     ]
 
 
@@ -353,13 +411,13 @@ def sample_triton(
             enable_fp_fusion=False,  # rounded after every operation, as torch does
         )
     arguments = chosen or tunable.arguments((logits.element_size(),), logits.device)
-    segments = -(-vocabulary // SEGMENT)
+    tiles = -(-vocabulary // TILE)
+    segments = tiles * (COLUMNS // RUN)
     stats = torch.empty(2, rows, segments, dtype=torch.float32, device=logits.device)
     listed = torch.empty(rows, segments, dtype=torch.int32, device=logits.device)
     values = torch.empty(rows, CANDIDATES, dtype=torch.float32, device=logits.device)
     found = torch.empty(rows, CANDIDATES, dtype=torch.int32, device=logits.device)
-    parts = -(-segments // (arguments["SEGMENTS_AT_ONCE"] * arguments["TILES"]))
-    sample_kernel[(parts, rows)](
+    sample_kernel[(-(-tiles // arguments["TILES"]), rows)](
         out,
         stats[0],
         stats[1],
@@ -379,7 +437,9 @@ def sample_triton(
         TOP_K=top_k is not None,
         TOP_P=top_p is not None,
         MIN_P=min_p is not None,
-        SEGMENT=SEGMENT,
+        LINES=LINES,
+        COLUMNS=COLUMNS,
+        RUN=RUN,
         SEGMENTS=max(bucket(segments), 16),
         CANDIDATES=CANDIDATES,
         **arguments,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from strata.kernels.ops.on_device import on_tensor_device
-from strata.kernels.ops.sample.kernel import GREEDY, LOG2_E, LOWEST, SEGMENT, sample_triton, tunable
+from strata.kernels.ops.sample.kernel import COLUMNS, GREEDY, LOG2_E, LOWEST, RUN, TILE, sample_triton, tunable
 from strata.kernels.ops.sample.noise import SEGMENTS, TOKENS, log2_noise
 from strata.kernels.tuning.tunable import Config, TuningCase
 
@@ -87,11 +87,13 @@ def drawn(x: Tensor, mask: Tensor, seeds: Tensor, steps: Tensor, greedy: Tensor,
     """The token of each row. Rows without filters draw a segment of tokens first, then a token of it."""
     rows, vocabulary = x.shape
     ids = torch.arange(vocabulary, device=x.device)
-    segments = -(-vocabulary // SEGMENT)
-    by_segment = torch.nn.functional.pad(x, (0, segments * SEGMENT - vocabulary), value=-torch.inf).view(rows, segments, SEGMENT)
-    mass = torch.logsumexp(by_segment.double() / LOG2_E, 2).float() * LOG2_E
-    race = mass - log2_noise(seeds, steps, torch.arange(segments, device=x.device), SEGMENTS)
-    mask = torch.where(filtered[:, None], mask, ids // SEGMENT == race.argmax(1, keepdim=True))
+    segment = ids // TILE * (COLUMNS // RUN) + ids % COLUMNS // RUN
+    used = segment.unique()
+    largest = x.max(1, keepdim=True).values.double()
+    sums = x.new_zeros(rows, int(segment.max()) + 1, dtype=torch.float64)
+    mass = sums.index_add_(1, segment, torch.exp2(x.double() - largest))[:, used].log2() + largest
+    race = mass.float() - log2_noise(seeds, steps, used, SEGMENTS)
+    mask = torch.where(filtered[:, None], mask, segment == used[race.argmax(1, keepdim=True)])
     score = torch.where(mask, x - log2_noise(seeds, steps, ids, TOKENS), -torch.inf)
     return torch.where(greedy, x.argmax(1), score.argmax(1))
 
