@@ -17,6 +17,7 @@ from tiny_vision import Reference, data_url, image, message
 from strata.serving.gateway import http
 from strata.serving.gateway.admission import Admission
 from strata.serving.gateway.app import App
+from strata.serving.gateway.pool import Pool, Pools
 from strata.serving.metrics.telemetry import Gateway as Telemetry
 from strata.serving.transport.link import Kind, Link
 from strata.serving.transport.peers import Peers
@@ -65,7 +66,8 @@ def through_a_gateway(engine: str, test: Callable[[Ask], Awaitable[None]]) -> No
     async def within() -> None:
         directory: Any = Directory(engine)
         decode, others = (Peers(directory, role, engine_alone.SECRET) for role in ("decode", "gateway"))
-        app = App("g", ("tiny",), decode, None, others, Admission(lambda: 24), Telemetry("tiny", "g"))
+        pools = Pools(Pool(("tiny",), decode, None, Admission(lambda: 24), Telemetry("tiny", "g")))
+        app = App("g", pools, others)
         listener = http.listen("127.0.0.1", 0)
         server = http.server(app)
         serving = asyncio.ensure_future(server.serve(sockets=[listener]))
