@@ -16,7 +16,7 @@ from strata.platform.recipe import Device, PoolSection, ServeSection
 from strata.platform.recipe.serve import FilesSection, SloSection
 from strata.serving import mps
 from strata.serving.adapters import recipe as adapter_recipe
-from strata.serving.adapters.entry import Entry
+from strata.serving.adapters.entry import Entry, store
 from strata.serving.adapters.recipe import AdapterSpec
 from strata.serving.api import images
 from strata.serving.gateway import admission
@@ -87,6 +87,7 @@ class EngineSpec:
     stream_tokens: int = 0  # of all streams in one step, drafts included
     slo: SloSection | None = None  # scale the pool by it
     revision: str = ""  # of the model's weights; empty for those of the endpoint's start
+    origin: str = ""  # the model's first revision
 
     @staticmethod
     def of(role: Role, serve: ServeSection, model_dir: Path, model_id: str, network: Network, revision: str = "") -> "EngineSpec":
@@ -128,6 +129,11 @@ class EngineSpec:
     def directory(self) -> str:
         """Name of the directory in which the model's replicas find each other. Those of different weights never do."""
         return directory_of(self.model_id, self.revision)
+
+    @property
+    def adapters_directory(self) -> str:
+        """Name of the directory of adapters, the same for all revisions of the model."""
+        return store(directory_of(self.model_id, self.origin))
 
     def scaling(self) -> dict[str, Any] | None:
         """Settings of Serve's autoscaler; None for a fixed number of replicas."""
@@ -278,6 +284,7 @@ class FurtherModel:
     name: str
     folder: str
     section: dict[str, Any]  # serve section
+    adapters: tuple[Entry, ...] | None = None  # from the start; None: the model has no adapters
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,9 @@ class Base:
     weights: dict[str, torch.Tensor]
 
 
-def base(folder: Path) -> Base:
+def base(folder: Path, seed: int = 1) -> Base:
     section = recipe_file.load("laptop", [f"model.context={CONTEXT}"]).model
-    model, noise = Llama(section), torch.Generator().manual_seed(1)
+    model, noise = Llama(section), torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():  # so that no two logits are within rounding
             parameter.add_(torch.randn(parameter.shape, generator=noise) * 0.1)

@@ -83,3 +83,12 @@ def test_only_folders_below_the_roots_are_read(tmp_path: Path, rule: Rule) -> No
     (tmp_path / "runs" / "link").symlink_to(outside)
     for given in (outside, tmp_path / "runs" / ".." / "outside", tmp_path / "runs" / "link", "/no/such", "runs/a", "", "a\0b"):
         assert "is not below a folder with adapters" in refusal(given, rule)
+
+
+def test_weights_are_compared_without_the_place_of_the_adapter(tmp_path: Path, rule: Rule) -> None:
+    """For new weights of a model: a recipe's adapter may be anywhere, and its base is the one before."""
+    elsewhere = peft_folder.adapter(tmp_path / "elsewhere", base_model_name_or_path=str(tmp_path))
+    assert "is not below" in refusal(elsewhere, rule)
+    folder.check_weights(elsewhere, Path(rule.base), 4)
+    with pytest.raises(UserError, match="the served model needs"):
+        folder.check_weights(peft_folder.adapter(tmp_path / "wide", inputs=16), Path(rule.base), 4)

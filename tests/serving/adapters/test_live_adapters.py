@@ -256,3 +256,39 @@ def test_no_answer_is_lost_while_replicas_are_killed_and_adapters_come_and_go(li
     print(outcome.adapters.line())
     assert live.names() == ["model", "first"]
     live.require_equal("first", "first", PROMPTS[0])  # also on the replica that was started since
+
+
+@pytest.mark.timeout(900)
+def test_an_update_of_the_model_keeps_its_adapters(live: Live) -> None:
+    """The last test: it replaces the endpoint's engines by one. Requests to an adapter are answered at every moment."""
+    other = real_adapters.base(live.root / "other", seed=2)
+    live.merged |= {"other": other.weights, "first-on-other": real_adapters.write(other, live.root / "same-first", 1)}
+    assert live.load("later", live.adapter("later", 20)).is_success
+    live.merged["later-on-other"] = real_adapters.write(other, live.root / "same-later", 20)
+    old, statuses, over = live.ask("first", PROMPTS[1])["choices"][0]["token_ids"], list[int](), threading.Event()
+
+    def ask() -> None:
+        body = {"model": "first", "prompt": PROMPTS[1], "max_tokens": NEW, "temperature": 0, "ignore_eos": True}
+        while not over.wait(0.2):
+            statuses.append(live.http.post("/v1/completions", json=body).status_code)
+
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        asking = threads.submit(ask)
+        try:
+            smaller = {"prefill": {"replicas": 0}, "decode": {"replicas": 1}}
+            sent = live.http.post("/-/models/model", json={"model": str(other.folder), "serve": smaller})
+            assert sent.status_code == 202, sent.text
+            deadline = time.monotonic() + 300
+            while (state := live.http.get("/-/models").json()["data"][0])["state"] != "ready":
+                assert time.monotonic() < deadline and "failed" not in state["state"], state
+                time.sleep(0.5)
+        finally:
+            over.set()
+        asking.result(120)
+    assert statuses and set(statuses) == {200}
+    assert live.names() == ["model", "first", "later"]
+    live.require_equal("model", "other", PROMPTS[1])
+    live.require_equal("first", "first-on-other", PROMPTS[1])
+    live.require_equal("later", "later-on-other", PROMPTS[1])
+    assert live.ask("first", PROMPTS[1])["choices"][0]["token_ids"] != old
+    assert live.unload("later").is_success

@@ -46,8 +46,12 @@ class Replica:
             else:
                 call.end({"folder": folder, "revision": self.revisions[folder], "rank": 4})
         elif call.method == LOAD:
-            self.loaded.append(Entry(**call.meta).engine_name)
-            call.end({})
+            entry = Entry(**call.meta)
+            if entry.folder in self.revisions:
+                self.loaded.append(entry.engine_name)
+                call.end({})
+            else:
+                call.end({"refused": f"{entry.folder} does not fit."})
 
 
 def run(test: Callable[[Peers, list[Replica]], Awaitable[None]], replicas: int = 2) -> None:
@@ -158,5 +162,20 @@ def test_adapters_of_the_recipe_are_published_once() -> None:
         other = registry(peers, seed, poll_s=0.01)  # of a gateway that was started again
         await asyncio.sleep(0.1)
         assert other.all() == []
+
+    run(test, replicas=1)
+
+
+def test_replicas_of_new_weights_load_every_adapter_or_refuse_it() -> None:
+    async def test(peers: Peers, replicas: list[Replica]) -> None:
+        adapters = registry(peers)
+        await adapters.load_all()
+        await adapters.add("tuned", "/a")
+        await adapters.add("other", "/b")
+        replicas[0].loaded.clear()
+        await registry(peers).load_all()
+        assert replicas[0].loaded == ["tuned@1", "other@2"]
+        del replicas[0].revisions["/b"]
+        assert "The adapter 'other' cannot be carried over: /b does not fit." in str(await refused(adapters.load_all()))
 
     run(test, replicas=1)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from strata.serving.adapters.entry import Entry
 from strata.serving.api.requests import ApiError
 from strata.serving.catalogue.admin import Admin, is_route
 from strata.serving.catalogue.document import Catalogue, Model, Revision
@@ -33,13 +34,14 @@ class Here:
         self.store = Memory()
         self.prepared: list[tuple[Any, ...]] = []
         store: Any = self.store
-        self.admin = Admin(store, self._prepare, fixed_main)
+        self.admin = Admin(store, self._prepare, fixed_main, lambda: {"tuned"})
 
     def _prepare(self, name: str, folder: str, changes: dict[str, Any], section: dict[str, Any]) -> Revision:
         if folder == "/broken":
             raise ApiError(400, "no weights")
         self.prepared.append((name, folder, changes, section))
-        return Revision(f"r{len(self.prepared)}", folder, section | changes)
+        adapters = (Entry("x", "/x", "1", 4),) if "adapters" in changes else ()
+        return Revision(f"r{len(self.prepared)}", folder, section | changes, adapters=adapters)
 
     def send(self, method: str, path: str, tree: Any = None) -> tuple[int, dict[str, Any]]:
         return asyncio.run(self.admin.handle(method, path, json.dumps(tree).encode() if tree is not None else b""))
@@ -76,6 +78,20 @@ def test_updates_keep_the_settings_of_the_model() -> None:
     assert here.prepared[-1] == ("small", "/two", {}, {"port": 1, "max_sequences": 4})
     assert here.send("POST", "/-/models/main", {"model": "/new"})[0] == 202
     assert Here("not here").refused("POST", "/-/models/main", {"model": "/new"}) == (409, "not here")
+
+
+def test_names_of_adapters_are_taken() -> None:
+    here = Here()
+    for path, tree in (("/-/models", {"name": "tuned", "model": "/x"}), ("/-/aliases/tuned", {"models": {"main": 1}})):
+        status, words = here.refused("POST", path, tree)
+        assert status == 409 and "name of an adapter" in words
+
+
+def test_an_update_names_no_adapters() -> None:
+    here, serve = Here(), {"adapters": {"load": {"x": "/x"}}}
+    status, words = here.refused("POST", "/-/models/main", {"model": "/new", "serve": serve})
+    assert status == 400 and "is for a new model" in words
+    assert here.send("POST", "/-/models", {"name": "small", "model": "/new", "serve": serve})[0] == 202
 
 
 def test_aliases() -> None:

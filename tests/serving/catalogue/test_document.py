@@ -29,7 +29,7 @@ def test_a_model_starts_serves_and_ends() -> None:
     added = START.add("small", revision("a"))
     assert added.models["small"].serving is None and state_of(added.models["small"]) == "starting"
     ready = added.ready("small", "a", 2.0)
-    assert ready.models["small"].serving == Revision("a", "/a", {"port": 8000}, "ready", 2.0)
+    assert ready.models["small"].serving == Revision("a", "/a", {"port": 8000}, "ready", 2.0, origin="a")
     removed = ready.remove("small")
     assert removed.models["small"].serving is None and states(removed, "small") == {"a": "draining"}
     assert removed.models["small"].revisions[0].version == removed.version
@@ -47,6 +47,9 @@ def test_an_update_replaces_the_weights_only_when_they_are_ready() -> None:
     switched = updating.ready("small", "b", 3.0)
     assert states(switched, "small") == {"a": "draining", "b": "ready"} and state_of(switched.models["small"]) == "ready"
     assert states(switched.ended("small", "a"), "small") == {"b": "ready"}
+    third = switched.ended("small", "a").update("small", revision("c"))
+    assert [each.origin for each in third.models["small"].revisions] == ["a", "a"]
+    assert START.update("main", revision("b")).models["main"].revisions[-1].origin == ""
 
 
 def test_an_update_that_fails_leaves_the_old_weights_and_its_reason() -> None:

@@ -201,10 +201,12 @@ class ServeSection(Section):
     )
 
     def further(self, changes: dict[str, Any]) -> "ServeSection":
-        """Section of a further model: this one with changes. Raises ValueError."""
+        """Section of a further model or revision: this one with changes. Raises ValueError."""
         if common := sorted(changes.keys() & ENDPOINT_KEYS):
             raise ValueError(f"{common[0]} is of the whole endpoint, not of one model")
         own = self.model_dump(mode="json", exclude={"models"})
+        if self.adapters is not None:
+            own["adapters"]["load"] = {}  # of this model, and of its present weights
         try:
             return ServeSection.model_validate(_merged(own, changes))
         except ValidationError as error:

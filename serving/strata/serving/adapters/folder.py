@@ -46,9 +46,14 @@ def inspect(given: str, rule: Rule) -> Found:
     _check_base(config.get("base_model_name_or_path"), base, given)
     if rule.on_cpu:
         adapter.check_no_experts(base, FIX)
+    check_weights(folder, base, rank)
+    return Found(str(folder), revision(folder), rank)
+
+
+def check_weights(folder: Path, base: Path, rank: int) -> None:
+    """Raises UserError if the adapter does not fit the weights in `base`."""
     model_dir.check_safetensors(folder / WEIGHTS)
     _check_shapes(folder / WEIGHTS, base, rank)
-    return Found(str(folder), revision(folder), rank)
 
 
 def revision(folder: Path) -> str:

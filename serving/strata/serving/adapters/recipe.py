@@ -43,7 +43,7 @@ def entries(serve: ServeSection, model_dir: Path, models: Collection[str]) -> tu
         if not NAME.fullmatch(name):
             raise UserError(f"serve.adapters.load: {shown(name)} is no name of an adapter.", "Use letters, digits and . _ : / -.")
         if name in models:
-            raise UserError(f"serve.adapters.load: '{name}' is the name of the model.", "Use another name.")
+            raise UserError(f"serve.adapters.load: '{name}' is the name of a model or of another adapter.", "Use another name.")
         one = folder.inspect(str(Path(given).resolve()), rule)
         listed.append(Entry(name, one.folder, one.revision, one.rank))
     return tuple(listed)

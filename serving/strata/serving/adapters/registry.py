@@ -100,6 +100,15 @@ class Adapters:
         logger.info("Adapter %s was removed.", entry.engine_name)
         return entry
 
+    async def load_all(self) -> None:
+        """Loads every adapter on the replicas, which have new weights. Raises ApiError if one does not fit these."""
+        await self.read()
+        for entry in self.all():
+            try:
+                await self._load(entry)
+            except ApiError as error:
+                raise ApiError(error.status, f"The adapter '{entry.name}' cannot be carried over: {error}") from None
+
     async def read(self) -> None:
         """Reads the directory. Readers at the same time share one reading."""
         if self._reading is None:

@@ -12,7 +12,7 @@ Changes are answered at once, with 202 where engines start or end. `GET /-/model
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,7 @@ class Admin:
     store: Store
     prepare: Prepare
     fixed_main: str | None = None  # reason why the main model cannot be updated here
+    adapters: Callable[[], Collection[str]] = tuple  # names of all models' adapters
 
     async def handle(self, method: str, path: str, body: bytes) -> tuple[int, dict[str, Any]]:
         """Status and answer. Raises ApiError."""
@@ -62,7 +63,7 @@ class Admin:
         raise ApiError(405, f"{method} {path} is not allowed.")
 
     async def _add(self, tree: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        name = _named(tree.get("name"))
+        name = self._free(tree.get("name"))
         before = await self.store.read() or Catalogue()
         main = before.require(before.main or "")
         assert main.serving is not None
@@ -81,14 +82,22 @@ class Admin:
         before.update(name, model.revisions[-1])
         assert model.serving is not None
         revision = await _made(self.prepare, name, tree, model.serving.section)
+        if revision.adapters:
+            message = "serve.adapters.load is for a new model. An update keeps the model's adapters; add others when it serves."
+            raise ApiError(400, message, param="serve")
         after = await self.store.change(lambda now: now.update(name, revision))
         return 202, _entry(name, after.models[name])
 
     async def _alias(self, name: str, tree: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         weights = _weights(tree.get("models"))
-        _named(name)
+        self._free(name)
         after = await self.store.change(lambda now: _few(now.alias(name, weights)))
         return 200, {"name": name, "models": after.aliases[name]}
+
+    def _free(self, name: Any) -> str:
+        if _named(name) in self.adapters():
+            raise ApiError(409, f"'{name}' is the name of an adapter. Remove it first, or choose another name.", param="name")
+        return str(name)
 
 
 async def _made(prepare: Prepare, name: str, tree: dict[str, Any], section: dict[str, Any]) -> Revision:

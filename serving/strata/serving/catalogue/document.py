@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from strata.serving.adapters.entry import Entry
 from strata.serving.api.requests import ApiError
 
 State = Literal["starting", "ready", "failed", "draining"]
@@ -26,6 +27,8 @@ class Revision:
     since: float = 0.0  # Unix time of the state
     reason: str = ""  # of a failure; or the progress of a start
     version: int = 0  # of the document in which it began to drain
+    adapters: tuple[Entry, ...] | None = None  # from the start of the model; None: it has none
+    origin: str = ""  # id of the model's first revision: all later ones have the adapters that are loaded on it
 
     @property
     def unfinished(self) -> bool:
@@ -71,7 +74,7 @@ class Catalogue:
             raise ApiError(409, f"The model '{name}' is still ending its last requests. Try again later.", param="name")
         if known is not None and known.in_state("starting", "ready"):
             raise ApiError(409, f"There is a model '{name}' already. Update it, or choose another name.", param="name")
-        return self._with(name, Model((revision,)))
+        return self._with(name, Model((replace(revision, origin=revision.id),)))
 
     def update(self, name: str, revision: Revision) -> "Catalogue":
         model = self.require(name)
@@ -79,7 +82,8 @@ class Catalogue:
             raise ApiError(409, f"The model '{name}' does not serve yet.", param="name")
         if model.in_state("starting"):
             raise ApiError(409, f"An update of '{name}' is in progress.", param="name")
-        return self._with(name, replace(model, revisions=(*model.in_state("ready", "draining"), revision)))
+        latest = replace(revision, origin=model.serving.origin)
+        return self._with(name, replace(model, revisions=(*model.in_state("ready", "draining"), latest)))
 
     def remove(self, name: str) -> "Catalogue":
         model = self.require(name)

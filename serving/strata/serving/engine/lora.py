@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from vllm.lora.request import LoRARequest
@@ -60,6 +61,8 @@ class Lora:
             call.end({"refused": f"The adapter cannot be loaded: {shown(error, 300)}"})
 
     async def _add(self, entry: Entry, number: int) -> None:
+        # The directory of adapters outlives the weights for which an adapter was added.
+        await asyncio.to_thread(folder.check_weights, Path(entry.folder), Path(self._rule.base), entry.rank)
         if not await self._vllm.add_lora(LoRARequest(entry.engine_name, number, entry.folder)):
             raise RuntimeError(f"the engine did not load {entry.engine_name}")
 

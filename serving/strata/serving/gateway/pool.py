@@ -124,14 +124,14 @@ class Pools:
 
     def names(self, caller: Caller | None = None) -> tuple[str, ...]:
         """Models, aliases and adapters that a caller may use."""
-        return tuple(name for name in (*self._named, *self.aliases, *self._adapters()) if self._allowed(name, caller))
+        return tuple(name for name in (*self._named, *self.aliases, *self.adapters()) if self._allowed(name, caller))
 
     def card(self, name: str) -> dict[str, Any]:
         """Entry of `GET /v1/models`; that of an alias names its model with the largest weight as `root`."""
         if name in self._named:
             return self._named[name].card(name)
         if name not in self.aliases:
-            pool, adapter = self._adapters()[name]
+            pool, adapter = self.adapters()[name]
             return pool.adapter_card(adapter)
         weights = self.aliases[name]
         model = max(weights, key=lambda each: weights[each])
@@ -158,6 +158,15 @@ class Pools:
         model = alias.choose(asked, self.aliases[asked], user if isinstance(user, str) else None)
         return Target(self._named[model], model, aliased=True)
 
+    def behind(self, name: str) -> tuple[Pool, ...]:
+        """Pools that answer requests to a model, an alias or an adapter; none for an unknown name."""
+        if name in self.aliases:
+            return tuple(self._named[model] for model in self.aliases[name])
+        if name in self._named:
+            return (self._named[name],)
+        found = self.adapters().get(name)
+        return () if found is None else (found[0],)
+
     async def require(self, name: str, caller: Caller | None) -> None:
         if not (self._known(name) or await self._adapter(name)) or not self._allowed(name, caller):
             raise self._unknown(name, caller)
@@ -171,7 +180,7 @@ class Pools:
             pool = self.main if change.model is None else self._named.get(change.model, self.main)
             if change.model is not None and change.model not in self._named:
                 raise self._unknown(change.model, None)
-            elsewhere = self._adapters().get(change.name)
+            elsewhere = self.adapters().get(change.name)
             if self._known(change.name) or (elsewhere is not None and elsewhere[0] is not pool):
                 raise ApiError(400, f"'{change.name}' is the name of a model, or of another model's adapter.", param="lora_name")
         if pool.adapters is None:
@@ -182,7 +191,7 @@ class Pools:
             await pool.adapters.add(change.name, change.folder, change.replace)
         return done(change)
 
-    def _adapters(self) -> dict[str, tuple[Pool, Adapter]]:
+    def adapters(self) -> dict[str, tuple[Pool, Adapter]]:
         """Adapters of all models that get new requests."""
         pools = dict.fromkeys(self._named.values())
         return {each.name: (pool, each) for pool in pools if pool.adapters is not None for each in pool.adapters.all()}

@@ -6,7 +6,7 @@ between processes must not change with an update, so it comes from the environme
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from strata.platform.errors import UserError
 from strata.platform.model_families import copies, source
 from strata.platform.recipe import ServeSection
 from strata.serving.adapters import recipe as adapter_recipe
+from strata.serving.adapters.entry import Entry
 from strata.serving.models import adapter, hybrid_check, model_dir, quantization_check
 from strata.serving.runtime import app
 from strata.serving.spec import EngineSpec, FurtherModel, GatewaySpec, Network
@@ -43,23 +44,32 @@ def application(arguments: Arguments) -> Application:
     prefill, decode = (
         replace(EngineSpec.of(role, section, folder, name, network), on_own_nodes=True) for role in ("prefill", "decode")
     )
-    if section.adapters is not None and section.adapters.load and not folder.is_dir():
-        cause = f"serve.adapters.load needs the files of {arguments.model} where the application is built."
-        raise UserError(cause, "Copy the model to the shared storage, or load the adapters when the endpoint is up.")
-    models = tuple(_further(section, name))
-    gateway = replace(GatewaySpec.of(section, name, network), on_every_node=True, folder=str(folder), models=models)
-    return app.build(replace(gateway, adapters=adapter_recipe.entries(section, folder, gateway.names)), prefill, decode)
+    gateway = GatewaySpec.of(section, name, network)
+    adapters = _adapters(section, arguments.model, folder, {*gateway.names, *section.models})
+    models = tuple(_further(section, name, {*gateway.names, *section.models, *(entry.name for entry in adapters or ())}))
+    gateway = replace(gateway, on_every_node=True, folder=str(folder), models=models, adapters=adapters)
+    return app.build(gateway, prefill, decode)
 
 
-def _further(section: ServeSection, main: str) -> Iterator[FurtherModel]:
-    """Models of the recipe beside the main one. A gateway starts their engines, on the nodes of the pools."""
+def _further(section: ServeSection, main: str, taken: set[str]) -> Iterator[FurtherModel]:
+    """Models of the recipe beside the main one. A gateway starts their engines, on the nodes of the pools. `taken`: names."""
     for name, model in section.models.items():
         if name == main:
             raise UserError(f"serve.models.{name} has the name of the main model.", "Choose another name.")
         if model.model is None:
             raise UserError(f"serve.models.{name}.run={model.run} is a run, which pods do not have.", "Set model to its folder.")
         own = draft.resolved(section.further(model.changes))
-        yield FurtherModel(name, str(_folder(model.model, own)), own.model_dump(mode="json", exclude={"models"}))
+        folder = _folder(model.model, own)
+        adapters = _adapters(own, model.model, folder, taken)
+        taken |= {entry.name for entry in adapters or ()}
+        yield FurtherModel(name, str(folder), own.model_dump(mode="json", exclude={"models"}), adapters)
+
+
+def _adapters(section: ServeSection, model: str, folder: Path, taken: Collection[str]) -> tuple[Entry, ...] | None:
+    if section.adapters is not None and section.adapters.load and not folder.is_dir():
+        cause = f"serve.adapters.load needs the files of {model} where the application is built."
+        raise UserError(cause, "Copy the model to the shared storage, or load the adapters when the endpoint is up.")
+    return adapter_recipe.entries(section, folder, taken)
 
 
 def _folder(model: str, section: ServeSection) -> Path:

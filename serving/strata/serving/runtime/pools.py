@@ -18,8 +18,8 @@ def main(spec: GatewaySpec, gateway: str) -> Pool:
     return build(spec, "", Telemetry(spec.model_id, gateway), None)
 
 
-def build(spec: GatewaySpec, revision: str, telemetry: Telemetry, gate: Gate | None) -> Pool:
-    """`gate`: gets a queue for the pool; None: the pool uses the gate's own."""
+def build(spec: GatewaySpec, revision: str, telemetry: Telemetry, gate: Gate | None, origin: str = "") -> Pool:
+    """`gate`: gets a queue for the pool; None: the pool uses the gate's own. `origin`: the model's first revision."""
     directory, secret = Directory(directory_of(spec.model_id, revision)), spec.network.secret
     routing = PrefixRouting(spec.max_sequences) if spec.routes_by_prefix else None
     decode = Peers(directory, spec.role, secret, joined=routing.follow if routing is not None else None)
@@ -35,14 +35,14 @@ def build(spec: GatewaySpec, revision: str, telemetry: Telemetry, gate: Gate | N
         routing,
         gate.open_queue(key, lambda: spec.slots(len(decode.all())), spec.max_queue) if gate is not None else None,
         key,
-        _adapters(spec, revision, decode, prefill),
+        _adapters(spec, origin, decode, prefill),
     )
 
 
-def _adapters(spec: GatewaySpec, revision: str, decode: Peers, prefill: Peers | None) -> Adapters | None:
+def _adapters(spec: GatewaySpec, origin: str, decode: Peers, prefill: Peers | None) -> Adapters | None:
     if spec.adapters is None:
         return None
-    directory = Directory(store(directory_of(spec.model_id, revision)))
+    directory = Directory(store(directory_of(spec.model_id, origin)))
     return Adapters(
         directory,
         lambda: [*decode.all(), *(prefill.all() if prefill is not None else [])],

@@ -12,7 +12,6 @@ from typing import Any
 
 import psutil
 
-from strata.serving.adapters.entry import store
 from strata.serving.adapters.following import Following
 from strata.serving.metrics import request_log
 from strata.serving.ray_patches import serve_logs, serve_ports
@@ -118,7 +117,7 @@ class _EngineReplica:
         self._engine = await engine.start(spec, name, spec.network.host or _node_address())
         self._phases.done("engine")
         if self._engine.lora is not None:
-            self._adapters = Following(Directory(store(spec.directory)), self._engine.lora.loaded)
+            self._adapters = Following(Directory(spec.adapters_directory), self._engine.lora.loaded)
             await self._adapters.begin()
         return engine
 

@@ -2,11 +2,13 @@
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from strata.platform.errors import UserError
 from strata.platform.recipe import ServeSection
+from strata.serving.adapters import recipe as adapter_recipe
 from strata.serving.api.requests import ApiError
 from strata.serving.catalogue.admin import Admin
 from strata.serving.catalogue.document import Revision
@@ -23,7 +25,8 @@ FIXED = "The main model is of a RayService, which updates it without a failed re
 class ModelAdmin:
     def __init__(self, spec: GatewaySpec, followed: FollowedModels, controller: Controller) -> None:
         self._spec, self._followed, self._controller = spec, followed, controller
-        self._admin = Admin(followed.store, self._prepare, FIXED if spec.on_every_node else None)
+        fixed = FIXED if spec.on_every_node else None
+        self._admin = Admin(followed.store, self._prepare, fixed, lambda: followed.pools.adapters())
 
     async def handle(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
         """Status and body of the answer. Raises ApiError."""
@@ -64,6 +67,8 @@ class ModelAdmin:
         revision = Revision(new_id(), folder, own.model_dump(mode="json", exclude={"models"}), "starting", time.time())
         try:
             checks.check_folder(own, Path(folder))
+            taken = {name, *self._followed.pools.names()}
+            revision = replace(revision, adapters=adapter_recipe.entries(own, Path(folder), taken))
             if own.device == "cpu" and self._spec.network.host is not None:  # the engines are on this machine
                 checks.check_memory(checks.memory_gib(own, Path(folder)))
             checks.check_resources(engine_specs(self._spec, name, revision), ray.available_resources())

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from strata.platform.recipe import ServeSection
+from strata.serving.adapters.entry import store as adapter_store
+from strata.serving.api.requests import ApiError
 from strata.serving.catalogue.document import Catalogue, Model, Revision
 from strata.serving.gateway.pool import Pool
 from strata.serving.runtime import deployments
@@ -93,15 +95,19 @@ class Controller:
     def _first(self, before: Catalogue) -> Catalogue:
         """The catalogue of a new endpoint."""
         spec, now = self._spec, time.time()
-        main = Model((Revision("", spec.folder, spec.section, "ready", now),), main=True)
-        others = {model.name: Model((Revision(new_id(), model.folder, model.section, "starting", now),)) for model in spec.models}
-        return Catalogue(before.version + 1, {spec.model_id: main} | others)
+        main = Model((Revision("", spec.folder, spec.section, "ready", now, adapters=spec.adapters),), main=True)
+        first = Catalogue(before.version, {spec.model_id: main})
+        for model in spec.models:
+            revision = Revision(new_id(), model.folder, model.section, "starting", now, adapters=model.adapters)
+            first = first.add(model.name, revision)
+        return replace(first, version=before.version + 1)
 
     async def _start(self, name: str, revision: Revision) -> None:
         try:
             await self._bring_up(name, revision)
             pool = await self._connected(name, revision)
             await _warm_up(pool, ServeSection.model_validate(revision.section).remote_prefill.min_tokens)
+            await _carry_over(pool)
         except StartFailed as error:
             reason = str(error)
             logger.warning("The model '%s' does not start: %s", name, reason)
@@ -188,7 +194,10 @@ class Controller:
         while not self._idle(name, revision) and time.monotonic() < deadline:
             await asyncio.sleep(LOOK_S)
         await self._delete(name, revision)
-        self._followed.apply(await self._followed.store.change(lambda now: _ended(now, name, revision)))
+        left = await self._followed.store.change(lambda now: _ended(now, name, revision))
+        self._followed.apply(left)
+        if name not in left.models:
+            await asyncio.to_thread(Directory(adapter_store(directory_of(name, revision.origin))).clear)
 
     def _idle(self, name: str, revision: Revision) -> bool:
         key = directory_of(name, revision.id)
@@ -229,7 +238,8 @@ def engine_specs(endpoint_spec: GatewaySpec, name: str, revision: Revision) -> t
     network, apart = endpoint_spec.network, endpoint_spec.on_every_node
     prefill = EngineSpec.of("prefill", section, folder, name, network, revision.id)
     decode = EngineSpec.of("decode", section, folder, name, network, revision.id)
-    return replace(prefill, on_own_nodes=apart), replace(decode, on_own_nodes=apart)
+    shared: dict[str, Any] = {"on_own_nodes": apart, "origin": revision.origin}
+    return replace(prefill, **shared), replace(decode, **shared)
 
 
 async def _applications() -> Mapping[str, Any]:
@@ -275,6 +285,15 @@ async def _warm_up(pool: Pool, long: int) -> None:
                     await _answered(peer, path.rpartition("/")[2], {"model": pool.name} | request)
             except (LinkLost, TimeoutError) as error:
                 raise StartFailed(f"A replica was lost in the warm-up: {error or 'no answer in time'}") from None
+
+
+async def _carry_over(pool: Pool) -> None:
+    """Loads the model's adapters on new weights, which may have other shapes."""
+    if pool.adapters is not None:
+        try:
+            await pool.adapters.load_all()
+        except ApiError as error:
+            raise StartFailed(f"{error} Remove the adapter first, or use other weights.") from None
 
 
 async def _answered(peer: Peer, method: str, request: dict[str, Any]) -> None:

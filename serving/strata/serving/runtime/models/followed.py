@@ -106,7 +106,7 @@ class FollowedModels:
         if spec.by_slo:
             publishing = reports.publish_repeatedly(Directory(directory_of(name, revision.id)), self._gateway, telemetry.demand)
             self._reporting[name, revision.id] = asyncio.get_running_loop().create_task(publishing)
-        return built.build(spec, revision.id, telemetry, self._gate)
+        return built.build(spec, revision.id, telemetry, self._gate, revision.origin)
 
     def _close(self, key: Key) -> None:
         pool = self._built.pop(key)
@@ -121,4 +121,5 @@ def gateway_spec(endpoint: GatewaySpec, name: str, revision: Revision) -> Gatewa
     """A gateway's settings for one revision of a model."""
     section = ServeSection.model_validate(revision.section)
     own = GatewaySpec.of(section, name, endpoint.network)
-    return replace(own, folder=str(Path(revision.folder)), on_every_node=endpoint.on_every_node)
+    adapters = revision.adapters
+    return replace(own, folder=str(Path(revision.folder)), on_every_node=endpoint.on_every_node, adapters=adapters)

@@ -10,6 +10,7 @@ from strata.platform.errors import UserError
 from strata.platform.model_families import source
 from strata.platform.recipe import ServeSection
 from strata.platform.recipe.serve import ServedModelSection
+from strata.serving.adapters import recipe as adapter_recipe
 from strata.serving.catalogue.store import Store
 from strata.serving.runtime.models import checks
 from strata.serving.spec import FurtherModel
@@ -22,13 +23,16 @@ def chosen(section: ServeSection, main: str) -> list[FurtherModel]:
     """Checks the models. Raises UserError."""
     found = []
     needed_gib = 0.0
+    taken = {main, *section.models, *(section.adapters.load if section.adapters is not None else ())}
     for name, model in section.models.items():
         if name == main:
             raise UserError(f"serve.models.{name} has the name of the main model.", "Choose another name.")
         own, folder = draft.resolved(section.further(model.changes)), _folder(name, model)
         checks.check_folder(own, folder)
         needed_gib += checks.memory_gib(own, folder) if own.device == "cpu" else 0.0
-        found.append(FurtherModel(name, str(folder.resolve()), own.model_dump(mode="json", exclude={"models"})))
+        adapters = adapter_recipe.entries(own, folder, taken)
+        taken |= {entry.name for entry in adapters or ()}
+        found.append(FurtherModel(name, str(folder.resolve()), own.model_dump(mode="json", exclude={"models"}), adapters))
     if needed_gib:
         checks.check_memory(needed_gib, "Serving the models of serve.models")
     return found
