@@ -32,6 +32,7 @@ class Two:
     main: Pool
     second: Pool
     replicas: dict[str, Replica]
+    servers: dict[str, Server]
     changed: list[tuple[str, str, bytes]]
     gate: Gate | None
 
@@ -42,7 +43,7 @@ class Two:
 
 @asynccontextmanager
 async def two(tmp_path: Path, **tenants: Any) -> AsyncIterator[Two]:
-    replicas, pools, servers = {}, {}, []
+    replicas, pools, servers = {}, {}, {}
     keys = gate = None
     if tenants:
         tree = {name: {"keys": [{"sha256": digest(name.encode()).hex()}]} | limits for name, limits in tenants.items()}
@@ -56,8 +57,8 @@ async def two(tmp_path: Path, **tenants: Any) -> AsyncIterator[Two]:
             server = Server(handle, lambda: {"calls": server.calls, "healthy": True}, SECRET)
             return server
 
-        servers.append(server_of(replica.handle))
-        directory: Any = Directory(await servers[-1].listen("127.0.0.1"))
+        servers[name] = server_of(replica.handle)
+        directory: Any = Directory(await servers[name].listen("127.0.0.1"))
         decode = Peers(directory, "decode", SECRET, 0.02)
         queue = gate.open_queue(name, lambda: 4, 4) if gate is not None and name == "second" else None
         telemetry = Telemetry(name, "g", main=name == "main")
@@ -80,10 +81,10 @@ async def two(tmp_path: Path, **tenants: Any) -> AsyncIterator[Two]:
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", timeout=20) as client:
         while not (server.started and all(pool.decode.all() for pool in pools.values())):
             await asyncio.sleep(0.01)
-        yield Two(client, found, pools["main"], pools["second"], replicas, changed, gate)
+        yield Two(client, found, pools["main"], pools["second"], replicas, servers, changed, gate)
     server.should_exit = True
     await serving
-    for one in servers:
+    for one in servers.values():
         one.close()
 
 
@@ -120,6 +121,24 @@ def test_an_alias_names_the_model_to_the_replica(tmp_path: Path) -> None:
         listed = (await endpoint.client.get("/v1/models")).json()["data"]
         assert [card["id"] for card in listed] == ["main", "second", "chat"] and listed[2]["root"] == "main"
         assert (await endpoint.client.get("/v1/models/chat")).json()["root"] == "main"
+
+    run(tmp_path, test)
+
+
+def test_readiness_of_each_model(tmp_path: Path) -> None:
+    async def test(endpoint: Two) -> None:
+        async def status(name: str | None) -> int:
+            return (await endpoint.client.get("/ready", params={} if name is None else {"model": name})).status_code
+
+        assert [await status(name) for name in (None, "main", "second", "chat")] == [200] * 4
+        missing = await endpoint.client.get("/ready", params={"model": "third"})
+        assert missing.status_code == 404 and "second" not in missing.text
+        endpoint.servers["second"].close()
+        while await status("second") != 503:
+            await asyncio.sleep(0.02)
+        assert [await status(name) for name in (None, "main", "chat")] == [200, 200, 503]
+        endpoint.pools.set(endpoint.main, {}, {}, (endpoint.second,))  # it starts, or ends
+        assert await status("second") == 503
 
     run(tmp_path, test)
 

@@ -41,7 +41,7 @@ class Replica:
         tree = json.loads(call.body)
         if tree["prompt"] == "fail":
             raise RuntimeError("the engine gave up on this request")
-        context = RequestContext(resumed=tuple(call.meta["resumed"]))
+        context = RequestContext(resumed=tuple(call.meta.get("resumed", ())))
         streams = tree.get("stream") and tree["prompt"] != "refuse"
         if streams and not context.resumed:
             call.head({"status": 200, "type": "text/event-stream", "headers": {}})
@@ -92,13 +92,14 @@ class Endpoint:
         return await self.client.post("/v1/completions", json={"prompt": "x", "stream": True} | asked)
 
 
-def run(test: Callable[[Endpoint], Awaitable[None]]) -> None:
+def run(test: Callable[[Endpoint], Awaitable[None]], to_zero: bool = False) -> None:
     async def inside() -> None:
         directory: Any = Directory()
         decode, prefill, others = (Peers(directory, role, SECRET) for role in ("decode", "prefill", "gateway"))
-        ready = readiness.Readiness(decode, prefill, directory)
+        ready = readiness.Readiness(decode, None if to_zero else prefill, None if to_zero else directory, to_zero=to_zero)
         telemetry = Telemetry("tiny", "g-1")
-        app = App("g-1", Pools(Pool(("tiny",), decode, prefill, Admission(lambda: 100), telemetry, ready)), others)
+        standby = None if to_zero else prefill
+        app = App("g-1", Pools(Pool(("tiny",), decode, standby, Admission(lambda: 100), telemetry, ready)), others)
         listener = http.listen("127.0.0.1", 0)
         server = http.server(app)
         serving = asyncio.ensure_future(server.serve(sockets=[listener]))
@@ -125,6 +126,30 @@ def test_prefill_replica_continues_streams_of_the_last_decode_replica() -> None:
         response = await endpoint.client.post("/v1/completions", json={"prompt": "x"})  # a new one, not streamed
         assert response.json()["text"] == " ".join(WORDS) and len(standby.asked) == 2
         assert "x-strata-waited" not in response.headers
+
+    run(test)
+
+
+def test_short_calls_wait_for_a_pool_at_zero_and_bring_it_back() -> None:
+    async def test(endpoint: Endpoint) -> None:
+        assert (await endpoint.client.get("/ready")).status_code == 200
+        asked = [asyncio.ensure_future(endpoint.client.post("/tokenize", json={"prompt": "x"})) for _ in range(2)]
+
+        async def queued() -> float:
+            lines = (await endpoint.client.get("/metrics")).text.splitlines()
+            return sum(float(line.split()[-1]) for line in lines if line.startswith("strata_serve_requests_queued{"))
+
+        while await queued() != 2:
+            await asyncio.sleep(0.05)
+        await endpoint.add("decode", Replica("d"))
+        assert [(await one).status_code for one in asked] == [200, 200]
+
+    run(test, to_zero=True)
+
+
+def test_short_calls_are_refused_while_every_engine_is_lost() -> None:
+    async def test(endpoint: Endpoint) -> None:
+        assert (await endpoint.client.post("/tokenize", json={"prompt": "x"})).status_code == 503
 
     run(test)
 

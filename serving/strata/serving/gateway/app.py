@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
+from urllib.parse import parse_qs
 
 from strata.serving.adapters import api
 from strata.serving.api import requests
@@ -31,7 +32,7 @@ from strata.serving.gateway.journey import CLIENT_GONE, Answer, ClientGone, Jour
 from strata.serving.gateway.keys import Keys
 from strata.serving.gateway.pool import Pool, Pools, Target
 from strata.serving.gateway.prefix_routing import Prefix, prefix_of
-from strata.serving.gateway.relay import TRIES, Relay, Send
+from strata.serving.gateway.relay import KEEP_ALIVE_S, REPLICA_WAIT_S, TRIES, Relay, Send
 from strata.serving.gateway.routes import TEXT, Routes
 from strata.serving.gateway.suspects import Suspects
 from strata.serving.metrics import exposition, request_log, tracing
@@ -169,9 +170,7 @@ class App:
                 raise ApiError(503, "No healthy engine is up.", headers={"retry-after": "5"})
             return 200, "text/plain", b"success"
         if path == "/ready":
-            if obstacle := pools.main.readiness.obstacle():
-                raise ApiError(503, obstacle, headers={"retry-after": "1"})
-            return _json({"status": "ready", "model": pools.main.name})
+            return self._ready(parse_qs(query.decode("latin-1")).get("model", [pools.main.name])[-1])
         if path == "/-/routes":
             return _json({"/": "strata"})
         if path == "/openapi.json":
@@ -187,6 +186,16 @@ class App:
             await pools.require(name, caller)
             return _json(pools.card(name))
         raise self._no_such(path, "GET")
+
+    def _ready(self, name: str) -> tuple[int, str, bytes]:
+        """Readiness of a model, of all models of an alias, or of an adapter's. The route needs no key and lists no names."""
+        found = self._pools.behind(name)
+        if not found and not any(pool.name == name for pool in self._pools.all()):
+            raise ApiError(404, "This endpoint has no such model.", param="model")
+        obstacles = [pool.readiness.obstacle() for pool in found] or ["The model does not serve yet."]
+        if obstacle := next(filter(None, obstacles), None):
+            raise ApiError(503, obstacle, headers={"retry-after": "1"})
+        return _json({"status": "ready", "model": name})
 
     async def _refuse(self, send: Send, path: str, error: ApiError) -> None:
         body = errors.body(self._routes.method(path), error)
@@ -363,6 +372,7 @@ class App:
         tried: frozenset[str] = frozenset()
         engines = target.pool.engines
         with target.pool.used():
+            await _until_awake(target.pool)
             while len(tried) < TRIES and (peer := engines.least_busy(tried)) is not None and peer.name not in tried:
                 try:
                     return await _call(peer, method, body, meta)
@@ -393,6 +403,16 @@ class App:
 
 
 _REASONS = {408: "slow-upload", 413: "too-large", 429: "queue-full", 503: "no-replica"}
+
+
+async def _until_awake(pool: Pool) -> None:
+    """Waits while the pool is at zero. The waiting request brings a replica back."""
+    if not pool.readiness.scaled_to_zero():
+        return
+    ends = time.monotonic() + REPLICA_WAIT_S
+    with pool.telemetry.in_queue():
+        while pool.engines.least_busy() is None and time.monotonic() < ends:
+            await pool.engines.changed(KEEP_ALIVE_S)
 
 
 async def _call(peer: Peer, method: str, body: bytes, meta: dict[str, Any]) -> tuple[int, str, bytes]:
