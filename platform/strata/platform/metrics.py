@@ -232,6 +232,18 @@ SERVE_TENANT_FIRST_TOKEN = ServeMetric(
     (*REPLICA, "tenant"),
     LATENCY_BUCKETS,
 )
+SERVE_BATCH_WAITING = ServeMetric(
+    "strata_serve_batch_requests_waiting", "gauge", "Requests of the gateway's batches that wait, for all models", REPLICA
+)
+SERVE_BATCH_RUNNING = ServeMetric(
+    "strata_serve_batch_requests_running", "gauge", "Requests of the gateway's batches in progress, for all models", REPLICA
+)
+SERVE_BATCH_REQUESTS = ServeMetric(
+    "strata_serve_batch_requests_total",
+    "counter",
+    "Requests of batches that ended: completed, failed or expired",
+    (*REPLICA, "ending"),
+)
 
 # Measured in the engines' replicas.
 SERVE_PREFILLS = ServeMetric(
@@ -350,6 +362,9 @@ SERVING_GATEWAY = (
     SERVE_TENANT_RUNNING,
     SERVE_TENANT_QUEUED,
     SERVE_TENANT_FIRST_TOKEN,
+    SERVE_BATCH_WAITING,
+    SERVE_BATCH_RUNNING,
+    SERVE_BATCH_REQUESTS,
 )
 SERVING_ENGINE = (
     SERVE_PREFILLS,

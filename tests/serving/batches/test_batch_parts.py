@@ -5,6 +5,7 @@ import errno
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from strata.serving.batches import executor, lines, lock, runner, slots, store
 from strata.serving.batches.executor import Executor
 from strata.serving.batches.in_process import Answered
 from strata.serving.batches.journal import Journal
+from strata.serving.batches.meter import Meter
 from strata.serving.batches.records import Batch, StoredFile, new_id
 from strata.serving.batches.slots import Slots
 from strata.serving.batches.store import Space
@@ -53,9 +55,26 @@ async def upper(path: str, body: bytes, request: str) -> Answered:
     return Answered(200, json.dumps({"text": json.loads(body)["prompt"].upper()}).encode())
 
 
-def run(space: Space, batch: Batch, ask: Any = upper, free: int = 4, wall: Any = lambda: 0.0) -> Batch:
+class Recorder:
+    """Stand-in for the gateway's metrics."""
+
+    def __init__(self) -> None:
+        self.counts, self.endings = [(0, 0)], Counter[str]()
+
+    def batch_requests(self, waiting: int, running: int) -> None:
+        self.counts.append((waiting, running))
+
+    def batch_request_ended(self, ending: str) -> None:
+        self.endings[ending] += 1
+
+
+def run(
+    space: Space, batch: Batch, ask: Any = upper, free: int = 4, wall: Any = lambda: 0.0, recorder: Recorder | None = None
+) -> Batch:
+    meter = Meter(recorder or Recorder())
+
     async def within() -> None:
-        await asyncio.wait_for(runner.Runner(space, batch, ask, Slots(lambda: free), wall).run(), 30)
+        await asyncio.wait_for(runner.Runner(space, batch, ask, Slots(lambda: free), meter, wall).run(), 30)
 
     asyncio.run(within())
     found = space.batch(batch.id)
@@ -220,6 +239,27 @@ def test_full_disk_delays_the_batch_and_loses_nothing(space: Space, monkeypatch:
     assert sorted(each["custom_id"] for each in written(space, done.output_file_id)) == ["a", "b"]
 
 
+def test_requests_are_counted_while_they_wait_run_and_end(space: Space) -> None:
+    async def ask(path: str, body: bytes, request: str) -> Answered:
+        if json.loads(body)["prompt"] == "wrong":
+            return Answered(400, b"{}")
+        return await upper(path, body, request)
+
+    recorder = Recorder()
+    run(space, add(space, line("a") + line("wrong") + line("c")), ask, recorder=recorder)
+    assert recorder.endings == {"completed": 2, "failed": 1} and recorder.counts[-1] == (0, 0)
+    assert (3, 0) in recorder.counts and max(running for _, running in recorder.counts) >= 1
+    assert all(waiting >= 0 and running >= 0 and waiting + running <= 3 for waiting, running in recorder.counts)
+    expired = Recorder()
+    run(space, add(space, line("a"), expires=0), _never, wall=lambda: 1.0, recorder=expired)
+    assert expired.endings == {"expired": 1} and expired.counts[-1] == (0, 0)
+
+
+async def _never(path: str, body: bytes, request: str) -> Answered:
+    await asyncio.sleep(60)
+    raise AssertionError
+
+
 def test_executor_takes_what_nobody_runs(tmp_path: Path, space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
     mine, taken, unborn = add(space, line("a")), add(space, line("b")), space.pending_mark(new_id("batch_"))
     held = lock.acquire(space.lock_file(taken.id))
@@ -231,7 +271,7 @@ def test_executor_takes_what_nobody_runs(tmp_path: Path, space: Space, monkeypat
         return await upper(path, body, request)
 
     async def within() -> None:
-        works = Executor(tmp_path, ask, Slots(lambda: 4))
+        works = Executor(tmp_path, ask, Slots(lambda: 4), Meter(Recorder()))
         for _ in range(3):
             await works.look()
         await asyncio.wait_for(asyncio.wait([task for _, task in works._active.values()]), 20)

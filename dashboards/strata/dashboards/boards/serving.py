@@ -1,4 +1,4 @@
-"""Serving board: client latency, traffic, errors, prefill placement, engines, tenants and pictures."""
+"""Serving board: client latency, traffic, errors, prefill placement, engines, tenants, batches and pictures."""
 
 from strata.dashboards.board import Board, even, row
 from strata.dashboards.boards.annotations import DEPLOYMENTS
@@ -428,11 +428,34 @@ TENANTS = row(
     collapsed=True,
 )
 
+BATCHES = row(
+    "Batches",
+    *even(
+        12,
+        (
+            lines(
+                "Requests of batches",
+                "Requests of batches in progress, and those that wait for idle slots.",
+                Unit.COUNT,
+                Line(summed(metrics.SERVE_BATCH_RUNNING, *MODEL), "{{model}} running"),
+                Line(summed(metrics.SERVE_BATCH_WAITING, *MODEL), "{{model}} waiting"),
+            ),
+            events(
+                "Ended requests of batches",
+                "Requests of batches by their ending: completed, failed, or expired with their window.",
+                metrics.SERVE_BATCH_REQUESTS,
+                "ending",
+            ),
+        ),
+    ),
+    collapsed=True,
+)
+
 BOARD = Board(
     uid="strata-serving",
     title="Strata: Serving",
-    description="Endpoint: client latency, traffic, errors, prefill placement, KV transfer, engines, tenants and pictures.",
+    description="Endpoint: client latency, traffic, errors, prefill, KV transfer, engines, tenants, batches and pictures.",
     variables=("cluster", "ray_cluster", "team", "model", "replica"),
-    rows=(SUMMARY, LATENCY, TRAFFIC, TROUBLE, PREFILL, ENGINES, TENANTS, PICTURES),
+    rows=(SUMMARY, LATENCY, TRAFFIC, TROUBLE, PREFILL, ENGINES, TENANTS, BATCHES, PICTURES),
     annotations=(DEPLOYMENTS,),
 )

@@ -12,6 +12,7 @@ from pathlib import Path
 from strata.serving.batches import lock, store
 from strata.serving.batches.in_process import Answered
 from strata.serving.batches.lock import Lock
+from strata.serving.batches.meter import Meter
 from strata.serving.batches.records import ENDED
 from strata.serving.batches.runner import Runner
 from strata.serving.batches.slots import Slots
@@ -28,8 +29,8 @@ Ask = Callable[[str, str, bytes, str], Awaitable[Answered]]  # space, path, body
 
 
 class Executor:
-    def __init__(self, root: Path, ask: Ask, slots: Slots, wall: Callable[[], float] = time.time) -> None:
-        self._root, self._ask, self.slots, self._wall = root, ask, slots, wall
+    def __init__(self, root: Path, ask: Ask, slots: Slots, meter: Meter, wall: Callable[[], float] = time.time) -> None:
+        self._root, self._ask, self.slots, self._meter, self._wall = root, ask, slots, meter, wall
         self._active: dict[str, tuple[str, asyncio.Task[None]]] = {}  # spaces and tasks by batch
         self._crashes: Counter[str] = Counter()
         self._logged = ""
@@ -90,7 +91,7 @@ class Executor:
         try:
             batch = await asyncio.to_thread(space.batch, name)
             assert batch is not None
-            await Runner(space, batch, partial(self._ask, space.name), self.slots, self._wall).run()
+            await Runner(space, batch, partial(self._ask, space.name), self.slots, self._meter, self._wall).run()
             space.lock_file(name).unlink(missing_ok=True)
         except Exception:
             self._crashes[name] += 1

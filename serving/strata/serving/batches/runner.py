@@ -17,6 +17,7 @@ from strata.serving.batches import lines
 from strata.serving.batches.in_process import Answered
 from strata.serving.batches.journal import Journal
 from strata.serving.batches.lines import Line
+from strata.serving.batches.meter import Ending, Meter
 from strata.serving.batches.records import Batch, Counts, Status, StoredFile
 from strata.serving.batches.slots import Slots
 from strata.serving.batches.store import Space
@@ -36,8 +37,10 @@ Outcome = Literal["completed", "cancelled", "expired"]
 
 
 class Runner:
-    def __init__(self, space: Space, batch: Batch, ask: Ask, slots: Slots, wall: Callable[[], float] = time.time) -> None:
-        self._space, self._batch, self._ask, self._slots, self._wall = space, batch, ask, slots, wall
+    def __init__(
+        self, space: Space, batch: Batch, ask: Ask, slots: Slots, meter: Meter, wall: Callable[[], float] = time.time
+    ) -> None:
+        self._space, self._batch, self._ask, self._slots, self._meter, self._wall = space, batch, ask, slots, meter, wall
         self._input = space.content(batch.input_file_id)
         self._next = asyncio.Lock()  # one line of a batch waits for a slot at a time, so that batches take turns
         self._paused_until = 0.0
@@ -94,16 +97,18 @@ class Runner:
 
     async def _work(self, left: list[Line]) -> None:
         waiting = iter(left)
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(len(left), AT_ONCE)):
-                group.create_task(self._work_through(waiting))
+        with self._meter.waiting(len(left)) as ended:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(len(left), AT_ONCE)):
+                    group.create_task(self._work_through(waiting, ended))
 
-    async def _work_through(self, waiting: Iterator[Line]) -> None:
+    async def _work_through(self, waiting: Iterator[Line], ended: Callable[[Ending], None]) -> None:
         for line in waiting:
             request = uuid.uuid4().hex
             answered = await self._answer(line, request)
             journal = self._output if answered.status == 200 else self._errors
             await self._append(journal, line.custom_id, lines.output(request, line.custom_id, answered.status, answered.body))
+            ended("completed" if answered.status == 200 else "failed")
 
     async def _answer(self, line: Line, request: str) -> Answered:
         began = time.monotonic()
@@ -113,7 +118,8 @@ class Runner:
                 await self._slots.acquire(line.sequences)
             try:
                 body = await asyncio.to_thread(lines.body, self._input, line)
-                answered = await self._ask(self._batch.endpoint, body, request)
+                with self._meter.running():
+                    answered = await self._ask(self._batch.endpoint, body, request)
             finally:
                 self._slots.release(line.sequences)
             if answered.status == 429 and answered.retry_after is not None:
@@ -143,9 +149,11 @@ class Runner:
 
     async def _expire(self, left: Sequence[Line]) -> None:
         message = f"The request did not run within the completion window of {self._batch.completion_window}."
-        for line in left:
-            content = lines.unanswered(uuid.uuid4().hex, line.custom_id, "batch_expired", message)
-            await self._append(self._errors, line.custom_id, content)
+        with self._meter.waiting(len(left)) as ended:
+            for line in left:
+                content = lines.unanswered(uuid.uuid4().hex, line.custom_id, "batch_expired", message)
+                await self._append(self._errors, line.custom_id, content)
+                ended("expired")
 
     async def _finalize(self, outcome: Outcome) -> None:
         if outcome == "completed":

@@ -27,6 +27,7 @@ MAX_TENANTS = 100  # that have labels of their own
 OTHER_TENANTS = "(others)"  # no tenant can have this name
 MIGRATIONS = ("continued", "restarted", "refused")
 EVICTIONS = ("memory", "removed")  # of an adapter
+BATCH_ENDINGS = ("completed", "failed", "expired")  # of a request of a batch
 OUTCOMES = ("completed", "cancelled", "failed")  # of a picture
 # Possible causes of a longer inter-token latency, most likely first: prompt tokens in the same step; a KV transfer into this
 # engine; a remote prefill, which matters if both engines share a GPU.
@@ -39,7 +40,11 @@ class Gateway:
     def __init__(self, model: str, replica: str, main: bool = True) -> None:
         """A gateway counts as a replica of its `main` model only."""
         self._series = _Series((model, "gateway", replica), metrics.SERVING_GATEWAY)
-        if not main:
+        if main:
+            self.batch_requests(0, 0)
+            for ending in BATCH_ENDINGS:
+                self._series.add(metrics.SERVE_BATCH_REQUESTS, 0, ending)
+        else:
             self._series.set(metrics.SERVE_REPLICAS, 0)
         self._produced = 0
         self._tenants: set[str] = set()
@@ -107,6 +112,13 @@ class Gateway:
 
     def rejected(self, reason: str) -> None:
         self._series.add(metrics.SERVE_REJECTIONS, 1, reason)
+
+    def batch_requests(self, waiting: int, running: int) -> None:
+        self._series.set(metrics.SERVE_BATCH_WAITING, waiting)
+        self._series.set(metrics.SERVE_BATCH_RUNNING, running)
+
+    def batch_request_ended(self, ending: str) -> None:
+        self._series.add(metrics.SERVE_BATCH_REQUESTS, 1, ending)
 
     def retried(self, reason: str) -> None:
         self._series.add(metrics.SERVE_RETRIES, 1, reason)

@@ -8,6 +8,7 @@ from strata.serving.batches import in_process, slots
 from strata.serving.batches.api import Api, Limits
 from strata.serving.batches.executor import Executor
 from strata.serving.batches.in_process import Answered
+from strata.serving.batches.meter import Meter
 from strata.serving.batches.slots import Slots
 from strata.serving.batches.store import COMMON
 from strata.serving.gateway.app import App
@@ -47,4 +48,4 @@ def executor(spec: GatewaySpec, app: App, keys: Keys | None, pools: Pools, other
         return await in_process.post(app, path, body, request, caller)
 
     idle = Slots(free)
-    return Executor(Path(spec.files.folder), ask, idle)
+    return Executor(Path(spec.files.folder), ask, idle, Meter(pools.main.telemetry))
