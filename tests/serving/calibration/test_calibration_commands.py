@@ -76,3 +76,27 @@ def test_facts_come_from_the_models_and_the_metrics(monkeypatch: pytest.MonkeyPa
     assert (found.target.model, found.context, found.block_size, found.kv_tokens) == ("dummy", 2048, 128, 128 * 1365)
     metrics = "# none\n"
     assert facts.read("127.0.0.1:8000").kv_tokens is None
+
+
+def test_facts_of_one_of_several_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics = "".join(
+        f'vllm:cache_config_info{{model="{name}",block_size="16",num_gpu_blocks="{blocks}"}} 1.0\n'
+        for name, blocks in (("main", 100), ("small", 10))
+    )
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/metrics":
+            return httpx.Response(200, text=metrics)
+        return httpx.Response(200, json={"data": [{"id": name, "max_model_len": 64} for name in ("main", "small")]})
+
+    client = httpx.Client
+    monkeypatch.setattr(facts.httpx, "Client", lambda **given: client(transport=httpx.MockTransport(answer), **given))
+    url = "http://127.0.0.1:8000"
+    assert [(found.target.model, found.kv_tokens) for found in (facts.read(url), facts.read(url, "small"))] == [
+        ("main", 1600),
+        ("small", 160),
+    ]
+    with pytest.raises(UserError, match="no model 'other'"):
+        facts.read(url, "other")
+    with pytest.raises(UserError, match="model of a running endpoint"):
+        run("calibrate", "--start", "vllm", "--model", "small")

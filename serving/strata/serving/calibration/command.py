@@ -19,6 +19,10 @@ Url = Annotated[
     str | None,
     typer.Option(help="A running endpoint with OpenAI's API, such as http://127.0.0.1:8000.", rich_help_panel=ENDPOINT),
 ]
+Model = Annotated[
+    str | None,
+    typer.Option(help="Model of an endpoint that has several. Default: its main one.", rich_help_panel=ENDPOINT),
+]
 Start = Annotated[
     str | None,
     typer.Option(
@@ -69,6 +73,7 @@ Contender = Annotated[str, typer.Option(help="Contender of a recorded benchmark.
 
 def simulate_calibrate(
     url: Url = None,
+    model: Model = None,
     start: Start = None,
     recipe: Recipe = None,
     overrides: Overrides = None,
@@ -100,13 +105,14 @@ def simulate_calibrate(
 
     console = Console(highlight=False)
     _one_of(url, start, record)
+    _require_url(model, url)
     if record is not None:
         chosen = frozenset(_whole(word) for word in levels.split(",")) if levels else frozenset[int]()
         points = recorded.points(record, contender, chosen)
         engines = recorded.engines(points, max_sequences, step_tokens, prefill)
         fitted = session.fitted(points, engines, kv_tokens or recorded.UNBOUNDED, context or recorded.UNBOUNDED, console)
     else:
-        given = session.Given(max_sequences, step_tokens, kv_tokens, prefill, context, clients)
+        given = session.Given(max_sequences, step_tokens, kv_tokens, prefill, context, clients, model)
         with session.opened(url, start, recipe or "laptop", overrides or [], given) as endpoint:
             points = endpoint.measure(loads.calibration(endpoint.sizes(concurrency, waves)), rounds, seed, console)
             engines = endpoint.engines
@@ -127,6 +133,7 @@ def simulate_validate(
         typer.Option(help="Calibration file. Default: measured in the same rounds; for a record, the planner's step times."),
     ] = None,
     url: Url = None,
+    model: Model = None,
     start: Start = None,
     recipe: Recipe = None,
     overrides: Overrides = None,
@@ -150,6 +157,7 @@ def simulate_validate(
     from strata.serving.simulation import calibration as calibrations
 
     _one_of(url, start, record)
+    _require_url(model, url)
     if record is not None and calibration is None:
         _compare_with_planner(record, recipe or "h200", json)
         return
@@ -161,7 +169,7 @@ def simulate_validate(
         sequences, tokens = max_sequences or known.max_sequences, step_tokens or known.step_tokens
         engines = recorded.engines(points, sequences, tokens, prefill)
     else:
-        given = session.Given(max_sequences, step_tokens, kv_tokens, prefill, context, clients)
+        given = session.Given(max_sequences, step_tokens, kv_tokens, prefill, context, clients, model)
         with session.opened(url, start, recipe or "laptop", overrides or [], given) as endpoint:
             sizes = endpoint.sizes(concurrency, waves)
             # The rounds have the loads of both, so that a slow minute of the machine is part of both.
@@ -179,6 +187,11 @@ def simulate_validate(
 def _one_of(*choices: object) -> None:
     if sum(each is not None for each in choices) != 1:
         raise UserError("An endpoint or a record is needed, and one of them.", "Set --url to a running endpoint.")
+
+
+def _require_url(model: str | None, url: str | None) -> None:
+    if model is not None and url is None:
+        raise UserError("--model names a model of a running endpoint.", "Set --url, or omit --model.")
 
 
 def _whole(word: str) -> int:

@@ -25,7 +25,8 @@ class Facts:
     kv_tokens: int | None
 
 
-def read(url: str) -> Facts:
+def read(url: str, name: str | None = None) -> Facts:
+    """`name`: of the model, by default the first one of the endpoint."""
     parts = urlsplit(url if "//" in url else f"http://{url}")
     if parts.scheme != "http" or not parts.hostname:
         raise UserError(f"--url {url} is no http:// address.", "Name the endpoint as http://HOST:PORT.")
@@ -38,11 +39,19 @@ def read(url: str) -> Facts:
         raise UserError(f"{url} does not answer /v1/models: {error}.", "Check --url, and that the endpoint is up.") from None
     if not models:
         raise UserError(f"{url} serves no model.", "Start it with one.")
-    model = models[0]
+    model = next((each for each in models if name in (None, each["id"])), None)
+    if model is None:
+        raise UserError(f"{url} serves no model '{name}'.", f"Choose one of {', '.join(each['id'] for each in models)}.")
     target = Target(parts.hostname, parts.port or 80, model["id"], key)
-    labels = dict(LABEL.findall(found[1])) if (found := CACHE.search(metrics.text if metrics.is_success else "")) else {}
+    labels = _cache(metrics.text if metrics.is_success else "", model["id"])
     block_size, blocks = _number(labels.get("block_size")), _number(labels.get("num_gpu_blocks"))
     return Facts(target, _number(model.get("max_model_len")), block_size, block_size * blocks if block_size and blocks else None)
+
+
+def _cache(metrics: str, model: str) -> dict[str, str]:
+    """Labels of the KV cache of the model's engines. A server with one model does not name it."""
+    found = [dict(LABEL.findall(labels)) for labels in CACHE.findall(metrics)]
+    return next((labels for labels in found if labels.get("model", model) == model), {})
 
 
 def _number(value: object) -> int | None:

@@ -36,6 +36,7 @@ class Given:
     prefill: int
     context: int | None
     clients: int | None
+    model: str | None = None  # of an endpoint with several
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def opened(url: str | None, start: str | None, recipe: str, overrides: Sequence[
 
 
 def _described(url: str, given: Given, max_sequences: int, step_tokens: int) -> Endpoint:
-    found = facts.read(url)
+    found = facts.read(url, given.model)
     context = found.context or given.context
     kv_tokens = given.kv_tokens or found.kv_tokens
     if kv_tokens is None or context is None:
