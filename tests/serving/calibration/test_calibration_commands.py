@@ -80,7 +80,8 @@ def test_facts_come_from_the_models_and_the_metrics(monkeypatch: pytest.MonkeyPa
 
 def test_facts_of_one_of_several_models(monkeypatch: pytest.MonkeyPatch) -> None:
     metrics = "".join(
-        f'vllm:cache_config_info{{model="{name}",block_size="16",num_gpu_blocks="{blocks}"}} 1.0\n'
+        f'vllm:cache_config_info{{role="decode",replica="{name}-1",block_size="16",num_gpu_blocks="{blocks}"}} 1.0\n'
+        f'strata_serve_kv_cache_usage{{model="{name}",role="decode",replica="{name}-1"}} 0.0\n'
         for name, blocks in (("main", 100), ("small", 10))
     )
 

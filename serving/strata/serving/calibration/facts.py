@@ -6,11 +6,13 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from strata.platform import metrics
 from strata.platform.errors import UserError
 from strata.serving import access
 from strata.serving.bench.clients.load import Target
 
 CACHE = re.compile(r"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
+USAGE = re.compile(rf"^{metrics.SERVE_KV_USAGE.name}\{{(.*)\}}", re.MULTILINE)
 LABEL = re.compile(r'(\w+)="([^"]*)"')
 TIMEOUT_S = 30.0
 
@@ -34,7 +36,7 @@ def read(url: str, name: str | None = None) -> Facts:
     try:
         with httpx.Client(base_url=base, timeout=TIMEOUT_S, headers=access.headers_for(url)) as http:
             models = http.get("/v1/models").raise_for_status().json()["data"]
-            metrics = http.get("/metrics")
+            scraped = http.get("/metrics")
     except (httpx.HTTPError, KeyError, ValueError) as error:
         raise UserError(f"{url} does not answer /v1/models: {error}.", "Check --url, and that the endpoint is up.") from None
     if not models:
@@ -43,15 +45,16 @@ def read(url: str, name: str | None = None) -> Facts:
     if model is None:
         raise UserError(f"{url} serves no model '{name}'.", f"Choose one of {', '.join(each['id'] for each in models)}.")
     target = Target(parts.hostname, parts.port or 80, model["id"], key)
-    labels = _cache(metrics.text if metrics.is_success else "", model["id"])
+    labels = _cache(scraped.text if scraped.is_success else "", model["id"])
     block_size, blocks = _number(labels.get("block_size")), _number(labels.get("num_gpu_blocks"))
     return Facts(target, _number(model.get("max_model_len")), block_size, block_size * blocks if block_size and blocks else None)
 
 
-def _cache(metrics: str, model: str) -> dict[str, str]:
-    """Labels of the KV cache of the model's engines. A server with one model does not name it."""
-    found = [dict(LABEL.findall(labels)) for labels in CACHE.findall(metrics)]
-    return next((labels for labels in found if labels.get("model", model) == model), {})
+def _cache(text: str, model: str) -> dict[str, str]:
+    """Labels of the KV cache of an engine of the model. vLLM names no model here; Strata's series name that of each replica."""
+    models = {one.get("replica"): one.get("model") for one in (dict(LABEL.findall(each)) for each in USAGE.findall(text))}
+    found = [dict(LABEL.findall(labels)) for labels in CACHE.findall(text)]
+    return next((labels for labels in found if models.get(labels.get("replica"), model) == model), {})
 
 
 def _number(value: object) -> int | None:
