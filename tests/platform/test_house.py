@@ -87,7 +87,7 @@ FOLDERS = {
     "serving.ray_patches": set(),
     "serving.speculation": {"models", "routing"},
     "serving.metrics": {"routing"},
-    "serving.catalogue": {"api", "transport"},
+    "serving.catalogue": {"adapters", "api", "transport"},
     "serving.page": {"transport"},
     "serving.scaling": {"transport"},
     "serving.vllm_patches": {"metrics", "routing", "scaling"},
