@@ -2,14 +2,17 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from strata.platform.errors import UserError
 from strata.serving.adapters import api
 from strata.serving.adapters.entry import Entry
 from strata.serving.api.requests import ApiError
+from strata.serving.catalogue import commands
 from strata.serving.gateway.pool import Pool, Pools
 from strata.serving.tenants.tenant import Caller, Limits, Tenant
 
@@ -145,3 +148,14 @@ def test_routes_over_http() -> None:
                 assert (await page.post("/v1/load_lora_adapter", json=body)).status_code == 403
 
     asyncio.run(test())
+
+
+def test_the_command_names_the_model_of_an_adapter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    sent: list[Any] = []
+    monkeypatch.setattr(commands, "_send", lambda url, method, path, tree=None: sent.append((path, tree)) or {})
+    commands.models_add("tuned", adapter=tmp_path)
+    commands.models_add("tuned", adapter=tmp_path, on="small")
+    body = {"lora_name": "tuned", "lora_path": str(tmp_path)}
+    assert sent == [(api.LOAD_ROUTE, body), (api.LOAD_ROUTE, body | {"model": "small"})]
+    with pytest.raises(UserError, match="--on names the model"):
+        commands.models_add("tuned", on="small")

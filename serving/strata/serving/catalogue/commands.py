@@ -50,14 +50,18 @@ def models_add(
     run: Run = None,
     model: Source = None,
     adapter: Annotated[Path | None, typer.Option(help="Folder of a LoRA adapter on a model that serves.")] = None,
+    on: Annotated[str | None, typer.Option(help="Model of the adapter. Default: the main one.")] = None,
     url: Url = LOCAL,
     wait: Wait = True,
 ) -> None:
     """Add a model to a running endpoint. Overrides, such as serve.decode.replicas=2, replace the main model's settings."""
+    if on is not None and adapter is None:
+        raise UserError("--on names the model of an adapter.", "Set --adapter to its folder.")
     if adapter is not None:
         if run or model or overrides:
             raise UserError("--adapter excludes --run, --model and overrides.", "Use one of them.")
-        _send(url, "POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(adapter.resolve())})
+        base = {"model": on} if on is not None else {}
+        _send(url, "POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(adapter.resolve())} | base)
         typer.echo(f"{name} serves.")
         return
     _send(url, "POST", "/-/models", {"name": name} | _weights(run, model, overrides))
