@@ -55,7 +55,9 @@ def gateways(replica: type, spec: GatewaySpec, most_nodes: int) -> serve.Deploym
     resources = {"resources": {GATEWAY_RESOURCE: 1 / spec.gateways}} if spec.on_every_node else {}
     # Workers of an existing cluster have the environment of its start, without the file of API keys.
     variables = tracing.variables() | ({FILE: spec.keys_file} if spec.keys_file else {})
-    environment = {"runtime_env": {"env_vars": variables}} if variables else {}
+    # Always stated: Serve would add the environment of the process that deploys. A gateway's differs from the starter's, and with
+    # other options Serve restarts the gateways when the first engines leave their application.
+    environment = {"runtime_env": {"env_vars": variables}}
     deployment = serve.deployment(
         replica,
         name="gateway",
