@@ -1,6 +1,7 @@
 """Lines that `strata serve` prints when replicas are missing, and its end when the endpoint is lost."""
 
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,8 @@ from chaos_stand_in import stand_in
 
 from strata.platform.errors import UserError
 from strata.platform.recipe_file import load
+from strata.serving.catalogue.document import Catalogue, Model, Revision
+from strata.serving.catalogue.store import Store
 from strata.serving.metrics import counters
 from strata.serving.runtime import watch
 from strata.serving.runtime.deployments import NAME
@@ -87,6 +90,28 @@ def test_replicas_of_a_further_model_are_watched_by_its_name() -> None:
     lost = Observation(ONE_EACH | {"small gateway": 0}, True, further=wanted)
     lines = reported((0, lost), (watch.SURE_S, lost), (9, Observation(ONE_EACH | {"small decode": 1}, True, further=wanted)))
     assert "0 of 1 small decode replicas answer" in lines[0] and "recovered" in lines[1]
+
+
+def test_an_updated_main_model_has_the_replicas_of_its_new_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    def dumped(*words: str) -> dict[str, Any]:
+        return load("laptop", [f"serve.{word}" for word in words]).serve.model_dump(mode="json")
+
+    first = Revision("", "/a", dumped(), "ready")
+    small = Revision("s", "/s", dumped("prefill.replicas=0", "decode.replicas=2"), "ready")
+    models = {"main": Model((first,), main=True), "small": Model((small,))}
+    catalogue = Catalogue(1, models)
+
+    async def read(self: Store) -> Catalogue:
+        return catalogue
+
+    monkeypatch.setattr(Store, "read", read)
+    assert watch.further("main") == {"small prefill": 0, "small decode": 2}
+    catalogue = catalogue.update("main", replace(small, id="b", state="starting")).ready("main", "b", 1.0)
+    assert watch.further("main") == {"prefill": 0, "decode": 2, "small prefill": 0, "small decode": 2}
+    updated = {"prefill": 0, "decode": 2}
+    one, two = (Observation({"gateway": 1, "decode": number}, True, further=updated) for number in (1, 2))
+    lines = reported((0, two), (2, two), (4, one), (4 + watch.SURE_S, one), (9, two))
+    assert "1 of 2 decode replicas answer" in lines[0] and lines[1] == "The endpoint has recovered: 1 gateway, 2 decode."
 
 
 def test_roles_of_further_models_have_their_names() -> None:

@@ -38,7 +38,8 @@ MEANWHILE = {
 @dataclass(frozen=True)
 class Observation:
     """State of the endpoint. `replicas`, by role, is None if no gateway answers. `given_up`: Serve's reason to stop retrying.
-    `further`: the wanted replicas of models beside the main one. Their roles follow the model's name: 'small decode'."""
+    `further`: the wanted replicas that the catalogue has. Roles of models beside the main one follow the model's name: 'small
+    decode'."""
 
     replicas: Mapping[str, float] | None
     controller: bool
@@ -65,7 +66,8 @@ class Watch:
                 self.report(line)
         if self._reported and not missing:
             self._reported.clear()
-            self.report(f"The endpoint has recovered: {', '.join(f'{number} {role}' for role, number in self.wanted.items())}.")
+            complete = {role: number for role, number in self._all_wanted(seen).items() if number}
+            self.report(f"The endpoint has recovered: {', '.join(f'{number} {role}' for role, number in complete.items())}.")
         self._reported &= missing.keys()
         empty = seen.replicas is not None and seen.given_up is None and not self.wanted.keys() - {"gateway"}
         if self._answered is None or _engines(seen) or empty:  # a pool that was scaled to zero is empty, not lost
@@ -73,6 +75,9 @@ class Watch:
         elif seen.given_up is not None or now - self._answered > LOST_S:
             why = seen.given_up or f"nothing has answered for {now - self._answered:.0f} s"
             raise UserError(f"The endpoint at {self.url} is lost: {why}", "Restart it. Ray's logs have the reason.")
+
+    def _all_wanted(self, seen: Observation) -> dict[str, int]:
+        return dict(self.wanted) | dict(seen.further)
 
     def _missing(self, seen: Observation) -> dict[str, str]:
         missing = {}
@@ -84,7 +89,7 @@ class Watch:
         if seen.replicas is None:
             return missing | {"gateway": f"No gateway answers at {self.url}; Ray Serve is starting one."}
         engines = _engines(seen)
-        for role, number in (dict(self.wanted) | dict(seen.further)).items():
+        for role, number in self._all_wanted(seen).items():
             there = int(seen.replicas.get(role, 0))
             if there < number:
                 model, _, kind = role.rpartition(" ")
@@ -172,13 +177,13 @@ def wanted(section: ServeSection) -> dict[str, int]:
 
 
 def further(model: str) -> dict[str, int]:
-    """Wanted replicas of the models beside the main one that serve. Blocks on the head."""
+    """Wanted replicas of the models beside the main one that serve, and of the main one if it was updated. Blocks on the head."""
     catalogue = asyncio.run(Store(model).read())
     found: dict[str, int] = {}
     for name, each in catalogue.models.items() if catalogue is not None else ():
-        if not each.main and each.serving is not None:
-            roles = wanted(ServeSection.model_validate(each.serving.section))
-            found |= {f"{name} {role}": number for role, number in roles.items() if role != "gateway"}
+        if each.serving is not None and (each.serving.id or not each.main):
+            section, prefix = ServeSection.model_validate(each.serving.section), "" if each.main else f"{name} "
+            found |= {f"{prefix}prefill": section.prefill.replicas, f"{prefix}decode": section.decode.replicas}
     return found
 
 
