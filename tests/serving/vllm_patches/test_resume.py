@@ -3,11 +3,13 @@
 import inspect
 from types import SimpleNamespace
 
+import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
+from vllm.v1.outputs import LogprobsLists
 
 from strata.serving.vllm_patches.resume import Resumption
 
@@ -27,7 +29,7 @@ def test_a_stream_resumes_within_a_character() -> None:
     emitted, rest = tuple(answer[:4]), answer[4:]  # the snowman has three bytes; two were emitted
     engine = SimpleNamespace(output_processor=OutputProcessor(tokenizer, log_stats=False))
     resumption = Resumption(engine)
-    params = SamplingParams(max_tokens=9, min_tokens=5, output_kind=RequestOutputKind.DELTA)
+    params = SamplingParams(max_tokens=9, min_tokens=5, logprobs=0, output_kind=RequestOutputKind.DELTA)
     remaining = resumption.expect("r", prompt, emitted, params)
     assert (remaining.max_tokens, remaining.min_tokens) == (5, 1)
     request = EngineCoreRequest(
@@ -48,10 +50,15 @@ def test_a_stream_resumes_within_a_character() -> None:
     replayed = [output.outputs[0] for output in resumption.replay("r", prompt, emitted, params)]
     texts = ["a", " ", "", ""]
     assert [(output.text, output.token_ids) for output in replayed] == [(t, [e]) for t, e in zip(texts, emitted, strict=True)]
-    engine.output_processor.process_outputs([EngineCoreOutput(request_id="r-1", new_token_ids=rest)])
+    sampled = np.array(rest).reshape(-1, 1)
+    logprobs = LogprobsLists(sampled, np.zeros_like(sampled, dtype=np.float32), np.ones(len(rest), dtype=int), None)
+    engine.output_processor.process_outputs([EngineCoreOutput(request_id="r-1", new_token_ids=rest, new_logprobs=logprobs)])
     output = queue.get_nowait()
     assert output is not None
     assert (output.outputs[0].text, output.prompt_token_ids) == ("☃!", prompt)
+    named = output.outputs[0].logprobs
+    assert named is not None
+    assert [position[token].decoded_token for position, token in zip(named, rest, strict=True)] == ["☃", "!"]
 
 
 def test_vllm_still_needs_it() -> None:

@@ -1,10 +1,10 @@
 """Resumes a stream that another replica started.
 
 The engine receives prompt + emitted tokens as its prompt. Everything above the engine must treat the emitted tokens as
-generated: the detokenizer (a character may be incomplete, a stop string partly matched), usage, and vLLM's chat parsers. So the
-detokenizer receives the emitted tokens before the first new one arrives, and vLLM's OpenAI classes receive an output for each
-of them, whose events are not sent. One output for all would not do: some parsers treat a mark of reasoning that arrives with
-the text after it as text.
+generated: the detokenizer (a character may be incomplete, a stop string partly matched), log probabilities (they name a character
+at its last token), usage, and vLLM's chat parsers. So the first two receive the emitted tokens before the first new one arrives,
+and vLLM's OpenAI classes receive an output for each of them, whose events are not sent. One output for all would not do: some
+parsers treat a mark of reasoning that arrives with the text after it as text.
 
 Written for vLLM 0.29. No longer needed when an engine request can carry tokens that count as generated; the test of this file
 fails when a field for them appears, or when the interfaces used here change.
@@ -17,6 +17,7 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.detokenizer import IncrementalDetokenizer
+from vllm.v1.engine.logprobs import LogprobsProcessor
 
 
 class Resumption:
@@ -79,3 +80,15 @@ class Resumption:
         self._texts[request.external_req_id] = texts
         state.detokenizer = detokenizer
         state.prompt_token_ids = prompt_ids
+        _follow(state.logprobs_processor, emitted)
+
+
+def _follow(processor: LogprobsProcessor, emitted: tuple[int, ...]) -> None:
+    """Lets log probabilities name the whole character of a token whose first bytes are among the emitted tokens."""
+    sampled = processor._get_sampled_context_ids
+
+    def context(source: Any, most: int = 4) -> list[int]:
+        found = sampled(source, most)
+        return [*emitted, *found][-most:] if source is processor.logprobs else found
+
+    processor._get_sampled_context_ids = context
