@@ -48,9 +48,8 @@ def build(model: ModelSection, train: TrainSection, parallel: ParallelSection) -
     deepspeed.init_distributed()  # uses torch's process group
     groups = None
     module: Any
-    here = place(dist.get_rank(), parallel)
     preference = PreferenceObjective(train.preference, None) if train.preference else None
-    distillation = DistillationObjective(here.sequence) if train.distill else None
+    distillation = DistillationObjective(place(dist.get_rank(), parallel).sequence) if train.distill else None
     if parallel.pipeline > 1:
         module = pipeline.build(model, train, parallel, preference or distillation)
         if parallel.tensor > 1:
@@ -93,7 +92,7 @@ def build(model: ModelSection, train: TrainSection, parallel: ParallelSection) -
         engine.preference = preference
     if distillation:
         engine.distillation = distillation
-        if has_output(here, parallel):
+        if has_output(place(engine.global_rank, parallel), parallel):
             distillation.teacher = Teacher(section_of(model, train), train, engine.device)
     if parallel.zero == 3 and train.lora and train.lora.dora:
         magnitudes.gather_with_projections(module)
