@@ -125,7 +125,7 @@ def test_model_of_images_has_no_draft(tmp_path: Path) -> None:
     ("given", "visible"), [("small", True), ("/mnt/strata/small", True), ("/home/me/small", False), ("a/b", False)]
 )
 def test_pods_see_runs_and_the_shared_storage(given: str, visible: bool) -> None:
-    words = ["deploy.network=tcp", f"serve.speculative={{method: draft, draft: {given}}}"]
+    words = ["deploy.network=tcp", "serve.kernels=vllm", f"serve.speculative={{method: draft, draft: {given}}}"]
     recipe = recipe_file.load("8xh100", words)
     image = "strata@sha256:" + "0" * 64
     if visible:
