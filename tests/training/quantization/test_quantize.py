@@ -110,6 +110,7 @@ def rounded_to_8_bits(format: str) -> Callable[..., Any]:
     return rounded
 
 
+@pytest.mark.rotation
 @pytest.mark.parametrize("row", ["llama-biases", "qwen2", "qwen3", "gemma3", "olmo2"])
 def test_families(folder_of: Folder, text: Path, row: str) -> None:
     for format in ("w4a16-awq", "w8a8-int8"):
@@ -119,6 +120,7 @@ def test_families(folder_of: Folder, text: Path, row: str) -> None:
         assert abs(values["perplexity_change"]) < (0.3 if format == "w4a16-awq" else 0.05), values
 
 
+@pytest.mark.rotation
 def test_the_same_seed_writes_the_same_folder(folder_of: Folder, text: Path, tmp_path: Path) -> None:
     source = resolve(str(folder_of("llama")))
     seeds = [0, 0, 1]
@@ -181,6 +183,7 @@ def test_refusals(folder_of: Folder, text: Path, tmp_path: Path) -> None:
     assert "cannot be loaded" in refused(folder, "--data", text, "--to", tmp_path / "new").cause
 
 
+@pytest.mark.slow
 def test_weights_that_are_not_finite_are_refused(folder_of: Folder, text: Path, tmp_path: Path) -> None:
     folder = folder_of("llama")
     model = model_folder.load(folder, CPU)

@@ -50,6 +50,7 @@ def compared(calibration: str, *words: str) -> tuple[tuple[float, int], tuple[fl
     return pair[0], pair[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arrivals", ["poisson", "diurnal", "bursts", "steps", "ramp", "night"])
 def test_fewer_replica_hours_at_no_more_violations(arrivals: str, calibration: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generated, "DAY_S", 7200.0)
