@@ -107,9 +107,15 @@ def test_background_cluster_is_joined_found_and_stopped(background: cluster.Back
     assert not alive
 
 
+def is_agent(process: psutil.Process) -> bool:
+    """True for Ray's agents, which name their processes only when they have imported."""
+    titles, files = ("ray::DashboardA", "ray::RuntimeEnv"), ("dashboard/agent.py", "agent/main.py")
+    return process.name().startswith(titles) or any(word.endswith(files) for word in process.cmdline())
+
+
 def test_killing_the_owner_ends_the_background_cluster(background: cluster.BackgroundCluster) -> None:
     processes = psutil.Process(background.pid).children(recursive=True)
-    agents = [p for p in processes if p.name().startswith(("ray::DashboardA", "ray::RuntimeEnv"))]  # these need a minute
+    agents = [p for p in processes if is_agent(p)]  # these need a minute
     psutil.Process(background.pid).kill()
     _, alive = psutil.wait_procs([p for p in processes if p not in agents], timeout=20)
     assert not alive
