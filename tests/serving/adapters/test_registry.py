@@ -10,22 +10,18 @@ import pytest
 from strata.serving.adapters.entry import Entry, store
 from strata.serving.adapters.registry import INSPECT, LOAD, Adapters
 from strata.serving.api.requests import ApiError
-from strata.serving.transport import directory
 from strata.serving.transport.directory import Directory
 from strata.serving.transport.link import SECRET_BYTES, Call, Server
 from strata.serving.transport.peers import Peers
+
+from ..transport import memory_store
 
 SECRET = bytes(SECRET_BYTES)
 
 
 @pytest.fixture(autouse=True)
 def kv(monkeypatch: pytest.MonkeyPatch) -> dict[bytes, bytes]:
-    found: dict[bytes, bytes] = {}
-    monkeypatch.setattr(directory, "_put", found.__setitem__)
-    monkeypatch.setattr(directory, "_delete", lambda key: found.pop(key, None))
-    monkeypatch.setattr(directory, "_get", found.get)
-    monkeypatch.setattr(directory, "_list", lambda prefix: [key for key in found if key.startswith(prefix)])
-    return found
+    return memory_store.replace(monkeypatch)
 
 
 @dataclass

@@ -17,10 +17,10 @@ from strata.serving.runtime import pools
 from strata.serving.runtime.models import controller, from_recipe
 from strata.serving.runtime.models.followed import FollowedModels
 from strata.serving.spec import GatewaySpec, Network
-from strata.serving.transport import directory
 from strata.serving.transport.directory import Directory
 
 from ..adapters import peft_folder
+from ..transport import memory_store
 
 NETWORK = Network("127.0.0.1", b"s" * 32)
 FIRST = Entry("first", "/adapters/first", "1", 4)
@@ -28,12 +28,7 @@ FIRST = Entry("first", "/adapters/first", "1", 4)
 
 @pytest.fixture(autouse=True)
 def kv(monkeypatch: pytest.MonkeyPatch) -> dict[bytes, bytes]:
-    found: dict[bytes, bytes] = {}
-    monkeypatch.setattr(directory, "_put", found.__setitem__)
-    monkeypatch.setattr(directory, "_delete", lambda key: found.pop(key, None))
-    monkeypatch.setattr(directory, "_get", found.get)
-    monkeypatch.setattr(directory, "_list", lambda prefix: [key for key in found if key.startswith(prefix)])
-    return found
+    return memory_store.replace(monkeypatch)
 
 
 def section(*overrides: str) -> ServeSection:

@@ -4,18 +4,14 @@ import asyncio
 
 import pytest
 
-from strata.serving.transport import directory
 from strata.serving.transport.directory import Directory
+
+from . import memory_store
 
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> dict[bytes, bytes]:
-    found: dict[bytes, bytes] = {}
-    monkeypatch.setattr(directory, "_put", found.__setitem__)
-    monkeypatch.setattr(directory, "_delete", lambda key: found.pop(key, None))
-    monkeypatch.setattr(directory, "_get", found.get)
-    monkeypatch.setattr(directory, "_list", lambda prefix: [key for key in found if key.startswith(prefix)])
-    return found
+    return memory_store.replace(monkeypatch)
 
 
 def test_entries_are_published_found_and_withdrawn(store: dict[bytes, bytes]) -> None:
