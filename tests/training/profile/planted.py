@@ -148,6 +148,18 @@ def late_reduction(worker: Worker) -> None:
     worker.engine.buffered_allreduce_fallback = reduce
 
 
+def flag_of_every_slice(worker: Worker) -> None:
+    """Ranks agree on a flag for each slice of each layer's output."""
+
+    def after(layer: Any, inputs: Any, output: Tensor) -> None:
+        for columns in output.detach().chunk(32, dim=-1):
+            dist.all_reduce(columns.isfinite().all().float())
+
+    for layer in worker.engine.module.modules():
+        if isinstance(layer, Layer):
+            layer.register_forward_hook(after)
+
+
 def garbage(worker: Worker) -> None:
     def after(*_: Any) -> None:
         gc.collect()
@@ -180,6 +192,7 @@ CASES = {
     "read_in_every_layer": Case("host reads", read_in_every_layer),
     "slow_rank": Case("slow rank", slow_rank, parallel=TWO),
     "late_reduction": Case("collectives", late_reduction, parallel=TWO),
+    "flag_of_every_slice": Case("collectives", flag_of_every_slice, parallel=TWO),
     "tiny_micro_batches": Case(
         "dispatch", model={"context": 32, "hidden": 64, "ffn": 128}, train={"batch": 16, "micro_batch": 1}
     ),

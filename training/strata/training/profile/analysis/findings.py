@@ -1,7 +1,9 @@
 """Findings: causes that lengthen a step, each with the seconds that mending it would save."""
 
 import re
+from collections import Counter
 from collections.abc import Callable
+from math import ceil
 from statistics import median
 
 from strata.platform.profile.finding import Finding, Found, ms, worth
@@ -15,8 +17,12 @@ UNEVEN = 0.12
 OTHER_WORK = 0.30  # stages with an embedding or a head take longer for the same FLOPs
 # Recording an operator takes about as long as dispatching it, so a profile shows too much of this.
 MOST_DISPATCH = 0.20
+# A step agrees on its gradient norm and on its end. Such a collective takes as long as waking a thread on a busy machine.
+TINY = 4096  # bytes
+AGREEMENTS = 4  # tiny collectives of one kind in a step that cannot be saved
 ENOUGH = 4  # micro-batches per stage that make a pipeline's bubble small
 TWO_MACHINES = 1.3  # by which a faster precision must be faster
+NAME = re.compile(r"(\S+) (.+) (\d+) B")  # of a collective
 NONE = f"Nothing stands out: no cause takes {LEAST:.0%} of a step that could be saved."
 
 
@@ -130,18 +136,41 @@ def _dispatch(summary: Summary, machine: Machine) -> Found | None:
 
 def _collectives(summary: Summary, machine: Machine) -> Found | None:
     reduction = min(each.seconds.get("gradient reduction", 0.0) for each in summary.ranks)
-    seconds = summary.transfer + reduction
-    if not summary.transfers:
+    transfers = _avoidable(summary)
+    if not transfers:
         return None
-    largest = max(summary.transfers, key=lambda name: summary.transfers[name])
+    seconds = sum(transfers.values()) + reduction
+    largest = max(transfers, key=lambda name: transfers[name])
     text = f"Collectives that no computation hides take {_share(seconds, summary)}, most of it {_spoken(largest)}."
-    remedy = "Reduce gradients in buckets during the backward pass, or raise train.batch, so that steps exchange them less often."
+    if _bytes(largest) <= TINY:
+        remedy = "Exchange small values together, once a step."
+    else:
+        remedy = (
+            "Reduce gradients in buckets during the backward pass, or raise train.batch to exchange them less often."
+        )
     return Found("collectives", seconds, text, remedy)
 
 
+def _avoidable(summary: Summary) -> dict[str, float]:
+    """Exposed seconds of collectives by name, without the few by which every step agrees on something."""
+    counts: Counter[str] = Counter()
+    for rank in summary.ranks:
+        here = Counter(each.name for step in rank.steps for each in step.exchanges)
+        counts |= Counter({name: ceil(count / len(rank.steps)) for name, count in here.items()})
+    return {name: seconds for name, seconds in summary.transfers.items() if counts[name] > AGREEMENTS or _bytes(name) > TINY}
+
+
+def _bytes(name: str) -> int:
+    match = NAME.fullmatch(name)
+    return int(match[3]) if match else 0
+
+
 def _spoken(name: str) -> str:
-    match = re.fullmatch(r"(\S+) (.+) (\d+) B", name)
-    return f"{match[1]} of {int(match[3]) / 2**20:,.3g} MiB between ranks {match[2]}" if match else name
+    match = NAME.fullmatch(name)
+    if match is None:
+        return name
+    size = f"{int(match[3]) / 2**20:,.3g} MiB" if int(match[3]) > TINY else f"{match[3]} bytes"
+    return f"{match[1]} of {size} between ranks {match[2]}"
 
 
 def _expected_computing(summary: Summary) -> dict[int, float]:
