@@ -43,6 +43,16 @@ def test_learning_rate_jump_is_reported(
     assert [text.startswith(line or "") for text in lines] == ([True] if line else [])
 
 
+@pytest.mark.parametrize("begins", [True, False])
+def test_objective_of_a_run_does_not_change(home: Path, small_recipe: Recipe, begins: bool) -> None:
+    distilled = changed(small_recipe, distill="/teacher")
+    before, after = (distilled, small_recipe) if begins else (small_recipe, distilled)
+    run = runs.create("r", before, "test")
+    resuming.require_same_objective(run, before)
+    with pytest.raises(UserError, match=r"train\.distill was (not )?set when the run began"):
+        resuming.require_same_objective(run, after)
+
+
 def test_stall_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(workers.time, "monotonic", lambda: now)

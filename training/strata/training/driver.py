@@ -84,6 +84,7 @@ def resume(run: Run, recipe: Recipe, console: Console, take_over: bool = False) 
             job = replace(job, verified=found.identity)
         else:
             resuming.require_nothing_lost(run, place, history)
+        resuming.require_same_objective(run, recipe)
         stored = found.step if found else 0
         step = max(stored, _in_memory(replace(job, id=ownership.identity_of(run, place) or "")))
         if step > recipe.train.steps:

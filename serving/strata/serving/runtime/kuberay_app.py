@@ -19,8 +19,9 @@ from strata.platform.model_families import copies, source
 from strata.platform.recipe import ServeSection
 from strata.serving.adapters import recipe as adapter_recipe
 from strata.serving.adapters.entry import Entry
-from strata.serving.models import adapter, hybrid_check, model_dir, quantization_check
+from strata.serving.models import hybrid_check
 from strata.serving.runtime import app
+from strata.serving.runtime.models import checks
 from strata.serving.spec import EngineSpec, FurtherModel, GatewaySpec, Network
 from strata.serving.speculation import draft
 from strata.serving.transport.link import SECRET_BYTES
@@ -86,13 +87,7 @@ def _folder(model: str, section: ServeSection) -> Path:
         if section.prefill.replicas > 0:
             hybrid_check.check_config(source.read_config(model))
         return copies.place(model)
-    model_dir.check(folder)
-    quantization_check.check_folder(section, folder)
-    if section.adapter == "apart":
-        adapter.check(section, folder)
-    if section.prefill.replicas > 0:
-        hybrid_check.check_folder(folder)
-    draft.check(section, folder)
+    checks.check_folder(section, folder)
     return folder
 
 

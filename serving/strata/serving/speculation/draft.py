@@ -13,7 +13,7 @@ from strata.platform import runs
 from strata.platform.errors import UserError
 from strata.platform.model_families import source
 from strata.platform.recipe import ServeSection
-from strata.serving.models import hybrid_check, model_dir, quantization_check
+from strata.serving.models import head_size_check, hybrid_check, model_dir, quantization_check
 
 KEY = "serve.speculative.draft"
 # vLLM 0.29 takes a draft for another kind of model if its path has one of these words, whatever method is set.
@@ -55,6 +55,8 @@ def check(serve: ServeSection, target: Path) -> None:
     found = folder(serve.speculative.draft)
     model_dir.check(found)
     quantization_check.check_folder(serve, found)
+    if serve.device == "cpu":
+        head_size_check.check_folder(found)
     config, own = _config(target), _config(found)
     _check_kind(found, own)
     if config.get("vision_config") or config.get("audio_config"):

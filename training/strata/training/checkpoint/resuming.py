@@ -9,6 +9,7 @@ from strata.training.checkpoint.ownership import Place
 from strata.training.metrics.records import Record
 from strata.training.schedule.learning_rate import learning_rate
 
+OBJECTIVES = ("preference", "distill", "flow")  # sections and keys of `train` that replace the loss of next tokens
 SCHEDULE = ("lr", "steps", "warmup", "min_lr_ratio", "schedule")
 
 
@@ -29,6 +30,19 @@ def require_nothing_lost(run: Run, place: Place, history: list[Record]) -> None:
     cause = f"Run '{run.name}' has reached step {reached} by its records, but {found} in {here.path}; nothing was changed."
     fix = "Restore the files, mount the storage, or set train.checkpoints to the folder that has them. "
     raise UserError(cause, f"{fix}To start over at step 0, start a new run: --run NAME.")
+
+
+def require_same_objective(run: Run, recipe: Recipe) -> None:
+    """Refuses a loss of another kind: the run's losses before and after could not be compared, nor its best checkpoint chosen."""
+    try:
+        before = run.recipe().train
+    except UserError:
+        return
+    for key in OBJECTIVES:
+        then, now = getattr(before, key), getattr(recipe.train, key)
+        if (then is None) != (now is None):
+            words = ("was set when the run began and is not now", "was not set when the run began and is now")[then is None]
+            raise UserError(f"train.{key} {words}: it decides the loss.", f"Restore train.{key}, or start a new run.")
 
 
 def schedule_changes(run: Run, recipe: Recipe, step: int) -> list[str]:

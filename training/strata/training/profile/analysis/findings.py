@@ -145,9 +145,7 @@ def _collectives(summary: Summary, machine: Machine) -> Found | None:
     if _bytes(largest) <= TINY:
         remedy = "Exchange small values together, once a step."
     else:
-        remedy = (
-            "Reduce gradients in buckets during the backward pass, or raise train.batch to exchange them less often."
-        )
+        remedy = "Reduce gradients in buckets during the backward pass, or raise train.batch to exchange them less often."
     return Found("collectives", seconds, text, remedy)
 
 
