@@ -286,6 +286,8 @@ def test_restarted_counters_are_summed() -> None:
         ("ray::ServeReplica:strata:decode", "decode", True),
         ("ray::ServeReplica:strata:decode.handle_request", "decode", True),
         ("ray::ServeReplica:strata:decoder", "decode", False),
+        ("ray::ServeReplica:strata.qwen3-0.6b.2:decode", "decode", True),
+        ("ray::ServeReplica:stratagem:decode", "decode", False),
         ("ray::ServeReplica:strata:prefill", "decode", False),
         ("ray::ServeReplica:other:decode", "decode", False),
         ("ray::IDLE", "decode", False),

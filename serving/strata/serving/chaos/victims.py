@@ -69,10 +69,11 @@ class Processes:
 
 
 def is_replica(title: str, role: str) -> bool:
-    """True if a title is of that role. Ray appends the running method: `ray::ServeReplica:strata:decode.handle_request`."""
+    """True if a title is of that role, of any model. Ray appends the running method:
+    `ray::ServeReplica:strata:decode.handle_request`."""
     if role == Kind.GCS:
         return title.endswith("/gcs_server")
-    name = "ServeController" if role == Kind.CONTROLLER else f"ServeReplica:strata:{role}"
+    name = "ServeController" if role == Kind.CONTROLLER else rf"ServeReplica:strata(\.[^:]+)?:{role}"
     return re.match(rf"ray::{name}\b", title) is not None
 
 
