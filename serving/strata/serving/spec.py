@@ -200,6 +200,9 @@ class EngineSpec:
             "OMP_NUM_THREADS": str(self.threads),
             "VLLM_CPU_KVCACHE_SPACE": str(self.kv_cache_gib),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            # Numba, which vLLM looks up n-grams with, shares OpenMP with the engine's kernels and would give them its own number
+            # of threads: each kernel would then take ten times as long.
+            "NUMBA_NUM_THREADS": "1",
             # Required by the single-process executor that `engine.py` sets.
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             DELAY_US: "1000",

@@ -186,6 +186,7 @@ def test_environment_of_a_cpu_engine(monkeypatch: pytest.MonkeyPatch) -> None:
         "OMP_NUM_THREADS": "3",
         "VLLM_CPU_KVCACHE_SPACE": "5",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "NUMBA_NUM_THREADS": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "STRATA_NIXL_DELAY_US": "1000",
         "UCX_RCACHE_MAX_UNRELEASED": "1024",
