@@ -250,9 +250,22 @@ def test_bounds(key: str, accepted: list[float], rejected: list[float]) -> None:
         ({"serve.speculative": {"method": "draft"}}, False),
         ({"serve.speculative": {"method": "draft", "draft": "small", "tokens": 16}}, True),
         ({"serve.speculative": {"method": "ngram", "tokens": 17}}, False),
+        # Tiers of KV blocks.
+        ({"serve.kv_offload": {}}, True),
+        ({"serve.kv_offload": {"cpu_gib": 0.5}}, True),
+        ({"serve.kv_offload": {"cpu_gib": 0}}, False),
+        ({"serve.kv_offload": {"cpu_gib": INFINITE}}, False),
+        ({"serve.kv_offload": {"disk": "/kv", "disk_gib": 10}}, True),
+        ({"serve.kv_offload": {"disk": "kv", "disk_gib": 10}}, False),
+        ({"serve.kv_offload": {"disk": "/kv", "disk_gib": 0}}, False),
+        ({"serve.kv_offload": {"disk": "/kv"}}, False),
+        ({"serve.kv_offload": {"disk_gib": 10}}, False),
+        ({"serve.kv_offload": {}, "serve.prefix_caching": False}, False),
+        ({"serve.kv_offload": {}, "serve.speculative": {"method": "ngram"}}, False),
         # vLLM arguments that other keys decide.
         ({"serve.engine": {"max_model_len": 8192}}, True),
         ({"serve.engine": {"max_num_seqs": 8}}, False),
+        ({"serve.engine": {"kv_offloading_size": 8}}, False),
         ({"serve.decode.engine": {"block_size": 16}}, False),
         ({"serve.decode.engine": {"kv_cache_dtype": "fp8"}}, True),
         # Unknown keys.
@@ -418,6 +431,7 @@ def test_defaults() -> None:
             "decode": pool,
             "remote_prefill": {"when": "cheaper", "min_tokens": 256, "max_queue_s": 2.0, "stall_weight": 0.25},
             "speculative": None,
+            "kv_offload": None,
             "slo": None,
             "pictures": {
                 **dict.fromkeys(("replicas", "ulysses", "ring", "cfg", "pipefusion"), 1),

@@ -288,6 +288,12 @@ SERVE_PREFIX_QUERIED = ServeMetric(
 SERVE_PREFIX_HIT = ServeMetric(
     "strata_serve_prefix_cache_hit_tokens_total", "counter", "Prompt tokens found in the prefix cache", REPLICA
 )
+SERVE_TIER_HIT = ServeMetric(
+    "strata_serve_kv_tier_hit_tokens_total",
+    "counter",
+    "Prompt tokens that the prefix cache lacked and a tier of serve.kv_offload had, by tier",
+    (*REPLICA, "tier"),
+)
 SERVE_KV_USAGE = ServeMetric(
     "strata_serve_kv_cache_usage", "gauge", "Share of KV cache blocks in use by requests, 0 to 1", REPLICA
 )
@@ -377,6 +383,7 @@ SERVING_ENGINE = (
     SERVE_KV_EXPIRED,
     SERVE_PREFIX_QUERIED,
     SERVE_PREFIX_HIT,
+    SERVE_TIER_HIT,
     SERVE_KV_USAGE,
     SERVE_RUNNING,
     SERVE_WAITING,

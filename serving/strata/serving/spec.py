@@ -20,6 +20,8 @@ from strata.serving.adapters.entry import Entry, store
 from strata.serving.adapters.recipe import AdapterSpec
 from strata.serving.api import images
 from strata.serving.gateway import admission
+from strata.serving.kv_offload import settings as kv_offload
+from strata.serving.kv_offload.settings import KvOffload
 from strata.serving.models import adapter
 from strata.serving.models.adapter import Adapter
 from strata.serving.routing.policy import Rule
@@ -36,6 +38,7 @@ DECODE_STEP_TOKENS = 2048
 DEFAULT_STEP_TOKENS = 8192  # vLLM's default of a server on large GPUs; prompts of smaller steps wait a little longer
 DECODE_STEP_TOKENS_IN_GRAPHS = 512
 LARGEST_GRAPH = 1024
+WHOLE_BLOCKS = "strata.serving.vllm_patches.nixl_layout"
 READ_BY_CUDA = "UCX_CUDA_IPC_ENABLE_GET_ZCOPY"
 
 
@@ -84,6 +87,7 @@ class EngineSpec:
     adapter: Adapter | None = None  # on the model in `model_dir`
     adapters: AdapterSpec | None = None  # that come and go, on the model in `model_dir`
     speculation: Speculation | None = None
+    kv_offload: KvOffload | None = None  # tiers beyond the KV cache
     stream_tokens: int = 0  # of all streams in one step, drafts included
     slo: SloSection | None = None  # scale the pool by it
     revision: str = ""  # of the model's weights; empty for those of the endpoint's start
@@ -120,6 +124,7 @@ class EngineSpec:
             adapter=apart,
             adapters=adapter_recipe.spec(serve, model_dir),
             speculation=speculation.of(serve, role),
+            kv_offload=KvOffload.of(serve.kv_offload),
             stream_tokens=serve.most_stream_tokens,
             slo=serve.slo,
             revision=revision,
@@ -233,8 +238,8 @@ class EngineSpec:
             kwargs["speculative_config"] = self.speculation.config(self.max_sequences)
         if self.reasoning_parser is not None:
             kwargs["reasoning_parser"] = self.reasoning_parser
-        if self.disaggregated:
-            kwargs["kv_transfer_config"] = self._transfer()
+        if (transfer := self._transfer()) is not None:
+            kwargs["kv_transfer_config"] = transfer
         if self.device == "gpu":
             kwargs["tensor_parallel_size"] = self.pool.tensor_parallel
             kwargs["distributed_executor_backend"] = "mp" if self.pool.tensor_parallel > 1 else "uni"
@@ -262,7 +267,18 @@ class EngineSpec:
             return {}
         return {"tool_call_parser": self.tool_parser, "enable_auto_tool_choice": True}
 
-    def _transfer(self) -> dict[str, Any]:
+    def _transfer(self) -> dict[str, Any] | None:
+        """Connectors of the engine: NIXL beside another pool, and that of the tiers."""
+        nixl = self._nixl() if self.disaggregated else None
+        if self.kv_offload is None:
+            return nixl
+        folders = [self.model_dir, self.tokenizer_dir]
+        identity = {"dtype": self.dtype, "our_kernels": self.our_kernels, "arguments": self.extra_engine_args}
+        whole_blocks = nixl is not None and nixl["kv_connector_module_path"] == WHOLE_BLOCKS
+        tiers = self.kv_offload.connector(folders, identity, whole_blocks)
+        return tiers if nixl is None else kv_offload.beside(nixl, tiers)
+
+    def _nixl(self) -> dict[str, Any]:
         transfer: dict[str, Any] = {
             "kv_connector": "NixlConnector",
             "kv_connector_module_path": "strata.serving.vllm_patches.side_channel",
@@ -276,7 +292,7 @@ class EngineSpec:
             transfer["kv_buffer_device"] = "cpu"
         elif self.same_tensor_parallel and (self.speculation is None or self.speculation.draft_dir is None):
             # Otherwise vLLM must split a block by heads, or has layers of two models, of different sizes, in a block.
-            transfer["kv_connector_module_path"] = "strata.serving.vllm_patches.nixl_layout"
+            transfer["kv_connector_module_path"] = WHOLE_BLOCKS
         return transfer
 
 

@@ -7,11 +7,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from prometheus_client.parser import text_string_to_metric_families
 from vllm.config import CacheConfig, ModelConfig, ObservabilityConfig, SchedulerConfig, VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiKVConnectorStats
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.stats import NixlKVConnectorStats
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -24,6 +27,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+from strata.serving.kv_offload.settings import FOUND_TOKENS
 from strata.serving.metrics import exposition
 from strata.serving.metrics.telemetry import Replica
 from strata.serving.vllm_patches import engine_stats
@@ -148,6 +152,38 @@ def test_transfers_are_counted_and_timed(replica: Replica) -> None:
     assert value(replica, "strata_serve_kv_transfer_seconds_sum") == pytest.approx(0.003)
     assert value(replica, "strata_serve_kv_transfer_failures_total") == 1
     assert value(replica, "strata_serve_kv_expired_total") == 2
+
+
+def tiers(**tokens: int) -> dict[str, Any]:
+    """Statistics of the offloading connector for tokens found by tier."""
+    stats = OffloadingConnectorStats()
+    for tier, count in tokens.items():
+        stats.increase_counter(FOUND_TOKENS, count, (tier,))
+    return dict(stats.data)
+
+
+def found(replica: Replica) -> dict[str, float]:
+    samples = [each for family in text_string_to_metric_families(replica.text()) for each in family.samples]
+    return {each.labels["tier"]: each.value for each in samples if each.name == "strata_serve_kv_tier_hit_tokens_total"}
+
+
+def test_tokens_are_counted_by_tier(replica: Replica) -> None:
+    stats = EngineStats(replica, shards=1)
+    stats.record(SchedulerStats(kv_connector_stats=tiers(cpu=256)), None)
+    stats.record(SchedulerStats(kv_connector_stats=tiers(cpu=128, disk=384)), None)
+    assert found(replica) == {"cpu": 384, "disk": 384}
+
+
+def test_both_connectors_of_an_engine_are_recorded(replica: Replica) -> None:
+    """As the engine's process sends them: each connector's statistics by its class."""
+    both = MultiKVConnectorStats(data={"OffloadingConnector": OffloadingConnectorStats(data=tiers(cpu=256))})
+    both["NixlConnector"] = NixlKVConnectorStats(data=transfers(*[(4096, 1000)] * 3))
+    sent = msgspec.msgpack.decode(msgspec.msgpack.encode(both.data), strict=False)
+    stats = EngineStats(replica, shards=1)
+    stats.record(SchedulerStats(kv_connector_stats=sent), arrived(256 + 12))
+    assert found(replica) == {"cpu": 256}
+    assert value(replica, "strata_serve_kv_transfer_bytes_total") == 12288
+    assert stats.transfer_s_per_token == pytest.approx(0.003 / 12), "tokens of a tier were not transferred"
 
 
 def test_transfer_time_counts_shards_as_parallel(replica: Replica) -> None:

@@ -253,11 +253,16 @@ ENGINES = row(
             ).about("StrataPrefillDecodeImbalance"),
             lines(
                 "Prefix cache hit rate",
-                "Share of prompt tokens found in the prefix caches of a pool.",
+                "Share of prompt tokens found in the prefix caches of a pool, and in its tiers of host memory and disk.",
                 Unit.RATIO,
                 Line(
                     f"{per_second(metrics.SERVE_PREFIX_HIT, *POOL)} / {per_second(metrics.SERVE_PREFIX_QUERIED, *POOL)}",
                     EACH_POOL,
+                ),
+                Line(
+                    f"{per_second(metrics.SERVE_TIER_HIT, *POOL, 'tier')} / ignoring (tier) group_left "
+                    f"{per_second(metrics.SERVE_PREFIX_QUERIED, *POOL)}",
+                    f"{EACH_POOL} {{{{tier}}}}",
                 ),
                 top=1,
             ),

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from strata.platform.recipe.kv_offload import KvOffloadSection
 from strata.platform.recipe.picture_serving import PictureServingSection
 from strata.platform.recipe.section import Device, NonNegative, Positive, Section
 from strata.platform.recipe.speculative import SpeculativeSection
@@ -15,7 +16,7 @@ OWN_ENGINE_ARGUMENTS = frozenset(
         *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "distributed_executor_backend"),
         *("kv_transfer_config", "reasoning_parser", "structured_outputs_config", "disable_log_stats"),
         *("enable_logging_iteration_details", "enable_lora", "max_lora_rank", "max_loras", "max_cpu_loras", "kv_events_config"),
-        *("speculative_config", "scheduler_cls"),
+        *("speculative_config", "scheduler_cls", "kv_offloading_size", "kv_offloading_backend"),
     }
 )
 
@@ -191,6 +192,9 @@ class ServeSection(Section):
     speculative: SpeculativeSection | None = Field(
         None, description="speculative decoding, such as {method: ngram} or {method: draft, draft: small-run}; unset: none"
     )
+    kv_offload: KvOffloadSection | None = Field(
+        None, description="tiers for KV blocks beyond the KV cache, such as {cpu_gib: 8}; {} for the defaults; unset: none"
+    )
     slo: SloSection | None = Field(None, description="scale the pools by this objective; unset: by the number of requests")
     pictures: PictureServingSection = Field(
         PictureServingSection(), description="endpoint of a diffusion model; the pools are then unused"
@@ -269,6 +273,14 @@ class ServeSection(Section):
             raise ValueError("speculative is for one model, and drafts know no adapters: remove speculative or the adapters")
         if self.speculative is not None and self.kernels == "strata":
             raise ValueError("speculative is not tested with kernels=strata: set kernels=vllm, or remove speculative")
+        return self
+
+    @model_validator(mode="after")
+    def offloaded_blocks_can_be_found(self) -> Self:
+        if self.kv_offload is not None and not self.prefix_caching:
+            raise ValueError("kv_offload finds blocks by the hashes of the prefix cache: set prefix_caching=true")
+        if self.kv_offload is not None and self.speculative is not None:
+            raise ValueError("kv_offload is not tested with speculative: remove one of them")
         return self
 
     @model_validator(mode="after")

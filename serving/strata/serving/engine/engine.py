@@ -36,6 +36,7 @@ from strata.serving.engine.lora import Lora
 from strata.serving.engine.pool_load import PoolLoad
 from strata.serving.engine.prefixes import Prefixes
 from strata.serving.engine.replica_api import DecodeCalls, PrefillCalls
+from strata.serving.kv_offload import place_check
 from strata.serving.metrics import exposition
 from strata.serving.metrics.telemetry import Replica as Telemetry
 from strata.serving.metrics.tracing import Tracer
@@ -108,6 +109,8 @@ async def start(spec: EngineSpec, replica: str, host: str) -> Started:
     # An engine has one grammar backend, chosen by its first request unless set. `grammar_trial.py` checks grammars with xgrammar.
     grammars = StructuredOutputsConfig(backend="xgrammar")
     _check_names(spec.extra_engine_args)
+    if spec.kv_offload is not None:
+        place_check.check(spec.kv_offload)
     endpoints = Endpoints() if spec.kv_events else None
     events = KVEventsConfig(**endpoints.arguments()) if endpoints is not None else None
     args = AsyncEngineArgs(

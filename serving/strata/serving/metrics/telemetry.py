@@ -209,6 +209,9 @@ class Replica:
         self._series.add(metrics.SERVE_PREFIX_QUERIED, tokens)
         self._series.add(metrics.SERVE_PREFIX_HIT, hits)
 
+    def found_in_tier(self, tier: str, tokens: float) -> None:
+        self._series.add(metrics.SERVE_TIER_HIT, tokens, tier)
+
     def drafted(self, drafted: Sequence[int], accepted: Sequence[int]) -> None:
         """Adds the drafts of a step, by position."""
         for number, (made, right) in enumerate(zip(drafted, accepted, strict=True), start=1):

@@ -20,9 +20,14 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerBase
 
+from strata.serving.kv_offload.settings import FOUND_TOKENS
 from strata.serving.metrics.telemetry import Replica
 from strata.serving.routing.policy import RateMeter
 from strata.serving.scaling.step_fit import RecentShare, StepFit
+
+# Names of vLLM's connectors, and a key that only the statistics of each have.
+NIXL = ("NixlConnector", "bytes_transferred")
+TIERS = ("OffloadingConnector", "types")
 
 
 def attach(engine: Any, replica: Replica) -> "EngineStats":
@@ -60,7 +65,7 @@ class EngineStats(StatLoggerBase):  # type: ignore[misc]
     @property
     def transfer_s_per_token(self) -> float | None:
         seconds_per_byte = self._transfer.seconds_each(time.monotonic())
-        if seconds_per_byte is None or not self._tokens_moved:
+        if seconds_per_byte is None or self._tokens_moved <= 0:
             return None
         # The shards of a tensor-parallel engine read their parts of a token concurrently.
         return seconds_per_byte * self.bytes_moved / self._tokens_moved / self._shards
@@ -97,7 +102,7 @@ class EngineStats(StatLoggerBase):  # type: ignore[misc]
         step = stats.iteration_details if stats is not None else None
         if step is not None and step.num_ctx_tokens > step.num_ctx_requests:
             return "prefill"
-        if step is not None and (step.num_ctx_requests or stats.num_skipped_waiting_reqs or stats.kv_connector_stats):
+        if step is not None and (step.num_ctx_requests or stats.num_skipped_waiting_reqs or _connector(stats, NIXL)):
             return "hand-over"
         return "pool-prefill" if self._had_remote_prefills or self.remote_prefills else "nothing"
 
@@ -110,8 +115,12 @@ class EngineStats(StatLoggerBase):  # type: ignore[misc]
         self._replica.prefix_looked_up(stats.prefix_cache_stats.queries, stats.prefix_cache_stats.hits)
         if (drafts := stats.spec_decoding_stats) is not None:
             self._replica.drafted(drafts.num_draft_tokens_per_pos, drafts.num_accepted_tokens_per_pos)
-        if stats.kv_connector_stats:
-            self._record_transfers(stats.kv_connector_stats)
+        if moved := _connector(stats, NIXL):
+            self._record_transfers(moved)
+        if tiers := _connector(stats, TIERS):
+            for (tier,), tokens in tiers["data"].get(FOUND_TOKENS, {}).items():
+                self._replica.found_in_tier(tier, tokens)
+                self._tokens_moved -= tokens  # vLLM counts them with those from other engines
 
     def _record_transfers(self, data: dict[str, list[float]]) -> None:
         """Records `NixlKVConnectorStats.data`: lists with an entry for each event since the last step."""
@@ -124,6 +133,17 @@ class EngineStats(StatLoggerBase):  # type: ignore[misc]
 
     def log_engine_initialized(self) -> None:
         pass
+
+
+def _connector(stats: Any, which: tuple[str, str]) -> dict[str, Any] | None:
+    """Statistics of a connector since the last step, of an engine that has it alone or among several."""
+    data = stats.kv_connector_stats
+    if not data:
+        return None
+    name, key = which
+    if key in data:
+        return dict(data)
+    return dict(data[name]["data"]) if name in data else None
 
 
 class VllmSeries(PrometheusStatLogger):  # type: ignore[misc]
