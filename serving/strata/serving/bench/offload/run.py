@@ -43,7 +43,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Task:
-    """Of the process that runs an engine."""
+    """Task of the process that runs an engine."""
 
     folder: str
     section: dict[str, Any]
@@ -118,7 +118,7 @@ def section(served: Subject, load: Load, offload: bool) -> ServeSection:
     if given.device == "gpu":
         changes["decode"] |= {"gpus": given.decode.tensor_parallel, "gpu_memory": 0.9, "sm_share": None}
     blocks = int(CACHE * load.longest / BLOCK[given.device]) + 2
-    changes["engine"] = given.engine | {"num_gpu_blocks_override": blocks, "max_model_len": served.context}
+    changes["engine"] = given.engine | {"num_gpu_blocks_override": blocks, "max_model_len": load.longest}
     if offload:
         least = HOST_MEMORY * load.longest * token_bytes(served) / GIB
         own = given.kv_offload.model_dump() if given.kv_offload is not None else {"cpu_gib": least}
