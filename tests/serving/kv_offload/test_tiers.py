@@ -9,11 +9,14 @@ import zlib
 from array import array
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from vllm.config import CacheConfig, KVEventsConfig, KVTransferConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.distributed.kv_events import KVEventBatch
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.sampling_params import SamplingParams
@@ -25,7 +28,10 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
+from strata.serving.engine.disaggregation import NOT_FROM_DISK
 from strata.serving.kv_offload.settings import FOUND_TOKENS, KvOffload
+from strata.serving.routing.kv.cached_blocks import Batch, CachedBlocks
+from strata.serving.routing.kv.prefix_log import PrefixLog
 
 BLOCK, BLOCKS, LAYERS = 16, 13, 2
 SPEC = FullAttentionSpec(block_size=BLOCK, num_kv_heads=2, head_size=16, dtype=torch.float32)
@@ -60,6 +66,7 @@ class Engine:
     found: dict[str, float] = field(default_factory=dict)  # tokens by tier
     computed: dict[str, int] = field(default_factory=dict)  # tokens by request
     asked: int = 0
+    index: CachedBlocks = field(default_factory=lambda: CachedBlocks(BLOCK, PrefixLog()))  # as in a replica
 
     @staticmethod
     def start(folder: Path, offload: KvOffload) -> "Engine":
@@ -81,12 +88,20 @@ class Engine:
         caches = list(torch.zeros(LAYERS, BLOCKS, 2, BLOCK, 2 * 16))
         worker.register_kv_caches(dict(zip(names, caches, strict=True)))
         manager = StructuredOutputManager(config)
-        return Engine(Scheduler(config, cache, manager, BLOCK, log_stats=True), worker, caches)
+        engine = Engine(Scheduler(config, cache, manager, BLOCK, log_stats=True), worker, caches)
+        engine.scheduler.kv_event_publisher = SimpleNamespace(publish=engine._apply, shutdown=lambda: None)
+        return engine
 
-    def ask(self, tokens: list[int], answer: int = 1, salt: str | None = None) -> list[int]:
+    def _apply(self, batch: KVEventBatch) -> None:
+        self.index.apply(msgspec.msgpack.decode(msgspec.msgpack.encode(batch), type=Batch).events)
+
+    def ask(
+        self, tokens: list[int], answer: int = 1, salt: str | None = None, transfer: dict[str, Any] | None = None
+    ) -> list[int]:
         """Runs a request. Returns its tokens. Asserts that every token reads the KV blocks of its own prefix."""
         self.asked += 1
-        params = SamplingParams(max_tokens=answer, ignore_eos=True)
+        extra = {"kv_transfer_params": transfer} if transfer is not None else None
+        params = SamplingParams(max_tokens=answer, ignore_eos=True, extra_args=extra)
         hasher = get_request_block_hasher(BLOCK, sha256)
         name = str(self.asked)
         request = Request(name, tokens, sampling_params=params, pooling_params=None, block_hasher=hasher, cache_salt=salt)
@@ -168,6 +183,36 @@ def test_second_turn_is_read_from_host_memory(tmp_path: Path) -> None:
         engine.ask(turn)
         assert engine.found == {"cpu": blocks * BLOCK}, "the KV cache has it"
         assert not list(Path("/dev/shm").glob("vllm_offload_*"))
+    finally:
+        engine.stop()
+
+
+def test_tokens_in_host_memory_count_as_cached(tmp_path: Path) -> None:
+    """For the choice between local and remote prefill, and for routing, until the tier has evicted them, too."""
+    engine = Engine.start(model(tmp_path / "m"), offload(20))
+    try:
+        engine.ask(prompt(1))
+        assert engine.index.cached_tokens(prompt(1), (None, None)) == 4 * BLOCK
+        evict(engine, 10)
+        assert engine.index.cached_tokens(prompt(1), (None, None)) == 4 * BLOCK
+        engine.ask(prompt(1))
+        assert engine.found == {"cpu": 4 * BLOCK}
+        evict(engine, 20, 6)
+        assert engine.index.cached_tokens(prompt(1), (None, None)) == 0
+        engine.ask(prompt(1))
+        assert engine.found == {"cpu": 4 * BLOCK}
+    finally:
+        engine.stop()
+
+
+def test_remotely_prefilled_prompt_does_not_wait_for_the_disk(tmp_path: Path) -> None:
+    engine = Engine.start(model(tmp_path / "m"), offload(8, tmp_path / "kv"))
+    try:
+        engine.ask(prompt(1))
+        evict(engine, 10, 6)
+        engine.settle()
+        engine.ask(prompt(1), transfer=dict(NOT_FROM_DISK))
+        assert engine.found == {}
     finally:
         engine.stop()
 

@@ -36,6 +36,8 @@ from strata.serving.vllm_patches.resume import Resumption
 logger = logging.getLogger("ray.serve")
 
 POLL_S = 0.25
+# `kv_transfer_params` of vLLM's offloading connector: a prompt that another engine has prefilled does not wait for a disk.
+NOT_FROM_DISK: dict[str, Any] = {"kv_load_tiers": []}
 # `kv_transfer_params` of vLLM's NIXL connector for a prompt that another engine will decode.
 REMOTE_DECODE = {
     "do_remote_decode": True,
@@ -194,7 +196,7 @@ class Engine:
             return None
         peer, blocks = transfer
         remote = params.clone()
-        remote.extra_args = {**(params.extra_args or {}), "kv_transfer_params": blocks}
+        remote.extra_args = {**(params.extra_args or {}), "kv_transfer_params": blocks | NOT_FROM_DISK}
         await self._enter(context, request_id)
         began = time.monotonic()
         outputs = self._real.generate(prompt, remote, request_id, **more)
