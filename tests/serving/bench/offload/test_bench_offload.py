@@ -1,8 +1,11 @@
 """Settings and record of `strata bench offload`. The slow test runs engines."""
 
+import asyncio
 import json
+from collections.abc import AsyncIterator
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +17,7 @@ from strata.serving.bench.contenders import dummy_model
 from strata.serving.bench.contenders.subject import Subject, choose
 from strata.serving.bench.offload import run
 from strata.serving.bench.offload.run import Load
+from strata.serving.bench.offload.turns import Turns
 
 SIZES = ["model.layers=2", "model.hidden=128", "model.heads=4", "model.kv_heads=2", "model.ffn=256", "model.vocab=512"]
 SIZES += ["model.context=2048", "serve.eager=true", "serve.dtype=float32"]
@@ -62,6 +66,35 @@ def test_record_and_table() -> None:
 def test_turns_longer_than_the_context_are_refused(served: Subject, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="Two turns have 2128 tokens, and the model's context is 2048"):
         run.bench(served, Load(2000, 32, 1), True, tmp_path / "x.json", Console(file=StringIO()))
+
+
+class Recorded:
+    """Engine that answers with the number of prompt tokens, and records prompts by salt."""
+
+    def __init__(self) -> None:
+        self.vllm_config = SimpleNamespace(cache_config=SimpleNamespace(num_gpu_blocks=10, block_size=128))
+        self.asked: list[tuple[str, list[int]]] = []
+
+    async def generate(self, prompt: dict[str, Any], params: Any, request_id: str) -> AsyncIterator[Any]:
+        ids = prompt["prompt_token_ids"]
+        self.asked.append((prompt["cache_salt"], ids))
+        for length in range(1, params.max_tokens + 1):
+            yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=[len(ids)] * length)], num_cached_tokens=7)
+
+
+def test_states_of_a_conversation_differ_in_their_salts_alone() -> None:
+    engine = Recorded()
+    found = asyncio.run(Turns(SimpleNamespace(vllm=engine), Load(500, 4, 1), vocab=512).conversation("x"))
+    others = [ids for salt, ids in engine.asked if salt.startswith("other")]
+    assert len(others) == 3 and sum(map(len, others)) >= 1280, "they fill the KV cache"
+    assert len({tuple(ids) for ids in others}) == 3
+    turns = [(salt, len(ids)) for salt, ids in engine.asked if not salt.startswith("other")]
+    second = 500 + 4 + 64
+    assert turns == [("x-cached", 500), ("x-cached", second), ("x-tier", 500), ("x-tier", second), ("x-computed", second)]
+    assert len({tuple(ids) for _, ids in engine.asked if len(ids) == second}) == 1
+    assert {state: (answer, cached) for state, (_, answer, cached) in found.items()} == dict.fromkeys(
+        ("cached", "tier", "computed"), ([second] * 4, 7)
+    )
 
 
 @pytest.mark.slow
