@@ -180,7 +180,8 @@ def test_decode(shape: Shape, batch: int) -> None:
     elementwise = batch * found["elementwise_bytes"] / READ
     all_reduce = 10 * min(8e-6 + 128 * batch / 3e9, 40e-6 + 128 * batch / 9e9)
     host = 1e-3 + batch * 5e-6
-    assert seconds == pytest.approx(matrix + attention + elementwise + all_reduce + found["kernels_s"] + host)
+    gpu = matrix + attention + elementwise + all_reduce + found["kernels_s"] + host
+    assert seconds == pytest.approx(max(gpu, 1.5e-3 + batch * 23e-6))
 
 
 def test_attention_is_bound_by_compute_with_latents_and_by_the_cache_without() -> None:

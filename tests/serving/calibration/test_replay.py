@@ -71,3 +71,14 @@ def test_tokens_of_a_run_are_counted_once() -> None:
     idle = FrontEnd(0.0, 0.004)
     idle.stepped(5.0, seconds, 4, 1)
     assert idle.delivers(5.04) == pytest.approx(5.044)
+
+
+def test_clients_have_their_own_share_of_a_closed_loop() -> None:
+    """Three clients of four slots: the one with two slots ends first, and throughput falls below that of shared work."""
+    level = Level(24, concurrency=4)
+    shared = simulate(TIMES, ENGINES, UNIFORM, level, 0)
+    apart = simulate(TIMES, ENGINES, UNIFORM, level, 0, clients=3)
+    assert [level.slots(client, 3) for client in range(3)] == [2, 1, 1]
+    assert sorted(number for client in range(3) for number in level.numbers(client, 3)) == list(range(24))
+    assert apart.requests_per_s < 0.9 * shared.requests_per_s
+    assert simulate(TIMES, ENGINES, UNIFORM, level, 0, clients=1) == shared

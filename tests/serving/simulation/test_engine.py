@@ -312,3 +312,32 @@ def test_decode_runs_end_where_blocks_run_out() -> None:
     results, ends = run(engine, load)
     assert results.preemptions == 1 and ends[0] < ends[1]
     assert results.pools["decode"].peak == 1.0
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_step_scheduled_ahead_does_not_admit_what_arrives_during_the_step_before(ahead: bool) -> None:
+    engine = EngineSettings(blocks=100, block_size=16, max_sequences=4, step_tokens=512, async_scheduling=ahead)
+    first = TIMES.step(0, 0, 100, 100 * 50)
+    load = [(0.0, Request(1, 100, 5, OwnText(1))), (first / 2, Request(2, 100, 1, OwnText(2)))]
+    _, ends = run(engine, load)
+    between = TIMES.step(1, 101, 0, 0) if ahead else 0.0
+    assert ends[2] == pytest.approx(first + between + TIMES.step(1, 101 + ahead, 100, 100 * 50))
+    # Within a run of decode steps, an arrival waits for the end of the present step and, if scheduled ahead, of the next.
+    alone = [(0.0, Request(1, 100, 50, OwnText(1))), (first + 0.5 * TIMES.step(1, 101, 0, 0), Request(2, 100, 1, OwnText(2)))]
+    _, ends = run(engine, alone)
+    steps = sum(TIMES.step(1, 101 + step, 0, 0) for step in range(1 + ahead))
+    assert ends[2] == pytest.approx(first + steps + TIMES.step(1, 102 + ahead, 100, 100 * 50))
+
+
+def test_the_host_bounds_a_step_from_below() -> None:
+    engine = EngineSettings(blocks=100, block_size=16, max_sequences=4, step_tokens=512)
+    times = TIMES.model_copy(update={"host_s": 0.02, "host_sequence_s": 0.005})
+    _, ends = run(engine, [(0.0, Request(1, 100, 5, OwnText(1)))], times)
+    assert ends[1] == pytest.approx(TIMES.step(0, 0, 100, 100 * 50) + 4 * 0.025)
+    assert times.step(1, 101, 0, 0) == 0.025
+
+
+def test_steps_within_a_graph_are_launched_at_once() -> None:
+    times = TIMES.model_copy(update={"prompt_step_s": 0.003, "graph_tokens": 64})
+    assert times.step(4, 0, 60, 0) == TIMES.step(4, 0, 60, 0)
+    assert times.step(5, 0, 60, 0) == pytest.approx(TIMES.step(5, 0, 60, 0) + 0.003)

@@ -31,6 +31,10 @@ STEP_S = 1e-3
 # Host time per sequence: bare vLLM's ITL is 2.4 ms at 16 streams and 2.9 ms at 64 (1.2B on an H200), and GPU work explains 0.2 ms
 # of the difference.
 SEQUENCE_S = 5e-6
+# Least time of a step: the host's scheduling, update and output of every sequence, which asynchronous scheduling runs beside the
+# GPU. Fitted to Strata's endpoint of 1.04B on an H200 with an Intel Xeon: ITL 3.1 ms at 64 streams and 8.0 ms at 256.
+HOST_STEP_S = 1.5e-3
+HOST_SEQUENCE_S = 23e-6
 # All-reduce over NVLink: custom kernels for few bytes (SGLang #2904, H100: 4-8 us up to 64 KB; 22 us for 1 MiB on 8 GPUs), and
 # NCCL for many (8 H200: 39 us up to 512 KiB, then 0.9 of the link's rate).
 CUSTOM_S, CUSTOM_SHARE = 8e-6, 0.3
@@ -78,6 +82,8 @@ def describe(
         ("link", gpu.link, "B/s", "between the GPUs of an engine"),
         ("host_s", STEP_S, "s", "scheduling, sampling and the copy of tokens to the host, per step"),
         ("host_s_per_sequence", SEQUENCE_S, "s", "sampling, detokenization and streaming of one token"),
+        ("least_s", HOST_STEP_S, "s", "host's time of a step, beside the GPU"),
+        ("least_s_per_sequence", HOST_SEQUENCE_S, "s", "host's time of a sequence of a step, beside the GPU"),
         ("chunk", CHUNK, "", "limit of tokens per step"),
         ("max_sequences", max_sequences, "", "limit of concurrent sequences of an engine"),
     ):
@@ -135,7 +141,8 @@ def decode(batch: float, context: float, worksheet: Worksheet) -> float:
     worksheet.work_out("decode_elementwise_s", "batch * elementwise_bytes / memory_rate", "s")
     worksheet.work_out("decode_all_reduce_s", _all_reduce("batch", worksheet), "s")
     worksheet.work_out("decode_host_s", "host_s + batch * host_s_per_sequence", "s")
-    formula = "decode_matrix_s + decode_attention_s + decode_elementwise_s + decode_all_reduce_s + kernels_s + decode_host_s"
+    terms = "decode_matrix_s + decode_attention_s + decode_elementwise_s + decode_all_reduce_s + kernels_s + decode_host_s"
+    formula = f"max({terms}, least_s + batch * least_s_per_sequence)"
     return worksheet.work_out("step_s", formula, "s", "one token for every sequence")
 
 

@@ -18,6 +18,7 @@ class StepTimes:
         e = engine
         self._fixed_s = e["host_s"] + e["kernels_s"]
         self._sequence_s = e["host_s_per_sequence"]
+        self._least_s, self._least_sequence_s = e["least_s"], e["least_s_per_sequence"]
         common_bytes = e["common_weights"] * e["bytes_per_weight"] + 2 * e["vocab"] * e["hidden"]
         self._common_s = common_bytes / e["tensor"] / e["memory_rate"]
         self._routed_s = e["routed_weights"] * e["bytes_per_weight"] / e["tensor"] / e["memory_rate"]
@@ -31,6 +32,11 @@ class StepTimes:
         self._wire_s = 2 * (e["tensor"] - 1) / e["tensor"] * 2 * e["hidden"] / e["link"]
         self.decode_terms = lru_cache(maxsize=None)(self._decode_terms)
 
+    @property
+    def gpu_terms(self) -> dict[str, float]:
+        """Seconds of a decoding sequence without attention, of a token of its context, and of a query-key pair of a prompt."""
+        return {"sequence_s": self._elementwise_s, "context_token_s": self._context_s, "prompt_pair_s": self._pair_s}
+
     def _decode_terms(self, sequences: int) -> tuple[float, float]:
         """Seconds of a decode step of `sequences` sequences: a constant, and a factor of their context tokens."""
         return self._without_attention(sequences, 0), self._context_s
@@ -38,7 +44,12 @@ class StepTimes:
     def step(self, sequences: float, context: float, tokens: float, pairs: float, /) -> float:
         """Seconds of one step. `sequences` decode over `context` tokens in total, and `tokens` prompt tokens are prefilled with
         `pairs` query-key pairs."""
-        return self._without_attention(sequences, tokens) + context * self._context_s + pairs * self._pair_s
+        gpu_s = self._without_attention(sequences, tokens) + context * self._context_s + pairs * self._pair_s
+        return max(gpu_s, self.least(sequences))
+
+    def least(self, sequences: float, /) -> float:
+        """Seconds that the host needs for a step, beside the GPU."""
+        return self._least_s + sequences * self._least_sequence_s
 
     def _without_attention(self, sequences: float, tokens: float) -> float:
         count = sequences + tokens

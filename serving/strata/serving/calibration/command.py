@@ -57,6 +57,9 @@ KvTokens = Annotated[
     typer.Option(help="Tokens that the KV cache holds, if the endpoint does not report them.", min=1, rich_help_panel=ENDPOINT),
 ]
 Prefill = Annotated[int, typer.Option(help="Prefill replicas of the endpoint.", min=0, rich_help_panel=ENDPOINT)]
+Cpu = Annotated[
+    bool, typer.Option("--cpu", help="The endpoint at --url runs on CPUs: synchronous scheduling.", rich_help_panel=ENDPOINT)
+]
 Concurrency = Annotated[int, typer.Option(help="Most requests at a time.", min=4, rich_help_panel=LOADS)]
 Context = Annotated[
     int | None,
@@ -90,6 +93,7 @@ def simulate_calibrate(
     step_tokens: StepTokens = None,
     kv_tokens: KvTokens = None,
     prefill: Prefill = 0,
+    cpu: Cpu = False,
     concurrency: Concurrency = 16,
     context: Context = None,
     rounds: Rounds = 3,
@@ -109,10 +113,11 @@ def simulate_calibrate(
     if record is not None:
         chosen = frozenset(_whole(word) for word in levels.split(",")) if levels else frozenset[int]()
         points = recorded.points(record, contender, chosen)
-        engines = recorded.engines(points, max_sequences, step_tokens, prefill)
-        fitted = session.fitted(points, engines, kv_tokens or recorded.UNBOUNDED, context or recorded.UNBOUNDED, console)
+        engines = recorded.engines(record, points, max_sequences, step_tokens, prefill)
+        sizes = kv_tokens or recorded.UNBOUNDED, context or recorded.UNBOUNDED
+        fitted = session.fitted(points, engines, *sizes, console, recorded.gpu_terms(record, recipe or "h200"))
     else:
-        given = session.Given(max_sequences, step_tokens, kv_tokens, prefill, context, clients, model)
+        given = session.Given(max_sequences, step_tokens, kv_tokens, prefill, context, clients, model, cpu)
         with session.opened(url, start, recipe or "laptop", overrides or [], given) as endpoint:
             points = endpoint.measure(loads.calibration(endpoint.sizes(concurrency, waves)), rounds, seed, console)
             engines = endpoint.engines
@@ -141,6 +146,7 @@ def simulate_validate(
     step_tokens: StepTokens = None,
     kv_tokens: KvTokens = None,
     prefill: Prefill = 0,
+    cpu: Cpu = False,
     concurrency: Concurrency = 16,
     context: Context = None,
     rounds: Rounds = 3,
@@ -167,9 +173,9 @@ def simulate_validate(
         assert known is not None
         points = recorded.points(record, contender)
         sequences, tokens = max_sequences or known.max_sequences, step_tokens or known.step_tokens
-        engines = recorded.engines(points, sequences, tokens, prefill)
+        engines = recorded.engines(record, points, sequences, tokens, prefill)
     else:
-        given = session.Given(max_sequences, step_tokens, kv_tokens, prefill, context, clients, model)
+        given = session.Given(max_sequences, step_tokens, kv_tokens, prefill, context, clients, model, cpu)
         with session.opened(url, start, recipe or "laptop", overrides or [], given) as endpoint:
             sizes = endpoint.sizes(concurrency, waves)
             # The rounds have the loads of both, so that a slow minute of the machine is part of both.

@@ -6,8 +6,9 @@ over measured figures. A parameter that no load depends on stays at its first gu
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from strata.serving.simulation.calibration import Calibration
 Vector = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 STEPS = ("fixed_s", "sequence_s", "context_token_s", "prompt_step_s", "prompt_token_s", "prompt_pair_s")
+HOST = ("host_s", "host_sequence_s")
 FRONT = ("request_s", "front_request_s", "front_token_s")
 TRANSFER = ("handoff_s", "transfer_token_s")
 # Weights of the figures: those with a bar count most; the tail of a few dozen requests is noisy.
@@ -29,6 +31,7 @@ PRIOR = 0.02
 ITERATIONS = 10
 DIFFERENCE = 0.05  # of a logarithm, for the derivatives; smaller ones see single events of the simulation
 MOST_CHANGE = 1.0  # of a logarithm in one iteration
+NOTHING: Mapping[str, float] = MappingProxyType({})
 ENOUGH = 0.002  # relative improvement below which the search ends
 
 
@@ -41,11 +44,18 @@ class Point:
     level: Level
     seed: int
     figures: Figures
+    clients: int = 1  # processes that sent it
+
+    def simulated(self, calibration: Calibration, engines: Engines) -> Figures:
+        return simulate(calibration, engines, self.workload, self.level, self.seed, self.clients)
 
 
-def guesses(points: Sequence[Point], kv_tokens: int, context: int, engines: Engines) -> list[Calibration]:
+def guesses(
+    points: Sequence[Point], kv_tokens: int, context: int, engines: Engines, known: Mapping[str, float] = NOTHING
+) -> list[Calibration]:
     """First parameters, by the loads with the fewest and the most streams. The time per stream, and the time to a first token
-    that no prompt token explains, are the engine's or the front end's: there is a guess for either, and one between them."""
+    that no prompt token explains, are the engine's or the front end's: there is a guess for either, and one between them.
+    `known` parameters are given, and not fitted."""
     calm = min(points, key=lambda point: (point.level.concurrency or math.inf, point.workload.input))
     calm_long = min(points, key=lambda point: (point.level.concurrency or math.inf, -point.workload.input))
     full = max(points, key=lambda point: point.level.concurrency or 0)
@@ -58,11 +68,10 @@ def guesses(points: Sequence[Point], kv_tokens: int, context: int, engines: Engi
     return [
         Calibration(
             fixed_s=0.9 * itl,
-            sequence_s=engine * sequence_s,
-            context_token_s=itl / 1e5,
+            context_token_s=known.get("context_token_s", itl / 1e5),
             prompt_step_s=engine * rest,
             prompt_token_s=0.9 * token_s,
-            prompt_pair_s=token_s / 1e4,
+            prompt_pair_s=known.get("prompt_pair_s", token_s / 1e4),
             request_s=(1 - engine) / 2 * rest,
             front_request_s=(1 - engine) / 2 * rest,
             front_token_s=(1 - engine) * full.figures.itl_p50 / (full.level.concurrency or 1),
@@ -73,21 +82,38 @@ def guesses(points: Sequence[Point], kv_tokens: int, context: int, engines: Engi
             block_size=engines.block_size,
             max_sequences=engines.max_sequences,
             step_tokens=engines.step_tokens,
+            async_scheduling=engines.async_scheduling,
+            graph_tokens=engines.graph_tokens,
+            **_per_sequence(engines, known, itl, engine * sequence_s),
         )
         for engine in ENGINE_SHARES
     ]
 
 
-def fit(starts: Sequence[Calibration], engines: Engines, points: Sequence[Point], progress: Callable[[str], None]) -> Calibration:
-    """The best of the fits from each start."""
-    found = [_fit(start, engines, points, progress) for start in starts]
+def _per_sequence(engines: Engines, known: Mapping[str, float], itl: float, seconds: float) -> dict[str, float]:
+    """The host's time per sequence is beside the accelerator's with asynchronous scheduling, and a part of it without."""
+    if not engines.async_scheduling:
+        return {"sequence_s": known.get("sequence_s", seconds)}
+    return {"sequence_s": known.get("sequence_s", seconds / 10), "host_s": 0.75 * itl, "host_sequence_s": seconds}
+
+
+def fit(
+    starts: Sequence[Calibration],
+    engines: Engines,
+    points: Sequence[Point],
+    progress: Callable[[str], None],
+    known: Collection[str] = (),
+) -> Calibration:
+    """The best of the fits from each start. Parameters with `known` names stay as they are."""
+    names = STEPS + (HOST if engines.async_scheduling else ()) + FRONT + (TRANSFER if engines.prefill else ())
+    fitted = [name for name in names if name not in known]
+    found = [_fit(start, fitted, engines, points, progress) for start in starts]
     return min(found, key=lambda each: each[0])[1]
 
 
 def _fit(
-    first: Calibration, engines: Engines, points: Sequence[Point], progress: Callable[[str], None]
+    first: Calibration, names: Sequence[str], engines: Engines, points: Sequence[Point], progress: Callable[[str], None]
 ) -> tuple[float, Calibration]:
-    names = STEPS + FRONT + (TRANSFER if engines.prefill else ())
     start: Vector = np.log([getattr(first, name) for name in names])
 
     def calibration(place: Vector) -> Calibration:
@@ -95,7 +121,7 @@ def _fit(
 
     def residuals(place: Vector) -> Vector:
         found = calibration(place)
-        simulated = [simulate(found, engines, point.workload, point.level, point.seed) for point in points]
+        simulated = [point.simulated(found, engines) for point in points]
         errors = [error for point, each in zip(points, simulated, strict=True) for error in _errors(point.figures, each)]
         return np.concatenate([errors, PRIOR * (place - start)])
 

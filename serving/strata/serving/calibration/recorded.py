@@ -5,15 +5,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from strata.platform import benchmark_record
+from strata.planner.catalogue import library
+from strata.planner.serving.engine_step import describe
+from strata.planner.serving.step_times import StepTimes
+from strata.planner.worksheet import Worksheet
+from strata.platform import benchmark_record, recipe_file
 from strata.platform.errors import UserError
 from strata.platform.files import write_atomic
 from strata.serving.bench.clients.load import Level
 from strata.serving.bench.clients.workloads import Workload
-from strata.serving.calibration import fit
+from strata.serving.calibration import fit, validation
 from strata.serving.calibration.figures import NAMES, Figures
 from strata.serving.calibration.fit import Point
-from strata.serving.calibration.replay import Engines, simulate
+from strata.serving.calibration.replay import Engines
 from strata.serving.simulation.calibration import Calibration
 
 BLOCK, STEP_TOKENS, SEQUENCES = 16, 8192, 256  # vLLM's defaults on GPUs
@@ -36,23 +40,39 @@ def points(path: Path, contender: str, concurrency: frozenset[int] = frozenset()
         if concurrency and level.concurrency not in concurrency:
             continue
         measured = Figures(**{name: summary.get(name) for name in NAMES})
-        found.append(Point(f"{workload.name}, {level.label}", workload, level, settings["seed"], measured))
+        found.append(Point(f"{workload.name}, {level.label}", workload, level, settings["seed"], measured, settings["clients"]))
     if not found:
         raise UserError(f"{path} has no such levels of {contender}.", "Name concurrencies of the record.")
     return found
 
 
-def engines(points: list[Point], max_sequences: int | None, step_tokens: int | None, prefill: int) -> Engines:
+def engines(path: Path, points: list[Point], max_sequences: int | None, step_tokens: int | None, prefill: int) -> Engines:
     """Settings of a recorded endpoint, where the command line does not have them."""
-    caching = points[0].workload.prefix_caching
-    return Engines(BLOCK, max_sequences or SEQUENCES, step_tokens or STEP_TOKENS, prefill=prefill, prefix_caching=caching)
+    return Engines(
+        BLOCK,
+        max_sequences or SEQUENCES,
+        step_tokens or STEP_TOKENS,
+        prefill=prefill,
+        prefix_caching=points[0].workload.prefix_caching,
+        gpu=bool(json.loads(path.read_text())["machine"]["gpus"]),
+    )
+
+
+def gpu_terms(path: Path, recipe: str) -> dict[str, float]:
+    """Times of the planner for the terms that prompts of one length do not show. None on CPUs, of which it has no model."""
+    record = json.loads(path.read_text())
+    if not record["machine"]["gpus"]:
+        return {}
+    worksheet = Worksheet("engine")
+    describe(library.from_recipe(recipe_file.load(recipe, []).model, recipe), validation.gpu_of(record, path), worksheet)
+    return StepTimes(worksheet).gpu_terms
 
 
 def rows(calibration: Calibration, engines: Engines, points: list[Point]) -> list[dict[str, Any]]:
     """Measured and simulated figures of each load, with their ratios."""
     found = []
     for point in points:
-        simulated = simulate(calibration, engines, point.workload, point.level, point.seed)
+        simulated = point.simulated(calibration, engines)
         ratios = {name: 1 + error for name, error in fit.errors(point.figures, simulated).items()}
         level = asdict(point.level)
         found.append(

@@ -17,6 +17,7 @@ from strata.serving.simulation.endpoint import Setup, Simulation
 from strata.serving.simulation.engine import EngineSettings
 from strata.serving.simulation.requests import HashedText, OwnText, Request, Text
 
+LARGEST_GRAPH = 512  # tokens
 Timed = Iterator[tuple[float, Request]]
 
 
@@ -30,10 +31,24 @@ class Engines:
     decode: int = 1  # replicas
     prefill: int = 0
     prefix_caching: bool = True
+    gpu: bool = False
+
+    @property
+    def async_scheduling(self) -> bool:
+        """vLLM's default on GPUs; it has none on CPUs."""
+        return self.gpu
+
+    @property
+    def graph_tokens(self) -> int:
+        """Largest step that is a CUDA graph, by vLLM's default."""
+        return min(2 * self.max_sequences, LARGEST_GRAPH) if self.gpu else 0
 
 
-def simulate(calibration: Calibration, engines: Engines, workload: Workload, level: Level, seed: int) -> Figures:
-    found = Simulation(setup(calibration, engines), seed).run(requests(workload, level, seed, engines.block_size)).summary()
+def simulate(
+    calibration: Calibration, engines: Engines, workload: Workload, level: Level, seed: int, clients: int = 1
+) -> Figures:
+    load = requests(workload, level, seed, engines.block_size, clients)
+    found = Simulation(setup(calibration, engines), seed).run(load).summary()
     ttft, itl = found["ttft_s"], found["itl_s"]["p50"]
     return Figures(found["requests_per_s"], found["output_tokens_per_s"], ttft["p50"], ttft["p90"], itl or math.nan)
 
@@ -46,6 +61,7 @@ def setup(calibration: Calibration, engines: Engines) -> Setup:
         max_sequences=engines.max_sequences,
         step_tokens=max(engines.step_tokens, engines.max_sequences),
         prefix_caching=engines.prefix_caching,
+        async_scheduling=engines.async_scheduling,
     )
     return Setup(
         times=model.times,
@@ -64,20 +80,22 @@ def setup(calibration: Calibration, engines: Engines) -> Setup:
     )
 
 
-def requests(workload: Workload, level: Level, seed: int, block_size: int) -> Timed:
+def requests(workload: Workload, level: Level, seed: int, block_size: int, clients: int = 1) -> Timed:
     """Requests of all clients. A conversation's next turn follows its last at once, as in the benchmark."""
-    made = ([Request(*each) for each in turns] for turns in _conversations(workload, level.conversations, seed, block_size))
+    made = [[Request(*each) for each in turns] for turns in _conversations(workload, level.conversations, seed, block_size)]
     if level.concurrency:
-        return _closed_loop(deque(made), level.concurrency)
+        return _closed_loop(made, level, min(clients, level.concurrency))
     assert level.rate
     mean = workload.requests_per_conversation / level.rate
     times = np.cumsum(np.random.default_rng(seed).exponential(mean, level.conversations)).tolist()
     return ((at, _chain(deque(turns), None)) for at, turns in zip(times, made, strict=True))
 
 
-def _closed_loop(work: deque[list[Request]], concurrency: int) -> Timed:
-    for _ in range(min(concurrency, len(work))):
-        yield 0.0, _chain(deque(work.popleft()), work)
+def _closed_loop(made: list[list[Request]], level: Level, clients: int) -> Timed:
+    for client in range(clients):
+        work = deque(made[number] for number in level.numbers(client, clients))
+        for _ in range(min(level.slots(client, clients), len(work))):
+            yield 0.0, _chain(deque(work.popleft()), work)
 
 
 def _chain(turns: deque[Request], work: deque[list[Request]] | None) -> Request:

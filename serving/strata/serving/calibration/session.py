@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +37,7 @@ class Given:
     context: int | None
     clients: int | None
     model: str | None = None  # of an endpoint with several
+    cpu: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Endpoint:
 @contextmanager
 def opened(url: str | None, start: str | None, recipe: str, overrides: Sequence[str], given: Given) -> Iterator[Endpoint]:
     if url is not None:
-        yield _described(url, given, SEQUENCES, STEP_TOKENS)
+        yield _described(url, given, SEQUENCES, gpu=not given.cpu)
         return
     assert start is not None
     with tempfile.TemporaryDirectory(prefix="strata-calibration-") as temporary:
@@ -70,13 +71,13 @@ def opened(url: str | None, start: str | None, recipe: str, overrides: Sequence[
         log = cache_dir() / "calibration" / f"{start.partition('+')[0]}.log"
         try:
             with server.running(contenders.find(start), served, True, log) as up:
-                tokens = CPU_STEP_TOKENS if served.section.device == "cpu" else STEP_TOKENS
-                yield _described(f"http://{up.target.host}:{up.target.port}", given, served.section.max_sequences, tokens)
+                at, gpu = f"http://{up.target.host}:{up.target.port}", served.section.device == "gpu"
+                yield _described(at, given, served.section.max_sequences, gpu)
         except server.Failed as failed:
             raise UserError(f"{start} did not start: {failed}", f"See {log}.") from None
 
 
-def _described(url: str, given: Given, max_sequences: int, step_tokens: int) -> Endpoint:
+def _described(url: str, given: Given, max_sequences: int, gpu: bool) -> Endpoint:
     found = facts.read(url, given.model)
     context = found.context or given.context
     kv_tokens = given.kv_tokens or found.kv_tokens
@@ -84,13 +85,24 @@ def _described(url: str, given: Given, max_sequences: int, step_tokens: int) -> 
         lacks, option = ("size of its KV cache", "--kv-tokens") if context else ("context of its model", "--context")
         raise UserError(f"{url} does not report the {lacks}.", f"Set {option}.")
     engines = Engines(
-        found.block_size or 16, given.max_sequences or max_sequences, given.step_tokens or step_tokens, prefill=given.prefill
+        found.block_size or 16,
+        given.max_sequences or max_sequences,
+        given.step_tokens or (STEP_TOKENS if gpu else CPU_STEP_TOKENS),
+        prefill=given.prefill,
+        gpu=gpu,
     )
     longest = min(given.context or MOST_CONTEXT, context, kv_tokens // 2)
     return Endpoint(found.target, engines, kv_tokens, context, longest, given.clients or max(1, (os.cpu_count() or 1) // 2))
 
 
-def fitted(points: Sequence[Point], engines: Engines, kv_tokens: int, context: int, console: Console) -> Calibration:
+def fitted(
+    points: Sequence[Point],
+    engines: Engines,
+    kv_tokens: int,
+    context: int,
+    console: Console,
+    known: Mapping[str, float] = fit.NOTHING,
+) -> Calibration:
     with console.status("") as status:
-        starts = fit.guesses(points, kv_tokens, context, engines)
-        return fit.fit(starts, engines, points, lambda text: status.update(f"fitting: {text}"))
+        starts = fit.guesses(points, kv_tokens, context, engines, known)
+        return fit.fit(starts, engines, points, lambda text: status.update(f"fitting: {text}"), known)

@@ -69,6 +69,7 @@ def compare(record: dict[str, Any], shape: Shape, gpu: Gpu, fabric: Fabric) -> I
         max_sequences=sequences,
         step_tokens=max(model.step_tokens, sequences),
         prefix_caching=False,  # as in the run: no prompt repeats another
+        async_scheduling=model.async_scheduling,
     )
     setup = Setup(
         times=model.times,

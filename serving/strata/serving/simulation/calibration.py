@@ -1,8 +1,10 @@
 """Step times fitted to a measured engine, from a JSON file, which `strata simulate calibrate` writes.
 
 A step takes `fixed_s`, plus `sequence_s` for each decoding sequence and `context_token_s` for each token of their contexts, plus
-`prompt_step_s` if it has prompt tokens (on GPUs, the host launches such a step kernel by kernel), `prompt_token_s` for each
-prompt token and `prompt_pair_s` for each of its query-key pairs. `simulation.front_end` explains the times of the front end.
+`prompt_step_s` if it has prompt tokens and more than `graph_tokens` in all (the host launches it kernel by kernel),
+`prompt_token_s` for each prompt token and `prompt_pair_s` for each of its query-key pairs. It takes `host_s` plus
+`host_sequence_s` for each decoding sequence at least: with asynchronous scheduling, the host works beside the GPU.
+`simulation.front_end` explains the times of the front end.
 """
 
 import json
@@ -23,6 +25,8 @@ class Calibration(BaseModel):
     prompt_token_s: float = Field(ge=0)
     prompt_pair_s: float = Field(ge=0)
     prompt_step_s: float = Field(default=0.0, ge=0)
+    host_s: float = Field(default=0.0, ge=0)
+    host_sequence_s: float = Field(default=0.0, ge=0)
     request_s: float = Field(ge=0)  # HTTP, tokenizer and the stream's first chunk
     front_request_s: float = Field(default=0.0, ge=0)  # of these, work of the front end, which serves one request at a time
     front_token_s: float = Field(default=0.0, ge=0)  # work of the front end for each token
@@ -34,6 +38,8 @@ class Calibration(BaseModel):
     block_size: int | None = Field(default=None, gt=0)
     max_sequences: int | None = Field(default=None, gt=0)
     step_tokens: int | None = Field(default=None, gt=0)
+    graph_tokens: int = Field(default=0, ge=0)  # largest step that is a CUDA graph
+    async_scheduling: bool = False
 
     def decode_terms(self, sequences: int, /) -> tuple[float, float]:
         return self.fixed_s + self.sequence_s * sequences, self.context_token_s
@@ -41,7 +47,12 @@ class Calibration(BaseModel):
     def step(self, sequences: float, context: float, tokens: float, pairs: float, /) -> float:
         decode_s = self.fixed_s + self.sequence_s * sequences + self.context_token_s * context
         # A mean of less than a token per step, as the sizing of pools has it, is a step with a prompt now and then.
-        return decode_s + self.prompt_step_s * min(1.0, tokens) + self.prompt_token_s * tokens + self.prompt_pair_s * pairs
+        launch_s = self.prompt_step_s * min(1.0, tokens) if sequences + tokens > self.graph_tokens else 0.0
+        engine_s = decode_s + launch_s + self.prompt_token_s * tokens + self.prompt_pair_s * pairs
+        return max(engine_s, self.least(sequences))
+
+    def least(self, sequences: float, /) -> float:
+        return self.host_s + self.host_sequence_s * sequences
 
 
 def load(path: Path) -> Calibration:

@@ -158,6 +158,7 @@ def simulate(
         max_sequences=max_sequences,
         step_tokens=max(engine.step_tokens, max_sequences),
         prefix_caching=prefix_caching,
+        async_scheduling=engine.async_scheduling,
     )
     decode_tokens = step_tokens or (DECODE_STEP_TOKENS if prefill else engine.step_tokens)
     setup = Setup(

@@ -2,8 +2,9 @@
 
 Each step has a budget of tokens. Running sequences come first, one token each; then the prompt that the last step left unfinished
 (chunked prefill); then waiting requests in their order, while blocks and budget last. A sequence whose next block is not free
-preempts the youngest, which is computed again later. Steps that only decode and in which nothing begins or ends are one event:
-`_began` and the two terms of their duration say when each of them ends, so an arrival can cut them short.
+preempts the youngest, which is computed again later. With asynchronous scheduling, a step is scheduled when the step before it
+begins, so a request waits for the end of two steps and not of one. Steps that only decode and in which nothing begins or ends are
+one event: `_began` and the two terms of their duration say when each of them ends, so an arrival can cut them short.
 """
 
 import heapq
@@ -26,6 +27,10 @@ class Times(Protocol):
     def decode_terms(self, sequences: int, /) -> tuple[float, float]: ...
 
     def step(self, sequences: float, context: float, tokens: float, pairs: float, /) -> float: ...
+
+    def least(self, sequences: float, /) -> float:
+        """Time that the host needs for a step, beside the accelerator."""
+        ...
 
     def __hash__(self) -> int: ...
 
@@ -65,6 +70,7 @@ class EngineSettings:
     max_sequences: int
     step_tokens: int  # at least max_sequences
     prefix_caching: bool = True
+    async_scheduling: bool = False
 
 
 class Engine:
@@ -144,7 +150,7 @@ class Engine:
         return len(self._waiting) + len(self._reading) + len(self._arrived)
 
     def submit(self, sequence: Sequence, now: float) -> None:
-        sequence.submitted_at = now
+        sequence.submitted_at = sequence.ready_at = now
         self._waiting.append(sequence)
         self._notice(now, behind=len(self._waiting) > 1)
 
@@ -154,6 +160,7 @@ class Engine:
         self._name(sequence, sequence.tokens // self._settings.block_size)
         sequence.remote = False
         sequence.computed = sequence.tokens - 1
+        sequence.ready_at = now
         self._arrived.append(sequence)
         self._notice(now, behind=False)
 
@@ -177,9 +184,13 @@ class Engine:
     def wake(self, now: float) -> None:
         self._asked = False
         self._rest(now)
+        scheduled_at = now
         if self._steps:
+            scheduled_at = self._began + self._seconds(self._steps - 1) if self._settings.async_scheduling else now
             self._finish(now)
-        self._begin(now)
+            if not self._decoding and self._partial is None:
+                scheduled_at = now  # there was nothing to schedule earlier
+        self._begin(now, scheduled_at)
 
     def _rest(self, now: float) -> None:
         """Counts the blocks in use while the engine was idle."""
@@ -242,7 +253,7 @@ class Engine:
         elif self._steps > 1 and not behind and self.waiting and len(self._running) < self._settings.max_sequences:
             elapsed = now - self._began
             steps = self._steps_within(elapsed)
-            steps += self._seconds(steps) < elapsed or not steps
+            steps += (self._seconds(steps) < elapsed or not steps) + self._settings.async_scheduling
             if steps < self._steps:
                 self._steps = steps
                 self._wake(self._began + self._seconds(steps))
@@ -251,7 +262,7 @@ class Engine:
         self.version += 1
         self._listener.wake_at(self, at)
 
-    def _begin(self, now: float) -> None:
+    def _begin(self, now: float, scheduled_at: float) -> None:
         cache, running = self.cache, self._running
         preempted, phase, taken = False, self._ticks % self._settings.block_size, 0
         while self._phases[phase] - taken > cache.free:
@@ -271,7 +282,7 @@ class Engine:
                 self._preempt(self._partial, now)
                 preempted = True
         if not preempted or not (self._decoding or self._chunks):
-            self._admit(budget, now)
+            self._admit(budget, now, scheduled_at)
         self.peak_blocks = max(self.peak_blocks, cache.used)
         self._began = now
         if self._chunks:
@@ -283,11 +294,17 @@ class Engine:
             constant, per_token = self._times.decode_terms(self._decoding)
             self._first_s = constant + per_token * (self._context + self._decoding)
             self._growth_s = per_token * self._decoding
-            self._steps = 1 if preempted else self._run_length()  # the next step may admit again
+            if (least_s := self._times.least(self._decoding)) > self._first_s:  # contexts grow little within a run
+                self._first_s, self._growth_s = least_s, 0.0
+            # The next step may admit again.
+            self._steps = 1 if preempted or self._came_after(scheduled_at) else self._run_length()
         else:
             self._steps, self._idle_since = 0, now
             return
         self._wake(now + self._seconds(self._steps))
+
+    def _came_after(self, scheduled_at: float) -> bool:
+        return any(each[0].ready_at > scheduled_at for each in (self._arrived, self._waiting) if each)
 
     def _run_length(self) -> int:
         """Steps until a sequence ends or until there are too few blocks. Those of the first step have been taken."""
@@ -345,12 +362,12 @@ class Engine:
         later = self._phases[start : start + rest]
         return periods * self._decoding + sum(later) + sum(self._phases[: rest - len(later)])
 
-    def _admit(self, budget: int, now: float) -> None:
+    def _admit(self, budget: int, now: float, scheduled_at: float) -> None:
         cache, size = self.cache, self._settings.block_size
         while budget and len(self._running) < self._settings.max_sequences:
-            if self._arrived:
+            if self._arrived and self._arrived[0].ready_at <= scheduled_at:
                 sequence = self._arrived.popleft()
-            elif self._waiting:
+            elif self._waiting and self._waiting[0].ready_at <= scheduled_at:
                 sequence = self._waiting[0]
                 if sequence.cancelled:
                     self._waiting.popleft()

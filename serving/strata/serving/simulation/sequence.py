@@ -10,7 +10,7 @@ class Sequence:
 
     __slots__ = (
         "admitted_at", "base", "begun", "blocks", "cached", "cancelled", "computed", "emitted", "finish", "flight", "held", "itl",
-        "joined", "last_token_at", "named", "output", "remote", "replica", "request", "submitted_at", "tokens",
+        "joined", "last_token_at", "named", "output", "ready_at", "remote", "replica", "request", "submitted_at", "tokens",
     )  # fmt: skip
 
     def __init__(self, request: Request, emitted: int = 0, prefill_only: bool = False, last_token_at: float = 0.0) -> None:
@@ -32,5 +32,6 @@ class Sequence:
         self.finish = -1  # engine's decode steps when it ends; -1 while it does not decode
         self.cached = -1  # prefix tokens found in the cache at the first admission
         self.submitted_at = self.admitted_at = -1.0
+        self.ready_at = 0.0  # submitted, or its blocks read
         self.last_token_at = last_token_at
         self.begun = False  # it has emitted a token on this engine

@@ -45,6 +45,15 @@ class Level:
     def label(self) -> str:
         return f"concurrency {self.concurrency}" if self.concurrency else f"{self.rate:g} req/s"
 
+    def slots(self, client: int, clients: int) -> int:
+        """Requests that one of the client processes has in flight."""
+        concurrency = self.concurrency or clients
+        return concurrency // clients + (client < concurrency % clients)
+
+    def numbers(self, client: int, clients: int) -> range:
+        """Conversations of one of the client processes. Clients do not share them: those with fewer slots end later."""
+        return range(client, self.conversations, clients)
+
 
 @dataclass(frozen=True)
 class Target:
@@ -88,11 +97,10 @@ class Share:
     of: int
 
     def slots(self) -> int:
-        concurrency = self.level.concurrency or self.of
-        return concurrency // self.of + (self.number < concurrency % self.of)
+        return self.level.slots(self.number, self.of)
 
     def numbers(self) -> range:
-        return range(self.number, self.level.conversations, self.of)
+        return self.level.numbers(self.number, self.of)
 
 
 class Interrupted(KeyboardInterrupt):
