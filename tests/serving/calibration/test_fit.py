@@ -29,7 +29,7 @@ def measured(wanted: Sequence[Load], rates: Mapping[str, float]) -> list[Point]:
         level = each.level(known)
         figures = simulate(TRUE, ENGINES, each.workload, level, seed)
         known[each.name] = figures.requests_per_s
-        found.append(Point(each.name, each.workload, level, seed, figures))
+        found.append(Point(each.name, each.workload, level, (seed,), figures))
     return found
 
 
@@ -41,7 +41,7 @@ def test_fitted_endpoint_is_within_ten_percent_under_other_loads() -> None:
     starts = fit.guesses(fitted_loads, TRUE.kv_tokens, TRUE.context, ENGINES)
     found = fit.fit(starts[1:2], ENGINES, fitted_loads, lambda _: None)
     for point in other_loads:
-        errors = fit.errors(point.figures, simulate(found, ENGINES, point.workload, point.level, point.seed))
+        errors = fit.errors(point.figures, point.simulated(found, ENGINES))
         assert all(abs(errors[name]) < 0.1 for name in BARS), (point.name, errors)
     assert found.fixed_s == pytest.approx(TRUE.fixed_s, rel=0.3)
     assert (found.kv_tokens, found.block_size, found.max_sequences) == (100_000, 16, 32)

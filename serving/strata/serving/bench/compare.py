@@ -133,7 +133,7 @@ def _drive(
     for number, level in enumerate(settings.levels):
         show_status(f"{name}: {level.label} …")
         # A prefix cache must not contain these prompts from an earlier level or, in a server that stays up, an earlier round.
-        seed = settings.seed + round_number * len(settings.levels) + number
+        seed = load.seed(settings.seed, round_number, len(settings.levels), number)
         before = itl_attribution.read(up.target)
         try:
             outcome = load.run(up.target, settings.workload, level, settings.clients, seed)

@@ -12,6 +12,7 @@ from strata.planner.worksheet import Worksheet
 from strata.platform import benchmark_record, recipe_file
 from strata.platform.errors import UserError
 from strata.platform.files import write_atomic
+from strata.serving.bench.clients import load
 from strata.serving.bench.clients.load import Level
 from strata.serving.bench.clients.workloads import Workload
 from strata.serving.calibration import fit, validation
@@ -35,12 +36,13 @@ def points(path: Path, contender: str, concurrency: frozenset[int] = frozenset()
         ) from None
     workload = Workload(**settings["workload"])
     found = []
-    for each in levels:
+    for place, each in enumerate(levels):
         level, summary = Level(**each["level"]), each["summary"]
         if concurrency and level.concurrency not in concurrency:
             continue
         measured = Figures(**{name: summary.get(name) for name in NAMES})
-        found.append(Point(f"{workload.name}, {level.label}", workload, level, settings["seed"], measured, settings["clients"]))
+        seeds = tuple(load.seed(settings["seed"], number, len(levels), place) for number in range(settings["rounds"]))
+        found.append(Point(f"{workload.name}, {level.label}", workload, level, seeds, measured, settings["clients"]))
     if not found:
         raise UserError(f"{path} has no such levels of {contender}.", "Name concurrencies of the record.")
     return found

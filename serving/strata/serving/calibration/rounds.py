@@ -26,6 +26,13 @@ def measure(
             outcome = load.run(target, each.workload, level, clients, seed + SEEDS * place + number)
             found[each.name].append(figures.of(outcome.records))
     return [
-        Point(each.name, each.workload, levels[each.name], seed + SEEDS * place, figures.median(found[each.name]), clients)
+        Point(
+            each.name,
+            each.workload,
+            levels[each.name],
+            tuple(seed + SEEDS * place + number for number in range(rounds)),
+            figures.median(found[each.name]),
+            clients,
+        )
         for place, each in enumerate(loads)
     ]

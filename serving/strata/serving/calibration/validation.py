@@ -14,11 +14,12 @@ from strata.planner.catalogue.shape import Shape
 from strata.platform.errors import UserError
 from strata.platform.hardware import catalogue as hardware
 from strata.platform.hardware.specs import Fabric, Gpu
+from strata.serving.bench.clients.load import Level
+from strata.serving.bench.clients.workloads import Workload
+from strata.serving.calibration.replay import requests
 from strata.serving.simulation import planned
 from strata.serving.simulation.endpoint import Setup, Simulation
 from strata.serving.simulation.engine import EngineSettings
-from strata.serving.simulation.generated import Shape as LoadShape
-from strata.serving.simulation.generated import closed_loop
 
 BLOCK = 16
 CONTENDERS = ("vllm", "strata")
@@ -78,15 +79,16 @@ def compare(record: dict[str, Any], shape: Shape, gpu: Gpu, fabric: Fabric) -> I
         max_queue=sequences,
         context=model.context,
         request_s=model.request_s,
+        front_request_s=model.front_request_s,
+        front_token_s=model.front_token_s,
     )
-    load = LoadShape(settings["workload"]["input"], settings["workload"]["output"], variation=0.0)
+    workload = Workload(**settings["workload"])
     for contender in CONTENDERS:
         for level in record["contenders"].get(contender, {}).get("levels", []):
-            concurrency = level["level"]["concurrency"]
-            if concurrency is None:
+            if (concurrency := level["level"]["concurrency"]) is None:
                 continue
-            requests = level["level"]["conversations"] or 8 * concurrency
-            found = Simulation(setup).run(closed_loop(concurrency, requests, load, BLOCK, 0)).summary()
+            load = requests(workload, Level(**level["level"]), settings["seed"], BLOCK, settings["clients"])
+            found = Simulation(setup).run(load).summary()
             simulated = {
                 "tokens_per_s": found["output_tokens_per_s"],
                 "ttft_p50": found["ttft_s"]["p50"],

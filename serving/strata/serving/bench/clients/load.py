@@ -287,6 +287,11 @@ async def _send(connections: Connections, request: Request, payload: bytes) -> R
     return Record(request.kind, start, time.perf_counter(), answer.arrivals, answer.tokens, error, answer.prefill)
 
 
+def seed(first: int, number: int, levels: int, level: int) -> int:
+    """Seed of a level in a round, so that no prompt repeats one of another."""
+    return first + number * levels + level
+
+
 def closed(concurrency: int, requests: int | None, waves: int, workload: Workload) -> Level:
     count = requests or waves * max(concurrency, 6)
     return Level(max(concurrency, math.ceil(count / workload.requests_per_conversation)), concurrency=concurrency)
