@@ -4,6 +4,8 @@ A day of these tests has two hours, so that a run takes a second. docs/serving.m
 """
 
 import json
+import random
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,23 @@ def test_fewer_replica_hours_at_no_more_violations(arrivals: str, calibration: s
     least = "0" if arrivals == "night" else "1"
     ours, rays = compared(calibration, "--arrivals", arrivals, "--decode", least, "--max-decode", "40")
     assert ours[0] <= 0.75 * rays[0] and ours[1] <= rays[1], (ours, rays)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_tenfold_step_of_a_trace(seed: int, calibration: str, tmp_path: Path) -> None:
+    chance, at, lines = random.Random(seed), 0.0, ["TIMESTAMP,ContextTokens,GeneratedTokens"]
+    while at < 3600:
+        at += chance.expovariate(3.0 if 1200 <= at < 2400 else 0.3)
+        when = datetime(2026, 11, 1) + timedelta(seconds=at)
+        lines.append(f"{when.isoformat(sep=' ')},{1 + int(chance.expovariate(1e-3))},{1 + int(chance.expovariate(1 / 300))}")
+    trace = tmp_path / "step.csv"
+    trace.write_text("\n".join(lines))
+    policies = ("--scale", "slo", "--scale", "ray-default", "--max-decode", "40")
+    found = run("--calibration", calibration, *SLO, *policies, "--startup", "60", "--trace", str(trace))["policies"]
+    ours, rays = found["slo"], found["ray-default"]
+    assert ours["pools"]["decode"]["replica_hours"] <= 0.75 * rays["pools"]["decode"]["replica_hours"]
+    assert ours["slo"]["violations"] <= rays["slo"]["violations"]
 
 
 def test_fixed_runs_the_most_replicas(calibration: str) -> None:
