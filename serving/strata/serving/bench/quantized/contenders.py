@@ -1,0 +1,40 @@
+"""Engines that are compared: a format of weights, and the kernels that multiply with them. Light: the command line imports it."""
+
+from dataclasses import dataclass
+
+from strata.kernels import vllm_plugin
+from strata.kernels.vllm_plugin.switch import WITHOUT
+from strata.platform.errors import UserError, shown
+
+OURS = "w4a16-strata"
+BASE = "bf16"
+
+
+@dataclass(frozen=True)
+class Contender:
+    name: str
+    preset: str | None  # name of the scheme in compressed-tensors; None: weights of 16 bits
+    environment: tuple[tuple[str, str], ...] = ()
+    needs_gpu: bool = False
+
+    def obstacle(self, gpu: bool) -> str | None:
+        return "its kernel needs an NVIDIA GPU" if self.needs_gpu and not gpu else None
+
+
+CONTENDERS = {
+    each.name: each
+    for each in (
+        Contender(BASE, None),
+        Contender("w4a16", "W4A16"),  # vLLM's choice, Machete on Hopper
+        Contender("w4a16-marlin", "W4A16", ((WITHOUT, "MacheteLinearKernel,AllSparkLinearKernel"),), needs_gpu=True),
+        Contender(OURS, "W4A16", tuple(vllm_plugin.environment(("w4a16_linear",)).items()), needs_gpu=True),
+        Contender("fp8", "FP8_DYNAMIC"),  # a scale for each output channel, and for each token of activations
+    )
+}
+PEERS = ("w4a16", "w4a16-marlin")  # of Strata's kernel
+
+
+def named(name: str) -> Contender:
+    if name not in CONTENDERS:
+        raise UserError(f"--contenders has {shown(name)}, which is none.", f"Use some of {', '.join(CONTENDERS)}.")
+    return CONTENDERS[name]
