@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from strata.kernels import vllm_plugin
+from strata.kernels.ops.fp8_cache import FP8
 
 pytest.importorskip("vllm")
 
@@ -251,6 +252,31 @@ def test_attention_equals_plain_torch(batch: str, layout: str, long_prompt: int 
     for row, (old, new) in enumerate(made.requests):  # slots that NIXL and vLLM's own backends read
         slots = made.slots_of(row, torch.arange(old + new))
         assert torch.equal(made.cache[slots // BLOCK, :, slots % BLOCK], torch.cat([made.keys[row], made.values[row]], -1))
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+@pytest.mark.parametrize("long_prompt", [None, 2])
+@pytest.mark.parametrize("batch", BATCHES)
+def test_attention_with_an_fp8_cache_and_its_scales(batch: str, layout: str, long_prompt: int | None) -> None:
+    """Keys and values that fp8 numbers times the scales represent, so that nothing is lost. vLLM allocates bytes."""
+    made = Batch(BATCHES[batch], layout)
+    scales = SimpleNamespace(_k_scale=torch.tensor(0.5), _v_scale=torch.tensor(0.125))
+    made.keys = [(keys * 2).to(FP8).half() / 2 for keys in made.keys]
+    made.values = [(values * 8).to(FP8).half() / 8 for values in made.values]
+    cache = torch.zeros_like(made.cache, dtype=torch.uint8)
+    layer = implementation(kv_cache_dtype="fp8")
+    for row, (old, _) in enumerate(made.requests):
+        slots = made.slots_of(row, torch.arange(old))
+        layer.do_kv_cache_update(scales, made.keys[row][:old], made.values[row][:old], cache, slots)
+    key, value, output = made.new(made.keys), made.new(made.values), torch.empty_like(made.query)
+    layer.do_kv_cache_update(scales, key, value, cache, made.slots)
+    layer.forward(scales, made.query, key, value, cache, made.metadata(long_prompt), output)
+    expected = made.expected(None)
+    assert torch.norm(output.double() - expected) / torch.norm(expected) < 2e-3
+    for row, (old, new) in enumerate(made.requests):  # bytes that NIXL moves and vLLM's own backends read
+        slots = made.slots_of(row, torch.arange(old + new))
+        stored = cache[slots // BLOCK, :, slots % BLOCK].view(FP8).half()
+        assert torch.equal(stored, torch.cat([made.keys[row] * 2, made.values[row] * 8], -1))
 
 
 def test_vllm_attention_layer_runs_on_the_backend(vllm_config: Any) -> None:

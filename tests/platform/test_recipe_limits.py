@@ -267,7 +267,14 @@ def test_bounds(key: str, accepted: list[float], rejected: list[float]) -> None:
         ({"serve.engine": {"max_num_seqs": 8}}, False),
         ({"serve.engine": {"kv_offloading_size": 8}}, False),
         ({"serve.decode.engine": {"block_size": 16}}, False),
-        ({"serve.decode.engine": {"kv_cache_dtype": "fp8"}}, True),
+        ({"serve.decode.engine": {"kv_cache_dtype": "fp8"}}, False),
+        ({"serve.engine": {"kv_cache_dtype": "auto"}}, False),
+        # The cache of both pools.
+        ({"serve.kv_cache_dtype": "fp8"}, True),
+        ({"serve.kv_cache_dtype": "fp8", "serve.device": "gpu", "serve.kernels": "strata"}, True),
+        ({"serve.kv_cache_dtype": "fp8", "serve.speculative": {"method": "ngram"}}, True),
+        ({"serve.kv_cache_dtype": "fp8", "serve.speculative": {"method": "draft", "draft": "small"}}, False),
+        ({"serve.kv_cache_dtype": "int8_per_token_head"}, False),
         # Unknown keys.
         ({"serve.decode.replica": 1}, False),
         ({"serving": {}}, False),
@@ -417,6 +424,7 @@ def test_defaults() -> None:
             "eager": False,
             "kernels": "vllm",
             "kv_cache_gib": 1,
+            "kv_cache_dtype": "auto",
             "max_sequences": 64,
             "max_queue": 256,
             "prefix_caching": True,

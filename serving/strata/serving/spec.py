@@ -70,6 +70,7 @@ class EngineSpec:
     our_kernels: bool
     max_sequences: int
     kv_cache_gib: int
+    kv_cache_dtype: str
     threads: int
     prefix_caching: bool
     tool_parser: str | None
@@ -109,6 +110,7 @@ class EngineSpec:
             our_kernels=serve.kernels == "strata",
             max_sequences=serve.max_sequences,
             kv_cache_gib=serve.kv_cache_gib,
+            kv_cache_dtype=serve.kv_cache_dtype,
             threads=max(1, (os.cpu_count() or 1) // engines),
             prefix_caching=serve.prefix_caching,
             tool_parser=serve.tool_parser,
@@ -224,6 +226,7 @@ class EngineSpec:
         kwargs: dict[str, Any] = {
             "dtype": self.dtype,
             "enforce_eager": self.eager,
+            "kv_cache_dtype": self.kv_cache_dtype,
             "max_num_seqs": self.max_sequences,
             "enable_prefix_caching": self.prefix_caching,
             "enable_logging_iteration_details": True,  # read by `engine_stats.py`, not logged

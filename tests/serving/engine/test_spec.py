@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from strata.platform.recipe import ServeSection
+from strata.platform.recipe import PoolSection, ServeSection
 from strata.platform.recipe.serve import FilesSection
 from strata.serving import mps
 from strata.serving.routing.policy import Rule
@@ -58,6 +58,14 @@ def test_arguments_of_a_pool_override_those_of_all() -> None:
         spec_of("decode", **pools).engine_kwargs() | {"seed": 2, "max_model_len": 9} == spec_of("decode", **pools).engine_kwargs()
     )
     assert spec_of("prefill", **pools).extra_engine_args == {"seed": 1, "max_model_len": 9}
+
+
+def test_caches_of_both_pools_have_the_same_dtype() -> None:
+    for role in ("prefill", "decode"):
+        assert spec_of(role, kv_cache_dtype="fp8").engine_kwargs()["kv_cache_dtype"] == "fp8"
+        assert spec_of(role).engine_kwargs()["kv_cache_dtype"] == "auto"
+    with pytest.raises(ValueError, match=r"set serve\.kv_cache_dtype"):
+        ServeSection(prefill=PoolSection(engine={"kv_cache_dtype": "fp8"}))
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ OWN_ENGINE_ARGUMENTS = frozenset(
     {
         *("model", "served_model_name", "tokenizer", "dtype", "enforce_eager", "attention_backend", "attention_config"),
         *("max_num_seqs", "max_num_batched_tokens", "enable_prefix_caching", "block_size", "gpu_memory_utilization"),
+        "kv_cache_dtype",
         *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "distributed_executor_backend"),
         *("kv_transfer_config", "reasoning_parser", "structured_outputs_config", "disable_log_stats"),
         *("enable_logging_iteration_details", "enable_lora", "max_lora_rank", "max_loras", "max_cpu_loras", "kv_events_config"),
@@ -22,6 +23,8 @@ OWN_ENGINE_ARGUMENTS = frozenset(
 
 
 def _not_our_own(arguments: dict[str, Any]) -> dict[str, Any]:
+    if "kv_cache_dtype" in arguments:
+        raise ValueError("'kv_cache_dtype' is not set here: set serve.kv_cache_dtype, the one dtype of both pools")
     if taken := sorted(OWN_ENGINE_ARGUMENTS & arguments.keys()):
         raise ValueError(f"'{taken[0]}' is not set here: other keys of the recipe decide it, or the endpoint")
     return arguments
@@ -172,6 +175,9 @@ class ServeSection(Section):
         "vllm", description="attention kernels of GPU engines: vLLM's own choice, or Strata's through a vLLM plugin"
     )
     kv_cache_gib: Positive = Field(1, description="KV cache of a CPU engine, in GiB; on GPUs gpu_memory decides")
+    kv_cache_dtype: Literal["auto", "fp8"] = Field(
+        "auto", description="dtype of the KV caches of both pools; auto: the model's; fp8: e4m3, half the bytes of 16 bits"
+    )
     max_sequences: Positive = Field(64, description="sequences that an engine runs concurrently")
     max_queue: NonNegative = Field(256, description="sequences that may wait; further requests get 429 with Retry-After")
     audit_log: str | None = Field(None, description="folder for a JSON line per request, without prompts; unset: no log")
@@ -179,9 +185,7 @@ class ServeSection(Section):
     prefix_caching: bool = Field(True, description="reuse KV blocks of prompts with a common prefix")
     tool_parser: str | None = Field(None, description="vLLM tool parser of the model, such as hermes")
     reasoning_parser: str | None = Field(None, description="vLLM reasoning parser of the model")
-    engine: EngineArguments = Field(
-        {}, description="further vLLM engine arguments, such as {max_model_len: 8192, kv_cache_dtype: fp8}"
-    )
+    engine: EngineArguments = Field({}, description="further vLLM engine arguments, such as {max_model_len: 8192}")
     gateways: Positive = Field(1, description="gateway processes that share the port")
     routing: Literal["kv", "least-busy"] = Field(
         "kv", description="choice among decode replicas; kv: least expected TTFT by cached prefix, queue and load"
@@ -281,6 +285,15 @@ class ServeSection(Section):
             raise ValueError("kv_offload finds blocks by the hashes of the prefix cache: set prefix_caching=true")
         if self.kv_offload is not None and self.speculative is not None:
             raise ValueError("kv_offload is not tested with speculative: remove one of them")
+        return self
+
+    @model_validator(mode="after")
+    def drafts_have_a_cache_in_their_dtype(self) -> Self:
+        if self.kv_cache_dtype == "fp8" and self.speculative is not None and self.speculative.method == "draft":
+            raise ValueError(
+                "kv_cache_dtype=fp8 is not tested with the cache of a draft model: set speculative.method=ngram, or "
+                "kv_cache_dtype=auto"
+            )
         return self
 
     @model_validator(mode="after")

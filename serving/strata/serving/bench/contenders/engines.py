@@ -15,6 +15,7 @@ def kwargs(section: ServeSection, prefix_caching: bool, sharing: int = 1) -> dic
         "dtype": section.dtype,
         "max_num_seqs": section.max_sequences,
         "enforce_eager": section.eager,
+        "kv_cache_dtype": section.kv_cache_dtype,
         "enable_prefix_caching": prefix_caching,
         **section.engine,
     }

@@ -8,7 +8,7 @@ from pathlib import Path
 from strata.platform.errors import UserError
 from strata.platform.hardware.machine import available_memory
 from strata.platform.recipe import ServeSection
-from strata.serving.models import adapter, head_size_check, hybrid_check, model_dir, quantization_check
+from strata.serving.models import adapter, head_size_check, hybrid_check, kv_cache_check, model_dir, quantization_check
 from strata.serving.spec import EngineSpec
 from strata.serving.speculation import draft
 
@@ -21,6 +21,7 @@ def check_folder(section: ServeSection, folder: Path) -> None:
     quantization_check.check_folder(section, folder)
     if section.device == "cpu":
         head_size_check.check_folder(folder)
+    kv_cache_check.check_folder(section, folder)
     if section.adapter == "apart":
         adapter.check(section, folder)
     if section.prefill.replicas > 0:
