@@ -12,6 +12,7 @@ from typing import Any
 from strata.platform.errors import UserError
 from strata.platform.hardware.machine import cpu_flags
 from strata.platform.recipe import ServeSection
+from strata.serving.models.head_size_check import head_size
 
 AVX512 = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"})
 HEAD_SIZE_STEP = 32
@@ -27,15 +28,7 @@ def check_config(section: ServeSection, config: Mapping[str, Any]) -> None:
         return
     if not cpu_flags() >= AVX512:
         raise UserError("serve.kv_cache_dtype=fp8 needs AVX-512 instructions, which this CPU does not have.", FIX)
-    size = _head_size(config.get("text_config") or config)
+    size = head_size(config.get("text_config") or config)
     if size is not None and size % HEAD_SIZE_STEP:
         cause = f"serve.kv_cache_dtype=fp8 on a CPU needs heads of a multiple of {HEAD_SIZE_STEP}, and this model has {size}."
         raise UserError(cause, FIX)
-
-
-def _head_size(config: Mapping[str, Any]) -> int | None:
-    """None if the configuration does not state it: vLLM's own check decides."""
-    if size := config.get("head_dim"):
-        return int(size)
-    hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
-    return hidden // heads if hidden and heads else None
