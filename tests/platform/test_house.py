@@ -91,6 +91,7 @@ FOLDERS = {
     "serving.catalogue": {"adapters", "api", "transport"},
     "serving.page": {"transport"},
     "serving.scaling": {"transport"},
+    "serving.gpu_sharing": set(),
     "serving.vllm_patches": {"kv_offload", "metrics", "routing", "scaling"},
     "serving.engine": {
         "adapters",

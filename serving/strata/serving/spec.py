@@ -40,6 +40,7 @@ DECODE_STEP_TOKENS_IN_GRAPHS = 512
 LARGEST_GRAPH = 1024
 WHOLE_BLOCKS = "strata.serving.vllm_patches.nixl_layout"
 READ_BY_CUDA = "UCX_CUDA_IPC_ENABLE_GET_ZCOPY"
+SHARING_WORKER = "strata.serving.gpu_sharing.worker.Worker"  # by name: it imports vLLM
 
 
 @dataclass(frozen=True)
@@ -247,6 +248,8 @@ class EngineSpec:
             kwargs["tensor_parallel_size"] = self.pool.tensor_parallel
             kwargs["distributed_executor_backend"] = "mp" if self.pool.tensor_parallel > 1 else "uni"
             kwargs["gpu_memory_utilization"] = self.pool.gpu_memory
+            if self.pool.gpus < 1:
+                kwargs["worker_cls"] = SHARING_WORKER
             if self.disaggregated:
                 # A transfer is posted block by block between two steps, while every running stream waits.
                 kwargs["block_size"] = TRANSFERRED_BLOCK

@@ -96,6 +96,16 @@ def test_contiguous_blocks_require_equal_tensor_parallelism() -> None:
         assert kwargs["kv_transfer_config"]["kv_connector_module_path"] == "strata.serving.vllm_patches.side_channel"
 
 
+def test_engines_that_share_a_gpu_divide_its_memory() -> None:
+    sharing = "strata.serving.gpu_sharing.worker.Worker"
+    assert [kwargs.get("worker_cls") for kwargs in settings()] == [sharing, sharing]
+    whole = "serve.prefill={gpus: 2, tensor_parallel: 2, gpu_memory: 0.9}"
+    assert [kwargs.get("worker_cls") for kwargs in settings(whole)] == [None, sharing]
+    assert [kwargs.get("worker_cls") for kwargs in settings(recipe="laptop")] == [None, None]
+    with pytest.raises(recipe_file.RecipeError, match="'worker_cls' is not set here"):
+        settings("serve.engine={worker_cls: other.Worker}")
+
+
 @pytest.mark.parametrize(("can_read", "layout"), [(ANY_LAYOUT, "BHLNC"), (["LBHNC"], "LBHNC"), (["LBHNC", "BLHNC"], "LBHNC")])
 def test_block_layout_falls_back_to_a_supported_layout(can_read: list[str], layout: str) -> None:
     """vLLM's own resolver finds the connector's class, and another layout where a backend cannot read this one."""

@@ -17,7 +17,7 @@ OWN_ENGINE_ARGUMENTS = frozenset(
         *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "distributed_executor_backend"),
         *("kv_transfer_config", "reasoning_parser", "structured_outputs_config", "disable_log_stats"),
         *("enable_logging_iteration_details", "enable_lora", "max_lora_rank", "max_loras", "max_cpu_loras", "kv_events_config"),
-        *("speculative_config", "scheduler_cls", "kv_offloading_size", "kv_offloading_backend"),
+        *("speculative_config", "scheduler_cls", "worker_cls", "kv_offloading_size", "kv_offloading_backend"),
     }
 )
 

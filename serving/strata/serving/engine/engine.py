@@ -9,12 +9,8 @@ Imports vLLM: only replicas import this file.
 import argparse
 import asyncio
 import difflib
-import fcntl
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 from starlette.datastructures import State
@@ -145,8 +141,7 @@ async def start(spec: EngineSpec, replica: str, host: str) -> Started:
         scheduler.scheduler_cls = spec.speculation.scheduler(bool(scheduler.async_scheduling))
     receiver = Receiver(endpoints) if endpoints is not None else None
     traces = profiled.prepare(config, spec.role, replica)
-    with _alone_on_the_gpu(spec):
-        vllm = AsyncLLM(config, Executor.get_class(config), log_stats=True, log_requests=False)
+    vllm = AsyncLLM(config, Executor.get_class(config), log_stats=True, log_requests=False)
     state = State()
     adapters = [LoRAModulePath(spec.model_id, str(spec.adapter.folder))] if spec.adapter else None
     frontend = argparse.Namespace(**(vars(FrontendArgs(**spec.frontend_kwargs(), lora_modules=adapters)) | vars(args)))
@@ -176,18 +171,6 @@ def _check_names(arguments: dict[str, Any]) -> None:
     for name in arguments.keys() - set(known):
         alike = " or ".join(difflib.get_close_matches(name, known, 3)) or "see 'Engine Arguments' in its documentation"
         raise UserError(f"vLLM's engine has no argument '{name}': {alike}?", "Correct serve.engine.")
-
-
-@contextmanager
-def _alone_on_the_gpu(spec: EngineSpec) -> Iterator[None]:
-    """Serializes the start of engines that share a GPU. Each measures the memory left for its KV cache and would count what
-    another engine allocates meanwhile as its own."""
-    if spec.device == "cpu" or spec.pool.gpus >= 1:
-        yield
-        return
-    with Path(f"/tmp/strata-gpu-{os.getuid()}-{os.environ.get('CUDA_VISIBLE_DEVICES', '0')}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def prefill_calls(started: Started, spec: EngineSpec) -> PrefillCalls:
