@@ -59,7 +59,7 @@ finetune: setup ## train a small model, fine-tune it on conversations, serve it,
 	@$(STRATA) train --recipe sft --run chat --or-resume model.from=base $(ARGS)
 	@$(STRATA) serve --run chat --ask
 
-bench-startup: setup ## time from the command to the first answer, beside two bare vLLM servers
+bench-startup: setup ## time from the command to the first answer, beside bare vLLM
 	@$(STRATA) bench startup $(if $(RUN),--run "$(RUN)") $(ARGS)
 
 bench-serve: setup ## throughput and latencies beside bare vLLM and Ray Serve LLM, in one run

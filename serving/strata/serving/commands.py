@@ -46,14 +46,30 @@ def bench_startup(
     overrides: Overrides = None,
     run: Annotated[str | None, typer.Option(help="The run to serve. Default: the newest with an export.")] = None,
     model: Annotated[Path | None, typer.Option(help="A Hugging Face model folder instead of a run.")] = None,
+    dummy_model_wanted: Annotated[
+        bool, typer.Option("--dummy-model", help="Serve random weights in the shape of the recipe's model.")
+    ] = False,
+    recipe: Annotated[str | None, typer.Option(help="Recipe for the serve section. Default: the run's own, else laptop.")] = None,
     repeat: Annotated[int, typer.Option(help="Rounds; each starts Strata, then its peer.", min=1)] = 3,
     json: Annotated[Path | None, typer.Option(help="The file to write. Default: startup.json among the benchmarks.")] = None,
 ) -> None:
-    """Time from the command to the first answer, beside two bare vLLM servers started side by side."""
+    """Time from the command to the first answer and the phases of each engine's start, beside bare vLLM: on CPUs two servers
+    started side by side, on GPUs one server with a whole GPU."""
+    import tempfile
+
+    from strata.platform import recipe_file
+    from strata.platform.errors import UserError
     from strata.platform.files import cache_dir
     from strata.serving.bench import startup
+    from strata.serving.bench.contenders import dummy_model
 
-    startup.bench(overrides or [], run, model, repeat, json or cache_dir() / "bench" / "startup.json")
+    if dummy_model_wanted and (model or run):
+        raise UserError("--dummy-model excludes --model and --run.", "Use only one of them.")
+    with tempfile.TemporaryDirectory(prefix="strata-bench-") as temporary:
+        if dummy_model_wanted:
+            model = Path(temporary) / "dummy"
+            dummy_model.write(model, recipe_file.load(recipe or recipe_file.DEFAULT, overrides or []))
+        startup.bench(overrides or [], run, model, recipe, repeat, json or cache_dir() / "bench" / "startup.json")
 
 
 def bench_transfer(

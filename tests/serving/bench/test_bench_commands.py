@@ -64,6 +64,9 @@ def model(tmp_path: Path) -> Path:
     return folder
 
 
+READY = "(self.send_response(200), self.send_header('content-length', '0'), self.end_headers())"
+
+
 def started(count: int, code: str = SERVER) -> startup.Starter:
     def start(chosen: object, held: contextlib.ExitStack) -> startup.Started:
         places = [held.enter_context(ports.reserve()).port for _ in range(count)]
@@ -94,9 +97,29 @@ def test_bench_startup_reports_a_server_that_ended(model: Path, monkeypatch: pyt
     assert "A server ended with code 3" in str(done.exception) and "no memory" in str(done.exception)
 
 
-def test_bench_startup_runs_on_the_cpu_only(model: Path) -> None:
-    done = CliRunner().invoke(build(), ["bench", "startup", "--model", str(model), "serve.device=gpu"])
-    assert isinstance(done.exception, UserError) and "serve.device=cpu" in str(done.exception)
+@pytest.mark.slow
+def test_bench_startup_on_a_gpu_compares_a_ready_pair_with_one_server(
+    model: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[list[str]] = []
+
+    def start(command: list[str], environment: dict[str, str], number: int) -> subprocess.Popen[bytes]:
+        commands.append(command)
+        given = [word.removeprefix("serve.port=") for word in command if word.startswith("serve.port=")]
+        port = given[0] if given else command[command.index("--port") + 1]
+        return popen([sys.executable, "-c", SERVER.replace("self.send_error(404)", READY), port], environment, number)
+
+    popen = startup._popen
+    monkeypatch.setattr(startup, "_popen", start)
+    words = ["bench", "startup", "--model", str(model), "--recipe", "h200", "--repeat", "1"]
+    done = CliRunner().invoke(build(), words)
+    assert done.exit_code == 0, done.output or done.exception
+    ours, bare = commands
+    assert ours[ours.index("--recipe") + 1] == "h200"
+    assert ours[ours.index("--model") + 1] == bare[bare.index("--model") + 1] == str(model)
+    assert bare[bare.index("--gpu-memory-utilization") + 1] == "0.85" and "--kv-transfer-config" not in bare
+    written = json.loads((own_home / ".strata" / "bench" / "startup.json").read_text())
+    assert written["seconds"].keys() == {startup.OURS, startup.BARE_GPU}
 
 
 def test_bench_startup_needs_a_prefill_engine(model: Path) -> None:
@@ -134,6 +157,9 @@ def test_bench_startup_with_real_servers(trained: Path, tmp_path: Path) -> None:
     out = strata(trained, "bench", "startup", "--run", "tiny", "--repeat", "1", "--json", str(tmp_path / "startup.json"))
     written = json.loads((tmp_path / "startup.json").read_text())
     assert all(len(seconds) == 1 and seconds[0] > 1 for seconds in written["seconds"].values()) and "ratio" in out
+    (ours,), (bare,) = written["phases"][startup.OURS], written["phases"][startup.BARE]
+    assert ours.keys() == {"prefill", "decode"} and bare.keys() == {"engine", "engine 2"}
+    assert all(phases["imports"] > 0 and "warm-up" in phases for phases in (*ours.values(), *bare.values()))
 
 
 @pytest.mark.rotation

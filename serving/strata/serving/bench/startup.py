@@ -1,8 +1,9 @@
-"""Time to the first answer of `strata serve` and of two bare vLLM servers with the same settings, started side by side.
+"""Time to the first answer of `strata serve` and of bare vLLM with the same settings.
 
-Rounds alternate and medians are compared, since machines are shared. Both are measured from outside, in the same way: from the
-start of the processes to the first completion, which is requested until it is answered. `/ready` is not used here: a bare vLLM
-server has none.
+On CPUs the peer is two bare servers, started side by side; on GPUs it is one with a whole GPU, since vLLM cannot start two on one
+GPU at the same time. Rounds alternate and medians are compared, since machines are shared. Both are measured from outside: from
+the start of the processes to the first completion, which is requested until it is answered. On GPUs Strata has to answer `/ready`
+as well: both engines are up then, where the peer has one.
 """
 
 import contextlib
@@ -14,6 +15,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +28,10 @@ from rich.table import Table
 from strata.platform import benchmark_record, ports, processes
 from strata.platform.errors import UserError
 from strata.platform.files import cache_dir, write_atomic
-from strata.serving import access
+from strata.platform.ray_cluster import local_ray
+from strata.serving import access, client
+from strata.serving.bench import start_phases
+from strata.serving.bench.contenders import engines
 from strata.serving.models import choice, model_dir
 from strata.serving.spec import EngineSpec, Network, Role
 from strata.serving.vllm_patches.nixl_delay import DELAY_US
@@ -33,70 +39,91 @@ from strata.serving.vllm_patches.nixl_delay import DELAY_US
 LIMIT_S = 600.0
 Started = tuple[list[subprocess.Popen[bytes]], list[str]]  # the processes, and the addresses to wait for
 Starter = Callable[[choice.Choice, contextlib.ExitStack], Started]  # ports are held until the stack is closed
-OURS, BARE = "strata serve", "two bare vLLM servers"
+OURS, BARE, BARE_GPU = "strata serve", "two bare vLLM servers", "one bare vLLM server"
 
 
-def bench(overrides: Sequence[str], run: str | None, model: Path | None, rounds: int, path: Path) -> None:
-    chosen = choice.choose(overrides, run, model, None)
+@dataclass(frozen=True)
+class Start:
+    seconds: float
+    phases: dict[str, dict[str, float]]  # of each engine
+
+
+def bench(overrides: Sequence[str], run: str | None, model: Path | None, recipe: str | None, rounds: int, path: Path) -> None:
+    chosen = choice.choose(overrides, run, model, recipe)
     model_dir.check(chosen.folder)
-    if chosen.section.device != "cpu":
-        raise UserError("This comparison runs on the CPU.", "Use a recipe with serve.device=cpu.")
     if chosen.section.prefill.replicas == 0:
         raise UserError("This comparison needs a prefill engine.", "Set serve.prefill.replicas=1.")
-    seconds: dict[str, list[float]] = {OURS: [], BARE: []}
+    on_gpu = chosen.section.device == "gpu"
+    words = chosen.words if recipe is None or "--recipe" in chosen.words else (*chosen.words, "--recipe", recipe)
+    chosen = replace(chosen, words=words)
+    contenders = {OURS: _start_ours} | ({BARE_GPU: _start_bare_gpu} if on_gpu else {BARE: _start_bare})
+    starts: dict[str, list[Start]] = {name: [] for name in contenders}
     console = Console()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         for number in range(rounds):
-            for name, start in ((OURS, _start_ours), (BARE, _start_bare)):
+            for name, start in contenders.items():
                 with console.status(f"round {number + 1} of {rounds}: {name}"):
-                    seconds[name].append(_time_to_answer(chosen, start))
-                console.print(f"round {number + 1}: {name} {seconds[name][-1]:.1f} s")
+                    starts[name].append(_time_to_answer(chosen, start, has_ready=on_gpu and name == OURS))
+                console.print(f"round {number + 1}: {name} {starts[name][-1].seconds:.1f} s")
+                for engine, phases in starts[name][-1].phases.items():
+                    console.print(f"  {engine}: " + " · ".join(f"{phase} {seconds:.0f}" for phase, seconds in phases.items()))
     except KeyboardInterrupt:
-        if all(seconds.values()):
-            _report(seconds, console, path, partial=True)
+        if all(starts.values()):
+            _report(starts, console, path, partial=True)
         console.print("Stopped before all rounds were measured.")
         raise typer.Exit(130) from None
-    _report(seconds, console, path, partial=False)
+    _report(starts, console, path, partial=False)
 
 
-def _report(seconds: dict[str, list[float]], console: Console, path: Path, partial: bool) -> None:
-    medians = _medians(seconds)
+def _report(starts: dict[str, list[Start]], console: Console, path: Path, partial: bool) -> None:
     table = Table(box=None, header_style="bold")
     for column in ("time to first answer", "median s", "min s", "max s"):
         table.add_column(column, justify="left" if column.startswith("time") else "right")
-    for name, values in seconds.items():
-        table.add_row(name, *(f"{value:.1f}" for value in (medians[name], min(values), max(values))))
+    for name, values in starts.items():
+        seconds = [start.seconds for start in values]
+        table.add_row(name, *(f"{value:.1f}" for value in (statistics.median(seconds), min(seconds), max(seconds))))
     console.print(table)
-    console.print(f"ratio {medians[OURS] / medians[BARE]:.2f}")
-    write_atomic(path, json.dumps(as_json(seconds, partial), indent=2))
+    written = as_json(starts, partial)
+    console.print(f"ratio {written['ratio_of_medians']:.2f}")
+    write_atomic(path, json.dumps(written, indent=2))
     console.print(f"written to {path}")
 
 
-def as_json(seconds: dict[str, list[float]], partial: bool) -> dict[str, Any]:
-    medians = _medians(seconds)
-    ratio = medians[OURS] / medians[BARE]
-    return {**benchmark_record.header("startup"), "seconds": seconds, "ratio_of_medians": ratio, "partial": partial}
+def as_json(starts: dict[str, list[Start]], partial: bool) -> dict[str, Any]:
+    seconds = {name: [start.seconds for start in values] for name, values in starts.items()}
+    ours, peer = (statistics.median(values) for values in seconds.values())
+    return {
+        **benchmark_record.header("startup"),
+        "seconds": seconds,
+        "phases": {name: [start.phases for start in values] for name, values in starts.items()},
+        "ratio_of_medians": ours / peer,
+        "partial": partial,
+    }
 
 
-def _medians(seconds: dict[str, list[float]]) -> dict[str, float]:
-    return {name: statistics.median(values) for name, values in seconds.items()}
-
-
-def _time_to_answer(chosen: choice.Choice, start: Starter) -> float:
-    began = time.monotonic()
+def _time_to_answer(chosen: choice.Choice, start: Starter, has_ready: bool) -> Start:
+    began, began_at = time.monotonic(), datetime.now()
     with contextlib.ExitStack() as held:
         servers, urls = start(chosen, held)
         try:
             for url in urls:
-                _wait_for_answer(url, chosen.model_id, servers, began)
-            return time.monotonic() - began
+                _wait_for_answer(url, chosen.model_id, servers, began, has_ready)
+            seconds, answered = time.monotonic() - began, datetime.now()
+            return Start(seconds, start_phases.of_engines(_logs(len(servers), began_at), began_at, answered))
         finally:
             processes.stop_family(servers)
 
 
-def _wait_for_answer(url: str, model_id: str, servers: list[subprocess.Popen[bytes]], began: float) -> None:
-    """Blocks until a greedy completion is answered. Greedy, so that the bare servers do not compile their sampler either."""
+def _logs(servers: int, began: datetime) -> list[Path]:
+    """Logs of the servers, and those of Ray's workers since `began`."""
+    sessions = [path for path in local_ray.TEMP_DIR.glob("session_2*") if path.stat().st_mtime >= began.timestamp()]
+    return [*map(_log, range(servers)), *(log for session in sessions for log in (session / "logs").glob("worker-*.out"))]
+
+
+def _wait_for_answer(url: str, model_id: str, servers: list[subprocess.Popen[bytes]], began: float, has_ready: bool) -> None:
+    """Blocks until a greedy completion is answered. Greedy, so that the bare servers do not compile their sampler either. With
+    `has_ready`, `/ready` has to be answered, too."""
     request = {"model": model_id, "prompt": "Strata", "max_tokens": 1, "temperature": 0}
     while time.monotonic() - began < LIMIT_S:
         for number, process in enumerate(servers):
@@ -107,7 +134,8 @@ def _wait_for_answer(url: str, model_id: str, servers: list[subprocess.Popen[byt
                     f"See {_log(number)}, or start it alone: strata serve.",
                 )
         with contextlib.suppress(httpx.TransportError):
-            if httpx.post(f"{url}/v1/completions", json=request, headers=access.headers_for(url), timeout=30).status_code == 200:
+            response = httpx.post(f"{url}/v1/completions", json=request, headers=access.headers_for(url), timeout=30)
+            if response.status_code == 200 and not (has_ready and client.obstacle(url)):
                 return
         time.sleep(0.2)
     raise UserError(f"{url} did not answer within {LIMIT_S:.0f} s.", "See 'strata doctor'.")
@@ -142,6 +170,15 @@ def _start_bare(chosen: choice.Choice, held: contextlib.ExitStack) -> Started:
         servers.append(_popen(command, environment | {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_channel)}, len(servers)))
         urls.append(f"http://127.0.0.1:{port}")
     return servers, urls
+
+
+def _start_bare_gpu(chosen: choice.Choice, held: contextlib.ExitStack) -> Started:
+    port = held.enter_context(ports.reserve()).port
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--model", str(chosen.folder.resolve()), "--served-model-name", chosen.model_id]
+    command += engines.flags(engines.kwargs(chosen.section, chosen.section.prefix_caching))
+    environment = engines.environment(chosen.section, engines=1)
+    return [_popen(command, environment, 0)], [f"http://127.0.0.1:{port}"]
 
 
 def _popen(command: list[str], environment: dict[str, str], number: int) -> subprocess.Popen[bytes]:
