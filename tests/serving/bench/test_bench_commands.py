@@ -102,9 +102,11 @@ def test_bench_startup_on_a_gpu_compares_a_ready_pair_with_one_server(
     model: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commands: list[list[str]] = []
+    caches: list[str] = []
 
     def start(command: list[str], environment: dict[str, str], number: int) -> subprocess.Popen[bytes]:
         commands.append(command)
+        caches.append(os.environ["VLLM_CACHE_ROOT"])
         given = [word.removeprefix("serve.port=") for word in command if word.startswith("serve.port=")]
         port = given[0] if given else command[command.index("--port") + 1]
         return popen([sys.executable, "-c", SERVER.replace("self.send_error(404)", READY), port], environment, number)
@@ -115,6 +117,7 @@ def test_bench_startup_on_a_gpu_compares_a_ready_pair_with_one_server(
     done = CliRunner().invoke(build(), words)
     assert done.exit_code == 0, done.output or done.exception
     ours, bare = commands
+    assert caches[0] != caches[1] and not any(Path(cache).exists() for cache in caches)
     assert ours[ours.index("--recipe") + 1] == "h200"
     assert ours[ours.index("--model") + 1] == bare[bare.index("--model") + 1] == str(model)
     assert bare[bare.index("--gpu-memory-utilization") + 1] == "0.85" and "--kv-transfer-config" not in bare
@@ -157,9 +160,9 @@ def test_bench_startup_with_real_servers(trained: Path, tmp_path: Path) -> None:
     out = strata(trained, "bench", "startup", "--run", "tiny", "--repeat", "1", "--json", str(tmp_path / "startup.json"))
     written = json.loads((tmp_path / "startup.json").read_text())
     assert all(len(seconds) == 1 and seconds[0] > 1 for seconds in written["seconds"].values()) and "ratio" in out
-    (ours,), (bare,) = written["phases"][startup.OURS], written["phases"][startup.BARE]
-    assert ours.keys() == {"prefill", "decode"} and bare.keys() == {"engine", "engine 2"}
-    assert all(phases["imports"] > 0 and "warm-up" in phases for phases in (*ours.values(), *bare.values()))
+    (bare,) = written["phases"][startup.BARE]  # Strata's engines on CPUs are forked, and write no log
+    assert bare.keys() == {"engine", "engine 2"}
+    assert all(phases["imports"] > 0 and "warm-up" in phases for phases in bare.values())
 
 
 @pytest.mark.rotation

@@ -126,6 +126,32 @@ def test_kv_cache_does_not_depend_on_the_other_engine(gpu: Gpu, tmp_path: Path, 
     assert expected - found < 0.03 * expected
 
 
+@pytest.mark.parametrize("sleeps", [False, True])
+def test_device_is_claimed_before_vllm_measures_it(
+    gpu: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sleeps: bool
+) -> None:
+    def init_device(self: Any) -> None:
+        assert len(claims._read(tmp_path / "a GPU").claims) == 1
+        self.device = torch.device("cuda")
+        self.init_snapshot = MemorySnapshot(device=self.device)
+
+    made = engine(gpu, worker.Worker, lambda: None)
+    made.model_config.enable_sleep_mode, made.local_rank = sleeps, 0
+    monkeypatch.setattr(gpu_worker.Worker, "init_device", init_device)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="a GPU"))
+    platform = SimpleNamespace(logical_device_id_to_visible_device_id=lambda rank: rank)
+    monkeypatch.setattr(worker, "current_platform", platform)
+    monkeypatch.setattr(claims, "folder_of", lambda name: tmp_path / name)
+    real = torch.accelerator.get_memory_info
+    made.init_device()
+    (claim,) = claims._read(tmp_path / "a GPU").claims.values()
+    assert claim.alone == sleeps and claim.bytes == made.requested_memory + claims.BESIDE_SHARE
+    assert (torch.accelerator.get_memory_info == real) == sleeps, "vLLM's allocator for sleep is measured by the whole GPU"
+    started(made, monkeypatch)
+    (claim,) = claims._read(tmp_path / "a GPU").claims.values()
+    assert claim.started and torch.accelerator.get_memory_info == real
+
+
 def started(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_worker.Worker, "compile_or_warm_up_model", lambda self: None)
     made.compile_or_warm_up_model()
@@ -205,6 +231,12 @@ def test_same_settings_compile_one_at_a_time(gpu: Gpu, tmp_path: Path) -> None:
 def test_lock_of_a_compilation_that_hangs_is_not_waited_for_forever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "COMPILE_LIMIT_S", 0.3)
     with worker._turn(tmp_path / "lock"), worker._turn(tmp_path / "lock"):
+        pass
+
+
+def test_compilation_needs_no_folder_for_locks(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with worker._turn(tmp_path / "file" / "lock"):
         pass
 
 

@@ -3,7 +3,8 @@
 On CPUs the peer is two bare servers, started side by side; on GPUs it is one with a whole GPU, since vLLM cannot start two on one
 GPU at the same time. Rounds alternate and medians are compared, since machines are shared. Both are measured from outside: from
 the start of the processes to the first completion, which is requested until it is answered. On GPUs Strata has to answer `/ready`
-as well: both engines are up then, where the peer has one.
+as well: both engines are up then, where the peer has one. There each contender has its own compile caches, empty in the first
+round, so that none loads what the other has compiled.
 """
 
 import contextlib
@@ -13,6 +14,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -60,10 +62,12 @@ def bench(overrides: Sequence[str], run: str | None, model: Path | None, recipe:
     starts: dict[str, list[Start]] = {name: [] for name in contenders}
     console = Console()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    caches = tempfile.TemporaryDirectory(prefix="strata-bench-", ignore_cleanup_errors=True)
     try:
         for number in range(rounds):
             for name, start in contenders.items():
-                with console.status(f"round {number + 1} of {rounds}: {name}"):
+                own = _caches(Path(caches.name) / name.replace(" ", "-")) if on_gpu else {}
+                with console.status(f"round {number + 1} of {rounds}: {name}"), processes.environment(own):
                     starts[name].append(_time_to_answer(chosen, start, has_ready=on_gpu and name == OURS))
                 console.print(f"round {number + 1}: {name} {starts[name][-1].seconds:.1f} s")
                 for engine, phases in starts[name][-1].phases.items():
@@ -73,6 +77,8 @@ def bench(overrides: Sequence[str], run: str | None, model: Path | None, recipe:
             _report(starts, console, path, partial=True)
         console.print("Stopped before all rounds were measured.")
         raise typer.Exit(130) from None
+    finally:
+        caches.cleanup()
     _report(starts, console, path, partial=False)
 
 
@@ -113,6 +119,10 @@ def _time_to_answer(chosen: choice.Choice, start: Starter, has_ready: bool) -> S
             return Start(seconds, start_phases.of_engines(_logs(len(servers), began_at), began_at, answered))
         finally:
             processes.stop_family(servers)
+
+
+def _caches(folder: Path) -> dict[str, str]:
+    return {"VLLM_CACHE_ROOT": str(folder / "vllm"), "TRITON_CACHE_DIR": str(folder / "triton")}
 
 
 def _logs(servers: int, began: datetime) -> list[Path]:

@@ -7,10 +7,10 @@ import fcntl
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from vllm import envs
@@ -99,17 +99,19 @@ def _one_compiles(profile: Callable[[], None], settings: str) -> Callable[[], No
 
 @contextmanager
 def _turn(path: Path) -> Iterator[None]:
-    """Holds the lock, or goes on without it after COMPILE_LIMIT_S or where files cannot be locked."""
-    began = time.monotonic()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as lock:
-        while time.monotonic() - began < COMPILE_LIMIT_S:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+    """Holds the lock, or goes on without it after COMPILE_LIMIT_S or where there can be no lock."""
+    with ExitStack() as held:
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock, began = held.enter_context(path.open("w")), time.monotonic()
+            while not _locked(lock) and time.monotonic() - began < COMPILE_LIMIT_S:
                 time.sleep(LOOK_S)
-            except OSError:
-                break
-            else:
-                break
         yield
+
+
+def _locked(lock: IO[str]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
