@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from docgen import compiled, diffusion, faults, headline, kernels, ladder, monitoring, planner, record, serving, training
+from docgen import beyond, compiled, diffusion, faults, headline, kernels, ladder, monitoring, planner, record, serving, training
 from docgen.markdown import table
 from docgen.record import Run
 
@@ -31,6 +31,8 @@ TABLES: dict[str, Callable[[Run], str]] = {
     "transfer": serving.transfer,
     "tenants": serving.tenants,
     "vllm-plugin": serving.vllm_plugin,
+    "quantized": beyond.quantized,
+    "offload": beyond.offload,
     "train": training.train,
     "finetune": training.finetune,
     "checkpoint": training.checkpoint,

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from strata.platform import recipe_file
 from strata.platform.cli import build
 from strata.serving.bench.contenders.contenders import find
+from strata.serving.bench.quantized.contenders import named
 from strata.serving.terminal import OVERRIDE
 
 PAGES = pages(ROOT)
@@ -105,7 +106,7 @@ def test_commands_and_their_options_exist(line: Line, beside_pages: Path, tmp_pa
         recipe_file.load(given.get("recipe") or recipe_file.DEFAULT, overrides)
     for contender in (given.get("contenders") or "").split(","):
         if contender:
-            assert find(contender)
+            assert find(contender) if "quantized" not in line.words else named(contender)
 
 
 @pytest.mark.parametrize("line", program("make"), ids=str)

@@ -42,10 +42,14 @@ from strata.serving.bench.clients.load import Level, Record
 from strata.serving.bench.clients.measure import Slo, Summary, by_kind, summarise
 from strata.serving.bench.clients.workloads import Workload
 from strata.serving.bench.contenders.subject import Subject
+from strata.serving.bench.offload import run as offload
+from strata.serving.bench.quantized import run as quantized
+from strata.serving.bench.quantized.model import Shape
 from strata.serving.bench.results import Measured, Ran, Results, Settings
 from strata.serving.bench.routing import run as routing_run
 from strata.serving.bench.routing.conversations import Load as Conversations
 from strata.serving.bench.routing.decision import Scale
+from strata.serving.bench.startup import Start
 from strata.serving.chaos import edges
 from strata.serving.chaos import report as chaos_report
 from strata.serving.chaos.client import Answer, Attempt
@@ -234,6 +238,19 @@ def compiled() -> record.Run:
     return training_step.as_json(training_step.Settings("tiny", 4, 4096, 3, 1), rows)
 
 
+def bench_quantized() -> record.Run:
+    rates = {"bf16": 100.0, "w4a16": 120.0, "w4a16-strata": 150.0}
+    found = {name: quantized.Measured(60.0, {1: (rate,)}, ()) for name, rate in rates.items()}
+    return quantized.as_json(Shape(32, 4096, 32, 8, 14336, 128256), quantized.Load((1,), 128, 128, 1, False), found)
+
+
+def bench_offload() -> record.Run:
+    seconds = {"cached": [0.02], "tier": [0.04], "computed": [0.1]}
+    answers = {state: [[1, 2]] for state in seconds}
+    found = {"ttft_s": seconds, "tier_tokens": [256], "answers": answers}
+    return offload.as_json(offload.Load(256, 32, 1), {"offload": found})
+
+
 COPIES = copies.Measured([0.11], [0.1], [0.02])
 
 RUNS: dict[str, tuple[Callable[[], record.Run], list[str]]] = {
@@ -243,8 +260,19 @@ RUNS: dict[str, tuple[Callable[[], record.Run], list[str]]] = {
     ),
     "serve, mixed": (lambda: serve("mixed"), ["ITL p99, short prompts", "TTFT p50, long prompts | 100.0 ms | 200 ms | 2.00 |"]),
     "startup": (
-        lambda: startup.as_json({startup.OURS: [40.0, 44.0], startup.BARE: [40.0]}, partial=True),
-        ["| strata serve | 42.0 s | 40.0 s | 44.0 s |", "**1.05**", record.PARTIAL],
+        lambda: startup.as_json(
+            {startup.OURS: [Start(40.0, {"decode": {"imports": 30.0}}), Start(44.0, {})], startup.BARE: [Start(40.0, {})]},
+            partial=True,
+        ),
+        ["| strata serve | 42.0 s | 40.0 s | 44.0 s |", "| strata serve: decode | 30 s |", "**1.05**", record.PARTIAL],
+    ),
+    "quantized": (
+        bench_quantized,
+        ["| `w4a16-strata` | 1 | 150 | **1.50** | 1.25 |", "| `w4a16` | 1 | 120 | 1.20 |  |", "32 layers of 4096"],
+    ),
+    "offload": (
+        bench_offload,
+        ["| evicted to host memory | 40.0 ms | **0.40** |", "Greedy tokens are the same in all states."],
     ),
     "routing": (
         bench_routing,

@@ -90,9 +90,9 @@ def write_forever(folder: Path) -> None:
 
 def test_killed_writer_leaves_whole_blocks_and_a_temporary_file(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
-    writer = context.Process(target=write_forever, args=(tmp_path,))
+    writer = context.Process(target=write_forever, args=(tmp_path,), daemon=True)
     writer.start()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while len(list(tmp_path.glob("*.bin"))) < 3:
         assert time.monotonic() < deadline
         time.sleep(0.01)

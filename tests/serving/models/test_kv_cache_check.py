@@ -51,7 +51,7 @@ def test_cpus_without_the_instructions(flags: str, served: bool, monkeypatch: py
 
 
 def test_an_endpoint_checks_it_before_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"head_dim": 48}))
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"head_dim": 80}))
     monkeypatch.setattr(model_dir, "check", lambda folder: None)
     with pytest.raises(UserError, match=r"serve\.kv_cache_dtype=fp8") as refused:
         endpoint.check(section("kv_cache_dtype=fp8"), tmp_path)
