@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.rotation, pytest.mark.timeout(900)]
 SIZES = ["model.layers=3", "model.hidden=128", "model.heads=4", "model.kv_heads=2", "model.ffn=256", "model.vocab=512"]
 CONTEXT, BLOCK, NEW = 512, 128, 12
 BLOCK_BYTES = 3 * 2 * 2 * 32 * 4 * BLOCK  # layers, key and value, heads, head size, float32
-CACHED, HOST = 12, 16  # blocks
+CACHED, HOST = 12, 32  # blocks
 QUESTION = [5, 6, 7] * 20
 
 
@@ -67,6 +67,15 @@ class Endpoint:
         lines = re.findall(pattern, self.http.get("/metrics").text, re.MULTILINE)
         return sum(float(value) for names, value in lines if all(label in names for label in labels))
 
+    def finds(self, model: str, role: str, tier: str, least: float) -> bool:
+        """Waits for the counter: metrics follow an answer within seconds."""
+        deadline = time.monotonic() + 20
+        while self.found(model, role, tier) < least:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.2)
+        return True
+
     def evict(self, model: str, first: int, blocks: int) -> None:
         """Fills caches with other prompts, of two full blocks each."""
         for seed in range(first, first + blocks // 2 + 1):
@@ -91,7 +100,12 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
     held, output = ports.reserve(), home / "serve.out"
     tiers = f"{{cpu_gib: {HOST * BLOCK_BYTES / 2**30}, disk: {kv}, disk_gib: 1}}"
     settings = [f"serve.kv_offload={tiers}", f"serve.models={{always: {{model: {folder}, remote_prefill: {{when: always}}}}}}"]
-    settings += ["serve.remote_prefill.min_tokens=150", "serve.max_sequences=4", "serve.eager=true", "serve.dtype=float32"]
+    settings += [
+        "serve.remote_prefill={when: cheaper, min_tokens: 150}",
+        "serve.max_sequences=4",
+        "serve.eager=true",
+        "serve.dtype=float32",
+    ]
     settings += [f"serve.engine={{num_gpu_blocks_override: {CACHED}}}"]
     with output.open("wb") as stream:
         process = subprocess.Popen(
@@ -127,12 +141,12 @@ def second_turn(endpoint: Endpoint, model: str, seed: int) -> list[int]:
 @pytest.mark.parametrize(("model", "role"), [("auto", "decode"), ("always", "prefill")])
 def test_second_turn_is_read_from_host_memory(endpoint: Endpoint, model: str, role: str) -> None:
     ids = second_turn(endpoint, model, seed=1)
-    endpoint.evict(model, 100, CACHED // 2)
+    endpoint.evict(model, 100, CACHED)
     before = endpoint.found(model, role, "cpu")
     answer = endpoint.ask(model, ids)
     assert answer["token_ids"] == endpoint.expected(ids)
-    assert answer["place"] == ("local; reason=cached" if model == "auto" else "remote; reason=always")
-    assert endpoint.found(model, role, "cpu") >= before + 2 * BLOCK
+    assert answer["place"].startswith("local" if model == "auto" else "remote")
+    assert endpoint.finds(model, role, "cpu", before + 2 * BLOCK)
 
 
 @pytest.mark.parametrize("model", ["auto", "always"])
@@ -142,13 +156,13 @@ def test_second_turn_is_read_from_the_disk(endpoint: Endpoint, model: str) -> No
     endpoint.evict(model, 200, 2 * HOST)
     before = endpoint.found(model, role, "disk")
     assert endpoint.ask(model, ids)["token_ids"] == endpoint.expected(ids)
-    assert endpoint.found(model, role, "disk") >= before + (2 * BLOCK if model == "always" else 0)
+    assert endpoint.finds(model, role, "disk", before + (2 * BLOCK if model == "always" else 0))
 
 
 @pytest.mark.parametrize("model", ["auto", "always"])
 def test_logprobs_are_those_of_computed_blocks(endpoint: Endpoint, model: str) -> None:
     ids = second_turn(endpoint, model, seed=3)
-    endpoint.evict(model, 300, CACHED // 2)
+    endpoint.evict(model, 300, CACHED)
     read = endpoint.ask(model, ids, logprobs=3)["logprobs"]
     computed = endpoint.ask(model, ids, logprobs=3, cache_salt="other")["logprobs"]
     assert read["tokens"] == computed["tokens"] and len(read["tokens"]) == NEW
@@ -157,7 +171,7 @@ def test_logprobs_are_those_of_computed_blocks(endpoint: Endpoint, model: str) -
 
 def test_blocks_of_another_salt_are_not_read(endpoint: Endpoint) -> None:
     ids = second_turn(endpoint, "always", seed=4)
-    endpoint.evict("always", 400, CACHED // 2)
+    endpoint.evict("always", 400, CACHED)
     before = [endpoint.found("always", "prefill", tier) for tier in ("cpu", "disk")]
     assert endpoint.ask("always", ids, cache_salt="salt")["token_ids"] == endpoint.expected(ids)
     assert [endpoint.found("always", "prefill", tier) for tier in ("cpu", "disk")] == before
