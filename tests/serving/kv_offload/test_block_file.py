@@ -89,7 +89,7 @@ def write_forever(folder: Path) -> None:
 
 
 def test_killed_writer_leaves_whole_blocks_and_a_temporary_file(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork")  # a spawned process would not find this module
     writer = context.Process(target=write_forever, args=(tmp_path,), daemon=True)
     writer.start()
     deadline = time.monotonic() + 240
