@@ -41,6 +41,7 @@ ABSENT = {
     metrics.SERVE_RETRIES.exported: NO_EVENT,
     metrics.SERVE_DRAFTED.exported: "the endpoint does not speculate",
     metrics.SERVE_ACCEPTED.exported: "the endpoint does not speculate",
+    metrics.SERVE_TIER_HIT.exported: "the endpoint has no tiers beyond the KV cache",
     "ray_cluster_pending_nodes": NO_NODE,
     "ray_cluster_failed_nodes": NO_NODE,
     "ray_node_gpus_utilization": NO_GPU,
@@ -61,6 +62,7 @@ EMPTY_PANELS = {
     *(f"strata-serving: {panel} by tenant" for panel in ("Queued requests", "Refusals")),
     "strata-serving: Adapter load time",
     *("strata-serving: Drafted and accepted tokens", "strata-serving: Draft acceptance by position"),
+    "strata-serving: Prefix cache hit rate",  # its lines of the tiers
     *("strata-training: Faults by kind", "strata-training: Slow ranks"),
     "strata-cluster: KubeRay",
     "strata-cluster: Throttled now",  # by heat or hardware: no card of the recordings is
