@@ -101,3 +101,18 @@ def test_cancelled_requests_free_their_turn() -> None:
         assert turns.users("d") == 0 and (await begun(turns, "e")).done()
 
     run(test, slots=1)
+
+
+def test_a_turn_that_comes_free_in_the_moment_of_a_cancellation_goes_to_the_next() -> None:
+    async def test(turns: Turns, clock: Clock) -> None:
+        await turns.wait("a")
+        second, third = await begun(turns, "b"), await begun(turns, "c")
+        second.cancel()
+        turns.leave("a")  # before the task of the cancelled request runs
+        await asyncio.wait({second, third})
+        assert second.cancelled() and third.done()
+        assert (turns.users("b"), turns.users("c"), turns.waiting) == (0, 1, 0)
+        turns.leave("c")
+        await turns.wait("b")
+
+    run(test, slots=1)

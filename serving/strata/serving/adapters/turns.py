@@ -59,6 +59,8 @@ class Turns:
     def _grant(self) -> None:
         now = self._clock()
         for waiting in list(self._queue):
+            if waiting.turn.cancelled():  # and `wait`, which takes it from the queue, has not run yet
+                continue
             if waiting.name in self._users or len(self._users) < self._slots:
                 self._users[waiting.name] += 1
                 self._queue.remove(waiting)
