@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from strata.kernels.ops.w4a16_linear.kernel import candidates, token_tile, w4a16_linear_triton
+from strata.kernels.ops.w4a16_linear.kernel import candidates, size_class, token_tile, w4a16_linear_triton
 from strata.kernels.ops.w4a16_linear.packing import PackedWeight, pack, unpack
 from strata.kernels.ops.w4a16_linear.w4a16_linear import random_weight, w4a16_linear
 from strata.kernels.tuning.tunable import architecture
@@ -50,7 +50,7 @@ def test_every_weight_is_read_at_its_place(dtype: torch.dtype) -> None:
 def test_every_launch_configuration(tokens: int) -> None:
     weight = random_weight(2048, 2048, 128, CUDA, symmetric=False)
     x = torch.randn(tokens, 2048, device=CUDA, dtype=torch.bfloat16)
-    for candidate in candidates(architecture(CUDA), (token_tile(tokens),)):
+    for candidate in candidates(architecture(CUDA), (token_tile(tokens), *size_class(2048, 2048))):
         assert distance(x, weight, w4a16_linear_triton(x, *weight, None, candidate.arguments())) < 4e-3, candidate
 
 
@@ -73,3 +73,31 @@ def test_in_a_cuda_graph() -> None:
         x.normal_()
         graph.replay()
         assert distance(x, weight, out) < 4e-3
+
+
+@pytest.mark.parametrize("tokens", [1, 16])
+def test_a_chain_in_two_cuda_graphs(tokens: int) -> None:
+    """Launches start before the kernel in front of them has ended, and every launch of a graph has its own arrival counters."""
+    layers = [random_weight(2048, 2048, 128, CUDA) for _ in range(12)]
+    x = torch.randn(tokens, 2048, device=CUDA, dtype=torch.bfloat16)
+
+    def chain() -> Tensor:
+        out = x
+        for weight in layers:
+            out = w4a16_linear(w4a16_linear(out, *weight) * 0.5 + out, *weight)
+            out = out / out.float().norm() * 45
+        return out
+
+    expected = chain()
+    graphs = [torch.cuda.CUDAGraph() for _ in range(2)]
+    outs = []
+    for graph in graphs:
+        with torch.cuda.graph(graph):
+            outs.append(chain())
+    streams = [torch.cuda.Stream() for _ in graphs]
+    for _ in range(50):
+        for graph, stream in zip(graphs, streams, strict=True):
+            with torch.cuda.stream(stream):
+                graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(out, expected) for out in outs)

@@ -7,6 +7,8 @@ subtraction of 128 + zero point is exact. Scales multiply fp32 sums of a group, 
 
 If a product has too few tiles for the GPU, programs share a tile, each for a range of inputs. They store partial sums, and the
 program that arrives last adds them in a fixed order, so that results do not depend on timing.
+
+From Hopper on, a launch starts while the kernel before it ends (programmatic dependent launch), and waits for its results.
 """
 
 import os
@@ -15,9 +17,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from strata.kernels.ops.arrivals import multiprocessors, stream_arrivals
-from strata.kernels.tuning.tunable import Config, Key, Tunable, bucket, config
+from strata.kernels.tuning.tunable import Config, Key, Tunable, architecture, bucket, config
 
 WORDS = 32  # 16-bit words of an output's chunk
 CHUNK = 4 * WORDS  # inputs of a chunk
@@ -64,6 +67,7 @@ def w4a16_linear_kernel(
     BIAS: tl.constexpr,
     PADDED: tl.constexpr,  # the last chunk reaches beyond the inputs
     COMPILED: tl.constexpr,
+    DEPENDENT: tl.constexpr,  # launched while the kernel before it ends
     BLOCK_T: tl.constexpr,
     BLOCK_N: tl.constexpr,
     SPLITS: tl.constexpr,
@@ -81,6 +85,9 @@ def w4a16_linear_kernel(
     x_tile = x + tl.where(there, t, 0).to(tl.int64)[None, :] * x_stride + word[:, None]
     packed_tile = packed + row[:, None] * WORDS + word[None, :]
     acc = tl.zeros([BLOCK_N, BLOCK_T], tl.float32)
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
     # Scales and zero points are too narrow for the compiler's pipeline of asynchronous copies: those of groups of a whole chunk
     # are loaded one chunk ahead.
     if GROUPS == 1:
@@ -143,9 +150,9 @@ def w4a16_linear_kernel(
 
 
 def candidates(arch: int, key: Key) -> list[Config]:
-    """`key` is the number of tokens of a tile. PROGRAMS is the number of programs per SM that a product is split for. Fewer than
-    four warps compile to mma.sync, four and more to wgmma with weights in registers."""
-    [tokens] = map(int, key)
+    """`key` is the number of tokens of a tile and the weights' `size_class`. PROGRAMS is the number of programs per SM that
+    a product is split for. Fewer than four warps compile to mma.sync, four and more to wgmma with weights in registers."""
+    tokens = int(key[0])
     if arch == 0:
         return [config(BLOCK_N=16, PROGRAMS=1)]
     if tokens > 32:
@@ -184,6 +191,12 @@ def token_tile(tokens: int) -> int:
     return min(max(bucket(tokens), 8), MOST_TOKENS)
 
 
+def size_class(inputs: int, outputs: int) -> tuple[int, bool]:
+    """Rounded log2 of the number of weights, from the projections of attention in an 8B model to its fused gate and up, and
+    whether there are many inputs for each output."""
+    return min(max(bucket(inputs * outputs).bit_length() - 1, 24), 27), inputs >= 2 * outputs
+
+
 def w4a16_linear_triton(
     x: Tensor, packed: Tensor, scales: Tensor, zeros: Tensor | None, bias: Tensor | None, chosen: dict[str, int] | None = None
 ) -> Tensor:
@@ -196,11 +209,12 @@ def w4a16_linear_triton(
     if not out.numel():
         return out
     block_t = token_tile(tokens)
-    arguments = dict(chosen or tunable.arguments((block_t,), x.device))
+    arguments = dict(chosen or tunable.arguments((block_t, *size_class(inputs, outputs)), x.device))
     block_n = arguments["BLOCK_N"]
     tiles_n, tiles_t = -(-outputs // block_n), -(-tokens // block_t)
     programs = multiprocessors(x.device) * arguments.pop("PROGRAMS")
     splits = max(min(programs // (tiles_n * tiles_t), chunks // LEAST_CHUNKS), 1)
+    dependent = architecture(x.device) >= 90
     parts, arrivals = out, out
     if splits > 1:
         parts = torch.empty(splits * tiles_t * tiles_n * block_n * block_t, dtype=torch.float32, device=x.device)
@@ -224,9 +238,11 @@ def w4a16_linear_triton(
         BIAS=bias is not None,
         PADDED=inputs < chunks * CHUNK,
         COMPILED=not INTERPRETED,
+        DEPENDENT=dependent,
         BLOCK_T=block_t,
         SPLITS=splits,
         PARTS=max(min(bucket(splits), MERGED_VALUES // (block_n * block_t)), 1),
+        launch_pdl=dependent,
         **arguments,
     )
     return out

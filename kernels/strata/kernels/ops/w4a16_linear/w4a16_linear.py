@@ -8,11 +8,14 @@ import torch
 from torch import Tensor
 
 from strata.kernels.ops.on_device import on_tensor_device
-from strata.kernels.ops.w4a16_linear.kernel import CHUNK, WORDS, token_tile, tunable, w4a16_linear_triton
+from strata.kernels.ops.w4a16_linear.kernel import CHUNK, WORDS, size_class, token_tile, tunable, w4a16_linear_triton
 from strata.kernels.ops.w4a16_linear.packing import PackedWeight, pack, unpack
 from strata.kernels.tuning.tunable import Config, TuningCase
 
 DTYPES = (torch.bfloat16, torch.float16)
+# Inputs and outputs for tuning, a shape of each size class.
+WIDE = ((4096, 4096), (4096, 6144), (8192, 8192), (4096, 28672))
+DEEP = ((8192, 2048), (14336, 2048), (14336, 4096), (28672, 8192))
 
 
 def reference(x: Tensor, packed: Tensor, scales: Tensor, zeros: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
@@ -22,15 +25,16 @@ def reference(x: Tensor, packed: Tensor, scales: Tensor, zeros: Tensor | None = 
 
 
 def tuning_cases(device: torch.device) -> list[TuningCase]:
-    weight = random_weight(8192, 8192, 128, device)
     cases = []
-    for tokens in (8, 16, 32, 64, 128):
-        x = torch.randn(tokens, 8192, device=device, dtype=torch.bfloat16)
+    for inputs, outputs in WIDE + DEEP:
+        weight = random_weight(inputs, outputs, 128, device)
+        for tokens in (8, 16, 32, 64, 128):
+            x = torch.randn(tokens, inputs, device=device, dtype=torch.bfloat16)
 
-        def run(chosen: Config, x: Tensor = x) -> None:
-            w4a16_linear_triton(x, *weight, None, chosen.arguments())
+            def run(chosen: Config, x: Tensor = x, weight: PackedWeight = weight) -> None:
+                w4a16_linear_triton(x, *weight, None, chosen.arguments())
 
-        cases.append(TuningCase(tunable, (token_tile(tokens),), run))
+            cases.append(TuningCase(tunable, (token_tile(tokens), *size_class(inputs, outputs)), run))
     return cases
 
 
