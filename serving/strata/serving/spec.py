@@ -239,7 +239,7 @@ class EngineSpec:
             kwargs |= {"enable_lora": True, "max_lora_rank": self.adapters.rule.rank}
             kwargs |= {"max_loras": self.adapters.slots, "max_cpu_loras": self.adapters.in_memory}
         if self.speculation is not None:
-            kwargs["speculative_config"] = self.speculation.config(self.max_sequences)
+            kwargs |= self.speculation.engine_arguments(self.max_sequences)
         if self.reasoning_parser is not None:
             kwargs["reasoning_parser"] = self.reasoning_parser
         if (transfer := self._transfer()) is not None:

@@ -34,7 +34,7 @@ def scheduler(tmp_path: Path) -> MeasuredScheduler:
         block_size=BLOCK,
         enable_prefix_caching=False,
         async_scheduling=False,
-        speculative_config=speculation.config(4),
+        **speculation.engine_arguments(4),
         scheduler_cls=speculation.scheduler(False),
     )
     config = args.create_engine_config()
@@ -110,3 +110,14 @@ class _Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+def test_own_drafter_knows_how_many_tokens_are_wanted(scheduler: MeasuredScheduler, monkeypatch: pytest.MonkeyPatch) -> None:
+    own: Any = SimpleNamespace(wanted=None)
+    monkeypatch.setattr(schedulers.CpuDrafter, "latest", own)
+    add(scheduler, "a")
+    step(scheduler)
+    assert own.wanted == TOKENS
+    monkeypatch.setattr(scheduler, "dynamic_sd_lookup", {1: 0})
+    step(scheduler)
+    assert own.wanted == 0

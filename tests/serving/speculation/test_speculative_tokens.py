@@ -1,12 +1,14 @@
 """Speculative decoding in real engines on the CPU: tokens are those of `transformers`, and of the same engines without drafts.
 
-One endpoint has a pair of pools with a draft model, and a further model with n-grams in pools of its own. The draft has another
-number of layers and of KV heads than its target, and proposes many right tokens and some wrong ones.
+One endpoint has a pair of pools with a draft model in Strata's own drafter, a further model with n-grams in pools of its own, and
+one with a draft that vLLM computes. The first draft has another number of layers and of KV heads than its target, and proposes
+many right tokens and some wrong ones. The other one has random weights: its drafts are rejected.
 """
 
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -21,6 +23,7 @@ import psutil
 import pytest
 import torch
 from support import STRATA
+from transformers import AutoModelForCausalLM, Olmo2Config
 
 from strata.platform import ports, recipe_file
 from strata.serving import client
@@ -34,7 +37,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.rotation, pytest.mark.timeout(900)]
 
 SIZES = ["model.layers=3", "model.hidden=128", "model.heads=4", "model.kv_heads=2", "model.ffn=256", "model.vocab=512"]
 CONTEXT, BLOCK, NEW, TOKENS = 512, 128, 24, 3
-NAMES = ("drafted", "looked-up")
+NAMES = ("drafted", "looked-up", "drafted-by-vllm")
 LENGTHS = (1, 5, 90, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 300)
 PROMPTS = [[(7 * number + length) % 500 for number in range(length)] for length in LENGTHS]
 PROMPTS += [[11, 12, 13, 14] * 20, [21, 22, 23] * 43, list(range(100, 100 + CONTEXT - NEW - 1 - 100)) + list(range(100))]
@@ -91,8 +94,6 @@ class Endpoint:
 
 
 def tokens_of_transformers(folder: Path) -> list[list[int]]:
-    from transformers import AutoModelForCausalLM
-
     model = AutoModelForCausalLM.from_pretrained(folder)
     found = []
     for prompt in PROMPTS:
@@ -103,11 +104,21 @@ def tokens_of_transformers(folder: Path) -> list[list[int]]:
     return found
 
 
-def wait_for_further_model(http: httpx.Client) -> None:
+def write_foreign_draft(folder: Path, words: Path) -> None:
+    """A draft of a family that Strata's own drafter does not compute."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 2, "num_key_value_heads": 2}
+    common = {"num_hidden_layers": 1, "vocab_size": 512, "max_position_embeddings": CONTEXT}
+    AutoModelForCausalLM.from_config(Olmo2Config(**sizes, **common)).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(words / name, folder)
+
+
+def wait_for_further_models(http: httpx.Client) -> None:
     deadline = time.monotonic() + 300
-    while (answer := http.get("/ready", params={"model": NAMES[1]})).status_code != 200:
-        assert time.monotonic() < deadline, answer.text
-        time.sleep(0.5)
+    for name in NAMES[1:]:
+        while (answer := http.get("/ready", params={"model": name})).status_code != 200:
+            assert time.monotonic() < deadline, answer.text
+            time.sleep(0.5)
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +127,10 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
     target, small = home / "drafted", home / "small"
     write_models(target, small)
     held, output = ports.reserve(), home / "serve.out"
-    further = f"{{looked-up: {{model: {target}, speculative: {{method: ngram, draft: null, tokens: 4}}}}}}"
+    write_foreign_draft(home / "foreign", small)
+    methods = {"looked-up": "method: ngram, draft: null, tokens: 4", "drafted-by-vllm": f"draft: {home / 'foreign'}"}
+    models = (f"{name}: {{model: {target}, speculative: {{{method}}}}}" for name, method in methods.items())
+    further = f"{{{', '.join(models)}}}"
     words = [f"serve.speculative={{method: draft, draft: {small}, tokens: {TOKENS}}}", f"serve.models={further}"]
     words += ["serve.remote_prefill.when=always", "serve.max_sequences=8", "serve.eager=true", "serve.dtype=float32"]
     with output.open("wb") as stream:
@@ -133,7 +147,7 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
         except client.NotReady as error:
             raise AssertionError(f"{error.cause}\n{output.read_text()}") from None
         with httpx.Client(base_url=held.url, timeout=120) as http:
-            wait_for_further_model(http)
+            wait_for_further_models(http)
             yield Endpoint(http, held.url, psutil.Process(process.pid), expected)
     finally:
         process.send_signal(signal.SIGINT)
@@ -149,7 +163,7 @@ def test_tokens_after_a_remote_prefill(endpoint: Endpoint, model: str) -> None:
     assert all(answer["usage"]["completion_tokens"] == NEW for answer in answers)
     after = endpoint.counted(model)
     drafted, accepted = (after[name] - before[name] for name in ("draft_tokens", "accepted_tokens"))
-    assert 0 < accepted < drafted
+    assert 0 < accepted < drafted if model != "drafted-by-vllm" else accepted < drafted
 
 
 @pytest.mark.parametrize("model", NAMES)

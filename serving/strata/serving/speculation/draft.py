@@ -14,6 +14,7 @@ from strata.platform.errors import UserError
 from strata.platform.model_families import source
 from strata.platform.recipe import ServeSection
 from strata.serving.models import head_size_check, hybrid_check, model_dir, quantization_check
+from strata.serving.speculation import dense
 
 KEY = "serve.speculative.draft"
 # vLLM 0.29 takes a draft for another kind of model if its path has one of these words, whatever method is set.
@@ -48,6 +49,11 @@ def resolved(serve: ServeSection) -> ServeSection:
     return serve.model_copy(update={"speculative": place})
 
 
+def on_cpu(serve: ServeSection, found: Path) -> bool:
+    """True for a draft in `found` that Strata's own drafter runs."""
+    return serve.device == "cpu" and dense.section_of(found) is not None
+
+
 def check(serve: ServeSection, target: Path) -> None:
     """Raises UserError for a draft that cannot speculate for the model in `target`."""
     if serve.speculative is None or serve.speculative.draft is None:
@@ -55,14 +61,14 @@ def check(serve: ServeSection, target: Path) -> None:
     found = folder(serve.speculative.draft)
     model_dir.check(found)
     quantization_check.check_folder(serve, found)
-    if serve.device == "cpu":
+    if serve.device == "cpu" and not on_cpu(serve, found):
         head_size_check.check_folder(found)
     config, own = _config(target), _config(found)
     _check_kind(found, own)
     if config.get("vision_config") or config.get("audio_config"):
         raise UserError(f"{target} reads images or audio, which a draft does not see.", "Set serve.speculative.method=ngram.")
     _check_vocabulary(target, found, config, own)
-    if serve.prefill.replicas > 0:
+    if serve.prefill.replicas > 0 and not on_cpu(serve, found):
         hybrid_check.check_config(own)
         _check_same_cache(config, own)
 

@@ -18,6 +18,7 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.spec_decode.ngram_proposer import NgramProposer
 
+from strata.serving.speculation.cpu_drafter import CpuDrafter
 from strata.serving.speculation.policy import Policy
 from strata.serving.speculation.settings import OFF
 
@@ -40,6 +41,12 @@ class _Measured(Scheduler):  # type: ignore[misc]
         self._ended_at: float | None = None  # the last step, if it left requests
         if vllm_config.speculative_config.method == "ngram":
             compile_lookup(vllm_config)
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        step: SchedulerOutput = super().schedule(*args, **kwargs)
+        if CpuDrafter.latest is not None:
+            CpuDrafter.latest.wanted = step.num_spec_tokens_to_schedule
+        return step
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
         outputs = super().update_from_output(scheduler_output, model_runner_output)
