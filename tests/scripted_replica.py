@@ -133,7 +133,7 @@ def install(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr(engine, "freeze_gc_heap", lambda: None)
     monkeypatch.setattr(replica_api, "GrammarTrial", NoTrial)
     monkeypatch.setattr(engine.engine_stats, "attach", lambda vllm, telemetry: EngineStats(telemetry, 1))
-    for patch in (engine.preforked_engine, engine.detokenizer_tail):
+    for patch in (engine.preforked_engine, engine.detokenizer_tail, engine.stop_within_step):
         monkeypatch.setattr(patch, "install", lambda *_: None)
 
 

@@ -44,7 +44,14 @@ from strata.serving.routing.kv.prefix_tokens import token_lengths
 from strata.serving.scaling.serve_policy import EngineReport
 from strata.serving.spec import EngineSpec
 from strata.serving.transport.peers import Peers
-from strata.serving.vllm_patches import detokenizer_tail, engine_stats, lora_base, preforked_engine, vocabulary
+from strata.serving.vllm_patches import (
+    detokenizer_tail,
+    engine_stats,
+    lora_base,
+    preforked_engine,
+    stop_within_step,
+    vocabulary,
+)
 from strata.serving.vllm_patches.engine_stats import EngineStats
 from strata.serving.vllm_patches.parent_watchdog import REPLICA_PID
 
@@ -149,6 +156,7 @@ async def start(spec: EngineSpec, replica: str, host: str) -> Started:
     telemetry = Telemetry(spec.model_id, spec.role, replica)
     stats = engine_stats.attach(vllm, telemetry)
     detokenizer_tail.install()
+    stop_within_step.install()
     vocabulary.install(vllm)
     # As vLLM's own server does. Half a million objects live as long as the process; scanning them for garbage takes a quarter
     # of a second, in which no stream advances.
