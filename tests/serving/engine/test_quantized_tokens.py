@@ -1,4 +1,8 @@
-"""Greedy tokens of quantized folders in real vLLM engines on the CPU, followed by the same folders in transformers."""
+"""Greedy tokens of quantized folders in real vLLM engines on the CPU, followed by the same folders in transformers.
+
+Activations of 8 bits turn the rounding of 16 bits into other tokens, in fp8 up to a fifth of them on this random model. So the
+engine may differ from transformers in 32 bits about as much as transformers in 16 bits does.
+"""
 
 import json
 import os
@@ -36,8 +40,9 @@ def test_engines_choose_the_tokens_of_the_folder_in_transformers(tmp_path: Path)
     text.write_text("\n".join(" ".join(str(a * b % 97) for b in range(60)) for a in range(200)))
     tokenizer.save(tokenizer.train([text.read_text()], 512), source, 64)
     folders = [
-        quantize(resolve(str(source)), Request(each, None, text, 16, None, 0, "cpu"), Console(quiet=True))
+        quantize(resolve(str(source)), Request(each, tmp_path / f"{name}", text, 16, None, head, 0, "cpu"), Console(quiet=True))
         for each in FORMATS.values()
+        for name, head in ((each.name, False), (f"{each.name}-head", True))
         if each.name != "w8a8-int8" or quantization_check.int8_is_exact()
     ]
     spec = EngineSpec.of("decode", recipe_file.load("laptop").serve, source, "m", Network.within(one_machine=True))
@@ -49,10 +54,22 @@ def test_engines_choose_the_tokens_of_the_folder_in_transformers(tmp_path: Path)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     for folder, tokens in zip(folders, json.loads(answer.read_text()), strict=True):
         model = model_folder.load(folder, torch.device("cpu"), quantized=True)
-        gaps = torch.cat([gap_of(model, prompt, new) for prompt, new in zip(PROMPTS, tokens, strict=True)])
-        print(folder.name, f"{int((gaps == 0).sum())} of {len(gaps)} equal, largest gap {float(gaps.max()):.3f} deviations")
-        assert (gaps == 0).float().mean() > 0.85, folder.name
-        assert gaps.max() < 0.5, folder.name  # a different token was nearly as likely
+        narrow = model_folder.load(folder, torch.device("cpu"), quantized=True).to(torch.bfloat16)
+        gaps, allowed = gaps_of(model, tokens), gaps_of(model, [tokens_of(narrow, prompt) for prompt in PROMPTS])
+        equal, expected = (float((each == 0).float().mean()) for each in (gaps, allowed))
+        print(f"{folder.name}: {equal:.3f} of {expected:.3f} equal, mean gap {gaps.mean():.4f} of {allowed.mean():.4f}")
+        assert equal > expected - 0.1, folder.name
+        assert gaps.mean() < 2 * allowed.mean() + 0.01, folder.name  # a different token was nearly as likely
+
+
+def gaps_of(model: Any, tokens: list[list[int]]) -> torch.Tensor:
+    return torch.cat([gap_of(model, prompt, new) for prompt, new in zip(PROMPTS, tokens, strict=True)])
+
+
+def tokens_of(model: Any, prompt: list[int]) -> list[int]:
+    output = model.generate(torch.tensor([prompt]), max_new_tokens=NEW, do_sample=False, eos_token_id=None)
+    found: list[int] = output[0, len(prompt) :].tolist()
+    return found
 
 
 def gap_of(model: Any, prompt: list[int], new: list[int]) -> torch.Tensor:

@@ -35,19 +35,20 @@ APP.command()(command)
 
 
 def request(format: str, data: Path | None, **more: Any) -> Request:
-    values = {"to": None, "data": data, "samples": 16, "group_size": None, "seed": 0, "device": "cpu"} | more
+    values = {"to": None, "data": data, "samples": 16, "group_size": None, "head": False, "seed": 0, "device": "cpu"} | more
     return Request(FORMATS[format], **values)
 
 
+@pytest.mark.parametrize("head", [False, True], ids=["", "head"])
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_written_folder_computes_what_was_rounded(
-    folder_of: Folder, text: Path, format: str, monkeypatch: pytest.MonkeyPatch
+    folder_of: Folder, text: Path, format: str, head: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """transformers and compressed-tensors read the folder; the reference is the model in memory with activations rounded here."""
     held: list[Any] = []
     monkeypatch.setattr(folders, "write", spying(folders.write, held))
     source = folder_of("llama", tie_word_embeddings=False)
-    written = quantize(resolve(str(source)), request(format, text), QUIET)
+    written = quantize(resolve(str(source)), request(format, text, head=head), QUIET)
     assert written == source.with_name(f"llama-{format}")
     ids = torch.randint(0, VOCAB, (2, 24), generator=torch.Generator().manual_seed(0))
     reference = reference_of(source, held[0], format)
@@ -55,8 +56,8 @@ def test_a_written_folder_computes_what_was_rounded(
     torch.testing.assert_close(found(ids).logits, reference(ids).logits, atol=0.02, rtol=0.02)
 
     values = json.loads((written / "quantization.json").read_text())
-    assert values["format"] == format and values["layers"]["left"] == ["lm_head"]
-    assert values["layers"]["quantized"] == 14 and values["size_ratio"] < 0.7
+    assert values["format"] == format and values["layers"]["left"] == ([] if head else ["lm_head"])
+    assert values["layers"]["quantized"] == 14 + head and values["size_ratio"] < 0.7
     assert values["after"]["weights_bytes"] == (written / "model.safetensors").stat().st_size
     config = json.loads((written / "config.json").read_text())
     assert config["dtype"] == "bfloat16" and config["quantization_config"]["quant_method"] == "compressed-tensors"
@@ -141,6 +142,14 @@ def test_layers_that_no_group_divides_stay(folder_of: Folder, text: Path) -> Non
     odd = folder_of("qwen2", hidden_size=40, intermediate_size=72, num_attention_heads=2, head_dim=20, num_key_value_heads=2)
     with pytest.raises(UserError, match="No group size fits"):
         quantize(resolve(str(odd)), request("w4a16-gptq", text), QUIET)
+
+
+def test_output_layers_that_cannot_be_quantized(folder_of: Folder, text: Path) -> None:
+    with pytest.raises(UserError, match="shares its weights with the input embedding"):
+        quantize(resolve(str(folder_of("llama", tie_word_embeddings=True))), request("w8a8-fp8", text, head=True), QUIET)
+    odd = folder_of("llama", tie_word_embeddings=False, hidden_size=96, intermediate_size=128, num_attention_heads=3, head_dim=32)
+    with pytest.raises(UserError, match="groups of 64 do not divide the 96 inputs of the output layer"):
+        quantize(resolve(str(odd)), request("w4a16-gptq", text, group_size=64, head=True), QUIET)
 
 
 def test_several_files_and_an_index(folder_of: Folder, text: Path) -> None:
@@ -228,7 +237,7 @@ def wait(*_):
     print("written", flush=True)
     time.sleep(600)
 quality.agreement = wait
-wanted = quantize.Request(FORMATS["w8a8-fp8"], None, Path(sys.argv[2]), 4, None, 0, "cpu")
+wanted = quantize.Request(FORMATS["w8a8-fp8"], None, Path(sys.argv[2]), 4, None, False, 0, "cpu")
 quantize.quantize(resolve(sys.argv[1]), wanted, Console(quiet=True))
 """
 
@@ -278,5 +287,5 @@ def test_agreement_and_perplexity(folder_of: Folder, text: Path) -> None:
 
 
 def test_plans_leave_the_head_and_embeddings(folder_of: Folder) -> None:
-    plan = layers.plan(model_folder.load(folder_of("llama", tie_word_embeddings=False), CPU), FORMATS["w4a16-awq"], None)
+    plan = layers.plan(model_folder.load(folder_of("llama", tie_word_embeddings=False), CPU), FORMATS["w4a16-awq"], None, False)
     assert plan.left == ("lm_head",) and plan.group_size == 32 and len(plan.quantized) == 14

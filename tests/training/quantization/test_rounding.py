@@ -120,7 +120,7 @@ def output_error(name: str, rows: Tensor | None) -> float:
     model: Any = build("llama")
     ids = torch.randint(0, VOCAB, (8, 32), generator=torch.Generator().manual_seed(5))
     expected = model.base_model(ids).last_hidden_state.clone()
-    plan = layers.plan(model, FORMATS[name], None)
+    plan = layers.plan(model, FORMATS[name], None, False)
     if rows is None:
         for layer in plan.quantized:
             args = plan.format.scheme(plan.group_size).weights

@@ -44,7 +44,8 @@ class Statistics:
 
 
 class LayerPass:
-    """Calibration rows on their way through the decoder. Iteration order: `gather`, then changes of the layer, then `advance`."""
+    """Calibration rows on their way through the decoder. Iteration order: `gather`, then changes of the layer, then `advance`; in
+    the end, `after` of the last norm."""
 
     def __init__(self, model: Any, rows: Tensor) -> None:
         """`rows`: [rows, tokens]. One row at a time, so that masks and positions of the first are those of all."""
@@ -62,6 +63,13 @@ class LayerPass:
     def advance(self, number: int) -> None:
         layer, arguments = self._layers[number], self._arguments[number]
         self._states = [_hidden(layer(state, **arguments)) for state in self._states]
+
+    def after(self, norm: nn.Module) -> Statistics:
+        """Statistics of the decoder's output behind its norm."""
+        found = Statistics(self._states[0].shape[-1], self._states[0].device)
+        for state in self._states:
+            found.add(norm(state))
+        return found
 
 
 @contextmanager

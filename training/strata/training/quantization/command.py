@@ -22,6 +22,9 @@ def quantize(
     group_size: Annotated[
         int | None, typer.Option(help="Input columns that share a scale (4 bits). Default: the largest of 128, 64, 32 that fits.")
     ] = None,
+    head: Annotated[
+        bool, typer.Option("--head", help="Quantize the output layer, too: faster decoding with a large vocabulary.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Seed of the choice of calibration rows.", min=0)] = 0,
     device: Annotated[str | None, typer.Option(help="Device, such as cuda:1. Default: a GPU if there is one.")] = None,
 ) -> None:
@@ -38,7 +41,7 @@ def quantize(
 
     console = Console(highlight=False, soft_wrap=True)
     try:
-        written = running.quantize(found, running.Request(chosen, to, data, samples, group_size, seed, device), console)
+        written = running.quantize(found, running.Request(chosen, to, data, samples, group_size, head, seed, device), console)
     except KeyboardInterrupt:
         console.print("interrupted; nothing was written")
         raise typer.Exit(INTERRUPTED) from None

@@ -77,7 +77,7 @@ def _copy_others(source: Path, target: Path) -> None:
 def _config(source: Path, plan: Plan, dtype: torch.dtype) -> dict[str, Any]:
     values: dict[str, Any] = json.loads((source / CONFIG).read_text())
     values.pop("torch_dtype", None)  # the former name of dtype
-    scheme = plan.format.scheme(plan.group_size)
+    scheme = plan.format.scheme(plan.group_size, plan.head)
     scheme.format = infer_module_format(nn.Linear, scheme).value
     quantization = QuantizationConfig(
         config_groups={"group_0": scheme},

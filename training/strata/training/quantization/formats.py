@@ -35,10 +35,11 @@ class Format:
     def calibrated(self) -> bool:
         return self.method != "nearest"
 
-    def scheme(self, group_size: int | None) -> "QuantizationScheme":
+    def scheme(self, group_size: int | None, head: str | None = None) -> "QuantizationScheme":
+        """`head` is the name of the output layer, if it is quantized: vLLM's class for it is none of its linear layers."""
         from compressed_tensors.quantization import preset_name_to_scheme
 
-        scheme = preset_name_to_scheme(self.preset, ["Linear"])
+        scheme = preset_name_to_scheme(self.preset, ["Linear", *([head] if head else [])])
         if self.grouped:
             assert group_size and scheme.weights
             scheme.weights = scheme.weights.model_copy(update={"group_size": group_size})

@@ -1,4 +1,4 @@
-"""Linear layers of a model's decoder that are quantized, and those that stay as they are."""
+"""Linear layers of a model that are quantized, and those that stay as they are."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,22 +8,18 @@ from torch import nn
 from strata.platform.errors import UserError
 from strata.training.quantization.formats import GROUP_SIZES, Format
 
-ALWAYS_LEFT = "lm_head"  # a small share of most models' weights, and the most sensitive one
-
 
 @dataclass(frozen=True)
 class Plan:
-    """`quantized` are names of linear layers in the decoder, `left` those of all others in the model."""
+    """`quantized` are names of linear layers, with `head`, the output layer, or without; `left` are all others in the model.
+    `unfit` are those of the decoder whose inputs the group size does not divide."""
 
     format: Format
     group_size: int | None
     quantized: tuple[str, ...]
     left: tuple[str, ...]
-
-    @property
-    def unfit(self) -> tuple[str, ...]:
-        """Layers whose number of inputs is not a multiple of the group size."""
-        return tuple(name for name in self.left if name != ALWAYS_LEFT)
+    unfit: tuple[str, ...]
+    head: str | None
 
 
 def decoder_layers(model: Any) -> nn.ModuleList:
@@ -34,9 +30,10 @@ def decoder_layers(model: Any) -> nn.ModuleList:
     return layers
 
 
-def plan(model: Any, format: Format, group_size: int | None) -> Plan:
+def plan(model: Any, format: Format, group_size: int | None, with_head: bool) -> Plan:
     """Every linear layer of the decoder whose inputs the group size divides. Projections that vLLM fuses (q, k and v; gate and
-    up) have the same inputs, so they are quantized together or not at all."""
+    up) have the same inputs, so they are quantized together or not at all. The output layer is a small share of most models'
+    weights, and a sensitive one, so it is quantized on request only."""
     linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     prefixes = {f"{name}." for name, module in model.named_modules() if module is decoder_layers(model)}
     inside = {name: module for name, module in linear.items() if any(name.startswith(prefix) for prefix in prefixes)}
@@ -46,7 +43,7 @@ def plan(model: Any, format: Format, group_size: int | None) -> Plan:
     if not format.grouped:
         if group_size is not None:
             raise UserError(f"--group-size is for 4-bit formats; {format.name} has a scale for each channel.", "Leave it out.")
-        return _plan(format, None, linear, tuple(inside))
+        return _plan(format, None, linear, tuple(inside), tuple(inside), _head(model, linear) if with_head else None)
     size = group_size or _largest_common(widths)
     fitting = tuple(name for name, module in inside.items() if size and module.in_features % size == 0)
     if not fitting:
@@ -55,7 +52,19 @@ def plan(model: Any, format: Format, group_size: int | None) -> Plan:
             f"No group size fits the layers, which have {sizes} inputs: {group_size or 'none of 128, 64 and 32'} divides none."
         )
         raise UserError(cause, "Use --format w8a8-int8 or w8a8-fp8, which have no groups.")
-    return _plan(format, size, linear, fitting)
+    head = _head(model, linear) if with_head else None
+    if head is not None and size and linear[head].in_features % size:
+        cause = f"--head: groups of {size} do not divide the {linear[head].in_features} inputs of the output layer."
+        raise UserError(cause, "Choose another --group-size, or leave --head out.")
+    return _plan(format, size, linear, tuple(inside), fitting, head)
+
+
+def _head(model: Any, linear: dict[str, nn.Linear]) -> str:
+    output = model.get_output_embeddings()
+    if output.weight is model.get_input_embeddings().weight:
+        cause = "--head: the output layer of this model shares its weights with the input embedding, which is not quantized."
+        raise UserError(cause, "Leave --head out.")
+    return next(name for name, module in linear.items() if module is output)
 
 
 def _largest_common(widths: list[int]) -> int | None:
@@ -65,5 +74,14 @@ def _largest_common(widths: list[int]) -> int | None:
     return next(everywhere, next(somewhere, None))
 
 
-def _plan(format: Format, size: int | None, linear: dict[str, nn.Linear], quantized: tuple[str, ...]) -> Plan:
-    return Plan(format, size, quantized, tuple(name for name in linear if name not in quantized))
+def _plan(
+    format: Format,
+    size: int | None,
+    linear: dict[str, nn.Linear],
+    inside: tuple[str, ...],
+    fitting: tuple[str, ...],
+    head: str | None,
+) -> Plan:
+    quantized = (*fitting, head) if head else fitting
+    left = tuple(name for name in linear if name not in quantized)
+    return Plan(format, size, quantized, left, tuple(name for name in inside if name not in fitting), head)

@@ -34,6 +34,7 @@ class Request:
     data: Path | None  # None: the data of the run
     samples: int  # calibration rows
     group_size: int | None  # None: the largest that fits every layer
+    head: bool  # quantize the output layer, too
     seed: int
     device: str | None  # None: a GPU if there is one
 
@@ -47,7 +48,7 @@ def quantize(source: Source, request: Request, console: Console) -> Path:
     device = model_folder.device_of(request.device)
     console.print(f"loading {source.folder}", markup=False)
     model = model_folder.load(source.folder, device)
-    plan = layers.plan(model, request.format, request.group_size)
+    plan = layers.plan(model, request.format, request.group_size, request.head)
     folders.require_names(source.folder, plan)
     folders.require_space(source.folder, target, plan)
     tokens = _rows(source, request, model_folder.context_of(model.config), console)

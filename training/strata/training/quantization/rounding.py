@@ -1,4 +1,4 @@
-"""Rounds the linear layers of a model to a format, layer by layer, and returns the tensors to store."""
+"""Rounds the linear layers of a model to a format, layer by layer, then the output layer, and returns the tensors to store."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +25,7 @@ class Rounding:
 
     def __init__(self, model: Any, plan: Plan, stored: torch.dtype) -> None:
         self._model, self._plan, self._stored = model, plan, stored
-        self._scheme: QuantizationScheme = plan.format.scheme(plan.group_size)
+        self._scheme: QuantizationScheme = plan.format.scheme(plan.group_size, plan.head)
         assert self._scheme.weights
         self._args = self._scheme.weights
         self._compressor = BaseCompressor.get_value_from_registry(infer_module_format(nn.Linear, self._scheme).value)
@@ -45,6 +45,16 @@ class Rounding:
                 cause = f"Layer {number} cannot be calibrated: {error}."
                 raise UserError(cause, "Check the model with 'strata eval', or use --format w8a8-fp8.") from None
             advance()
+        if self._plan.head is not None:
+            try:
+                self._head(self._plan.head, hidden)
+            except ArithmeticError as error:
+                cause = f"The output layer cannot be calibrated: {error}."
+                raise UserError(cause, "Leave --head out, or use --format w8a8-fp8.") from None
+
+    def _head(self, name: str, hidden: LayerPass | None) -> None:
+        statistics = hidden.after(self._model.base_model.norm) if hidden is not None else None
+        self._round(name, self._model.get_output_embeddings(), statistics)
 
     def _layer(self, layer: nn.Module, prefix: str, hidden: LayerPass | None, number: int) -> None:
         linear = {
