@@ -22,7 +22,7 @@ from strata.serving.bench.quantized.run import Measured
 from strata.training.quantization.formats import FORMATS
 
 SHAPE = Shape(layers=2, hidden=256, heads=4, kv_heads=2, ffn=512, vocab=512)
-LOAD = Load((1, 4), prompt_tokens=32, output_tokens=8, rounds=2, eager=True)
+LOAD = Load((1, 4), prompt_tokens=32, output_tokens=8, rounds=2, eager=True, head=False)
 
 
 def measured(rate: float) -> Measured:
@@ -56,15 +56,17 @@ def test_without_a_base_there_are_no_ratios() -> None:
     Console(file=StringIO()).print(run.table(record))
 
 
+@pytest.mark.parametrize("head", [False, True])
 @pytest.mark.parametrize(("preset", "name"), [("W4A16", "w4a16-gptq"), ("FP8_DYNAMIC", "w8a8-fp8")])
-def test_configuration_is_that_of_quantized_folders(preset: str, name: str, tmp_path: Path) -> None:
-    model.write(tmp_path, SHAPE, preset, 64)
+def test_configuration_is_that_of_quantized_folders(preset: str, name: str, head: bool, tmp_path: Path) -> None:
+    model.write(tmp_path, SHAPE, preset, head, 64)
     quantization = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
-    scheme: Any = FORMATS[name].scheme(128)
+    scheme: Any = FORMATS[name].scheme(128, "lm_head" if head else None)
     group = quantization["config_groups"]["group_0"]
     assert group["weights"] == scheme.model_dump(mode="json")["weights"]
     assert group["input_activations"] == scheme.model_dump(mode="json")["input_activations"]
-    assert quantization["format"] == group["format"] and quantization["ignore"] == ["lm_head"]
+    assert group["targets"] == scheme.targets
+    assert quantization["format"] == group["format"] and quantization["ignore"] == ([] if head else ["lm_head"])
 
 
 def test_random_weights_have_one_deviation_in_every_format() -> None:
@@ -91,10 +93,10 @@ def test_orders_survive_the_command_line() -> None:
 
 
 def test_graphs_are_captured_for_the_measured_sizes_only() -> None:
-    compiled = Load((16, 1), 128, 128, 1, eager=False)
-    assert arguments("/folder", compiled)["compilation_config"] == {"cudagraph_capture_sizes": [1, 16]}
-    assert "compilation_config" not in arguments("/folder", LOAD)
-    assert arguments("/folder", compiled)["max_model_len"] == 257
+    compiled = Load((16, 1), 128, 128, 1, eager=False, head=True)
+    assert arguments("/folder", compiled, "auto")["compilation_config"] == {"cudagraph_capture_sizes": [1, 16]}
+    assert "compilation_config" not in arguments("/folder", LOAD, "auto")
+    assert arguments("/folder", compiled, "auto")["max_model_len"] == 257
 
 
 def test_our_kernel_excludes_those_of_vllm() -> None:

@@ -20,11 +20,15 @@ def bench_quantized(
     input: Annotated[int, typer.Option(help="Tokens per prompt.", min=1)] = 128,
     output: Annotated[int, typer.Option(help="Tokens per answer after the first.", min=1)] = 128,
     rounds: Annotated[int, typer.Option(help="Rounds of each level; results are medians.", min=1)] = 3,
+    head: Annotated[
+        bool, typer.Option("--head", help="Quantize the output layer, too, as 'strata quantize --head' does.")
+    ] = False,
     eager: Annotated[bool, typer.Option("--eager", help="Skip torch.compile and CUDA graphs.")] = False,
     json: Annotated[Path | None, typer.Option(help="File to write. Default: bench/quantized.json in Strata's cache.")] = None,
 ) -> None:
     """Compare decode tokens per second of bf16, W4A16 and FP8 weights, random ones, in vLLM engines one after another. W4A16 runs
-    on vLLM's kernels and on Strata's. The default shape is that of an 8B Llama. Exits with 1 if an engine failed."""
+    on vLLM's kernels and on Strata's, FP8 with a KV cache in 16 bits and in fp8. The default shape is that of an 8B Llama. Exits
+    with 1 if an engine failed."""
     from rich.console import Console
 
     from strata.platform.errors import UserError
@@ -40,7 +44,7 @@ def bench_quantized(
     chosen = tuple(named(word) for word in contenders.split(","))
     shape = Shape(layers, hidden, heads, kv_heads, ffn, vocab)
     shape.require_supported()
-    load = Load(levels, input, output, rounds, eager)
+    load = Load(levels, input, output, rounds, eager, head)
     path = json or cache_dir() / "bench" / "quantized.json"
     if not run.bench(chosen, shape, load, path, Console(highlight=False, soft_wrap=True)):
         raise typer.Exit(1)

@@ -16,6 +16,7 @@ class Contender:
     preset: str | None  # name of the scheme in compressed-tensors; None: weights of 16 bits
     environment: tuple[tuple[str, str], ...] = ()
     needs_gpu: bool = False
+    kv_cache: str = "auto"
 
     def obstacle(self, gpu: bool) -> str | None:
         return "its kernel needs an NVIDIA GPU" if self.needs_gpu and not gpu else None
@@ -29,6 +30,7 @@ CONTENDERS = {
         Contender("w4a16-marlin", "W4A16", ((WITHOUT, "MacheteLinearKernel,AllSparkLinearKernel"),), needs_gpu=True),
         Contender(OURS, "W4A16", tuple(vllm_plugin.environment(("w4a16_linear",)).items()), needs_gpu=True),
         Contender("fp8", "FP8_DYNAMIC"),  # a scale for each output channel, and for each token of activations
+        Contender("fp8-kv", "FP8_DYNAMIC", needs_gpu=True, kv_cache="fp8"),
     )
 }
 PEERS = ("w4a16", "w4a16-marlin")  # of Strata's kernel

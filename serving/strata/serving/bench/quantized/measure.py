@@ -32,6 +32,7 @@ class Load:
     output_tokens: int  # after the first
     rounds: int
     eager: bool
+    head: bool  # quantized, too
 
     @property
     def context(self) -> int:
@@ -59,11 +60,12 @@ class Order:
 
 
 def main(order: Order) -> None:
-    model.write(Path(order.folder), order.shape, named(order.contender).preset, order.load.context)
+    contender = named(order.contender)
+    model.write(Path(order.folder), order.shape, contender.preset, order.load.head, order.load.context)
     began = time.perf_counter()
     from vllm import LLM
 
-    llm = LLM(**arguments(order.folder, order.load))
+    llm = LLM(**arguments(order.folder, order.load, contender.kv_cache))
     ready_s = time.perf_counter() - began
     llm.collective_rpc("fill_with_random_numbers")
     require_finite(llm, order)
@@ -74,12 +76,13 @@ def main(order: Order) -> None:
     write_atomic(Path(order.result), json.dumps({"ready_s": ready_s, "rates": rates}))
 
 
-def arguments(folder: str, load: Load) -> dict[str, Any]:
+def arguments(folder: str, load: Load, kv_cache: str) -> dict[str, Any]:
     return {
         "model": folder,
         "load_format": "dummy",
         "skip_tokenizer_init": True,
         "dtype": "bfloat16",
+        "kv_cache_dtype": kv_cache,
         "max_model_len": load.context,
         "max_num_seqs": max(load.concurrency),
         "enable_prefix_caching": False,

@@ -7,6 +7,7 @@ from typing import Any
 
 from strata.platform.errors import UserError
 
+HEAD = "lm_head"
 GROUP = 128  # input columns that share a scale, of the scheme W4A16
 FORMATS = {"W4A16": "pack-quantized", "FP8_DYNAMIC": "float-quantized"}
 
@@ -29,7 +30,7 @@ class Shape:
             raise UserError(cause, "Make the hidden size a multiple of the heads, and these of the KV heads.")
 
 
-def write(folder: Path, shape: Shape, preset: str | None, context: int) -> None:
+def write(folder: Path, shape: Shape, preset: str | None, head: bool, context: int) -> None:
     config: dict[str, Any] = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -51,22 +52,22 @@ def write(folder: Path, shape: Shape, preset: str | None, context: int) -> None:
         "dtype": "bfloat16",
     }
     if preset is not None:
-        config["quantization_config"] = _quantization(preset)
+        config["quantization_config"] = _quantization(preset, head)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2))
 
 
-def _quantization(preset: str) -> dict[str, Any]:
+def _quantization(preset: str, head: bool) -> dict[str, Any]:
     """As `strata quantize` writes it."""
     from compressed_tensors.quantization import QuantizationConfig, QuantizationStatus, preset_name_to_scheme
 
-    scheme = preset_name_to_scheme(preset, ["Linear"])
+    scheme = preset_name_to_scheme(preset, ["Linear", *([HEAD] if head else [])])
     scheme.format = FORMATS[preset]
     made = QuantizationConfig(
         config_groups={"group_0": scheme},
         format=scheme.format,
         quantization_status=QuantizationStatus.COMPRESSED,
-        ignore=["lm_head"],
+        ignore=[] if head else [HEAD],
     )
     found: dict[str, Any] = made.model_dump(mode="json")
     return found
