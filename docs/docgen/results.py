@@ -33,6 +33,7 @@ TABLES: dict[str, Callable[[Run], str]] = {
     "vllm-plugin": serving.vllm_plugin,
     "quantized": beyond.quantized,
     "offload": beyond.offload,
+    "speculative": beyond.speculative,
     "train": training.train,
     "finetune": training.finetune,
     "checkpoint": training.checkpoint,

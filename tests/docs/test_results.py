@@ -49,6 +49,7 @@ from strata.serving.bench.results import Measured, Ran, Results, Settings
 from strata.serving.bench.routing import run as routing_run
 from strata.serving.bench.routing.conversations import Load as Conversations
 from strata.serving.bench.routing.decision import Scale
+from strata.serving.bench.speculative import run as speculative
 from strata.serving.bench.startup import Start
 from strata.serving.chaos import edges
 from strata.serving.chaos import report as chaos_report
@@ -241,7 +242,7 @@ def compiled() -> record.Run:
 def bench_quantized() -> record.Run:
     rates = {"bf16": 100.0, "w4a16": 120.0, "w4a16-strata": 150.0}
     found = {name: quantized.Measured(60.0, {1: (rate,)}, ()) for name, rate in rates.items()}
-    return quantized.as_json(Shape(32, 4096, 32, 8, 14336, 128256), quantized.Load((1,), 128, 128, 1, False), found)
+    return quantized.as_json(Shape(32, 4096, 32, 8, 14336, 128256), quantized.Load((1,), 128, 128, 1, False, True), found)
 
 
 def bench_offload() -> record.Run:
@@ -249,6 +250,15 @@ def bench_offload() -> record.Run:
     answers = {state: [[1, 2]] for state in seconds}
     found = {"ttft_s": seconds, "tier_tokens": [256], "answers": answers}
     return offload.as_json(offload.Load(256, 32, 1), {"offload": found})
+
+
+def bench_speculative() -> record.Run:
+    def measured(rate: float, accepted: float, answer: int = 1) -> speculative.Measured:
+        counted = {"drafts": 10.0, "draft_tokens": 40.0, "accepted_tokens": accepted}
+        return speculative.Measured({1: (rate,)}, ((answer,),), True, counted)
+
+    found = {"none": measured(100.0, 0.0), "ngram": measured(90.0, 20.0, 2), "draft": measured(120.0, 30.0)}
+    return speculative.as_json(speculative.Load(16, 256, 96, (1,), 3), speculative.Methods("small", 4), found)
 
 
 COPIES = copies.Measured([0.11], [0.1], [0.02])
@@ -268,11 +278,20 @@ RUNS: dict[str, tuple[Callable[[], record.Run], list[str]]] = {
     ),
     "quantized": (
         bench_quantized,
-        ["| `w4a16-strata` | 1 | 150 | **1.50** | 1.25 |", "| `w4a16` | 1 | 120 | 1.20 |  |", "32 layers of 4096"],
+        [
+            "| `w4a16-strata` | 1 | 150 | **1.50** | 1.25 |",
+            "| `w4a16` | 1 | 120 | 1.20 |  |",
+            "32 layers of 4096",
+            "The output layer is quantized, too.",
+        ],
     ),
     "offload": (
         bench_offload,
         ["| evicted to host memory | 40.0 ms | **0.40** |", "Greedy tokens are the same in all states."],
+    ),
+    "speculative": (
+        bench_speculative,
+        ["16 prompts of 256 characters", "| `draft` | 120 | **1.20** | 75% | yes |", "| `ngram` | 90 | 0.90 | 50% | **no** |"],
     ),
     "routing": (
         bench_routing,
