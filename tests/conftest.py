@@ -4,6 +4,7 @@ import interpreting  # noqa: F401, I001  (first: it sets how later imports defin
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -54,6 +55,14 @@ def own_signals() -> Iterator[None]:
     for number, handler in before.items():
         if handler is not None and signal.getsignal(number) is not handler:
             signal.signal(number, handler)
+
+
+@pytest.fixture(autouse=True)
+def own_precision() -> Iterator[None]:
+    """Restores torch's precision of fp32 products. On CPUs with AMX, lower ones change logits by percents."""
+    yield
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_float32_matmul_precision("highest")
 
 
 @pytest.fixture(scope="session")

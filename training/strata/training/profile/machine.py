@@ -16,10 +16,11 @@ def of(summary: Summary) -> Machine:
 def _cpu(recipe: Recipe) -> Machine:
     """Rates that matrix products reach on this machine. A profile of another machine's CPUs has none to compare with."""
     train, threads = recipe.train, recipe.parallel.cpus_per_worker
-    rates = {}
+    rates, before = {}, torch.get_float32_matmul_precision()
     for matmul in dict.fromkeys((train.matmul, "medium")):
         torch.set_float32_matmul_precision(matmul)
         rates[matmul] = peak_flops("cpu", train.precision, threads)
+    torch.set_float32_matmul_precision(before)
     own, medium = rates[train.matmul], rates["medium"]
     faster = Faster("train.matmul=medium", medium / own) if own and medium and train.precision == "fp32" else None
     return Machine(own, None, train.precision, faster)
