@@ -34,6 +34,9 @@ from strata.serving.vllm_patches.nixl_delay import DELAY_US
 Role = Literal["prefill", "decode"]
 LEASE_S = 12
 TRANSFERRED_BLOCK = 128
+# vLLM's kernels take multiples of 32, and its default is 128. Smaller blocks find more of a conversation in the prefix cache, at
+# the same speed: of each turn, half a block is computed again on average.
+CPU_BLOCK = 32
 DECODE_STEP_TOKENS = 2048
 DEFAULT_STEP_TOKENS = 8192  # vLLM's default of a server on large GPUs; prompts of smaller steps wait a little longer
 DECODE_STEP_TOKENS_IN_GRAPHS = 512
@@ -253,6 +256,8 @@ class EngineSpec:
             if self.disaggregated:
                 # A transfer is posted block by block between two steps, while every running stream waits.
                 kwargs["block_size"] = TRANSFERRED_BLOCK
+        else:
+            kwargs["block_size"] = CPU_BLOCK
         if (step := self._step_tokens()) is not None:
             kwargs["max_num_batched_tokens"] = step
         if self.our_kernels:

@@ -30,13 +30,14 @@ from strata.training.model.llama import Llama
 pytestmark = [pytest.mark.slow, pytest.mark.rotation, pytest.mark.timeout(900)]
 
 SIZES = ["model.layers=3", "model.hidden=128", "model.heads=4", "model.kv_heads=2", "model.ffn=256", "model.vocab=512"]
-CONTEXT, BLOCK, NEW = 512, 128, 12
+CONTEXT, PROMPT, BLOCK, NEW = 512, 300, 32, 12
+WHOLE = PROMPT // BLOCK  # blocks of a prompt
 BLOCK_BYTES = 3 * 2 * 2 * 32 * 4 * BLOCK  # layers, key and value, heads, head size, float32
-CACHED, HOST = 12, 32  # blocks
+CACHED, HOST = 48, 128  # blocks
 QUESTION = [5, 6, 7] * 20
 
 
-def prompt(seed: int, length: int = 300) -> list[int]:
+def prompt(seed: int, length: int = PROMPT) -> list[int]:
     return [(7 * number + 31 * seed + number * seed % 13) % 500 for number in range(length)]
 
 
@@ -77,8 +78,8 @@ class Endpoint:
         return True
 
     def evict(self, model: str, first: int, blocks: int) -> None:
-        """Fills caches with other prompts, of two full blocks each."""
-        for seed in range(first, first + blocks // 2 + 1):
+        """Fills caches with other prompts."""
+        for seed in range(first, first + blocks // WHOLE + 1):
             self.ask(model, prompt(seed), max_tokens=1)
 
 
@@ -146,7 +147,7 @@ def test_second_turn_is_read_from_host_memory(endpoint: Endpoint, model: str, ro
     answer = endpoint.ask(model, ids)
     assert answer["token_ids"] == endpoint.expected(ids)
     assert answer["place"].startswith("local" if model == "auto" else "remote")
-    assert endpoint.finds(model, role, "cpu", before + 2 * BLOCK)
+    assert endpoint.finds(model, role, "cpu", before + WHOLE * BLOCK)
 
 
 @pytest.mark.parametrize("model", ["auto", "always"])
@@ -156,7 +157,7 @@ def test_second_turn_is_read_from_the_disk(endpoint: Endpoint, model: str) -> No
     endpoint.evict(model, 200, 2 * HOST)
     before = endpoint.found(model, role, "disk")
     assert endpoint.ask(model, ids)["token_ids"] == endpoint.expected(ids)
-    assert endpoint.finds(model, role, "disk", before + (2 * BLOCK if model == "always" else 0))
+    assert endpoint.finds(model, role, "disk", before + (WHOLE * BLOCK if model == "always" else 0))
 
 
 @pytest.mark.parametrize("model", ["auto", "always"])
