@@ -37,6 +37,7 @@ class Measured:
 
 
 def bench(load: Load, replicas: int, overrides: Sequence[str], console: Console, path: Path) -> None:
+    chosen = decision.measure(Scale())  # first: the processes of an endpoint take a while to end
     with tempfile.TemporaryDirectory(prefix="strata-bench-") as temporary:
         words = [*MODEL, f"model.context={load.longest + 64}", f"model.vocab={load.vocab}", *overrides]
         folder = Path(temporary) / "dummy"
@@ -46,7 +47,6 @@ def bench(load: Load, replicas: int, overrides: Sequence[str], console: Console,
         for routing in ROUTINGS:
             with console.status(f"{routing}: {load.conversations} conversations on {replicas} replicas …"):
                 found[routing] = _measure(served, load, replicas, routing)
-    chosen = decision.measure(Scale())
     run = as_json(load, replicas, found, Scale(), chosen)
     console.print(table(run))
     took = run["decision"]
