@@ -37,10 +37,11 @@ class Timed:
     prefill: str
 
 
-def obstacle(url: str) -> str | None:
-    """The reason why `GET /ready` of the endpoint does not answer 200, None if it does. Needs no API key."""
+def obstacle(url: str, model: str | None = None) -> str | None:
+    """The reason why `GET /ready` of the endpoint does not answer 200, None if it does. Needs no API key. `model` is one of
+    several; by default the main one."""
     try:
-        response = httpx.get(f"{url}/ready", timeout=PROBE_S)
+        response = httpx.get(f"{url}/ready", params={"model": model} if model else {}, timeout=PROBE_S)
     except httpx.TransportError as error:
         return f"Nothing answers at {url}: {error}"
     if response.status_code == 200:

@@ -167,7 +167,7 @@ def test_bench_startup_with_real_servers(trained: Path, tmp_path: Path) -> None:
 
 @pytest.mark.rotation
 def test_bench_serve_with_a_real_endpoint(trained: Path, tmp_path: Path) -> None:
-    options = ["--contenders", "strata", "--concurrency", "1", "--requests", "4", "--input", "16", "--output", "8"]
+    options = ["--contenders", "strata-team", "--concurrency", "1", "--requests", "4", "--input", "16", "--output", "8"]
     strata(trained, "bench", "serve", "--run", "tiny", *options, "--json", str(tmp_path / "serve.json"))
-    (level,) = json.loads((tmp_path / "serve.json").read_text())["contenders"]["strata"]["levels"]
+    (level,) = json.loads((tmp_path / "serve.json").read_text())["contenders"]["strata-team"]["levels"]
     assert level["summary"]["requests"] == 4

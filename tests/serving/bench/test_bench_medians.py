@@ -184,7 +184,7 @@ def test_histograms_of_all_replicas_are_parsed() -> None:
 def test_servers_without_metrics_have_no_histograms(
     monkeypatch: pytest.MonkeyPatch, status: int | None, found: dict[str, list[int]]
 ) -> None:
-    def get(url: str, timeout: float) -> httpx.Response:
+    def get(url: str, headers: dict[str, str], timeout: float) -> httpx.Response:
         assert url == "http://host:81/metrics"
         if status is None:
             raise httpx.ConnectError("no")

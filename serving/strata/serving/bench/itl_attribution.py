@@ -32,7 +32,7 @@ class Row:
 
 def read(target: Target) -> Histograms:
     try:
-        answer = httpx.get(f"http://{target.host}:{target.port}/metrics", timeout=30)
+        answer = httpx.get(f"http://{target.host}:{target.port}/metrics", headers=target.headers, timeout=30)
     except httpx.HTTPError:
         return {}
     return parse(answer.text) if answer.status_code == 200 else {}

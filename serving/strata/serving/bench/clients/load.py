@@ -62,6 +62,10 @@ class Target:
     model: str
     key: str | None = None
 
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"authorization": f"Bearer {self.key}"} if self.key else {}
+
 
 @dataclass(frozen=True)
 class Record:

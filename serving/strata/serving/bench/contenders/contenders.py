@@ -5,24 +5,29 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from strata.platform import ports
 from strata.platform.errors import UserError
-from strata.platform.recipe import PoolSection
-from strata.serving.bench.contenders import engines
+from strata.platform.recipe import PoolSection, ServeSection
+from strata.serving.bench.contenders import engines, team
 from strata.serving.bench.contenders.subject import Subject
+from strata.serving.gateway import keys
 
 HOST = "127.0.0.1"
 BARE = "vllm"  # the baseline of every ratio
+SECOND = "second"  # a model beside the one that is measured
 
 
 @dataclass(frozen=True)
 class Launch:
     command: list[str]
     environment: dict[str, str]
-    held: tuple[ports.Reservation, ...] = ()  # ports that its engines bind
+    held: tuple[AbstractContextManager[Any], ...] = ()  # for as long as it runs, such as ports that its engines bind
+    key: str | None = None  # of its clients
+    further_model: str | None = None
 
 
 @dataclass(frozen=True)
@@ -101,6 +106,30 @@ def _strata_pd(subject: Subject, caching: bool, port: int) -> Launch:
     return _strata_launch(subject, words, caching, port)
 
 
+def _shared_by_a_team(alone: Callable[[Subject, bool, int], Launch]) -> Callable[[Subject, bool, int], Launch]:
+    """With API keys, a trace of every request, and a second model, which has no requests."""
+
+    def launch(subject: Subject, caching: bool, port: int) -> Launch:
+        made, file, collector = alone(subject, caching, port), team.Keys(), team.TraceCollector()
+        words = [f"serve.models.{SECOND}={{model: {json.dumps(str(subject.folder))}}}"]
+        if subject.section.device == "gpu":
+            words += _halved(subject.section, made.command)
+        environment = made.environment | collector.environment | {keys.FILE: str(file.file)}
+        return Launch([*made.command, *words], environment, (*made.held, file, collector), file.key, SECOND)
+
+    return launch
+
+
+def _halved(section: ServeSection, command: list[str]) -> list[str]:
+    """Changes that leave half of each GPU to the second model."""
+    given = dict(word.split("=", 1) for word in command if word.startswith("serve."))
+    return [
+        f"serve.{name}.{key}={float(given.get(f'serve.{name}.{key}', getattr(pool, key))) / 2}"
+        for name, pool in (("prefill", section.prefill), ("decode", section.decode))
+        for key in ("gpus", "gpu_memory")
+    ]
+
+
 def _strata_launch(subject: Subject, words: list[str], caching: bool, port: int) -> Launch:
     command = [sys.executable, "-m", "strata.platform.cli", "serve", *subject.words, *words]
     return Launch([*command, f"serve.prefix_caching={str(caching).lower()}", f"serve.host={HOST}", f"serve.port={port}"], {})
@@ -120,6 +149,15 @@ CONTENDERS: dict[str, Contender] = {
     "ray-pd": Contender("Ray Serve LLM, prefill and decode", _ray_pd, ("vllm", "ray", "nixl")),
     "strata": Contender("strata serve, no prefill pool", _strata, ("vllm", "ray"), has_ready=True),
     "strata-pd": Contender("strata serve, prefill and decode", _strata_pd, ("vllm", "ray", "nixl"), has_ready=True),
+    "strata-team": Contender(
+        "strata serve with API keys, traces and two models", _shared_by_a_team(_strata), ("vllm", "ray"), has_ready=True
+    ),
+    "strata-pd-team": Contender(
+        "strata serve, prefill and decode, with API keys, traces and two models",
+        _shared_by_a_team(_strata_pd),
+        ("vllm", "ray", "nixl"),
+        has_ready=True,
+    ),
 }
 
 

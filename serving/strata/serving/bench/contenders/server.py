@@ -2,7 +2,7 @@
 
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,26 +58,30 @@ def _started(launch: Launch, contender: Contender, subject: Subject, log: Path, 
         )
     failure, url = None, f"http://{HOST}:{port}"
     try:
-        failure = _wait_for_answer(url, subject.model_id, process, began, contender.has_ready)
+        target = Target(HOST, port, subject.model_id, launch.key or access.key_for(url))
+        models = (None, launch.further_model) if launch.further_model else (None,)
+        failure = _wait_for_answer(target, url, process, began, models if contender.has_ready else ())
         if failure is None:
-            yield Server(Target(HOST, port, subject.model_id, access.key_for(url)), time.monotonic() - began, log)
+            yield Server(target, time.monotonic() - began, log)
     finally:
         processes.stop_family([process], STOP_LIMIT_S)  # the next contender needs the memory and the cores
     if failure is not None:  # raised after the end, which may write the reason into the log
         raise Failed(f"{failure}\n{processes.last_lines(log)}\n(see {log})")
 
 
-def _wait_for_answer(url: str, model_id: str, process: subprocess.Popen[bytes], began: float, has_ready: bool) -> str | None:
-    """Blocks until a completion is answered and, with `has_ready`, `GET /ready` is too. Returns the reason if they never are. A
-    completion, since a server may listen long before its engine is up."""
-    request = {"model": model_id, "prompt": [2, 3, 4, 5], "max_tokens": 2, "temperature": 0, "ignore_eos": True}
+def _wait_for_answer(
+    target: Target, url: str, process: subprocess.Popen[bytes], began: float, ready: Sequence[str | None]
+) -> str | None:
+    """Blocks until a completion is answered and `GET /ready` is for all models of `ready`; None is the main one. Returns the
+    reason if they never are. A completion, since a server may listen long before its engine is up."""
+    request = {"model": target.model, "prompt": [2, 3, 4, 5], "max_tokens": 2, "temperature": 0, "ignore_eos": True}
     last = ""
     while time.monotonic() - began < START_LIMIT_S:
         if process.poll() is not None:
             return f"It ended with code {process.returncode} before it answered."
         with suppress(httpx.TransportError):
-            response = httpx.post(f"{url}/v1/completions", json=request, headers=access.headers_for(url), timeout=60)
-            if response.status_code == 200 and not (has_ready and client.obstacle(url)):
+            response = httpx.post(f"{url}/v1/completions", json=request, headers=target.headers, timeout=60)
+            if response.status_code == 200 and not any(client.obstacle(url, model) for model in ready):
                 return None
             last = f" Its last response: HTTP {response.status_code} {response.text[:200]}"
         time.sleep(0.2)
