@@ -16,8 +16,8 @@ SIZES = Sizes(context=512, concurrency=8, vocab=64, waves=3)
 ENGINES = Engines(block_size=16, max_sequences=32, step_tokens=1024)
 # An engine whose front end takes a good part of the time.
 TRUE = Calibration(
-    fixed_s=0.004, sequence_s=3e-4, context_token_s=2e-7, prompt_step_s=0.003, prompt_token_s=5e-5, prompt_pair_s=2e-8,
-    request_s=0.003, front_request_s=0.002, front_token_s=4e-4, kv_tokens=100_000, context=2048,
+    fixed_s=0.004, sequence_s=3e-4, context_token_s=2e-7, prompt_step_s=0.002, prompt_s=0.001, prompt_token_s=5e-5,
+    prompt_pair_s=2e-8, request_s=0.003, front_request_s=0.002, front_token_s=4e-4, kv_tokens=100_000, context=2048,
 )  # fmt: skip
 
 
@@ -29,7 +29,7 @@ def measured(wanted: Sequence[Load], rates: Mapping[str, float]) -> list[Point]:
         level = each.level(known)
         figures = simulate(TRUE, ENGINES, each.workload, level, seed)
         known[each.name] = figures.requests_per_s
-        found.append(Point(each.name, each.workload, level, (seed,), figures))
+        found.append(Point(each.name, each.workload, (level,), (seed,), figures))
     return found
 
 

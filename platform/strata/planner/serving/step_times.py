@@ -41,9 +41,9 @@ class StepTimes:
         """Seconds of a decode step of `sequences` sequences: a constant, and a factor of their context tokens."""
         return self._without_attention(sequences, 0), self._context_s
 
-    def step(self, sequences: float, context: float, tokens: float, pairs: float, /) -> float:
+    def step(self, sequences: float, context: float, tokens: float, pairs: float, _prompts: float = 0.0, /) -> float:
         """Seconds of one step. `sequences` decode over `context` tokens in total, and `tokens` prompt tokens are prefilled with
-        `pairs` query-key pairs."""
+        `pairs` query-key pairs, in any number of prompts."""
         gpu_s = self._without_attention(sequences, tokens) + context * self._context_s + pairs * self._pair_s
         return max(gpu_s, self.least(sequences))
 

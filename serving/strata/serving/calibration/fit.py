@@ -22,10 +22,11 @@ Vector = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 STEPS = ("fixed_s", "sequence_s", "context_token_s", "prompt_step_s", "prompt_token_s", "prompt_pair_s")
 HOST = ("host_s", "host_sequence_s")
+SAME_CORES = ("prompt_s",)  # without asynchronous scheduling: engine and front end share the cores of a CPU
 FRONT = ("request_s", "front_request_s", "front_token_s")
 TRANSFER = ("handoff_s", "transfer_token_s")
 # Weights of the figures: those with a bar count most; the tail of a few dozen requests is noisy.
-WEIGHTS = {"requests_per_s": 0.0, "tokens_per_s": 2.0, "ttft_p50": 2.0, "ttft_p90": 0.5, "itl_p50": 1.0}
+WEIGHTS = {"requests_per_s": 0.0, "tokens_per_s": 2.0, "ttft_p50": 2.0, "ttft_p90": 0.5, "itl_mean": 1.0}
 ENGINE_SHARES = (0.8, 0.5, 0.2)
 PRIOR = 0.02
 ITERATIONS = 8
@@ -42,15 +43,19 @@ class Point:
 
     name: str
     workload: Workload
-    level: Level
+    levels: tuple[Level, ...]  # of the rounds: the rates of an open loop may differ
     seeds: tuple[int, ...]  # of the rounds
     figures: Figures  # medians over the rounds
     clients: int = 1  # processes that sent it
 
+    @property
+    def level(self) -> Level:
+        return self.levels[0]
+
     def simulated(self, calibration: Calibration, engines: Engines) -> Figures:
         alike = self.workload.name == "uniform" and self.level.concurrency  # the rounds differ in their tokens alone
-        seeds = self.seeds[:1] if alike else self.seeds
-        return median([simulate(calibration, engines, self.workload, self.level, seed, self.clients) for seed in seeds])
+        rounds = list(zip(self.levels, self.seeds, strict=True))[: 1 if alike else None]
+        return median([simulate(calibration, engines, self.workload, level, seed, self.clients) for level, seed in rounds])
 
 
 def guesses(
@@ -62,8 +67,8 @@ def guesses(
     calm = min(points, key=lambda point: (point.level.concurrency or math.inf, point.workload.input))
     calm_long = min(points, key=lambda point: (point.level.concurrency or math.inf, -point.workload.input))
     full = max(points, key=lambda point: point.level.concurrency or 0)
-    itl, ttft = calm.figures.itl_p50, calm.figures.ttft_p50
-    sequence_s = max((full.figures.itl_p50 - itl) / max(1, (full.level.concurrency or 1) - 1), itl / 200)
+    itl, ttft = calm.figures.itl_mean, calm.figures.ttft_p50
+    sequence_s = max((full.figures.itl_mean - itl) / max(1, (full.level.concurrency or 1) - 1), itl / 200)
     more_tokens = calm_long.workload.input - calm.workload.input
     slope = (calm_long.figures.ttft_p50 - ttft) / more_tokens if more_tokens > 0 else 0.0
     token_s = max(slope, (ttft - itl) / 5 / calm.workload.input, ttft / 100 / calm.workload.input)
@@ -72,12 +77,13 @@ def guesses(
         Calibration(
             fixed_s=0.9 * itl,
             context_token_s=known.get("context_token_s", itl / 1e5),
-            prompt_step_s=engine * rest,
+            prompt_step_s=engine * rest * (1.0 if engines.async_scheduling else 0.5),
+            prompt_s=0.0 if engines.async_scheduling else engine * rest * 0.5,
             prompt_token_s=0.9 * token_s,
             prompt_pair_s=known.get("prompt_pair_s", token_s / 1e4),
             request_s=0.75 * (1 - engine) * rest,
             front_request_s=0.25 * (1 - engine) * rest,
-            front_token_s=(1 - engine) * full.figures.itl_p50 / (full.level.concurrency or 1),
+            front_token_s=(1 - engine) * full.figures.itl_mean / (full.level.concurrency or 1),
             kv_tokens=kv_tokens,
             context=context,
             handoff_s=rest / 2 if engines.prefill else 0.0,
@@ -108,7 +114,7 @@ def fit(
     known: Collection[str] = (),
 ) -> Calibration:
     """The best of the fits from each start. Parameters with `known` names stay as they are."""
-    names = STEPS + (HOST if engines.async_scheduling else ()) + FRONT + (TRANSFER if engines.prefill else ())
+    names = STEPS + (HOST if engines.async_scheduling else SAME_CORES) + FRONT + (TRANSFER if engines.prefill else ())
     fitted = [name for name in names if name not in known]
     found = [_fit(start, fitted, engines, points, progress) for start in starts]
     return min(found, key=lambda each: each[0])[1]

@@ -22,6 +22,7 @@ from strata.serving.calibration.replay import Engines
 from strata.serving.simulation.calibration import Calibration
 
 BLOCK, STEP_TOKENS, SEQUENCES = 16, 8192, 256  # vLLM's defaults on GPUs
+RECORDED = {"itl_mean": "mean_itl_p50"}  # the median of the requests' means
 UNBOUNDED = 10**9  # tokens; a record does not have the size of the KV cache
 
 
@@ -40,9 +41,10 @@ def points(path: Path, contender: str, concurrency: frozenset[int] = frozenset()
         level, summary = Level(**each["level"]), each["summary"]
         if concurrency and level.concurrency not in concurrency:
             continue
-        measured = Figures(**{name: summary.get(name) for name in NAMES})
+        measured = Figures(**{name: summary.get(RECORDED.get(name, name)) for name in NAMES})
         seeds = tuple(load.seed(settings["seed"], number, len(levels), place) for number in range(settings["rounds"]))
-        found.append(Point(f"{workload.name}, {level.label}", workload, level, seeds, measured, settings["clients"]))
+        name, same = f"{workload.name}, {level.label}", (level,) * len(seeds)
+        found.append(Point(name, workload, same, seeds, measured, settings["clients"]))
     if not found:
         raise UserError(f"{path} has no such levels of {contender}.", "Name concurrencies of the record.")
     return found

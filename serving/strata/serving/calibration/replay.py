@@ -49,7 +49,7 @@ def simulate(
 ) -> Figures:
     load = requests(workload, level, seed, engines.block_size, clients)
     found = Simulation(setup(calibration, engines), seed).run(load).summary()
-    ttft, itl = found["ttft_s"], found["itl_s"]["p50"]
+    ttft, itl = found["ttft_s"], found["itl_s"]["mean"]
     return Figures(found["requests_per_s"], found["output_tokens_per_s"], ttft["p50"], ttft["p90"], itl or math.nan)
 
 

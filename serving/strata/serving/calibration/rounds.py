@@ -15,13 +15,15 @@ SEEDS = 1000  # between two loads: no prompt repeats one of another round, which
 def measure(
     target: Target, loads: Sequence[Load], rounds: int, clients: int, seed: int, progress: Callable[[str], None]
 ) -> list[Point]:
-    """Medians over the rounds. The rate of an open loop is set in the first one."""
+    """Medians over the rounds. The rate of an open loop is a share of what the closed loop reached in the same round: a machine
+    that others use may be half as fast a minute later, and the same rate would then be too much for it."""
     found: dict[str, list[Figures]] = {each.name: [] for each in loads}
-    levels: dict[str, Level] = {}
+    levels: dict[str, list[Level]] = {each.name: [] for each in loads}
     for number in range(rounds):
         for place, each in enumerate(loads):
-            rates = {name: done[0].requests_per_s for name, done in found.items() if done}
-            level = levels.setdefault(each.name, each.level(rates))
+            rates = {name: done[-1].requests_per_s for name, done in found.items() if done}
+            level = each.level(rates)
+            levels[each.name].append(level)
             progress(f"round {number + 1} of {rounds}: {each.name}, {level.label}")
             outcome = load.run(target, each.workload, level, clients, seed + SEEDS * place + number)
             found[each.name].append(figures.of(outcome.records))
@@ -29,7 +31,7 @@ def measure(
         Point(
             each.name,
             each.workload,
-            levels[each.name],
+            tuple(levels[each.name]),
             tuple(seed + SEEDS * place + number for number in range(rounds)),
             figures.median(found[each.name]),
             clients,

@@ -20,9 +20,9 @@ GRID = 1.03  # lengths are rounded to powers of this, so that a small change is 
 
 
 class StepTimes(Protocol):
-    def step(self, sequences: float, context: float, tokens: float, pairs: float, /) -> float:
-        """Seconds of a step in which `sequences` decode over `context` tokens in total, and `tokens` prompt tokens are prefilled
-        with `pairs` query-key pairs."""
+    def step(self, sequences: float, context: float, tokens: float, pairs: float, prompts: float = 0.0, /) -> float:
+        """Seconds of a step in which `sequences` decode over `context` tokens in total, and `tokens` tokens of `prompts` prompts
+        are prefilled with `pairs` query-key pairs."""
         ...
 
     def __hash__(self) -> int: ...
@@ -108,7 +108,8 @@ def _step_s(times: StepTimes, lengths: Lengths, rate: float, s: float, prefills:
     streams = rate * lengths.output * s
     tokens = rate * lengths.computed * s if prefills else 0.0
     # Of exponentially distributed prompts, the mean square is twice the square of the mean.
-    return times.step(streams, streams * (lengths.prompt + lengths.output / 2), tokens, tokens * lengths.computed)
+    context = streams * (lengths.prompt + lengths.output / 2)
+    return times.step(streams, context, tokens, tokens * lengths.computed, tokens / lengths.computed)
 
 
 def _fixed_point(times: StepTimes, lengths: Lengths, rate: float, prefills: bool, most: float) -> float | None:
@@ -132,7 +133,8 @@ def _fixed_point(times: StepTimes, lengths: Lengths, rate: float, prefills: bool
 def _prompt_s(times: StepTimes, lengths: Lengths, limits: Limits, streams: float, context: float) -> float:
     """Engine's seconds per prompt when prompts fill its steps, beside `streams` streams."""
     tokens = max(1.0, limits.step_tokens - streams)
-    return lengths.computed * times.step(streams, context, tokens, tokens * lengths.computed) / tokens
+    step_s = times.step(streams, context, tokens, tokens * lengths.computed, tokens / lengths.computed)
+    return lengths.computed * step_s / tokens
 
 
 def _first_token_s(times: StepTimes, lengths: Lengths, limits: Limits, overhead: Overhead, rate: float, s: float) -> float:
@@ -142,7 +144,7 @@ def _first_token_s(times: StepTimes, lengths: Lengths, limits: Limits, overhead:
     busy = rate * each_s
     if busy > BUSY:
         return math.inf
-    own_s = times.step(streams, context, lengths.computed, lengths.computed**2 / 2)
+    own_s = times.step(streams, context, lengths.computed, lengths.computed**2 / 2, 1.0)
     # M/G/1 queue of exponentially distributed prompts.
     return overhead.request_s + s / 2 + TAIL * (busy / (1 - busy) * each_s + own_s)
 

@@ -21,7 +21,7 @@ class LinearSteps:
     stream_s: float
     prompt_token_s: float
 
-    def step(self, sequences: float, _context: float, tokens: float, _pairs: float, /) -> float:
+    def step(self, sequences: float, _context: float, tokens: float, _pairs: float, _prompts: float = 0.0, /) -> float:
         return self.fixed_s + self.stream_s * sequences + self.prompt_token_s * tokens
 
 

@@ -2,7 +2,8 @@
 
 A step takes `fixed_s`, plus `sequence_s` for each decoding sequence and `context_token_s` for each token of their contexts, plus
 `prompt_step_s` if it has prompt tokens and more than `graph_tokens` in all (the host launches it kernel by kernel),
-`prompt_token_s` for each prompt token and `prompt_pair_s` for each of its query-key pairs. It takes `host_s` plus
+`prompt_s` for each prompt (on a CPU, the front end of its request runs on the cores of the engine), `prompt_token_s` for each
+prompt token and `prompt_pair_s` for each of its query-key pairs. It takes `host_s` plus
 `host_sequence_s` for each decoding sequence at least: with asynchronous scheduling, the host works beside the GPU.
 `simulation.front_end` explains the times of the front end.
 """
@@ -25,6 +26,7 @@ class Calibration(BaseModel):
     prompt_token_s: float = Field(ge=0)
     prompt_pair_s: float = Field(ge=0)
     prompt_step_s: float = Field(default=0.0, ge=0)
+    prompt_s: float = Field(default=0.0, ge=0)
     host_s: float = Field(default=0.0, ge=0)
     host_sequence_s: float = Field(default=0.0, ge=0)
     request_s: float = Field(ge=0)  # HTTP, tokenizer and the stream's first chunk
@@ -44,11 +46,11 @@ class Calibration(BaseModel):
     def decode_terms(self, sequences: int, /) -> tuple[float, float]:
         return self.fixed_s + self.sequence_s * sequences, self.context_token_s
 
-    def step(self, sequences: float, context: float, tokens: float, pairs: float, /) -> float:
+    def step(self, sequences: float, context: float, tokens: float, pairs: float, prompts: float = 0.0, /) -> float:
         decode_s = self.fixed_s + self.sequence_s * sequences + self.context_token_s * context
         # A mean of less than a token per step, as the sizing of pools has it, is a step with a prompt now and then.
         launch_s = self.prompt_step_s * min(1.0, tokens) if sequences + tokens > self.graph_tokens else 0.0
-        engine_s = decode_s + launch_s + self.prompt_token_s * tokens + self.prompt_pair_s * pairs
+        engine_s = decode_s + launch_s + self.prompt_s * prompts + self.prompt_token_s * tokens + self.prompt_pair_s * pairs
         return max(engine_s, self.least(sequences))
 
     def least(self, sequences: float, /) -> float:

@@ -26,7 +26,7 @@ class Times(Protocol):
 
     def decode_terms(self, sequences: int, /) -> tuple[float, float]: ...
 
-    def step(self, sequences: float, context: float, tokens: float, pairs: float, /) -> float: ...
+    def step(self, sequences: float, context: float, tokens: float, pairs: float, prompts: float = 0.0, /) -> float: ...
 
     def least(self, sequences: float, /) -> float:
         """Time that the host needs for a step, beside the accelerator."""
@@ -289,7 +289,7 @@ class Engine:
             self._steps, self._growth_s = 1, 0.0
             tokens = sum(chunk for _, chunk in self._chunks)
             pairs = sum(chunk * (sequence.computed + chunk / 2) for sequence, chunk in self._chunks)
-            self._first_s = self._times.step(self._decoding, self._context + self._decoding, tokens, pairs)
+            self._first_s = self._times.step(self._decoding, self._context + self._decoding, tokens, pairs, len(self._chunks))
         elif self._decoding:
             constant, per_token = self._times.decode_terms(self._decoding)
             self._first_s = constant + per_token * (self._context + self._decoding)
