@@ -3,6 +3,7 @@
 import importlib.util
 import re
 import shlex
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +63,14 @@ def inline() -> list[Line]:
 STRATA = list(dict.fromkeys([*program("strata"), *behind_make(), *inline()]))
 
 
+@cache
+def command_line() -> Any:
+    return get_command(build())
+
+
 def parsed(words: tuple[str, ...]) -> dict[str, Any]:
     """Parameters as the command line reads them; nothing is run."""
-    command: Any = get_command(build())
+    command = command_line()
     rest = list(words[1:])
     while rest and rest[0] in getattr(command, "commands", {}):
         command = command.commands[rest.pop(0)]
@@ -125,7 +131,7 @@ def test_make_targets_in_prose_exist() -> None:
 
 def test_strata_commands_in_prose_exist() -> None:
     """Inline code; options and arguments there are often left out, so only the names are checked."""
-    known = get_command(build()).commands  # type: ignore[attr-defined]
+    known = command_line().commands
     for page, text in PAGES.items():
         for first, second in re.findall(r"`strata ([a-z][a-z-]*)(?: ([a-z][a-z-]*))?", text):
             assert first in known, f"{page}: strata {first}"
