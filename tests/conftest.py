@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 
 import psutil
 import pytest
@@ -61,7 +62,7 @@ def own_signals() -> Iterator[None]:
 def own_precision() -> Iterator[None]:
     """Restores torch's precision of fp32 products. On CPUs with AMX, lower ones change logits by percents."""
     yield
-    if (torch := sys.modules.get("torch")) is not None:
+    if isinstance(torch := sys.modules.get("torch"), ModuleType):  # not a test's stand-in
         torch.set_float32_matmul_precision("highest")
 
 

@@ -17,8 +17,8 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Answers of `GET /ready`, in their order; the last is repeated."""
     found: list[Any] = []
 
-    def get(url: str, timeout: float) -> httpx.Response:
-        assert url == f"{URL}/ready" and timeout == 10.0
+    def get(url: str, params: dict[str, str], timeout: float) -> httpx.Response:
+        assert (url, params, timeout) == (f"{URL}/ready", {}, 10.0)
         answer = found.pop(0) if len(found) > 1 else found[0]
         if isinstance(answer, Exception):
             raise answer
@@ -45,6 +45,13 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_reason_why_an_endpoint_is_not_ready(answers: list[Any], answer: Any, reason: str | None) -> None:
     answers.append(answer)
     assert client.obstacle(URL) == reason
+
+
+def test_readiness_of_one_of_several_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(httpx, "get", lambda url, **options: asked.append((url, options)) or httpx.Response(200))
+    assert client.obstacle(URL, "second") is None
+    assert asked == [(f"{URL}/ready", {"params": {"model": "second"}, "timeout": client.PROBE_S})]
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ def test_rate_of_an_open_loop_follows_the_speed_of_its_round(monkeypatch: pytest
         return SimpleNamespace(records=[])
 
     monkeypatch.setattr(rounds.load, "run", run)
-    monkeypatch.setattr(figures, "of", lambda _: Figures(next(reached), 100.0, 0.1, 0.2, 0.01))
+    monkeypatch.setattr(figures, "of", lambda _: Figures(next(reached), 100.0, 0.1, 0.2, 0.01, 0.01))
     loads = [Load("closed", UNIFORM, 24, concurrency=4), Load("open", UNIFORM, 24, share=0.5, of="closed")]
     closed, opened = rounds.measure(Target("host", 1, "m"), loads, 3, 1, 0, lambda _: None)
     assert [level.rate for level in opened.levels] == [20.0, 10.0, 15.0]

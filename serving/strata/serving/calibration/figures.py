@@ -19,6 +19,7 @@ class Figures:
     tokens_per_s: float
     ttft_p50: float
     ttft_p90: float | None
+    itl_p50: float
     itl_mean: float
 
 
@@ -41,6 +42,7 @@ def of(records: Sequence[Record]) -> Figures:
         sum(record.tokens for record in records) / seconds,
         float(np.percentile(ttft, 50)),
         float(np.percentile(ttft, 90)),
+        float(np.percentile(gaps, 50)),
         float(gaps.mean()),
     )
 

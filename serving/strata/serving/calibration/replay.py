@@ -49,8 +49,9 @@ def simulate(
 ) -> Figures:
     load = requests(workload, level, seed, engines.block_size, clients)
     found = Simulation(setup(calibration, engines), seed).run(load).summary()
-    ttft, itl = found["ttft_s"], found["itl_s"]["mean"]
-    return Figures(found["requests_per_s"], found["output_tokens_per_s"], ttft["p50"], ttft["p90"], itl or math.nan)
+    ttft, itl = found["ttft_s"], found["itl_s"]
+    rates = found["requests_per_s"], found["output_tokens_per_s"]
+    return Figures(*rates, ttft["p50"], ttft["p90"], itl["p50"] or math.nan, itl["mean"] or math.nan)
 
 
 def setup(calibration: Calibration, engines: Engines) -> Setup:
