@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from strata.platform.errors import UserError
 from strata.serving.calibration import facts, fit
-from strata.serving.calibration.command import simulate_calibrate, simulate_validate
+from strata.serving.calibration.command import simulate_calibrate, simulate_validate, table
 from strata.serving.simulation import calibration
 
 RECORD = ROOT / "docs/results/data/serve-uniform-h200.json"
@@ -42,6 +42,15 @@ def test_record_is_fitted_written_and_compared(tmp_path: Path, monkeypatch: pyte
     rows = json.loads(run("validate", str(RECORD), "--calibration", str(file), "--contender", "strata", "--json", "-"))["rows"]
     assert [row["level"]["concurrency"] for row in rows] == [1, 16, 64, 256]
     assert rows[0]["ratios"]["ttft_p50"] == pytest.approx(1, abs=0.1)
+
+
+def test_table_has_the_range_of_the_rounds() -> None:
+    rounds = [{"tokens_per_s": 90.0, "ttft_p50": 0.01}, {"tokens_per_s": 130.0, "ttft_p50": 0.03}]
+    simulated, ratios = {"tokens_per_s": 121.0, "ttft_p50": 0.021}, {"tokens_per_s": 1.1, "ttft_p50": 1.05}
+    row = {"load": "closed", "measured": {"tokens_per_s": 110.0, "ttft_p50": 0.02}, "simulated": simulated, "ratios": ratios}
+    cells = [list(column.cells) for column in table([row | {"rounds": rounds}], "Loads").columns]
+    assert cells[3] == ["90 to 130", "10.0 to 30.0"]
+    assert len(table([row | {"rounds": rounds[:1]}], "Loads").columns) == len(cells) - 1
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def measured(wanted: Sequence[Load], rates: Mapping[str, float]) -> list[Point]:
         level = each.level(known)
         figures = simulate(TRUE, ENGINES, each.workload, level, seed)
         known[each.name] = figures.requests_per_s
-        found.append(Point(each.name, each.workload, (level,), (seed,), figures))
+        found.append(Point(each.name, each.workload, (level,), (seed,), (figures,)))
     return found
 
 

@@ -212,13 +212,16 @@ def table(rows: list[dict[str, Any]], title: str) -> "Table":
 
     from strata.serving.calibration.figures import BARS
 
-    made = Table("load", "figure", "measured", "simulated", "ratio", "within 10%", title=title)
+    repeated = any(len(row["rounds"]) > 1 for row in rows)
+    made = Table("load", "figure", "measured", *["rounds"] * repeated, "simulated", "ratio", "within 10%", title=title)
     for row in rows:
         for place, (name, ratio) in enumerate((name, each) for name, each in row["ratios"].items() if name != "requests_per_s"):
             scale, digits, unit = (1, 0, "") if name == "tokens_per_s" else (1000, 1, ", ms")
-            values = (f"{scale * row[kind][name]:,.{digits}f}" for kind in ("measured", "simulated"))
+            measured, simulated = (f"{scale * row[kind][name]:,.{digits}f}" for kind in ("measured", "simulated"))
+            rounds = [scale * each[name] for each in row["rounds"]] if repeated else []
+            spread = [f"{min(rounds):,.{digits}f} to {max(rounds):,.{digits}f}"] if rounds else []
             within = ("yes" if abs(ratio - 1) <= BAR else "no") if name in BARS else ""
-            made.add_row("" if place else row["load"], name + unit, *values, f"{ratio:.2f}", within)
+            made.add_row("" if place else row["load"], name + unit, measured, *spread, simulated, f"{ratio:.2f}", within)
     return made
 
 

@@ -8,6 +8,7 @@ over measured figures. A parameter that no load depends on stays at its first gu
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 
 import numpy as np
@@ -45,8 +46,12 @@ class Point:
     workload: Workload
     levels: tuple[Level, ...]  # of the rounds: the rates of an open loop may differ
     seeds: tuple[int, ...]  # of the rounds
-    figures: Figures  # medians over the rounds
+    rounds: tuple[Figures, ...]  # a record has their medians alone
     clients: int = 1  # processes that sent it
+
+    @cached_property
+    def figures(self) -> Figures:
+        return median(self.rounds)
 
     @property
     def level(self) -> Level:

@@ -44,7 +44,7 @@ def points(path: Path, contender: str, concurrency: frozenset[int] = frozenset()
         measured = Figures(**{name: summary.get(RECORDED.get(name, name)) for name in NAMES})
         seeds = tuple(load.seed(settings["seed"], number, len(levels), place) for number in range(settings["rounds"]))
         name, same = f"{workload.name}, {level.label}", (level,) * len(seeds)
-        found.append(Point(name, workload, same, seeds, measured, settings["clients"]))
+        found.append(Point(name, workload, same, seeds, (measured,), settings["clients"]))
     if not found:
         raise UserError(f"{path} has no such levels of {contender}.", "Name concurrencies of the record.")
     return found
@@ -81,7 +81,7 @@ def rows(calibration: Calibration, engines: Engines, points: list[Point]) -> lis
         level = asdict(point.level)
         found.append(
             {"load": point.name, "level": level, "workload": asdict(point.workload), "measured": asdict(point.figures)}
-            | {"simulated": asdict(simulated), "ratios": ratios}
+            | {"rounds": [asdict(each) for each in point.rounds], "simulated": asdict(simulated), "ratios": ratios}
         )
     return found
 

@@ -33,7 +33,7 @@ def measure(
             each.workload,
             tuple(levels[each.name]),
             tuple(seed + SEEDS * place + number for number in range(rounds)),
-            figures.median(found[each.name]),
+            tuple(found[each.name]),
             clients,
         )
         for place, each in enumerate(loads)
