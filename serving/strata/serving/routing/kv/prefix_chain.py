@@ -5,12 +5,12 @@ a text at distances that grow with the position, so that even a long prompt has 
 the same name space (model, salts, and all else that changes the rendered prompt). Gateways and replicas compute the same chain.
 """
 
-import hashlib
 from array import array
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import msgspec
+from blake3 import blake3
 
 STEP_BYTES = 512  # between two points near the start
 STEPS = 16  # this many steps from the start, the distance begins to double with the position
@@ -41,7 +41,7 @@ class Chain:
 
     def __init__(self, space: bytes, leading_bytes: int = 0) -> None:
         """`space` names the name space; `leading_bytes` is the size of what is rendered before the first text."""
-        self._hash = hashlib.sha256(space + END_OF_MESSAGE)
+        self._hash = blake3(space + END_OF_MESSAGE)  # as safe as SHA-256, and faster where CPUs lack its instructions
         self._pending = b""  # to be hashed with the next point
         self._position = self._last = leading_bytes
         self.size = leading_bytes  # bytes of all texts, those that are not hashed included
@@ -83,7 +83,7 @@ class Chain:
     def _point(self, inside: bool) -> None:
         self._hash.update(self._pending)
         self._pending = b""
-        digest = int.from_bytes(self._hash.copy().digest()[:8], "big")
+        digest = int.from_bytes(self._hash.digest(length=8), "big")
         self._last = self._position
         self.points.append(Point(digest, self._position, self.messages, inside))
 
