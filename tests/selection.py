@@ -2,8 +2,9 @@
 
 - `slow` tests start a cluster, engines, several processes or a compiler. `make check` leaves them out. Tests that share the
   session's trained run, endpoint or Prometheus are slow, and so are `rotation` tests.
-- `rotation` tests cover rare layouts and long runs. `make test` runs a part of them, another part every hour; `--rotation all`
-  runs all, `--rotation 2` a certain part. Those that are also `long` are in no part: they take minutes on an idle machine.
+- `rotation` tests cover rare layouts and long runs. `make test` runs a part of them, another one every hour, so that a day has all;
+  `--rotation all` runs all, `--rotation 2` a certain part. Those that are also `long` are in no part: they take minutes on an idle
+  machine.
 - A process runs one file at a time. The files that share the session's fixtures count as one, so each fixture starts once.
 """
 
@@ -17,7 +18,7 @@ import pytest
 from support import ROOT
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
-PARTS = 12
+PARTS = 24
 SHARED = {"endpoint", "trained", "prometheus"}  # session fixtures that start Ray, engines or Prometheus
 USES_SHARED = re.compile(r"\b(endpoint: Served|trained: Path|prometheus: Watch)\b")
 

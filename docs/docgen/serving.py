@@ -183,7 +183,8 @@ def routing(run: Run) -> str:
     p99 = bold(f"{took['p99_ms']:.2f}", took["p99_ms"] >= 1)
     text = (
         f"{load['conversations']} conversations of {load['turns']} turns with {load['systems']} system prompts of "
-        f"{load['system_tokens']} tokens, {load['concurrency']} at a time on {load['replicas']} replicas."
+        f"{load['system_tokens']} tokens, {load['concurrency']} at a time on {load['replicas']} replicas; {load['rounds']} "
+        "rounds in alternating order."
     )
     bars = (
         f"`kv` finds {bold(f'{hits:.3f}', hits < 0.95)} of the hits that knowledge of every cache allows (aim: at least 0.95), "

@@ -95,7 +95,7 @@ def test_unknown_tails_are_refused() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tail", ["aot_eager", pytest.param("inductor", marks=NEEDS_COMPILER)])
+@pytest.mark.parametrize("tail", ["aot_eager", pytest.param("inductor", marks=[NEEDS_COMPILER, pytest.mark.rotation])])
 def test_gradients_through_autograd_and_inductor(tail: str) -> None:
     model, record = tiny("qwen3").train(), Record()
 

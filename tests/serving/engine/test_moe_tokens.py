@@ -19,7 +19,7 @@ from strata.serving.spec import EngineSpec, Network
 from strata.training.checkpoint.export import write_folder
 from strata.training.model.llama import Llama
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.rotation
 
 PROMPTS = [[1, 2, 3], [7] * 20, list(range(40, 80)), [500, 11]]
 NEW = 16

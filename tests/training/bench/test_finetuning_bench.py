@@ -51,7 +51,7 @@ def test_model_is_made_once_and_whole(home: Path, monkeypatch: pytest.MonkeyPatc
     assert [path.name for path in made.parent.iterdir()] == ["tiny"]
 
 
-@pytest.mark.slow
+@pytest.mark.rotation
 def test_strata_and_transformers_learn_alike(tmp_path: Path, home: Path) -> None:
     random_model.write(tmp_path / "model", SHAPE)
     target = tmp_path / "result.json"

@@ -109,7 +109,7 @@ def copy_forever(into: Path, step: int, ready: Connection) -> None:
         copier.after_step(step)
 
 
-@pytest.mark.slow
+@pytest.mark.rotation
 def test_kill_during_a_copy_leaves_the_copy_before(tmp_path: Path) -> None:
     step = 0
     for number in range(10):

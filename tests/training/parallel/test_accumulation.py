@@ -33,7 +33,7 @@ def losses_and_norms(job: Job, at_once: bool) -> tuple[list[tuple[float, float]]
     return found, "_update_hp_grad" in vars(worker.engine.optimizer)
 
 
-@pytest.mark.slow
+@pytest.mark.rotation
 def test_sums_equal_deepspeeds(tmp_path: Path, corpus: Path) -> None:
     recipe = recipe_file.load("laptop", [*OVERRIDES, f"data.path={corpus}"])
     tokens = shards.prepare(open_corpus(recipe.data), VOCAB, 0.1)

@@ -19,6 +19,7 @@ def bench_routing(
     output: Annotated[int, typer.Option(help="Tokens of an answer.", min=2)] = 32,
     concurrency: Annotated[int, typer.Option(help="Conversations at a time.", min=1)] = 4,
     think: Annotated[float, typer.Option(help="Mean seconds between turns.", min=0)] = 1.0,
+    rounds: Annotated[int, typer.Option(help="Rounds, each with new endpoints and texts, in alternating order.", min=1)] = 2,
     seed: Annotated[int, typer.Option(help="Seed of the texts.", min=0)] = 0,
     json: Annotated[Path | None, typer.Option(help="File to write. Default: bench/routing.json in Strata's cache.")] = None,
 ) -> None:
@@ -30,4 +31,4 @@ def bench_routing(
     from strata.serving.bench.routing.conversations import Load
 
     load = Load(conversations, turns, systems, system, user, output, concurrency, think, vocab=512, seed=seed)
-    run.bench(load, replicas, overrides or [], Console(highlight=False), json or cache_dir() / "bench" / "routing.json")
+    run.bench(load, replicas, rounds, overrides or [], Console(highlight=False), json or cache_dir() / "bench" / "routing.json")

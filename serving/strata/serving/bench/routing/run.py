@@ -1,11 +1,13 @@
 """Runs the conversations on endpoints that differ in `serve.routing` alone, and writes the comparison."""
 
+import itertools
 import json
 import re
 import statistics
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,19 +37,29 @@ class Measured:
     reachable_hit_rate: float  # with the knowledge of every cache
     routed: dict[str, float]  # requests by reason
 
+    @classmethod
+    def over(cls, rounds: Sequence["Measured"]) -> "Measured":
+        """All turns of the rounds, which have equally many."""
+        routed = sum((Counter(each.routed) for each in rounds), Counter[str]())
+        hits = (statistics.fmean(getattr(each, name) for each in rounds) for name in ("hit_rate", "reachable_hit_rate"))
+        return cls(tuple(itertools.chain.from_iterable(each.ttft_s for each in rounds)), *hits, dict(routed))
 
-def bench(load: Load, replicas: int, overrides: Sequence[str], console: Console, path: Path) -> None:
+
+def bench(load: Load, replicas: int, rounds: int, overrides: Sequence[str], console: Console, path: Path) -> None:
     chosen = decision.measure(Scale())  # first: the processes of an endpoint take a while to end
     with tempfile.TemporaryDirectory(prefix="strata-bench-") as temporary:
         words = [*MODEL, f"model.context={load.longest + 64}", f"model.vocab={load.vocab}", *overrides]
         folder = Path(temporary) / "dummy"
         dummy_model.write(folder, recipe_file.load(recipe_file.DEFAULT, words))
         served = subject.choose([*overrides], None, folder, None)
-        found = {}
-        for routing in ROUTINGS:
-            with console.status(f"{routing}: {load.conversations} conversations on {replicas} replicas …"):
-                found[routing] = _measure(served, load, replicas, routing)
-    run = as_json(load, replicas, found, Scale(), chosen)
+        found: dict[str, list[Measured]] = {routing: [] for routing in ROUTINGS}
+        for number in range(rounds):
+            texts = replace(load, seed=load.seed + number)
+            for routing in ROUTINGS if number % 2 == 0 else reversed(ROUTINGS):  # the speed of a shared machine drifts
+                with console.status(f"round {number + 1} of {rounds}, {routing}: {load.conversations} conversations …"):
+                    found[routing].append(_measure(served, texts, replicas, routing))
+    over = {routing: Measured.over(each) for routing, each in found.items()}
+    run = as_json(load, replicas, rounds, over, Scale(), chosen)
     console.print(table(run))
     took = run["decision"]
     console.print(f"choice among {took['replicas']} replicas: p50 {took['p50_ms']:.2f} ms, p99 {took['p99_ms']:.2f} ms")
@@ -92,7 +104,9 @@ def _counters(http: httpx.Client) -> dict[str, float]:
     return sums
 
 
-def as_json(load: Load, replicas: int, found: dict[str, Measured], scale: Scale, chosen: Sequence[float]) -> dict[str, Any]:
+def as_json(
+    load: Load, replicas: int, rounds: int, found: dict[str, Measured], scale: Scale, chosen: Sequence[float]
+) -> dict[str, Any]:
     kv, other = found["kv"], found["least-busy"]
     routings = {
         name: {
@@ -111,7 +125,7 @@ def as_json(load: Load, replicas: int, found: dict[str, Measured], scale: Scale,
     times = {"p50_ms": 1e3 * statistics.median(chosen), "p99_ms": 1e3 * statistics.quantiles(chosen, n=100)[-1]}
     return {
         **benchmark_record.header("routing"),
-        "load": asdict(load) | {"replicas": replicas},
+        "load": asdict(load) | {"replicas": replicas, "rounds": rounds},
         "routings": routings,
         "ratios": ratios,
         "decision": asdict(scale) | times,

@@ -3,6 +3,9 @@
 A chain is a running hash over the texts of a request. Its points are prefixes with a name: ends of messages, and places within
 a text at distances that grow with the position, so that even a long prompt has few. Equal names: equal texts up to the point, in
 the same name space (model, salts, and all else that changes the rendered prompt). Gateways and replicas compute the same chain.
+
+The hash is fast and not cryptographic. Who finds two texts with one name misleads the routing of their own requests: names of others
+begin with a salt that they do not know, and engines compare blocks by SHA-256.
 """
 
 from array import array
@@ -10,12 +13,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import msgspec
-from blake3 import blake3
+from xxhash import xxh3_64
 
 STEP_BYTES = 512  # between two points near the start
 STEPS = 16  # this many steps from the start, the distance begins to double with the position
 NEAR = 4  # a message that ends within 1 / NEAR of a step after the last point has no point
-MAX_BYTES = 256 * 2**10  # texts are hashed up to here, which takes a third of a millisecond
+MAX_BYTES = 256 * 2**10  # texts are hashed up to here
 MAX_MESSAGES = 1024
 ID_BYTES = 8  # of a token id in a prompt of ids
 # Parameters that change the rendered prompt before its first message.
@@ -41,7 +44,7 @@ class Chain:
 
     def __init__(self, space: bytes, leading_bytes: int = 0) -> None:
         """`space` names the name space; `leading_bytes` is the size of what is rendered before the first text."""
-        self._hash = blake3(space + END_OF_MESSAGE)  # as safe as SHA-256, and faster where CPUs lack its instructions
+        self._hash = xxh3_64(space + END_OF_MESSAGE)
         self._pending = b""  # to be hashed with the next point
         self._position = self._last = leading_bytes
         self.size = leading_bytes  # bytes of all texts, those that are not hashed included
@@ -83,9 +86,8 @@ class Chain:
     def _point(self, inside: bool) -> None:
         self._hash.update(self._pending)
         self._pending = b""
-        digest = int.from_bytes(self._hash.digest(length=8), "big")
         self._last = self._position
-        self.points.append(Point(digest, self._position, self.messages, inside))
+        self.points.append(Point(self._hash.intdigest(), self._position, self.messages, inside))
 
 
 def _step(position: int) -> int:
