@@ -2,9 +2,9 @@
 
 - `slow` tests start a cluster, engines, several processes or a compiler. `make check` leaves them out. Tests that share the
   session's trained run, endpoint or Prometheus are slow, and so are `rotation` tests.
-- `rotation` tests cover rare layouts and long runs. `make test` runs a part of them, another one every hour, so that a day has all;
-  `--rotation all` runs all, `--rotation 2` a certain part. Those that are also `long` are in no part: they take minutes on an idle
-  machine.
+- `rotation` tests cover rare layouts and long runs. `make test` runs a part of them, another one every hour, all in a day;
+  `--rotation all` runs all, `--rotation 2` a certain part. Those that are also `long` are in no part: they take minutes on an
+  idle machine.
 - A process runs one file at a time. The files that share the session's fixtures count as one, so each fixture starts once.
 """
 

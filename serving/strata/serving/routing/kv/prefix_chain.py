@@ -4,8 +4,8 @@ A chain is a running hash over the texts of a request. Its points are prefixes w
 a text at distances that grow with the position, so that even a long prompt has few. Equal names: equal texts up to the point, in
 the same name space (model, salts, and all else that changes the rendered prompt). Gateways and replicas compute the same chain.
 
-The hash is fast and not cryptographic. Who finds two texts with one name misleads the routing of their own requests: names of others
-begin with a salt that they do not know, and engines compare blocks by SHA-256.
+The hash is fast and not cryptographic. Two texts with one name mislead the routing of their own tenant: hashes of others begin
+with a salt that nobody else knows, and engines compare blocks by SHA-256.
 """
 
 from array import array
