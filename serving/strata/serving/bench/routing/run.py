@@ -41,8 +41,12 @@ class Measured:
     def over(cls, rounds: Sequence["Measured"]) -> "Measured":
         """All turns of the rounds, which have equally many."""
         routed = sum((Counter(each.routed) for each in rounds), Counter[str]())
-        hits = (statistics.fmean(getattr(each, name) for each in rounds) for name in ("hit_rate", "reachable_hit_rate"))
-        return cls(tuple(itertools.chain.from_iterable(each.ttft_s for each in rounds)), *hits, dict(routed))
+        return cls(
+            tuple(itertools.chain.from_iterable(each.ttft_s for each in rounds)),
+            statistics.fmean(each.hit_rate for each in rounds),
+            statistics.fmean(each.reachable_hit_rate for each in rounds),
+            dict(routed),
+        )
 
 
 def bench(load: Load, replicas: int, rounds: int, overrides: Sequence[str], console: Console, path: Path) -> None:
