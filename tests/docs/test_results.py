@@ -98,7 +98,7 @@ def bench_routing() -> record.Run:
         "least-busy": routing_run.Measured((0.3, 0.3, 0.3), 0.3, 0.8, {}),
         "kv": routing_run.Measured((0.09, 0.09, 0.09), 0.6, 0.8, {}),
     }
-    return routing_run.as_json(load, 4, found, Scale(), [5e-4] * 100)
+    return routing_run.as_json(load, 4, 2, found, Scale(), [5e-4] * 100)
 
 
 def kernels() -> record.Run:
@@ -296,7 +296,7 @@ RUNS: dict[str, tuple[Callable[[], record.Run], list[str]]] = {
     "routing": (
         bench_routing,
         [
-            "24 conversations of 5 turns with 6 system prompts of 1024 tokens, 4 at a time on 4 replicas.",
+            "24 conversations of 5 turns with 6 system prompts of 1024 tokens, 4 at a time on 4 replicas; 2 rounds in alternating order.",
             "| `kv` | 60.0% | 80.0% | 90.0 ms |",
             "`kv` finds **0.750** of the hits",
             "with 0.30 of the TTFT p50",
