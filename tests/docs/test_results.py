@@ -296,7 +296,7 @@ RUNS: dict[str, tuple[Callable[[], record.Run], list[str]]] = {
     "routing": (
         bench_routing,
         [
-            "24 conversations of 5 turns with 6 system prompts of 1024 tokens, 4 at a time on 4 replicas; 2 rounds in alternating order.",
+            "24 conversations of 5 turns with 6 system prompts of 1024 tokens, 4 at a time on 4 replicas; 2 rounds",
             "| `kv` | 60.0% | 80.0% | 90.0 ms |",
             "`kv` finds **0.750** of the hits",
             "with 0.30 of the TTFT p50",
