@@ -3,6 +3,7 @@
 import json
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -201,8 +202,9 @@ def test_the_command_waits_for_a_copy(models: Path, own_home: Path, monkeypatch:
 
 def test_the_command_does_not_wait_forever(models: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("strata.platform.commands.time.monotonic", lambda: now[0])
-    monkeypatch.setattr("strata.platform.commands.time.sleep", lambda seconds: now.append(now.pop() + seconds))
+    # Not in the module `time` itself, which threads of earlier tests use too.
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: now.append(now.pop() + seconds))
+    monkeypatch.setattr("strata.platform.commands.time", clock)
     app = typer.Typer()
     app.command()(model_pull)
     done = CliRunner().invoke(app, ["--wait", ID])
