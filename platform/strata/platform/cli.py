@@ -1,11 +1,13 @@
 """The `strata` command, built from the entry-point group `strata.commands`.
 
 A name with a dot is a subcommand: `bench.startup` is `strata bench startup`. A group may be a command as well: `plan` beside
-`plan.search`. The modules named there import nothing heavy, so `strata --help` starts fast.
+`plan.search`. The modules named there import nothing heavy, and a command line imports only those that it needs, so `strata`
+starts fast.
 """
 
 import sys
-from importlib.metadata import entry_points, version
+from collections.abc import Sequence
+from importlib.metadata import EntryPoint, entry_points, version
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -19,11 +21,18 @@ from strata.platform.errors import UserError
 GROUP = "strata.commands"
 
 
-def build() -> typer.Typer:
+def build(words: Sequence[str] | None = None) -> typer.Typer:
+    """All commands, or those that a command line of these words can reach or show."""
     app = _group(None)
     app.callback(help="Plan, train, serve and watch a language model, from one recipe.")(_options)
     entries = sorted(entry_points(group=GROUP), key=lambda e: e.name)
-    groups = {entry.name.split(".")[0]: _group(None) for entry in entries if "." in entry.name}
+    groups = {_top(entry): _group(None) for entry in entries if "." in entry.name}
+    named = next((word for word in words or () if not word.startswith("-")), None)
+    if any(_top(entry) == named for entry in entries):
+        entries = [entry for entry in entries if _top(entry) == named]
+        groups = {name: group for name, group in groups.items() if name == named}
+    elif words is not None:  # the help, or a word that is no command
+        entries = [entry for entry in entries if "." not in entry.name]
     for entry in entries:
         *parents, name = entry.name.split(".")
         if parents:
@@ -40,6 +49,10 @@ def build() -> typer.Typer:
         else:
             app.add_typer(group, name=name, help=f"See 'strata {name} --help'.")
     return app
+
+
+def _top(entry: EntryPoint) -> str:
+    return entry.name.split(".")[0]
 
 
 def _print_version(wanted: bool) -> None:
@@ -76,7 +89,7 @@ def _group(text: str | None) -> typer.Typer:
 
 def main() -> None:
     try:
-        build()()
+        build(sys.argv[1:])()
     except UserError as error:
         _fail(error)
     except OSError as error:
