@@ -8,10 +8,12 @@ for requests, never for tokens.
 import os
 import re
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from strata.serving.metrics.span_export import Recorded, Recorder
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 # Version, trace id, parent id and flags of the W3C recommendation. Ids of zeros are invalid, and so is version ff.
 TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 MAX_TRACESTATE = 512
@@ -38,35 +40,32 @@ def carrier(headers: Headers) -> Carrier:
 class Span:
     """Operation of a request. Without an export it only passes the client's trace context on."""
 
-    def __init__(self, carrier: Carrier, tracer: Any = None, real: Any = None) -> None:
-        self.carrier, self._tracer, self._real = carrier, tracer, real
+    def __init__(self, carrier: Carrier, recorded: "Recorded | None" = None) -> None:
+        self.carrier, self._recorded = carrier, recorded
 
     @property
     def on(self) -> bool:
-        return self._real is not None
+        return self._recorded is not None
 
     def begin(self, name: str, kind: str = "internal", **attributes: Any) -> "Span":
         """Child that is ended later."""
-        return self if self._real is None else _begin(self._tracer, name, self.carrier, kind, attributes)
+        if self._recorded is None:
+            return self
+        recorded = self._recorded.child(name, kind, _prefixed(attributes), time.time_ns())
+        return Span(recorded.carrier, recorded)
 
     def child(self, name: str, began: float, ended: float | None = None, **attributes: Any) -> None:
         """Records a child that has ended. Times are of the monotonic clock."""
-        if self._real is not None:
-            _begin(self._tracer, name, self.carrier, "internal", attributes, began).end(ended)
+        if self._recorded is not None:
+            self._recorded.child(name, "internal", _prefixed(attributes), _wall_ns(began)).end(_wall_ns(ended), "", {})
 
     def event(self, name: str, **attributes: Any) -> None:
-        if self._real is not None:
-            self._real.add_event(name, _prefixed(attributes))
+        if self._recorded is not None:
+            self._recorded.event(name, _prefixed(attributes))
 
     def end(self, at: float | None = None, error: str = "", **attributes: Any) -> None:
-        if self._real is None:
-            return
-        from opentelemetry.trace import StatusCode
-
-        self._real.set_attributes(_prefixed(attributes))
-        if error:
-            self._real.set_status(StatusCode.ERROR, error)
-        self._real.end(_wall_ns(at))
+        if self._recorded is not None:
+            self._recorded.end(_wall_ns(at), error, _prefixed(attributes))
 
 
 OFF = Span({})
@@ -75,48 +74,17 @@ OFF = Span({})
 class Tracer:
     def __init__(self, role: str, instance: str) -> None:
         """`instance`: name of the replica. Without a collector in the environment it makes no spans."""
-        self._tracer = _tracer(role, instance) if any(map(os.environ.get, ENDPOINTS)) else None
+        self._recorder: Recorder | None = None
+        if any(map(os.environ.get, ENDPOINTS)) and os.environ.get("OTEL_SDK_DISABLED", "").lower() != "true":
+            from strata.serving.metrics.span_export import Recorder  # only now: it imports OpenTelemetry's SDK
+
+            self._recorder = Recorder(role, instance)
 
     def begin(self, name: str, carrier: Carrier, **attributes: Any) -> Span:
         """Span of a request that arrived with this trace context, or that begins a trace."""
-        if self._tracer is None:
+        if self._recorder is None:
             return Span(carrier) if carrier else OFF
-        return _begin(self._tracer, name, carrier, "server", attributes)
-
-
-def _tracer(role: str, instance: str) -> Any:
-    from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor
-
-    protocol = next((os.environ[name] for name in PROTOCOLS if os.environ.get(name)), "http/protobuf")
-    exporter: Any
-    if protocol == "grpc":
-        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
-
-        exporter = GrpcExporter()
-    else:
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
-
-        exporter = HttpExporter()
-    name = {} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": "strata"}
-    # Not the global provider: vLLM sets that one for its own spans.
-    provider = TracerProvider(resource=Resource.create(name | {"service.instance.id": instance, "strata.role": role}))
-    provider.add_span_processor(BatchSpanProcessor(exporter))
-    return provider.get_tracer("strata.serving")
-
-
-def _begin(tracer: Any, name: str, parent: Carrier, kind: str, attributes: dict[str, Any], began: float | None = None) -> Span:
-    from opentelemetry.trace import SpanKind, set_span_in_context
-    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
-    propagator = TraceContextTextMapPropagator()
-    real = tracer.start_span(
-        name, propagator.extract(parent), SpanKind[kind.upper()], _prefixed(attributes), start_time=_wall_ns(began)
-    )
-    own: Carrier = {}
-    propagator.inject(own, set_span_in_context(real))
-    return Span(own, tracer, real)
+        return Span(*self._recorder.root(name, carrier, _prefixed(attributes)))
 
 
 def _prefixed(attributes: dict[str, Any]) -> dict[str, Any]:
