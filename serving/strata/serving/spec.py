@@ -43,6 +43,7 @@ DECODE_STEP_TOKENS_IN_GRAPHS = 512
 LARGEST_GRAPH = 1024
 WHOLE_BLOCKS = "strata.serving.vllm_patches.nixl_layout"
 READ_BY_CUDA = "UCX_CUDA_IPC_ENABLE_GET_ZCOPY"
+WAIT_POLICY, SPIN = "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"
 SHARING_WORKER = "strata.serving.gpu_sharing.worker.Worker"  # by name: it imports vLLM
 
 
@@ -220,6 +221,10 @@ class EngineSpec:
             # vLLM sets this itself, but not if NIXL was imported before, which our plugin does.
             "UCX_RCACHE_MAX_UNRELEASED": "1024",
         }
+        if WAIT_POLICY not in os.environ:
+            # OpenMP's threads spin for so many rounds when they wait: some 40 µs, which bridge two kernels. By default they spin for
+            # milliseconds, on the cores that the gateway and the replica need between two steps.
+            cpu[SPIN] = os.environ.get(SPIN, "1000")
         if self.eager:
             # Without it vLLM compiles its sampler in the first request that samples: 25 s, and it needs a C++ compiler.
             cpu["TORCH_COMPILE_DISABLE"] = "1"

@@ -185,7 +185,7 @@ COMMON = {
 
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("VLLM_XGRAMMAR_CACHE_MB", "UCX_CUDA_IPC_ENABLE_GET_ZCOPY"):
+    for name in ("VLLM_XGRAMMAR_CACHE_MB", "UCX_CUDA_IPC_ENABLE_GET_ZCOPY", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -195,6 +195,7 @@ def test_environment_of_a_cpu_engine(monkeypatch: pytest.MonkeyPatch) -> None:
         "OMP_NUM_THREADS": "3",
         "VLLM_CPU_KVCACHE_SPACE": "5",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "GOMP_SPINCOUNT": "1000",
         "NUMBA_NUM_THREADS": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "STRATA_NIXL_DELAY_US": "1000",
@@ -202,6 +203,10 @@ def test_environment_of_a_cpu_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     assert spec_of(kv_cache_gib=5).environment() == expected
     assert spec_of(kv_cache_gib=5, eager=True).environment() == expected | {"TORCH_COMPILE_DISABLE": "1"}
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    assert spec_of(kv_cache_gib=5).environment() == expected | {"GOMP_SPINCOUNT": "7"}
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    assert "GOMP_SPINCOUNT" not in spec_of(kv_cache_gib=5).environment()
 
 
 def test_environment_of_a_gpu_engine(monkeypatch: pytest.MonkeyPatch) -> None:

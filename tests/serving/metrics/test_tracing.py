@@ -93,6 +93,18 @@ def test_clients_may_ask_for_no_spans(collector: Collected) -> None:
     assert [span.name for span in collector.spans] == ["made"] and collector.spans[0].trace_id.hex() != TRACE
 
 
+def test_variables_of_opentelemetry_are_followed(collector: Collected, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT", "4")
+    Tracer("gateway", "g").begin("cut", {}, http__route="/x/y/z").end()
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_off")
+    unsampled = Tracer("gateway", "g").begin("unsampled", {})
+    assert not unsampled.on and unsampled.begin("call").carrier["traceparent"].endswith(("-00", "-02"))
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+    assert Tracer("gateway", "g").begin("disabled", {}) is OFF
+    collector.wait(lambda found: bool(found.spans))
+    assert [(span.name, attributes(span)) for span in collector.spans] == [("cut", {"http.route": "/x/y"})]
+
+
 def test_gateway_traces_a_request(collector: Collected) -> None:
     async def test(gateway: gateway_in_process.Gateway) -> None:
         headers = {"traceparent": SENT, "x-request-id": "mine"}
