@@ -222,7 +222,7 @@ class EngineSpec:
             "UCX_RCACHE_MAX_UNRELEASED": "1024",
         }
         if WAIT_POLICY not in os.environ:
-            # OpenMP's threads spin for so many rounds when they wait: some 40 µs, which bridge two kernels. By default they spin for
+            # Rounds that OpenMP's threads spin when they wait: some 40 µs, which bridge two kernels. By default they spin for
             # milliseconds, on the cores that the gateway and the replica need between two steps.
             cpu[SPIN] = os.environ.get(SPIN, "1000")
         if self.eager:

@@ -76,9 +76,9 @@ class Tracer:
         """`instance`: name of the replica. Without a collector in the environment it makes no spans."""
         self._recorder: Recorder | None = None
         if any(map(os.environ.get, ENDPOINTS)) and os.environ.get("OTEL_SDK_DISABLED", "").lower() != "true":
-            from strata.serving.metrics.span_export import Recorder  # only now: it imports OpenTelemetry's SDK
+            from strata.serving.metrics import span_export  # only now: it imports OpenTelemetry's SDK
 
-            self._recorder = Recorder(role, instance)
+            self._recorder = span_export.Recorder(role, instance)
 
     def begin(self, name: str, carrier: Carrier, **attributes: Any) -> Span:
         """Span of a request that arrived with this trace context, or that begins a trace."""
