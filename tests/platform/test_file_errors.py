@@ -15,7 +15,7 @@ def test_file_errors_name_the_path_and_the_fix(
     def fail() -> None:
         raise OSError(number, os.strerror(number), "/some/[place]")
 
-    monkeypatch.setattr(cli, "build", lambda: fail)
+    monkeypatch.setattr(cli, "build", lambda _: fail)
     with pytest.raises(SystemExit) as ended:
         cli.main()
     cause, fix = capsys.readouterr().err.splitlines()
@@ -28,7 +28,7 @@ def test_other_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> N
     def fail() -> None:
         raise ConnectionRefusedError(errno.ECONNREFUSED, "refused")
 
-    monkeypatch.setattr(cli, "build", lambda: fail)
+    monkeypatch.setattr(cli, "build", lambda _: fail)
     with pytest.raises(ConnectionRefusedError):
         cli.main()
 

@@ -15,6 +15,7 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan, SpanLimits, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.sampling import Decision
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode, TraceFlags, set_span_in_context
 from opentelemetry.trace.span import TraceState
@@ -43,7 +44,7 @@ class Recorder:
         trace_id = random.getrandbits(128) if parent is None else parent.trace_id
         is_random = TraceFlags.RANDOM_TRACE_ID if parent is None else parent.trace_flags & TraceFlags.RANDOM_TRACE_ID
         sampled = self.sampler.should_sample(context, trace_id, name, SpanKind.SERVER, dict(attributes))
-        made = sampled.decision.is_sampled()
+        made = sampled.decision is Decision.RECORD_AND_SAMPLE
         flags = TraceFlags((TraceFlags.SAMPLED if made else TraceFlags.DEFAULT) | is_random)
         own = SpanContext(trace_id, _span_id(), is_remote=False, trace_flags=flags, trace_state=sampled.trace_state)
         if not made:
