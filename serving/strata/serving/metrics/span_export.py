@@ -118,7 +118,7 @@ def _exporter() -> Any:
 
 
 def _parent(carrier: dict[str, str]) -> SpanContext | None:
-    """Of a valid trace context (`tracing.carrier`)."""
+    """The span that sent a valid trace context (`tracing.carrier`)."""
     if not carrier:
         return None
     _, trace_id, span_id, flags = carrier["traceparent"].split("-")
