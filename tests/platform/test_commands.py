@@ -2,11 +2,13 @@
 
 import importlib.metadata
 import subprocess
+from typing import Any
 
 import pytest
 from support import STRATA, starts_fast
+from typer.main import get_command
 
-from strata.platform import doctor, recipe_file, runs
+from strata.platform import cli, doctor, recipe_file, runs
 
 
 def strata(*words: str) -> subprocess.CompletedProcess[str]:
@@ -18,6 +20,17 @@ def test_help_is_fast_and_lists_all_commands() -> None:
     assert starts_fast(STRATA, "--help")
     text = strata("--help").stdout
     assert all(command in text for command in ("train", "export", "serve", "chat", "runs", "doctor", "bench", "cluster"))
+
+
+@pytest.mark.parametrize(
+    ("words", "commands", "plans"), [(["plan", "--help"], {"plan"}, True), (["--help"], None, False), (["pln"], None, False)]
+)
+def test_a_command_line_imports_what_it_needs(words: list[str], commands: set[str] | None, plans: bool) -> None:
+    """None: all commands, in a list without their subcommands."""
+    found: Any = get_command(cli.build(words))
+    every: Any = get_command(cli.build())
+    assert set(found.commands) == (commands or set(every.commands))
+    assert set(found.commands["plan"].commands) == (set(every.commands["plan"].commands) if plans else set())
 
 
 @pytest.mark.slow

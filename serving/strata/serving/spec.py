@@ -222,8 +222,8 @@ class EngineSpec:
             "UCX_RCACHE_MAX_UNRELEASED": "1024",
         }
         if WAIT_POLICY not in os.environ:
-            # Rounds that OpenMP's threads spin when they wait: some 40 µs, which bridge two kernels. By default they spin for
-            # milliseconds, on the cores that the gateway and the replica need between two steps.
+            # Rounds that OpenMP's threads spin when they wait, enough to bridge two kernels of a step. By default they spin 300
+            # times as long, between steps, too, on the cores that the gateway and the replica need then.
             cpu[SPIN] = os.environ.get(SPIN, "1000")
         if self.eager:
             # Without it vLLM compiles its sampler in the first request that samples: 25 s, and it needs a C++ compiler.

@@ -1,11 +1,10 @@
 """Spans for an OpenTelemetry collector.
 
 A span is handed over when it has ended. The SDK's tracer makes an object with locks, limits and context for each span when it
-begins, which takes 0.1 ms and delays the first token; here the sampler alone is asked then, once for each request and process.
+begins, which delays the first token; here the sampler alone is asked then, once for each request and process.
 """
 
 import os
-import random
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -17,11 +16,21 @@ from opentelemetry.sdk.trace import Event, ReadableSpan, SpanLimits, SpanProcess
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.sampling import Decision
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode, TraceFlags, set_span_in_context
-from opentelemetry.trace.span import TraceState
+from opentelemetry.trace import (
+    NonRecordingSpan,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TraceFlags,
+    get_current_span,
+    set_span_in_context,
+)
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 SCOPE = InstrumentationScope("strata.serving")
+PROPAGATOR = TraceContextTextMapPropagator()
 
 Attributes = Mapping[str, Any]
 
@@ -35,18 +44,20 @@ class Recorder:
         provider = TracerProvider(resource=Resource.create(name | {"service.instance.id": instance, "strata.role": role}))
         self.processor: SpanProcessor = BatchSpanProcessor(_exporter())
         provider.add_span_processor(self.processor)  # it sends what is left when the process exits
-        self.sampler, self.resource, self.limits = provider.sampler, provider.resource, SpanLimits()
+        self.sampler, self.ids = provider.sampler, provider.id_generator
+        self.resource, self.limits = provider.resource, SpanLimits()
 
     def root(self, name: str, carrier: dict[str, str], attributes: Attributes) -> "tuple[dict[str, str], Recorded | None]":
         """First span of a request in this process, None if it is not sampled, and the trace context that it passes on."""
-        parent = _parent(carrier)
-        context = Context() if parent is None else set_span_in_context(NonRecordingSpan(parent), Context())
-        trace_id = random.getrandbits(128) if parent is None else parent.trace_id
+        context = PROPAGATOR.extract(carrier, Context())
+        sender = get_current_span(context).get_span_context()
+        parent = sender if sender.is_valid else None
+        trace_id = self.ids.generate_trace_id() if parent is None else parent.trace_id
         is_random = TraceFlags.RANDOM_TRACE_ID if parent is None else parent.trace_flags & TraceFlags.RANDOM_TRACE_ID
         sampled = self.sampler.should_sample(context, trace_id, name, SpanKind.SERVER, dict(attributes))
         made = sampled.decision is Decision.RECORD_AND_SAMPLE
         flags = TraceFlags((TraceFlags.SAMPLED if made else TraceFlags.DEFAULT) | is_random)
-        own = SpanContext(trace_id, _span_id(), is_remote=False, trace_flags=flags, trace_state=sampled.trace_state)
+        own = SpanContext(trace_id, self.ids.generate_span_id(), False, flags, sampled.trace_state)
         if not made:
             return _carrier(own), None
         recorded = Recorded(self, name, SpanKind.SERVER, own, parent, dict(sampled.attributes or {}), time.time_ns())
@@ -76,7 +87,7 @@ class Recorded:
 
     def child(self, name: str, kind: str, attributes: Attributes, began_ns: int) -> "Recorded":
         trace_id, flags, state = self._context.trace_id, self._context.trace_flags, self._context.trace_state
-        own = SpanContext(trace_id, _span_id(), is_remote=False, trace_flags=flags, trace_state=state)
+        own = SpanContext(trace_id, self._recorder.ids.generate_span_id(), False, flags, state)
         return Recorded(self._recorder, name, SpanKind[kind.upper()], own, self._context, dict(attributes), began_ns)
 
     def event(self, name: str, attributes: Attributes) -> None:
@@ -117,19 +128,7 @@ def _exporter() -> Any:
     return HttpExporter()
 
 
-def _parent(carrier: dict[str, str]) -> SpanContext | None:
-    """The span that sent a valid trace context (`tracing.carrier`)."""
-    if not carrier:
-        return None
-    _, trace_id, span_id, flags = carrier["traceparent"].split("-")
-    state = TraceState.from_header([carrier["tracestate"]]) if "tracestate" in carrier else None
-    return SpanContext(int(trace_id, 16), int(span_id, 16), True, TraceFlags(int(flags, 16)), state)
-
-
 def _carrier(context: SpanContext) -> dict[str, str]:
-    sent = {"traceparent": f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"}
-    return sent | {"tracestate": context.trace_state.to_header()} if context.trace_state else sent
-
-
-def _span_id() -> int:
-    return random.getrandbits(64) or 1  # zero is no id
+    sent: dict[str, str] = {}
+    PROPAGATOR.inject(sent, set_span_in_context(NonRecordingSpan(context), Context()))
+    return sent
