@@ -18,7 +18,7 @@ from tiny_models import ROWS
 from strata.platform import recipe_file
 from strata.serving.spec import EngineSpec, Network
 
-from .test_moe_tokens import GENERATE
+from .test_moe import GENERATE
 
 pytestmark = pytest.mark.rotation
 

@@ -24,8 +24,8 @@ from strata.training.quantization.formats import FORMATS
 from strata.training.quantization.quantize import Request, quantize
 from strata.training.quantization.source import resolve
 
-from .test_family_tokens import save
-from .test_moe_tokens import GENERATE
+from .test_family import save
+from .test_moe import GENERATE
 
 pytestmark = pytest.mark.rotation
 

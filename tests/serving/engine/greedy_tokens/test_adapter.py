@@ -21,7 +21,7 @@ from strata.training.checkpoint import adapter
 from strata.training.checkpoint.export import write_folder
 from strata.training.data import tokenizer
 
-from .test_moe_tokens import decisive
+from .test_moe import decisive
 
 pytestmark = pytest.mark.rotation
 
