@@ -11,6 +11,7 @@ from support import Served, prefill_header
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from strata.serving import client as timed_client
+from strata.serving.spec import CPU_BLOCK
 
 CONTEXT = 256
 TEXT = "def close(self):\n    for name, value in self.items():\n        self.file.write(value)\n" * 40
@@ -42,8 +43,8 @@ def test_models_and_health(endpoint: Served, client: openai.OpenAI) -> None:
         client.models.retrieve("another")
 
 
-# One token, around the KV block of 128, several blocks, and as long as fits.
-@pytest.mark.parametrize("length", [1, 2, 37, 127, 128, 129, 200, CONTEXT - 16])
+# One token, around the size of a KV block, several blocks, and as long as fits.
+@pytest.mark.parametrize("length", [1, 2, 37, CPU_BLOCK - 1, CPU_BLOCK, CPU_BLOCK + 1, 200, CONTEXT - 16])
 def test_greedy_tokens_equal_transformers(endpoint: Served, judge, length: int) -> None:
     tokenizer, generate = judge
     prompt = tokenizer(TEXT)["input_ids"][:length]

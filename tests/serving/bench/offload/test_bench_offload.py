@@ -33,7 +33,7 @@ def test_engines_differ_in_offload_alone(served: Subject) -> None:
     load = Load(1000, 16, 1)
     on, off = run.section(served, load, True), run.section(served, load, False)
     assert on.model_copy(update={"kv_offload": None}) == off and on.kv_offload is not None and off.kv_offload is None
-    assert on.prefill.replicas == 0 and on.engine == {"num_gpu_blocks_override": 23, "max_model_len": 1096}
+    assert on.prefill.replicas == 0 and on.engine == {"num_gpu_blocks_override": 87, "max_model_len": 1096}
     assert run.token_bytes(served) == 2 * 2 * 2 * 32 * 4
     assert on.kv_offload.cpu_gib * 2**30 == pytest.approx(8 * 1096 * run.token_bytes(served))
 

@@ -26,6 +26,7 @@ from strata.serving import client
 from strata.serving.chaos import report, run, session
 from strata.serving.chaos.victims import Kind
 from strata.serving.models.kv_cache_check import AVX512
+from strata.serving.spec import CPU_BLOCK as BLOCK
 from strata.training.checkpoint.export import write_folder
 from strata.training.data import tokenizer
 from strata.training.model.llama import Llama
@@ -39,7 +40,7 @@ engines = [
 
 LAYERS, KV_HEADS, HEAD_DIM = 3, 2, 32
 SIZES = [f"model.layers={LAYERS}", "model.hidden=128", "model.heads=4", f"model.kv_heads={KV_HEADS}", "model.ffn=256"]
-CONTEXT, BLOCK, NEW = 512, 128, 24
+CONTEXT, NEW = 512, 24
 PAIR, ALONE = "pair", "alone"
 LENGTHS = (1, 5, 90, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 300)
 PROMPTS = [[(7 * number + length) % 500 for number in range(length)] for length in LENGTHS]

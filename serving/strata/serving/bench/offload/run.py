@@ -19,12 +19,12 @@ from strata.platform.files import cache_dir, write_atomic
 from strata.platform.recipe import ServeSection
 from strata.serving.bench.contenders.subject import Subject
 from strata.serving.kv_offload.settings import GIB
-from strata.serving.spec import EngineSpec, Network
+from strata.serving.spec import CPU_BLOCK, EngineSpec, Network
 
 QUESTION = 64  # new tokens of the second turn
 CACHE = 2.5  # conversations that the KV cache holds
 HOST_MEMORY = 8  # conversations that the tier holds
-BLOCK = {"cpu": 128, "gpu": 16}  # tokens; of vLLM's choice
+BLOCK = {"cpu": CPU_BLOCK, "gpu": 16}  # tokens; 16 is vLLM's choice
 LIMIT_S = 900.0
 WIDTH = {"float32": 4}  # bytes; 2 of all others
 STATES = {"cached": "in the KV cache", "tier": "evicted to host memory", "computed": "computed again"}
