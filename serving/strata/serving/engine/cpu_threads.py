@@ -9,6 +9,8 @@ Chosen by vLLM's argument `worker_cls`. Imports vLLM: only engine processes impo
 from typing import Any
 
 import torch
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+from vllm.model_executor.layers.linear import LinearBase
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.worker.cpu_worker import CPUWorker
 
@@ -24,19 +26,19 @@ _set_threads = torch._C.set_num_threads
 class Worker(CPUWorker):  # type: ignore[misc]
     _all: int
     _now: int
-    _weights: float  # of a layer's kernel on average
+    _weights: float  # that a token is multiplied with in a kernel, on average
     _width: int  # of the queries of all heads
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)
         self._all = self._now = torch.get_num_threads()
-        matrices = [each.numel() for each in self.get_model().parameters() if each.dim() > 1]
-        self._weights = sum(matrices) / max(1, len(matrices))
+        self._weights = weights_per_kernel(self.get_model())
         config = self.model_config
         self._width = config.get_num_attention_heads(self.parallel_config) * config.get_head_size()
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Any:
-        threads = self._all if self._work(scheduler_output) >= WORTH_ALL else 1
+        pictures = bool(scheduler_output.scheduled_encoder_inputs)  # their patches outnumber the tokens that stand for them
+        threads = self._all if pictures or self._work(scheduler_output) >= WORTH_ALL else 1
         if threads != self._now:
             _set_threads(threads)
             self._now = threads
@@ -50,3 +52,14 @@ class Worker(CPUWorker):  # type: ignore[misc]
         pairs: int = sum(tokens[request] * (before + tokens[request]) for request, before in contexts)
         scheduled: int = step.total_num_scheduled_tokens
         return max(self._weights * (scheduled + READ), 2.0 * self._width * pairs)
+
+
+def weights_per_kernel(model: torch.nn.Module) -> float:
+    """Weights that a token is multiplied with in a linear layer, or in all of its experts at once.
+
+    Told by the layers' sizes: the parameters themselves are gone once vLLM has packed them for its kernels.
+    """
+    kernels: list[int] = [each.input_size * each.output_size for each in model.modules() if isinstance(each, LinearBase)]
+    experts = [each for each in model.modules() if isinstance(each, RoutedExperts)]
+    kernels += [each.top_k * 3 * each.hidden_size * each.intermediate_size_per_partition for each in experts]
+    return sum(kernels) / max(1, len(kernels))
