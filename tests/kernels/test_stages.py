@@ -31,6 +31,7 @@ kernels_stages("flash_attention", out=folder / "flash_attention")
 kernels_stages("paged_attention", out=folder / "paged_attention")
 kernels_stages("kv_cache_write", arch="sm_80", out=folder / "kv_cache_write")
 kernels_stages("linear_cross_entropy", out=folder / "linear_cross_entropy")
+kernels_stages("sample", out=folder / "sample")
 refusals = []
 for words in {wrong!r}:
     try:
@@ -117,6 +118,13 @@ def test_serving_kernels_do_not_spill(folder: Path) -> None:
     for op in ("paged_attention", "kv_cache_write"):
         assert all(kernel["stack"] == kernel["spilled"] == 0 for kernel in facts(folder, op)), facts(folder, op)
     assert any(any(kernel["tensor_cores"].values()) for kernel in facts(folder, "paged_attention"))
+
+
+def test_two_programs_of_sample_fit_a_multiprocessor(folder: Path) -> None:
+    kernels = {kernel["kernel"]: kernel for kernel in facts(folder, "sample")}
+    assert all(kernel["spilled"] == 0 for kernel in kernels.values()), kernels
+    assert kernels["summarize_kernel"]["wide"] >= 16  # lines of a tile, each read by 16 bytes of a thread
+    assert kernels["select_kernel"]["registers"] * kernels["select_kernel"]["warps"] * 32 <= 65536 // 2
 
 
 def test_summary_counts_match_the_machine_code(folder: Path) -> None:

@@ -162,7 +162,7 @@ def test_a_row_does_not_depend_on_its_batch() -> None:
 def test_tokens_do_not_depend_on_the_launch_configuration() -> None:
     logits, given = torch.randn(2, 900), settings(4)
     given = {name: value[1:3].contiguous() for name, value in given.items()}
-    chosen = {"TILES": 2, "GATHER": 256, "BLOCK": 256, "FEW": 16}
+    chosen = {"GATHER": 256, "BLOCK": 256, "FEW": 16, "AT_ONCE": 16}
     assert run_triton(logits, chosen=chosen, **given).tolist() == run_triton(logits, **given).tolist()
 
 

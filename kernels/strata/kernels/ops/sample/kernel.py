@@ -1,10 +1,12 @@
-"""Samples a token of each row in one pass over the logits.
+"""Samples a token of each row in one pass over the logits, by two kernels.
 
-Every program reads a tile of a row, 16 lines of 1024 tokens. A segment of the tile is 4 neighbouring columns: a thread holds all
-of its tokens, and reduces them without the other threads. A program stores the largest logit of each segment and, if the row
-needs it, the sum of weights. The program that stores the last tile of a row selects its token while others read further rows.
-Segment maxima bound the thresholds of top-k and top-p from below: only segments that reach the bound are read
-again, and tokens that reach it become candidates. Few candidates are compared each with every other, in one step; among more,
+The first reads tiles, 16 lines of 1024 tokens. A segment of a tile is 4 neighbouring columns: a thread holds all of its tokens,
+and reduces them without the other threads. The kernel stores the largest logit of each segment and, if the row needs it, the sum
+of weights. It does nothing else, so that it keeps the memory busy.
+
+In the second kernel, a program selects the token of a row. From Hopper on, its programs start as those of the first end
+(programmatic dependent launch). Segment maxima bound the thresholds of top-k and top-p from below: only segments that reach the
+bound are read again, and tokens that reach it become candidates. Few candidates are compared each with every other; among more,
 bisection finds the exact thresholds. If a flat distribution has more candidates than fit, the bisection reads the row instead.
 Weights are summed in fp32.
 
@@ -15,14 +17,16 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from strata.kernels.ops.arrivals import stream_arrivals
 from strata.kernels.ops.sample.noise import log2_noise_of
-from strata.kernels.tuning.tunable import Config, Key, Tunable, bucket, config
+from strata.kernels.tuning.tunable import Config, Key, Tunable, architecture, bucket, config
 
 LINES, COLUMNS, RUN = 16, 1024, 4  # of a tile; columns of a segment
 SEGMENT = LINES * RUN
 TILE = LINES * COLUMNS
+WIDTH = 512  # columns of a program of the first kernel
+BYTES_OF_WARP = 512  # of a line: 16 of every thread
 CANDIDATES = 4096  # that fit the buffer of a row
 LOG2_E = 1.4426950408889634
 GREEDY = 1e-5  # temperatures below select the largest logit
@@ -128,10 +132,9 @@ def draw(values, tokens, logits, count, scale, flat, bound, largest, total, k, p
 
 
 @triton.jit
-def draw_of_few(values, tokens, count, largest, total, k, p, seed, step, greedy, FEW: tl.constexpr):
+def draw_of_few(values, tokens, count, largest, total, k, p, seed, step, greedy, FEW: tl.constexpr, AT_ONCE: tl.constexpr):
     """`draw` among at most FEW candidates. One passes top-k if fewer than k are larger, and top-p if the larger ones weigh less
     than the share p."""
-    AT_ONCE: tl.constexpr = 16
     own = tl.arange(0, FEW)
     x = tl.load(values + own, mask=own < count, other=-3e38)
     ids = tl.load(tokens + own, mask=own < count, other=2147483647)
@@ -140,9 +143,10 @@ def draw_of_few(values, tokens, count, largest, total, k, p, seed, step, greedy,
     for start in range(0, count, AT_ONCE):
         other = start + tl.arange(0, AT_ONCE)
         y = tl.load(values + other, mask=other < count, other=-3e38)
-        more = y[None, :] > x[:, None]
-        larger += tl.sum(more.to(tl.int32), 1)
-        mass += tl.sum(tl.where(more, tl.exp2(y - largest)[None, :], 0.0), 1)
+        weights = tl.exp2(y - largest)
+        more = y[:, None] > x[None, :]
+        larger += tl.sum(more.to(tl.int32), 0)
+        mass += tl.sum(tl.where(more, weights[:, None], 0.0), 0)
     passed = (larger < k) & (own < count)
     weight = tl.sum(tl.where(passed, tl.exp2(x - largest), 0.0), 0)
     passed &= mass < tl.where(p < 1, p, 2.0) * tl.where(total > 0, total, weight)
@@ -162,22 +166,38 @@ def first_largest(logits, vocabulary, scale, largest, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def number_from(maxima, threshold):
+    return tl.sum(tl.reshape((maxima >= threshold).to(tl.int32), [maxima.numel]), 0)
+
+
+@triton.jit
 def bound_of_top_k(maxima, largest, k):
-    """A threshold that at least k segments reach, close to the k-th largest maximum."""
-    low = tl.min(tl.where(maxima > -2e38, maxima, largest), 0)
+    """A threshold that at least k segments reach, and few more."""
+    most = k + tl.minimum(k // 4 + 2, 16)
+    low = tl.min(tl.where(maxima > -2e38, maxima, largest))
     near = largest - 200.0  # the steps start here if they can: segments without an allowed token are far below
-    if tl.sum((maxima >= near).to(tl.int32), 0) >= k:
+    if number_from(maxima, near) >= k:
         low = tl.maximum(low, near)
     high = largest
-    found = k + 1
-    for _ in range(0, 24):
-        if found != k:
-            middle = low + (high - low) * 0.5
-            found = tl.sum((maxima >= middle).to(tl.int32), 0)
-            if found >= k:
-                low = middle
-            else:
-                high = middle
+    found = number_from(maxima, low)
+    from_low = tl.log2(found.to(tl.float32))
+    from_high = 0.0
+    aim = tl.log2(tl.cast(k, tl.float32) + 1)
+    tries = 0
+    # Logarithms of the numbers are about linear in the threshold. Every second step halves, in case they are not.
+    while (found > most) & (tries < 32):
+        part = tl.where(tries % 2 == 0, (from_low - aim) / tl.maximum(from_low - from_high, 1e-3), 0.5)
+        middle = low + (high - low) * tl.minimum(tl.maximum(part, 0.03125), 0.96875)
+        reached = number_from(maxima, middle)
+        logarithm = tl.log2(tl.maximum(reached, 1).to(tl.float32))
+        if reached >= k:
+            low = middle
+            from_low = logarithm
+            found = reached
+        else:
+            high = middle
+            from_high = logarithm
+        tries += 1
     return low
 
 
@@ -191,23 +211,155 @@ def bound_of_top_p(maxima, weights, largest, p, total, SEGMENT: tl.constexpr):
     for _ in range(0, 16):
         middle = low + (high - low) * 0.5
         below = tl.where(maxima < middle, weights, tl.minimum(weights, SEGMENT * tl.exp2(middle - largest)))
-        if tl.sum(below, 0) <= dropped:
+        if tl.sum(below) <= dropped:
             low = middle
         else:
             high = middle
-    at_low = tl.sum(tl.where(maxima < low, weights, tl.minimum(weights, SEGMENT * tl.exp2(low - largest))), 0)
+    at_low = tl.sum(tl.where(maxima < low, weights, tl.minimum(weights, SEGMENT * tl.exp2(low - largest))))
     return tl.where(at_low <= dropped, low, -1e37)
 
 
-@triton.jit(do_not_specialize=["rows"])
-def sample_kernel(
-    out,
+@triton.jit
+def tokens_of(segment, LINES: tl.constexpr, COLUMNS: tl.constexpr, RUN: tl.constexpr):
+    """[number of segments, tokens of a segment]."""
+    inside = tl.arange(0, LINES * RUN)
+    first = segment // (COLUMNS // RUN) * (LINES * COLUMNS) + segment % (COLUMNS // RUN) * RUN
+    return first[:, None] + (inside // RUN * COLUMNS + inside % RUN)[None, :]
+
+
+@triton.jit
+def draw_of_all(
+    logits,
+    maxima,
+    sums,
+    segments,
+    seed,
+    step,
+    scale,
+    vocabulary,
+    LINES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    RUN: tl.constexpr,
+):
+    """Draws a segment by its weight, then a token of it."""
+    mass = tl.where(sums > 0, maxima + tl.log2(tl.where(sums > 0, sums, 1.0)), -3e38)
+    race = mass - log2_noise_of(seed, step, segments, 1)
+    chosen = tl.min(tl.where(race == tl.max(race), segments, 2147483647))
+    token = tokens_of(tl.full([1], 0, tl.int32) + chosen, LINES, COLUMNS, RUN)
+    x = load_scaled(logits + token, token < vocabulary, scale)
+    score = tl.where(token < vocabulary, x - log2_noise_of(seed, step, token, 0), -3e38)
+    return tl.min(tl.where(score == tl.max(score), token, 2147483647))
+
+
+@triton.jit
+def read_again(
+    values,
+    tokens,
+    listed,
+    count,
+    logits,
+    bound,
+    scale,
+    vocabulary,
+    LINES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    RUN: tl.constexpr,
+    CANDIDATES: tl.constexpr,
+    GATHER: tl.constexpr,
+):
+    """Stores tokens of the listed segments that reach the bound, and returns how many there are, more than fit included."""
+    AT_ONCE: tl.constexpr = GATHER // (LINES * RUN)
+    found = 0
+    for start in range(0, count, AT_ONCE):
+        number = start + tl.arange(0, AT_ONCE)
+        beyond = tl.cdiv(vocabulary, LINES * COLUMNS) * (COLUMNS // RUN)
+        token = tokens_of(tl.load(listed + number, mask=number < count, other=beyond), LINES, COLUMNS, RUN)
+        x = load_scaled(logits + token, token < vocabulary, scale)
+        passed = ((x >= bound) & (token < vocabulary)).to(tl.int32)
+        of_segment = tl.sum(passed, 1)
+        slot = found + (tl.cumsum(of_segment, 0) - of_segment)[:, None] + tl.cumsum(passed, 1) - 1
+        kept = (passed > 0) & (slot < CANDIDATES)
+        tl.store(values + slot, x, mask=kept)
+        tl.store(tokens + slot, token, mask=kept)
+        found += tl.sum(of_segment, 0)
+    return found
+
+
+@triton.jit
+def settings_of_row(
+    row, temperature, top_k, top_p, min_p, vocabulary, TOP_K: tl.constexpr, TOP_P: tl.constexpr, MIN_P: tl.constexpr
+):
+    """Scale of the logits, k, p, min-p, whether the row is greedy, and whether it needs the weights of segments. Rows with top-k
+    or min-p have bounds without them."""
+    heat = tl.load(temperature + row)
+    greedy = heat < 1e-5
+    scale = tl.where(greedy, 1.0, tl.math.div_rn(1.4426950408889634, tl.where(greedy, 1.0, heat)))
+    k = vocabulary
+    p = 1.0
+    share = 0.0
+    if TOP_K:
+        given_k = tl.load(top_k + row).to(tl.int32)
+        k = tl.where((given_k > 0) & (given_k < vocabulary), given_k, vocabulary)
+    if TOP_P:
+        p = tl.load(top_p + row)
+    if MIN_P:
+        share = tl.load(min_p + row)
+    summed = (greedy == 0) & (k == vocabulary) & (share <= 0)
+    return scale, k, p, share, greedy, summed
+
+
+@triton.jit
+def summarize_kernel(
     maxima,  # of segments [rows, segments]
     sums,  # of weights relative to the segment's maximum [rows, segments]
+    logits,
+    temperature,
+    top_k,
+    top_p,
+    min_p,
+    row_stride,
+    vocabulary,
+    TOP_K: tl.constexpr,
+    TOP_P: tl.constexpr,
+    MIN_P: tl.constexpr,
+    LINES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    RUN: tl.constexpr,
+    WIDTH: tl.constexpr,  # columns of a program
+    DEPENDENT: tl.constexpr,
+):
+    TILE: tl.constexpr = LINES * COLUMNS
+    OF_TILE: tl.constexpr = COLUMNS // RUN
+    OF_PROGRAM: tl.constexpr = WIDTH // RUN
+    if DEPENDENT:
+        gdc_launch_dependents()
+    row, tile, part = tl.program_id(1), tl.program_id(0) // (COLUMNS // WIDTH), tl.program_id(0) % (COLUMNS // WIDTH)
+    segments = tl.cdiv(vocabulary, TILE) * OF_TILE
+    line, column = tl.arange(0, LINES), part * WIDTH + tl.arange(0, WIDTH)
+    index = tile * TILE + line[:, None] * COLUMNS + column[None, :]
+    pointers, there = logits + row.to(tl.int64) * row_stride + index, index < vocabulary
+    raw = tl.load(pointers, mask=there, other=float("-inf")).to(tl.float32)
+    scale, _, _, _, _, summed = settings_of_row(row, temperature, top_k, top_p, min_p, vocabulary, TOP_K, TOP_P, MIN_P)
+    # The scale is positive, and rounding keeps the order: the largest product is that of the largest logit.
+    peak = tl.maximum(tl.max(tl.reshape(tl.max(raw, 0), [OF_PROGRAM, RUN]), 1) * scale, -1e37)
+    segment = row * segments + tile * OF_TILE + part * OF_PROGRAM + tl.arange(0, OF_PROGRAM)
+    tl.store(maxima + segment, peak)
+    if summed:
+        peaks_of_columns = tl.reshape(tl.broadcast_to(peak[:, None], [OF_PROGRAM, RUN]), [WIDTH])
+        # Read again, from L1: kept until here, logits of 16 bits would take the registers of fp32.
+        weights_of_tile = tl.exp2(load_scaled(pointers, there, scale) - peaks_of_columns[None, :])
+        mass = tl.sum(tl.where(there, weights_of_tile, 0.0), 0)
+        tl.store(sums + segment, tl.sum(tl.reshape(mass, [OF_PROGRAM, RUN]), 1))
+
+
+@triton.jit
+def select_kernel(
+    out,
+    maxima,
+    sums,
     listed,  # segments to read again [rows, segments]
     values,  # candidates [rows, CANDIDATES]
     tokens,  # of the candidates
-    arrivals,  # [rows], zero before and after a launch
     logits,
     seeds,
     steps,
@@ -223,119 +375,85 @@ def sample_kernel(
     LINES: tl.constexpr,
     COLUMNS: tl.constexpr,
     RUN: tl.constexpr,
-    SEGMENTS: tl.constexpr,  # of a row, rounded up to a power of two
+    TILES: tl.constexpr,  # of a row, rounded up to a power of two
     CANDIDATES: tl.constexpr,
-    TILES: tl.constexpr,  # of a program
+    DEPENDENT: tl.constexpr,
     GATHER: tl.constexpr,  # tokens read again at once
     BLOCK: tl.constexpr,  # candidates at once
-    FEW: tl.constexpr,  # candidates that are compared each with every other
+    FEW: tl.constexpr,  # candidates that are compared each with every other, or twice as many
+    AT_ONCE: tl.constexpr,  # of these
 ):
     TILE: tl.constexpr = LINES * COLUMNS
     SEGMENT: tl.constexpr = LINES * RUN
     OF_TILE: tl.constexpr = COLUMNS // RUN
-    AGAIN: tl.constexpr = GATHER // SEGMENT
-    parts = tl.num_programs(0)
-    part, row = tl.program_id(0), tl.program_id(1)
+    row = tl.program_id(0)
     segments = tl.cdiv(vocabulary, TILE) * OF_TILE
     row_logits = logits + row.to(tl.int64) * row_stride
     row_maxima, row_sums, row_listed = maxima + row * segments, sums + row * segments, listed + row * segments
-    heat = tl.load(temperature + row)
-    greedy = heat < 1e-5
-    scale = tl.where(greedy, 1.0, tl.math.div_rn(1.4426950408889634, tl.where(greedy, 1.0, heat)))
-    k = vocabulary
-    p = 1.0
-    share = 0.0
-    if TOP_K:
-        given_k = tl.load(top_k + row).to(tl.int32)
-        k = tl.where((given_k > 0) & (given_k < vocabulary), given_k, vocabulary)
-    if TOP_P:
-        p = tl.load(top_p + row)
-    if MIN_P:
-        share = tl.load(min_p + row)
-    summed = (greedy == 0) & (k == vocabulary) & (share <= 0)  # top-k and min-p need no weights of segments
-    line, column = tl.arange(0, LINES), tl.arange(0, COLUMNS)
-    for tile in range(part * TILES, part * TILES + TILES):
-        index = tile * TILE + line[:, None] * COLUMNS + column[None, :]
-        raw = tl.load(row_logits + index, mask=index < vocabulary, other=float("-inf")).to(tl.float32)
-        # The scale is positive, and rounding keeps the order: the largest product is that of the largest logit.
-        peak = tl.maximum(tl.max(tl.reshape(tl.max(raw, 0), [OF_TILE, RUN]), 1) * scale, -1e37)
-        segment = tile * OF_TILE + tl.arange(0, OF_TILE)
-        tl.store(row_maxima + segment, peak, mask=segment < segments)
+    scale, k, p, share, greedy, summed = settings_of_row(row, temperature, top_k, top_p, min_p, vocabulary, TOP_K, TOP_P, MIN_P)
+    seed = tl.load(seeds + row)
+    step = tl.load(steps + row).to(tl.int32)
+    of_tile = tl.arange(0, OF_TILE)
+    all_segments = tl.arange(0, TILES)[:, None] * OF_TILE + of_tile[None, :]
+    there = all_segments < segments
+    if DEPENDENT:
+        gdc_wait()  # the first kernel wrote nothing that was loaded so far
+    peaks = tl.load(row_maxima + all_segments, mask=there, other=-3e38)
+    largest = tl.max(peaks)
+    if summed & (p >= 1):
+        sum_of = tl.load(row_sums + all_segments, mask=there, other=0.0)
+        winner = draw_of_all(row_logits, peaks, sum_of, all_segments, seed, step, scale, vocabulary, LINES, COLUMNS, RUN)
+        tl.store(out + row, winner.to(tl.int64))
+    else:
+        bound = -1e37
+        total = 0.0  # weight of a row without other filters
+        if MIN_P:
+            bound = tl.where(share > 0, largest + tl.log2(tl.where(share > 0, share, 1.0)), -1e37)
+        if greedy:
+            k = 1
+            p = 1.0
+            bound = largest
+        elif k <= segments:
+            bound = tl.maximum(bound, bound_of_top_k(peaks, largest, k))
         if summed:
-            peaks_of_columns = tl.reshape(tl.broadcast_to(peak[:, None], [OF_TILE, RUN]), [COLUMNS])
-            weights_of_tile = tl.exp2(tl.maximum(raw * scale, -1e37) - peaks_of_columns[None, :])
-            mass = tl.sum(tl.where(index < vocabulary, weights_of_tile, 0.0), 0)
-            tl.store(row_sums + segment, tl.sum(tl.reshape(mass, [OF_TILE, RUN]), 1), mask=segment < segments)
-
-    tl.debug_barrier()  # all threads have stored before the arrival is counted
-    before = tl.atomic_add(arrivals + row, 1, sem="acq_rel", scope="gpu")
-    if before == parts - 1:
-        tl.store(arrivals + row, 0)  # reset for the next launch
-        all_segments = tl.arange(0, SEGMENTS)
-        there = all_segments < segments
-        # Loads bypass L1, which may be stale.
-        peaks = tl.load(row_maxima + all_segments, mask=there, other=-3e38, cache_modifier=".cg")
-        largest = tl.max(peaks, 0)
-        seed = tl.load(seeds + row)
-        step = tl.load(steps + row).to(tl.int32)
-        in_segment = tl.arange(0, SEGMENT)
-        offset = in_segment // RUN * COLUMNS + in_segment % RUN
-        if summed & (p >= 1):
-            sum_of = tl.load(row_sums + all_segments, mask=there, other=0.0, cache_modifier=".cg")
-            mass = tl.where(there & (sum_of > 0), peaks + tl.log2(tl.where(sum_of > 0, sum_of, 1.0)), -3e38)
-            race = mass - log2_noise_of(seed, step, all_segments, 1)
-            chosen = tl.min(tl.where(race == tl.max(race, 0), all_segments, SEGMENTS), 0)
-            index = chosen // OF_TILE * TILE + chosen % OF_TILE * RUN + offset
-            x = load_scaled(row_logits + index, index < vocabulary, scale)
-            score = tl.where(index < vocabulary, x - log2_noise_of(seed, step, index, 0), -3e38)
-            winner = tl.min(tl.where(score == tl.max(score, 0), index, 2147483647), 0)
-            tl.store(out + row, winner.to(tl.int64))
+            sum_of = tl.load(row_sums + all_segments, mask=there, other=0.0)
+            weights = tl.where(there, sum_of * tl.exp2(peaks - largest), 0.0)
+            total = tl.sum(weights)
+            bound = bound_of_top_p(peaks, weights, largest, p, total, SEGMENT)
+        reached = (peaks >= bound).to(tl.int32)
+        of_column = tl.sum(reached, 0)
+        place = (tl.cumsum(of_column, 0) - of_column)[None, :] + tl.cumsum(reached, 0) - 1
+        tl.store(row_listed + place, all_segments, mask=reached > 0)
+        again = tl.sum(of_column, 0)
+        tl.debug_barrier()
+        row_values, row_tokens = values + row * CANDIDATES, tokens + row * CANDIDATES
+        count = read_again(
+            row_values,
+            row_tokens,
+            row_listed,
+            again,
+            row_logits,
+            bound,
+            scale,
+            vocabulary,
+            LINES,
+            COLUMNS,
+            RUN,
+            CANDIDATES,
+            GATHER,
+        )
+        tl.debug_barrier()
+        if count <= FEW:
+            winner = draw_of_few(row_values, row_tokens, count, largest, total, k, p, seed, step, greedy, FEW, AT_ONCE)
+        elif count <= 2 * FEW:
+            winner = draw_of_few(row_values, row_tokens, count, largest, total, k, p, seed, step, greedy, 2 * FEW, AT_ONCE)
+        elif greedy:
+            winner = first_largest(row_logits, vocabulary, scale, largest, BLOCK)
         else:
-            bound = -1e37
-            total = 0.0  # weight of a row without other filters
-            if MIN_P:
-                bound = tl.where(share > 0, largest + tl.log2(tl.where(share > 0, share, 1.0)), -1e37)
-            if greedy:
-                k = 1
-                p = 1.0
-                bound = largest
-            elif k <= segments:
-                bound = tl.maximum(bound, bound_of_top_k(peaks, largest, k))
-            if summed:
-                sum_of = tl.load(row_sums + all_segments, mask=there, other=0.0, cache_modifier=".cg")
-                weights = tl.where(there, sum_of * tl.exp2(peaks - largest), 0.0)
-                total = tl.sum(weights, 0)
-                bound = bound_of_top_p(peaks, weights, largest, p, total, SEGMENT)
-            reached = (peaks >= bound).to(tl.int32)
-            place = tl.cumsum(reached, 0) - 1
-            tl.store(row_listed + place, all_segments, mask=reached > 0)
-            again = tl.sum(reached, 0)
-            tl.debug_barrier()
-            row_values, row_tokens = values + row * CANDIDATES, tokens + row * CANDIDATES
-            count = 0
-            for start in range(0, again, AGAIN):
-                number = start + tl.arange(0, AGAIN)
-                segment = tl.load(row_listed + number, mask=number < again, other=segments)
-                begin = segment // OF_TILE * TILE + segment % OF_TILE * RUN
-                index = tl.reshape(begin[:, None] + offset[None, :], [AGAIN * SEGMENT])
-                x = load_scaled(row_logits + index, index < vocabulary, scale)
-                passed = (x >= bound) & (index < vocabulary)
-                slot = count + tl.cumsum(passed.to(tl.int32), 0) - 1
-                tl.store(row_values + slot, x, mask=passed & (slot < CANDIDATES))
-                tl.store(row_tokens + slot, index, mask=passed & (slot < CANDIDATES))
-                count += tl.sum(passed.to(tl.int32), 0)
-            tl.debug_barrier()
-            if count <= FEW:
-                winner = draw_of_few(row_values, row_tokens, count, largest, total, k, p, seed, step, greedy, FEW)
-            elif greedy:
-                winner = first_largest(row_logits, vocabulary, scale, largest, BLOCK)
-            else:
-                flat = (count > CANDIDATES).to(tl.int32)
-                count = tl.where(flat != 0, vocabulary, count)
-                winner = draw(
-                    row_values, row_tokens, row_logits, count, scale, flat, bound, largest, total, k, p, seed, step, BLOCK
-                )
-            tl.store(out + row, winner.to(tl.int64))
+            flat = (count > CANDIDATES).to(tl.int32)
+            count = tl.where(flat != 0, vocabulary, count)
+            winner = draw(row_values, row_tokens, row_logits, count, scale, flat, bound, largest, total, k, p, seed, step, BLOCK)
+        tl.store(out + row, winner.to(tl.int64))
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -357,17 +475,15 @@ def penalize_kernel(
 
 
 def candidates(arch: int, key: Key) -> list[Config]:
-    """`key` is the number of bytes of a logit. Every thread reads 16 bytes of each line. Results do not depend on the
-    configuration."""
+    """Of the second kernel. Results do not depend on the configuration. With more than 128 registers a thread, two programs of
+    eight warps would not fit a multiprocessor."""
     if arch == 0:
-        return [config(TILES=1, GATHER=1024, BLOCK=1024, FEW=256)]
-    warps = 2 * int(key[0])
+        return [config(GATHER=1024, BLOCK=1024, FEW=128, AT_ONCE=64)]
     return [
-        config(warps, TILES=1, GATHER=2048, BLOCK=1024, FEW=256),
-        config(warps, TILES=1, GATHER=4096, BLOCK=1024, FEW=256),
-        config(warps, TILES=1, GATHER=1024, BLOCK=1024, FEW=128),
-        config(warps, TILES=2, GATHER=2048, BLOCK=1024, FEW=256),
-        config(warps, TILES=5, GATHER=2048, BLOCK=1024, FEW=256),
+        config(8, GATHER=2048, BLOCK=1024, FEW=128, AT_ONCE=32),
+        config(8, GATHER=2048, BLOCK=1024, FEW=128, AT_ONCE=16),
+        config(8, GATHER=4096, BLOCK=1024, FEW=128, AT_ONCE=32),
+        config(4, GATHER=2048, BLOCK=1024, FEW=128, AT_ONCE=32),
     ]
 
 
@@ -411,37 +527,48 @@ def sample_triton(
             enable_fp_fusion=False,  # rounded after every operation, as torch does
         )
     arguments = chosen or tunable.arguments((logits.element_size(),), logits.device)
+    dependent = architecture(logits.device) >= 90
     tiles = -(-vocabulary // TILE)
     segments = tiles * (COLUMNS // RUN)
-    stats = torch.empty(2, rows, segments, dtype=torch.float32, device=logits.device)
+    maxima, sums = torch.empty(2, rows, segments, dtype=torch.float32, device=logits.device)
     listed = torch.empty(rows, segments, dtype=torch.int32, device=logits.device)
     values = torch.empty(rows, CANDIDATES, dtype=torch.float32, device=logits.device)
     found = torch.empty(rows, CANDIDATES, dtype=torch.int32, device=logits.device)
-    sample_kernel[(-(-tiles // arguments["TILES"]), rows)](
-        out,
-        stats[0],
-        stats[1],
-        listed,
-        values,
-        found,
-        stream_arrivals(rows, logits.device),
-        logits,
-        seeds,
-        steps,
+    settings = (
         temperature,
         temperature if top_k is None else top_k,
         temperature if top_p is None else top_p,
         temperature if min_p is None else min_p,
         logits.stride(0),
         vocabulary,
-        TOP_K=top_k is not None,
-        TOP_P=top_p is not None,
-        MIN_P=min_p is not None,
-        LINES=LINES,
-        COLUMNS=COLUMNS,
-        RUN=RUN,
-        SEGMENTS=max(bucket(segments), 16),
+    )
+    constants = {
+        "TOP_K": top_k is not None,
+        "TOP_P": top_p is not None,
+        "MIN_P": min_p is not None,
+        "LINES": LINES,
+        "COLUMNS": COLUMNS,
+        "RUN": RUN,
+        "DEPENDENT": dependent,
+    }
+    summarize_kernel[(tiles * COLUMNS // WIDTH, rows)](
+        maxima, sums, logits, *settings, **constants, WIDTH=WIDTH, num_warps=WIDTH * logits.element_size() // BYTES_OF_WARP
+    )
+    select_kernel[(rows,)](
+        out,
+        maxima,
+        sums,
+        listed,
+        values,
+        found,
+        logits,
+        seeds,
+        steps,
+        *settings,
+        **constants,
+        TILES=bucket(tiles),
         CANDIDATES=CANDIDATES,
+        launch_pdl=dependent,
         **arguments,
     )
     return out
