@@ -94,13 +94,20 @@ def test_orders_survive_the_command_line() -> None:
 
 def test_graphs_are_captured_for_the_measured_sizes_only() -> None:
     compiled = Load((16, 1), 128, 128, 1, eager=False, head=True)
-    assert arguments("/folder", compiled, "auto")["compilation_config"] == {"cudagraph_capture_sizes": [1, 16]}
-    assert "compilation_config" not in arguments("/folder", LOAD, "auto")
-    assert arguments("/folder", compiled, "auto")["max_model_len"] == 257
+    assert arguments("/folder", compiled, named("bf16"))["compilation_config"] == {"cudagraph_capture_sizes": [1, 16]}
+    assert "compilation_config" not in arguments("/folder", LOAD, named("fp8-strata"))
+    assert arguments("/folder", compiled, named("bf16"))["max_model_len"] == 257
+
+
+def test_our_attention_is_selected_by_arguments() -> None:
+    ours = arguments("/folder", Load((16, 1), 128, 128, 1, eager=False, head=True), named("fp8-strata"))
+    assert (ours["attention_backend"], ours["kv_cache_dtype"]) == ("CUSTOM", "fp8")
+    assert ours["compilation_config"] == {"cudagraph_mode": "FULL", "cudagraph_capture_sizes": [1, 16]}
+    assert named("fp8-strata").environment == {"STRATA_VLLM_KERNELS": "attention"}
 
 
 def test_our_kernel_excludes_those_of_vllm() -> None:
-    ours, marlin = (dict(named(name).environment) for name in ("w4a16-strata", "w4a16-marlin"))
+    ours, marlin = (named(name).environment for name in ("w4a16-strata", "w4a16-marlin"))
     assert ours["STRATA_VLLM_KERNELS"] == "w4a16_linear" and "MarlinLinearKernel" in ours["VLLM_DISABLED_KERNELS"]
     assert "MarlinLinearKernel" not in marlin["VLLM_DISABLED_KERNELS"] and "STRATA_VLLM_KERNELS" not in marlin
 

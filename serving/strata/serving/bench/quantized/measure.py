@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from strata.platform.files import write_atomic
 from strata.serving.bench.quantized import model
-from strata.serving.bench.quantized.contenders import named
+from strata.serving.bench.quantized.contenders import Contender, named
 from strata.serving.bench.quantized.model import Shape
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def main(order: Order) -> None:
     began = time.perf_counter()
     from vllm import LLM
 
-    llm = LLM(**arguments(order.folder, order.load, contender.kv_cache))
+    llm = LLM(**arguments(order.folder, order.load, contender))
     ready_s = time.perf_counter() - began
     llm.collective_rpc("fill_with_random_numbers")
     require_finite(llm, order)
@@ -76,21 +76,24 @@ def main(order: Order) -> None:
     write_atomic(Path(order.result), json.dumps({"ready_s": ready_s, "rates": rates}))
 
 
-def arguments(folder: str, load: Load, kv_cache: str) -> dict[str, Any]:
+def arguments(folder: str, load: Load, contender: Contender) -> dict[str, Any]:
+    of_contender = contender.arguments
+    compiled = of_contender.pop("compilation_config", {})
+    if not load.eager:  # graphs of other sizes would lengthen the start, and no step would use them
+        compiled["cudagraph_capture_sizes"] = sorted(load.concurrency)
     return {
         "model": folder,
         "load_format": "dummy",
         "skip_tokenizer_init": True,
         "dtype": "bfloat16",
-        "kv_cache_dtype": kv_cache,
         "max_model_len": load.context,
         "max_num_seqs": max(load.concurrency),
         "enable_prefix_caching": False,
         "gpu_memory_utilization": GPU_MEMORY,
         "enforce_eager": load.eager,
         "worker_extension_cls": "strata.serving.bench.quantized.worker.RandomWeights",
-        # Graphs of other sizes would lengthen the start, and no step would use them.
-        **({} if load.eager else {"compilation_config": {"cudagraph_capture_sizes": sorted(load.concurrency)}}),
+        **of_contender,
+        **({} if load.eager else {"compilation_config": compiled}),
     }
 
 

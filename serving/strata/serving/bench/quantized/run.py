@@ -69,7 +69,7 @@ def bench(contenders: Sequence[Contender], shape: Shape, load: Load, path: Path,
 def _measure(contender: Contender, shape: Shape, load: Load) -> Outcome:
     log = cache_dir() / "bench" / "logs" / f"quantized-{contender.name}.log"
     log.unlink(missing_ok=True)
-    environment = os.environ | ENVIRONMENT | dict(contender.environment)
+    environment = os.environ | ENVIRONMENT | contender.environment
     folder = cache_dir() / "bench" / "quantized" / contender.name  # the same each time: vLLM's cache of compiled code knows it
     result_file = folder / "result.json"
     result_file.unlink(missing_ok=True)
