@@ -95,15 +95,15 @@ def test_orders_survive_the_command_line() -> None:
 def test_graphs_are_captured_for_the_measured_sizes_only() -> None:
     compiled = Load((16, 1), 128, 128, 1, eager=False, head=True)
     assert arguments("/folder", compiled, named("bf16"))["compilation_config"] == {"cudagraph_capture_sizes": [1, 16]}
-    assert "compilation_config" not in arguments("/folder", LOAD, named("fp8-strata"))
+    assert "compilation_config" not in arguments("/folder", LOAD, named("fp8-served"))
     assert arguments("/folder", compiled, named("bf16"))["max_model_len"] == 257
 
 
 def test_our_attention_is_selected_by_arguments() -> None:
-    ours = arguments("/folder", Load((16, 1), 128, 128, 1, eager=False, head=True), named("fp8-strata"))
+    ours = arguments("/folder", Load((16, 1), 128, 128, 1, eager=False, head=True), named("fp8-served"))
     assert (ours["attention_backend"], ours["kv_cache_dtype"]) == ("CUSTOM", "fp8")
     assert ours["compilation_config"] == {"cudagraph_mode": "FULL", "cudagraph_capture_sizes": [1, 16]}
-    assert named("fp8-strata").environment == {"STRATA_VLLM_KERNELS": "attention"}
+    assert named("fp8-served").environment == {"STRATA_VLLM_KERNELS": "attention,flash_prefill"}
 
 
 def test_our_kernel_excludes_those_of_vllm() -> None:

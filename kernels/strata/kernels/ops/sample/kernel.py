@@ -7,7 +7,7 @@ of weights. It does nothing else, so that it keeps the memory busy.
 In the second kernel, a program selects the token of a row. From Hopper on, its programs start as those of the first end
 (programmatic dependent launch). Segment maxima bound the thresholds of top-k and top-p from below: only segments that reach the
 bound are read again, and tokens that reach it become candidates. Few candidates are compared each with every other; among more,
-bisection finds the exact thresholds. If a flat distribution has more candidates than fit, the bisection reads the row instead.
+a search finds the exact thresholds. If a flat distribution has more candidates than fit, the search reads the row instead.
 Weights are summed in fp32.
 
 A row without a filter draws a segment, then a token of it. Nothing depends on the other rows or on the order of programs.
@@ -47,16 +47,6 @@ def ordered(x):
 
 
 @triton.jit
-def between(low, high, tries):
-    """A key strictly between two ordered keys that are not adjacent. Means of values converge quickly on candidates that are
-    spread; means of keys separate neighbours of any size in at most 32 tries."""
-    lowest = (low ^ ((low >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
-    highest = (high ^ ((high >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
-    middle = tl.where(tries < 12, ordered(lowest * 0.5 + highest * 0.5), (low & high) + ((low ^ high) >> 1))
-    return tl.minimum(tl.maximum(middle, low + 1), high - 1)
-
-
-@triton.jit
 def fetch(values, tokens, logits, start, count, scale, flat, BLOCK: tl.constexpr):
     """A block of candidates and their tokens, from the buffer or, if `flat`, from the row. Missing ones are below any
     threshold."""
@@ -69,55 +59,56 @@ def fetch(values, tokens, logits, start, count, scale, flat, BLOCK: tl.constexpr
 
 
 @triton.jit
-def above(values, tokens, logits, count, scale, flat, threshold, largest, BLOCK: tl.constexpr):
-    """Number and weight of candidates from `threshold` on."""
-    found = tl.zeros([BLOCK], tl.int32)
-    weight = tl.zeros([BLOCK], tl.float32)
-    for start in range(0, count, BLOCK):
-        x, _ = fetch(values, tokens, logits, start, count, scale, flat, BLOCK)
-        passed = ordered(x) >= threshold
+def above(values, tokens, logits, count, scale, flat, thresholds, largest, BLOCK: tl.constexpr, WAYS: tl.constexpr):
+    """Number and weight of candidates from each of the thresholds on."""
+    found = tl.zeros([WAYS, BLOCK], tl.int32)
+    weight = tl.zeros([WAYS, BLOCK], tl.float32)
+    for start in range(0, count, 2 * BLOCK):
+        one, _ = fetch(values, tokens, logits, start, count, scale, flat, BLOCK)
+        two, _ = fetch(values, tokens, logits, start + BLOCK, count, scale, flat, BLOCK)
+        passed = ordered(one)[None, :] >= thresholds[:, None]
         found += passed.to(tl.int32)
-        weight += tl.where(passed, tl.exp2(x - largest), 0.0)
-    return tl.sum(found, 0), tl.sum(weight, 0)
+        weight += tl.where(passed, tl.exp2(one - largest)[None, :], 0.0)
+        passed = ordered(two)[None, :] >= thresholds[:, None]
+        found += passed.to(tl.int32)
+        weight += tl.where(passed, tl.exp2(two - largest)[None, :], 0.0)
+    return tl.sum(found, 1), tl.sum(weight, 1)
 
 
 @triton.jit
 def draw(values, tokens, logits, count, scale, flat, bound, largest, total, k, p, seed, step, BLOCK: tl.constexpr):
     """Draws among the candidates from `bound` on: the k largest with their ties, then the fewest largest of these with a share p
-    of their weight, again with ties. `total` is the weight of a row without other filters, or 0."""
+    of their weight, again with ties. `total` is the weight of a row without other filters, or 0. Thresholds are searched among
+    the ordered keys: a pass over the candidates tries four, and keeps the quarter of the range that holds the exact one."""
+    WAYS: tl.constexpr = 4
+    way = tl.arange(0, WAYS)
     low = ordered(bound)
     end = ordered(largest) + 1
     high = end
-    found, weight = above(values, tokens, logits, count, scale, flat, low, largest, BLOCK)
-    most = found
-    least = 0
-    # Invariant: `most` candidates from low on, at least k if there were as many; `least` < k from high on.
-    tries = 0
+    most = 2147483647
+    weight = 0.0
+    # Invariant: `most` candidates of this weight from low on, at least k if there were as many; fewer than k from high on.
     while (most > k) & (low + 1 < high):
-        middle = between(low, high, tries)
-        tries += 1
-        found, mass = above(values, tokens, logits, count, scale, flat, middle, largest, BLOCK)
-        if found >= k:
-            low = middle
-            most = found
-            weight = mass
-        else:
-            high = middle
+        keys = (low + (high.to(tl.int64) - low) * way // WAYS).to(tl.int32)
+        found, mass = above(values, tokens, logits, count, scale, flat, keys, largest, BLOCK, WAYS)
+        enough = (found >= k) | (way == 0)
+        low = tl.max(tl.where(enough, keys, low), 0)
+        high = tl.min(tl.where(enough, high, keys), 0)
+        most = tl.min(tl.where(enough, found, 2147483647), 0)
+        weight = tl.min(tl.where(enough, mass, float("inf")), 0)
     if p < 1:
         target = p * tl.where(total > 0, total, weight)
         high = end
-        tries = 0
+        least = 0
         # As above, for weights. One candidate between low and high settles the set.
         while (most - least > 1) & (low + 1 < high):
-            middle = between(low, high, tries)
-            tries += 1
-            found, mass = above(values, tokens, logits, count, scale, flat, middle, largest, BLOCK)
-            if mass >= target:
-                low = middle
-                most = found
-            else:
-                high = middle
-                least = found
+            keys = (low + (high.to(tl.int64) - low) * way // WAYS).to(tl.int32)
+            found, mass = above(values, tokens, logits, count, scale, flat, keys, largest, BLOCK, WAYS)
+            enough = (mass >= target) | (way == 0)
+            low = tl.max(tl.where(enough, keys, low), 0)
+            high = tl.min(tl.where(enough, high, keys), 0)
+            most = tl.min(tl.where(enough, found, 2147483647), 0)
+            least = tl.max(tl.where(enough, least, found), 0)
     best = -3e38
     token = 0
     for start in range(0, count, BLOCK):
@@ -221,7 +212,7 @@ def bound_of_top_p(maxima, weights, largest, p, total, SEGMENT: tl.constexpr):
 
 @triton.jit
 def tokens_of(segment, LINES: tl.constexpr, COLUMNS: tl.constexpr, RUN: tl.constexpr):
-    """[number of segments, tokens of a segment]."""
+    """Tokens [segments, tokens of a segment]."""
     inside = tl.arange(0, LINES * RUN)
     first = segment // (COLUMNS // RUN) * (LINES * COLUMNS) + segment % (COLUMNS // RUN) * RUN
     return first[:, None] + (inside // RUN * COLUMNS + inside % RUN)[None, :]
@@ -278,9 +269,9 @@ def read_again(
         passed = ((x >= bound) & (token < vocabulary)).to(tl.int32)
         of_segment = tl.sum(passed, 1)
         slot = found + (tl.cumsum(of_segment, 0) - of_segment)[:, None] + tl.cumsum(passed, 1) - 1
-        kept = (passed > 0) & (slot < CANDIDATES)
-        tl.store(values + slot, x, mask=kept)
-        tl.store(tokens + slot, token, mask=kept)
+        fits = (passed > 0) & (slot < CANDIDATES)
+        tl.store(values + slot, x, mask=fits)
+        tl.store(tokens + slot, token, mask=fits)
         found += tl.sum(of_segment, 0)
     return found
 
@@ -346,7 +337,7 @@ def summarize_kernel(
     tl.store(maxima + segment, peak)
     if summed:
         peaks_of_columns = tl.reshape(tl.broadcast_to(peak[:, None], [OF_PROGRAM, RUN]), [WIDTH])
-        # Read again, from L1: kept until here, logits of 16 bits would take the registers of fp32.
+        # Read again, from L1: held in registers until here, logits of 16 bits would take those of fp32.
         weights_of_tile = tl.exp2(load_scaled(pointers, there, scale) - peaks_of_columns[None, :])
         mass = tl.sum(tl.where(there, weights_of_tile, 0.0), 0)
         tl.store(sums + segment, tl.sum(tl.reshape(mass, [OF_PROGRAM, RUN]), 1))
@@ -475,8 +466,8 @@ def penalize_kernel(
 
 
 def candidates(arch: int, key: Key) -> list[Config]:
-    """Of the second kernel. Results do not depend on the configuration. With more than 128 registers a thread, two programs of
-    eight warps would not fit a multiprocessor."""
+    """Configurations of the second kernel, which do not affect its results. `key` is the number of bytes of a logit. With more
+    than 128 registers a thread, two programs of eight warps would not fit a multiprocessor."""
     if arch == 0:
         return [config(GATHER=1024, BLOCK=1024, FEW=128, AT_ONCE=64)]
     return [

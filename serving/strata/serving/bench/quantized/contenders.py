@@ -7,7 +7,7 @@ from strata.kernels import vllm_plugin
 from strata.kernels.vllm_plugin.switch import WITHOUT, engine_arguments
 from strata.platform.errors import UserError, shown
 
-OURS = "w4a16-strata"
+OURS = "w4a16-strata"  # Strata's kernel for these weights alone; `-served` are with the kernels of Strata's engines
 BASE = "bf16"
 
 
@@ -26,7 +26,7 @@ class Contender:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Of vLLM's engine."""
+        """Arguments of vLLM's engine."""
         return {"kv_cache_dtype": self.kv_cache} | engine_arguments(self.ours)
 
     def obstacle(self, gpu: bool) -> str | None:
@@ -40,9 +40,10 @@ CONTENDERS = {
         Contender("w4a16", "W4A16"),  # vLLM's choice, Machete on Hopper
         Contender("w4a16-marlin", "W4A16", without="MacheteLinearKernel,AllSparkLinearKernel", needs_gpu=True),
         Contender(OURS, "W4A16", ours=("w4a16_linear",), needs_gpu=True),
+        Contender("w4a16-served", "W4A16", ours=("w4a16_linear", *vllm_plugin.SERVED), needs_gpu=True),
         Contender("fp8", "FP8_DYNAMIC"),  # a scale for each output channel, and for each token of activations
         Contender("fp8-kv", "FP8_DYNAMIC", needs_gpu=True, kv_cache="fp8"),
-        Contender("fp8-strata", "FP8_DYNAMIC", ours=("attention",), needs_gpu=True, kv_cache="fp8"),
+        Contender("fp8-served", "FP8_DYNAMIC", ours=vllm_plugin.SERVED, needs_gpu=True, kv_cache="fp8"),
     )
 }
 PEERS = ("w4a16", "w4a16-marlin")  # of Strata's kernel
