@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from strata.kernels.ops.sample.kernel import sample_triton
-from strata.kernels.ops.sample.noise import philox
+from strata.kernels.ops.sample.noise import TOKENS, log2_noise, philox
 from strata.kernels.ops.sample.sample import Penalties, candidate_mask, penalized, reference, sample, scaled, token_counts
 
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU, tests/gpu runs the compiled kernel")
@@ -72,14 +72,29 @@ def test_kernel_draws_the_token_of_the_reference(vocabulary: int, spread: float,
     assert run_triton(logits, **given).tolist() == reference(logits, **given).tolist()
 
 
-@pytest.mark.slow
 @interpreted
-def test_more_candidates_than_fit() -> None:
-    """A flat row is searched in place of a buffer, in several blocks."""
-    logits = torch.linspace(-0.01, 0.01, 6000)[torch.randperm(6000)][None]
+@pytest.mark.parametrize("vocabulary", [700, pytest.param(6000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("filters", ["top-k", "top-p", "both"])
+@pytest.mark.parametrize("last", [True, False])
+def test_search_among_many_candidates_is_exact(vocabulary: int, filters: str, last: bool) -> None:
+    """The token with the least noise, which an almost flat row draws, is the last one that passes, or the first that does not.
+    6000 candidates do not fit the buffer: the search reads the row."""
+    passing = vocabulary * 3 // 5
     given = {"seeds": torch.tensor([5]), "steps": torch.tensor([0]), "temperature": torch.ones(1)}
-    for filters in ({"top_k": torch.tensor([4500], dtype=torch.int32)}, {"top_p": torch.tensor([0.9])}):
-        assert run_triton(logits, **given, **filters).tolist() == reference(logits, **given, **filters).tolist()
+    least = int(log2_noise(given["seeds"], given["steps"], torch.arange(vocabulary), TOKENS).argmin())
+    ranks = torch.randperm(vocabulary, generator=torch.Generator().manual_seed(0))
+    place = passing - 1 if last else passing
+    other = int((ranks == place).nonzero())
+    ranks[other], ranks[least] = int(ranks[least]), place
+    logits = 0.01 - 2e-8 * ranks.float()[None]  # equal weights almost, so that a share of them is a number of tokens
+    of = vocabulary if filters == "top-p" else passing if filters == "top-k" else passing + vocabulary // 5
+    if filters != "top-p":
+        given["top_k"] = torch.tensor([of], dtype=torch.int32)
+    if filters != "top-k":
+        given["top_p"] = torch.tensor([(passing - 0.5) / of])
+    drawn = run_triton(logits, **given).tolist()
+    assert drawn == reference(logits, **given).tolist()
+    assert (drawn == [least]) == last
 
 
 @interpreted
