@@ -66,10 +66,9 @@ def test_rounds_are_merged_and_shown(measured: itl_attribution.Histograms) -> No
     level = Level(2, concurrency=1)
     settings = Settings(Workload("uniform", 50, 6, 4, 30, 0.25, 3), [level], 1, Slo(1, 1), 0, False, rounds=2)
     results = Results(Calibration(1, 1e6, 0.01, 0.01, 0.01))
-    for _ in range(2):
-        results.add(
-            "strata", Ran(1.0, [Measured(level, summarise([record(0, 0.1, 0.01)], Slo(1, 1)), {}, [0.1], measured)], None)
-        )
+    for number in range(2):
+        one = Measured(level, summarise([record(0, 0.1, 0.01)], Slo(1, 1)), {}, [0.1], measured)
+        results.add("strata", number, Ran(1.0, [one], None))
     [one] = results.ran["strata"].measured
     assert one.gaps["pool-prefill"] == [2 * count for count in measured["pool-prefill"]]
     table = report.itl_table(settings, results)

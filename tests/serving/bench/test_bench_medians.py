@@ -7,17 +7,20 @@ import httpx
 import pytest
 
 from strata.platform import metrics
-from strata.serving.bench import compare, itl_attribution
+from strata.serving.bench import compare, itl_attribution, report
 from strata.serving.bench.clients.calibration import Calibration
 from strata.serving.bench.clients.load import Level, Target
-from strata.serving.bench.clients.measure import Summary
+from strata.serving.bench.clients.measure import Slo, Summary
+from strata.serving.bench.clients.workloads import Workload
 from strata.serving.bench.itl_attribution import Row, above, between, merged, quantile, rows
-from strata.serving.bench.results import Measured, Ran, Results
+from strata.serving.bench.results import Measured, Ran, Results, Settings
 
 # 4 clients can read 1000 events a second together.
 CALIBRATION = Calibration(clients=4, events_per_s=1000.0, pace_s=0.01, itl_p50=0.0101, itl_p99=0.0123)
 ONE, TWO = Level(8, concurrency=1), Level(8, concurrency=2)
 SUMMARY = Summary(1, 0, None, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
+
+SETTINGS = Settings(Workload("uniform", 50, 6, 4, 30, 0.25, 3), [ONE], 1, Slo(1, 1), 0, False, rounds=4)
 
 
 def measured(level: Level = ONE, events_per_s: float = 1.0, cpu: tuple[float, ...] = (0.1,), **more: Any) -> Measured:
@@ -45,9 +48,9 @@ def test_clients_above_half_of_their_capacity_may_be_the_bottleneck(
 def test_results_are_medians_of_the_rounds() -> None:
     results = Results(CALIBRATION)
     kind = {"long": replace(SUMMARY, ttft_p50=7.0)}
-    results.add("strata", Ran(9.0, [measured(ONE, 10.0, (0.9, 0.1), kinds=kind, gaps={"nothing": [1, 2]})], {"round": 1}))
-    results.add("strata", Ran(3.0, [measured(ONE, 30.0, (0.5, 0.6), gaps={"nothing": [3, 5]}, kinds=kind)], {"round": 2}))
-    results.add("strata", Ran(5.0, [measured(ONE, 80.0, (0.2, 0.7), gaps={"nothing": [4, 6]}, kinds=kind)], {"round": 3}))
+    results.add("strata", 0, Ran(9.0, [measured(ONE, 10.0, (0.9, 0.1), kinds=kind, gaps={"nothing": [1, 2]})], {"round": 1}))
+    results.add("strata", 1, Ran(3.0, [measured(ONE, 30.0, (0.5, 0.6), gaps={"nothing": [3, 5]}, kinds=kind)], {"round": 2}))
+    results.add("strata", 2, Ran(5.0, [measured(ONE, 80.0, (0.2, 0.7), gaps={"nothing": [4, 6]}, kinds=kind)], {"round": 3}))
     ran = results.ran["strata"]
     assert (ran.start_s, ran.cross_check) == (5.0, {"round": 3})
     [one] = ran.measured
@@ -57,10 +60,26 @@ def test_results_are_medians_of_the_rounds() -> None:
     assert one.kinds["long"].ttft_p50 == 7.0 and len(results.rounds["strata"]) == 3
 
 
+def test_ratios_compare_what_one_round_measured() -> None:
+    """The machine is half as fast in the second round, and bare vLLM failed to start in the last one."""
+    results = Results(CALIBRATION)
+    for name, speeds in (("vllm", (100.0, 50.0, 110.0)), ("strata", (120.0, 70.0, 99.0, 500.0))):
+        for number, speed in enumerate(speeds):
+            summary = replace(SUMMARY, tokens_per_s=speed, itl_p99=None if number else 2.0)
+            results.add(name, number, Ran(1.0, [Measured(ONE, summary, {"long": summary}, [0.1])], None))
+    assert [one.summary.tokens_per_s for one, _ in results.pairs("strata", "vllm", ONE)] == [120.0, 70.0, 99.0]
+    found = report.ratios(results, "strata", ONE)
+    assert found["long"] == found[""] and found[""]["itl_p99"] == [1.0]
+    assert found[""]["tokens_per_s"] == pytest.approx([1.2, 1.4, 0.9])
+    assert report.ratios(results, "strata", TWO) == report.ratios(results, "ray", ONE) == {}
+    cells = [next(iter(column.cells)) for column in report.ratio_table(SETTINGS, results).columns]
+    assert cells == ["concurrency 1", "strata", "1.20 (0.90-1.40)", *["1.00 (1.00-1.00)"] * 2, "1.00"]
+
+
 def test_an_interrupted_round_has_fewer_levels() -> None:
     results = Results(CALIBRATION)
-    results.add("strata", Ran(1.0, [measured(ONE, 10.0)], None))
-    results.add("strata", Ran(2.0, [measured(ONE, 20.0), measured(TWO, 50.0)], None))
+    results.add("strata", 0, Ran(1.0, [measured(ONE, 10.0)], None))
+    results.add("strata", 1, Ran(2.0, [measured(ONE, 20.0), measured(TWO, 50.0)], None))
     first, second = results.ran["strata"].measured
     assert (first.level, first.summary.events_per_s) == (ONE, 15.0)
     assert (second.level, second.summary.events_per_s) == (TWO, 50.0)

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -102,7 +103,7 @@ def results(*kinds: str) -> Results:
     calibration = Calibration(2, 60_000, 0.01, 0.0101, 0.0105)
     results = Results(calibration, failed={"ray": "It ended with code 1.\nTraceback"})
     for contender, speed in (("vllm", 1), ("strata", 2)):
-        results.add(contender, ran(speed))
+        results.add(contender, 0, ran(speed))
     return results
 
 
@@ -212,14 +213,15 @@ def test_strata_contender_with_overrides(tmp_path: Path) -> None:
 
 
 def test_failed_contender_shows_the_reason_and_leaves_no_process(tmp_path: Path) -> None:
-    script = "import subprocess, sys; subprocess.Popen(['sleep', '4321']); print('no such model'); sys.exit(3)"
+    sleep = ["sleep", str(100_000 + os.getpid())]  # another run of the tests has its own
+    script = f"import subprocess, sys; subprocess.Popen({sleep}); print('no such model'); sys.exit(3)"
     broken = Contender("broken", lambda *_: Launch([sys.executable, "-c", script], {}))
     with (
         pytest.raises(server.Failed, match=r"(?s)code 3.*no such model"),
         server.running(broken, chosen(tmp_path), False, tmp_path / "broken.log"),
     ):
         pass
-    assert not [process for process in psutil.process_iter(["cmdline"]) if process.info["cmdline"] == ["sleep", "4321"]]
+    assert not [process for process in psutil.process_iter(["cmdline"]) if process.info["cmdline"] == sleep]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ With `side_by_side` all contenders are started first and driven one after anothe
 start, and that of a shared machine over minutes; side by side, both affect all contenders alike.
 """
 
-import itertools
 import json
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -82,9 +81,9 @@ def _compete(
             checked = _drive(name, up, subject, settings, number, logs, console, show_status, measured)
         except KeyboardInterrupt:
             if measured:
-                results.add(name, Ran(up.start_s, measured, None))
+                results.add(name, number, Ran(up.start_s, measured, None))
             raise
-        results.add(name, Ran(up.start_s, measured, checked))
+        results.add(name, number, Ran(up.start_s, measured, checked))
         _write(subject, settings, results, json_file, picture, partial=True)
 
     def start(name: str, stack: ExitStack, show_status: Callable[[str], None]) -> server.Server | None:
@@ -105,17 +104,22 @@ def _compete(
         with console.status("") as status, ExitStack() as stack:
             servers = {name: up for name in present if (up := start(name, stack, status.update))}
             for number in range(settings.rounds):
-                # Alternating order, so that no contender always follows the same one.
-                for name in list(servers) if number % 2 == 0 else reversed(list(servers)):
+                for name in _in_turn(list(servers), number):
                     drive(name, servers[name], number, status.update)
     else:
-        for number, name in itertools.product(range(settings.rounds), present):
-            with console.status("") as status, ExitStack() as stack:
-                if up := start(name, stack, status.update):
-                    drive(name, up, number, status.update)
+        for number in range(settings.rounds):
+            for name in _in_turn(present, number):
+                with console.status("") as status, ExitStack() as stack:
+                    if up := start(name, stack, status.update):
+                        drive(name, up, number, status.update)
     if not results.ran:
         raise UserError("No contender started.", f"See their logs in {logs}.")
     _write(subject, settings, results, json_file, picture, partial=False)
+
+
+def _in_turn(names: Sequence[str], number: int) -> Sequence[str]:
+    """Alternating order, so that no contender always follows the same one."""
+    return names if number % 2 == 0 else names[::-1]
 
 
 def _drive(

@@ -1,5 +1,7 @@
 """Results as tables, and as JSON with hardware, versions, settings and calibration."""
 
+import statistics
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -36,7 +38,7 @@ def ratio_table(settings: Settings, results: Results) -> Table:
     for level in settings.levels:
         for contender in results.ran:
             for kind, found in ratios(results, contender, level).items() if contender != BARE else ():
-                cells = ("-" if value is None else f"{value:.2f}" for value in found.values())
+                cells = (_cell(value) for value in found.values())
                 result.add_row("" if kind else level.label, f"  {kind}" if kind else contender, *cells)
         result.add_section()
     return result
@@ -73,13 +75,31 @@ def cross_check_table(settings: Settings, results: Results) -> Table:
     return result
 
 
-def ratios(results: Results, contender: str, level: Level) -> dict[str, dict[str, float | None]]:
-    """Ratios to bare vLLM at the same level, for all requests (key "") and for each kind. Empty if either has no results."""
-    mine, bare = results.at(contender, level), results.at(BARE, level)
-    if mine is None or bare is None:
-        return {}
-    pairs = {"": (mine.summary, bare.summary)} | {kind: (mine.kinds[kind], bare.kinds[kind]) for kind in mine.kinds}
-    return {kind: {name: _ratio(getattr(one, name), getattr(to, name)) for name in RATIOS} for kind, (one, to) in pairs.items()}
+def ratios(results: Results, contender: str, level: Level) -> dict[str, dict[str, list[float]]]:
+    """Ratios to bare vLLM at the same level, one of each round, for all requests (key "") and for each kind. Empty if no round
+    has both."""
+    pairs = results.pairs(contender, BARE, level)
+    found = {"": [(one.summary, to.summary) for one, to in pairs]} if pairs else {}
+    found |= {kind: [(one.kinds[kind], to.kinds[kind]) for one, to in pairs] for kind in (pairs[0][0].kinds if pairs else ())}
+    return {
+        kind: {name: _quotients([(getattr(one, name), getattr(to, name)) for one, to in rounds]) for name in RATIOS}
+        for kind, rounds in found.items()
+    }
+
+
+def _quotients(pairs: Sequence[tuple[float | None, float | None]]) -> list[float]:
+    return [one / to for one, to in pairs if one is not None and to]
+
+
+def _cell(ratios: list[float]) -> str:
+    if not ratios:
+        return "-"
+    extremes = f" ({min(ratios):.2f}-{max(ratios):.2f})" if len(ratios) > 1 else ""
+    return f"{statistics.median(ratios):.2f}{extremes}"
+
+
+def _medians(ratios: dict[str, list[float]]) -> dict[str, float | None]:
+    return {name: statistics.median(found) if found else None for name, found in ratios.items()}
 
 
 def as_json(subject: Subject, settings: Settings, results: Results) -> dict[str, Any]:
@@ -108,7 +128,10 @@ def _serve(subject: Subject, settings: Settings) -> dict[str, Any]:
 
 def _level(results: Results, contender: str, one: Measured) -> dict[str, Any]:
     found = ratios(results, contender, one.level)
-    return asdict(one) | {"ratios": found.pop("", {}), "ratios_of_kinds": found, "doubts": one.doubts(results.calibration)}
+    every = found.pop("", {})
+    kinds = {kind: _medians(of_kind) for kind, of_kind in found.items()}
+    compared = {"ratios": _medians(every), "ratios_of_rounds": every, "ratios_of_kinds": kinds}
+    return asdict(one) | compared | {"doubts": one.doubts(results.calibration)}
 
 
 def line(summary: Summary) -> str:
@@ -148,7 +171,3 @@ def _ms(seconds: float | None) -> str:
 
 def _percent(share: float) -> str:
     return f"{share:.0%}"
-
-
-def _ratio(value: float | None, to: float | None) -> float | None:
-    return None if value is None or not to else value / to

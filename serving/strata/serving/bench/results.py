@@ -51,6 +51,9 @@ class Ran:
     measured: list[Measured]
     cross_check: dict[str, Any] | None
 
+    def at(self, level: Level) -> Measured | None:
+        return next((one for one in self.measured if one.level == level), None)
+
 
 def median(rounds: list[Ran]) -> Ran:
     """Medians over several rounds."""
@@ -67,14 +70,20 @@ def median(rounds: list[Ran]) -> Ran:
 @dataclass(frozen=True)
 class Results:
     calibration: Calibration
-    rounds: dict[str, list[Ran]] = field(default_factory=dict)
+    rounds: dict[str, dict[int, Ran]] = field(default_factory=dict)  # by number; a contender may have failed in one
     ran: dict[str, Ran] = field(default_factory=dict)  # medians of all rounds so far
     failed: dict[str, str] = field(default_factory=dict)
 
-    def add(self, contender: str, ran: Ran) -> None:
-        self.rounds.setdefault(contender, []).append(ran)
-        self.ran[contender] = median(self.rounds[contender])
+    def add(self, contender: str, number: int, ran: Ran) -> None:
+        self.rounds.setdefault(contender, {})[number] = ran
+        self.ran[contender] = median(list(self.rounds[contender].values()))
 
     def at(self, contender: str, level: Level) -> Measured | None:
         found = self.ran.get(contender)
-        return next((one for one in found.measured if one.level == level), None) if found else None
+        return found.at(level) if found else None
+
+    def pairs(self, contender: str, other: str, level: Level) -> list[tuple[Measured, Measured]]:
+        """What the two measured in the same rounds. The speed of a shared machine changes from round to round."""
+        mine, theirs = self.rounds.get(contender, {}), self.rounds.get(other, {})
+        found = [(mine[number].at(level), theirs[number].at(level)) for number in sorted(mine.keys() & theirs.keys())]
+        return [(one, to) for one, to in found if one is not None and to is not None]
