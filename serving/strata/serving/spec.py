@@ -45,7 +45,7 @@ WHOLE_BLOCKS = "strata.serving.vllm_patches.nixl_layout"
 READ_BY_CUDA = "UCX_CUDA_IPC_ENABLE_GET_ZCOPY"
 WAIT_POLICY, SPIN = "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"
 SHARING_WORKER = "strata.serving.gpu_sharing.worker.Worker"  # by name: it imports vLLM
-CPU_WORKER = "strata.serving.engine.cpu_threads.Worker"
+CPU_WORKER = "strata.serving.engine.cpu_worker.Worker"
 
 
 @dataclass(frozen=True)
@@ -264,7 +264,7 @@ class EngineSpec:
                 kwargs["block_size"] = TRANSFERRED_BLOCK
         else:
             kwargs["block_size"] = CPU_BLOCK
-            if self.eager and self.threads > 1:  # compiled kernels have a fixed number of threads
+            if self.eager:  # compiled kernels have a fixed number of threads, and norms of their own
                 kwargs["worker_cls"] = CPU_WORKER
         if (step := self._step_tokens()) is not None:
             kwargs["max_num_batched_tokens"] = step

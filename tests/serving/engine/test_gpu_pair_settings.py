@@ -9,7 +9,7 @@ import pytest
 from strata.platform import recipe_file
 from strata.platform.errors import UserError
 from strata.serving.bench.contenders import engines
-from strata.serving.spec import EngineSpec, Network, Role
+from strata.serving.spec import CPU_WORKER, EngineSpec, Network, Role
 
 ROLES: tuple[Role, ...] = ("prefill", "decode")
 ANY_LAYOUT = ["LBNHC", "LBHNC", "BLNHC", "BLHNC", "BHLNC", "LHBNC"]
@@ -101,7 +101,7 @@ def test_engines_that_share_a_gpu_divide_its_memory() -> None:
     assert [kwargs.get("worker_cls") for kwargs in settings()] == [sharing, sharing]
     whole = "serve.prefill={gpus: 2, tensor_parallel: 2, gpu_memory: 0.9}"
     assert [kwargs.get("worker_cls") for kwargs in settings(whole)] == [None, sharing]
-    assert [kwargs.get("worker_cls") for kwargs in settings(recipe="laptop")] == [None, None]
+    assert [kwargs.get("worker_cls") for kwargs in settings(recipe="laptop")] == [CPU_WORKER] * 2
     with pytest.raises(recipe_file.RecipeError, match="'worker_cls' is not set here"):
         settings("serve.engine={worker_cls: other.Worker}")
 

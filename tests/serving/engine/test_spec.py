@@ -209,12 +209,9 @@ def test_environment_of_a_cpu_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "GOMP_SPINCOUNT" not in spec_of(kv_cache_gib=5).environment()
 
 
-def test_engines_with_several_threads_choose_among_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    assert spec_of(eager=True).engine_kwargs()["worker_cls"] == "strata.serving.engine.cpu_threads.Worker"
+def test_eager_cpu_engines_have_a_worker_of_their_own() -> None:
+    assert spec_of(eager=True).engine_kwargs()["worker_cls"] == "strata.serving.engine.cpu_worker.Worker"
     assert "worker_cls" not in spec_of().engine_kwargs(), "compiled kernels have a fixed number of threads"
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    assert "worker_cls" not in spec_of(eager=True).engine_kwargs()
 
 
 def test_environment_of_a_gpu_engine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from strata.platform import recipe_file
-from strata.serving.engine import cpu_threads
+from strata.serving.engine import cpu_worker
 from strata.serving.spec import CPU_WORKER
 from strata.training.checkpoint.export import write_folder
 from strata.training.model.llama import Llama
@@ -29,7 +29,7 @@ WIDE = [(512, 1024), (512, 512), (512, 3072), (1536, 512)] * 2
 def threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The numbers that torch is given."""
     given: list[int] = []
-    monkeypatch.setattr(cpu_threads, "_set_threads", given.append)
+    monkeypatch.setattr(cpu_worker, "_set_threads", given.append)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     monkeypatch.setattr(CPUWorker, "load_model", lambda self: None)
     monkeypatch.setattr(CPUWorker, "execute_model", lambda self, step: step)
@@ -37,7 +37,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def worker(shapes: list[tuple[int, int]], heads: int = 4, head: int = 32) -> Any:
-    made: Any = cpu_threads.Worker.__new__(cpu_threads.Worker)
+    made: Any = cpu_worker.Worker.__new__(cpu_worker.Worker)
     made.parallel_config = None
     made.model_config = SimpleNamespace(get_num_attention_heads=lambda parallel: heads, get_head_size=lambda: head)
     made.model_runner = SimpleNamespace(get_model=lambda: torch.nn.ModuleList(linear(*shape) for shape in shapes))
@@ -132,10 +132,10 @@ def test_a_model_without_linear_layers_is_served(threads: list[int]) -> None:
 ENGINE = """
 import json, sys
 from vllm import LLM, SamplingParams
-from strata.serving.engine import cpu_threads
+from strata.serving.engine import cpu_worker
 folder, settings, prompt, new, answer = json.loads(sys.argv[1])
-given, set_threads = [], cpu_threads._set_threads
-cpu_threads._set_threads = lambda number: (given.append(number), set_threads(number))
+given, set_threads = [], cpu_worker._set_threads
+cpu_worker._set_threads = lambda number: (given.append(number), set_threads(number))
 engine = LLM(folder, skip_tokenizer_init=True, distributed_executor_backend="uni", **settings)
 worker = engine.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
 given.clear()

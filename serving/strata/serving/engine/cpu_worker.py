@@ -1,4 +1,4 @@
-"""vLLM's CPU worker, with one thread in steps of little work.
+"""vLLM's CPU worker, with one thread in steps of little work, and with kernels for norms (`cpu_norms.py`).
 
 All threads of a kernel wait for the slowest. In a small model's step a kernel takes less time than a core needs to get back to a
 thread, so threads on the cores that the gateway and the clients use make such a step take twice as long.
@@ -13,6 +13,8 @@ from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.linear import LinearBase
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.worker.cpu_worker import CPUWorker
+
+from strata.serving.engine import cpu_norms
 
 # Multiply-adds of a kernel from which all threads are used: about 200 µs of one core.
 WORTH_ALL = 4_000_000
@@ -29,6 +31,10 @@ class Worker(CPUWorker):  # type: ignore[misc]
     _weights: float  # that a token is multiplied with in a kernel, on average
     _width: int  # of the queries of all heads
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        cpu_norms.use()
+
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)
         self._all = self._now = torch.get_num_threads()
@@ -37,6 +43,8 @@ class Worker(CPUWorker):  # type: ignore[misc]
         self._width = config.get_num_attention_heads(self.parallel_config) * config.get_head_size()
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Any:
+        if self._all == 1:
+            return super().execute_model(scheduler_output)
         pictures = bool(scheduler_output.scheduled_encoder_inputs)  # their patches outnumber the tokens that stand for them
         threads = self._all if pictures or self._work(scheduler_output) >= WORTH_ALL else 1
         if threads != self._now:
