@@ -1,6 +1,7 @@
 """Workers of a layout as plain processes with gloo, started once and given one function after another."""
 
 import multiprocessing
+import sys
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from support import ROOT
 
 CONTEXT = multiprocessing.get_context("forkserver")
 # Imports that take seconds, once for all workers.
@@ -22,6 +24,8 @@ class Workers:
     """Processes that run the same function with the same arguments, each after `torch.distributed` is initialized."""
 
     def __init__(self, count: int) -> None:
+        if str(ROOT) not in sys.path:  # workers import the functions of `tests` by their names
+            sys.path.append(str(ROOT))
         forkserver.ensure_running()
         self.folder = tempfile.TemporaryDirectory()
         self.processes, self.ends = [], []
