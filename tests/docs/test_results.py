@@ -82,7 +82,7 @@ def serve(name: str) -> record.Run:
 
     found = Results(Calibration(2, 60_000, 0.01, 0.0101, 0.0105), failed={"ray": "It ended with code 1.\nTraceback"})
     for contender, slower in (("vllm", 1.0), ("strata", 2.0)):
-        found.add(contender, ran(slower))
+        found.add(contender, 0, ran(slower))
     subject = Subject(Path("dummy"), "dummy", RECIPE.serve, (), 600, 256)
     return serving_report.as_json(subject, settings, found)
 

@@ -45,9 +45,9 @@ def test_norms_equal_vllms_own(shape: tuple[int, ...], dtype: torch.dtype, toler
     expected = rms_norm.impls["native"].impl_fn(x, weight, EPSILON)
     both = fused_add_rms_norm.impls["native"].impl_fn(x, other, weight, EPSILON)
     torch.testing.assert_close(rms_norm(x, weight, EPSILON), expected, rtol=tolerance, atol=tolerance)
-    kept = x.clone()
+    before = x.clone()
     torch.testing.assert_close(fused_add_rms_norm(x, other, weight, EPSILON), both, rtol=tolerance, atol=tolerance)
-    assert torch.equal(x, kept), "only the variant in place overwrites its arguments"
+    assert torch.equal(x, before), "only the variant in place overwrites its arguments"
     torch.testing.assert_close(fused_add_rms_norm.maybe_inplace(x, other, weight, EPSILON), both, rtol=tolerance, atol=tolerance)
 
 

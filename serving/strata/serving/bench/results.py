@@ -83,7 +83,7 @@ class Results:
         return found.at(level) if found else None
 
     def pairs(self, contender: str, other: str, level: Level) -> list[tuple[Measured, Measured]]:
-        """What the two measured in the same rounds. The speed of a shared machine changes from round to round."""
+        """Results of both in the same rounds. The speed of a shared machine changes from round to round."""
         mine, theirs = self.rounds.get(contender, {}), self.rounds.get(other, {})
         found = [(mine[number].at(level), theirs[number].at(level)) for number in sorted(mine.keys() & theirs.keys())]
         return [(one, to) for one, to in found if one is not None and to is not None]
