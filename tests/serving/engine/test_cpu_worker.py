@@ -16,7 +16,7 @@ from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from strata.platform import recipe_file
-from strata.serving.engine import cpu_worker
+from strata.serving.engine import cpu_norms, cpu_worker
 from strata.serving.spec import CPU_WORKER
 from strata.training.checkpoint.export import write_folder
 from strata.training.model.llama import Llama
@@ -132,6 +132,7 @@ def test_a_model_without_linear_layers_is_served(threads: list[int]) -> None:
 ENGINE = """
 import json, sys
 from vllm import LLM, SamplingParams
+from vllm.ir.ops import fused_add_rms_norm, rms_norm
 from strata.serving.engine import cpu_worker
 folder, settings, prompt, new, answer = json.loads(sys.argv[1])
 given, set_threads = [], cpu_worker._set_threads
@@ -142,7 +143,8 @@ given.clear()
 greedy = SamplingParams(temperature=0, max_tokens=new, ignore_eos=True, detokenize=False)
 outputs = [engine.generate([{"prompt_token_ids": prompt}], greedy, use_tqdm=False)[0] for _ in range(2)]
 tokens = [list(output.outputs[0].token_ids) for output in outputs]
-json.dump([worker._weights, given, tokens], open(answer, "w"))
+norms = [operator.get_priority()[0] for operator in (rms_norm, fused_add_rms_norm)]
+json.dump([worker._weights, given, tokens, norms], open(answer, "w"))
 """
 
 
@@ -165,8 +167,8 @@ def test_real_engines_change_their_threads_and_not_their_tokens(recipe: str, wei
         [sys.executable, "-c", ENGINE, words], env=os.environ | own, capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    found, given, tokens = json.loads((tmp_path / "answer").read_text())
-    assert found == weights
+    found, given, tokens, norms = json.loads((tmp_path / "answer").read_text())
+    assert found == weights and norms == ([cpu_norms.NAME] * 2 if cpu_norms.BUILT else ["native"] * 2)
     assert given[-3:] == [1, 2, 1], "the prompt is computed by all threads, and tokens are decoded by one"
     model = AutoModelForCausalLM.from_pretrained(tmp_path)
     expected = model.generate(torch.tensor([prompt]), max_new_tokens=new, do_sample=False, eos_token_id=None)[0, len(prompt) :]

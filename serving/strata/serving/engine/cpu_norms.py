@@ -1,7 +1,7 @@
 """RMS norms of CPU engines, by vLLM's C++ kernels.
 
-vLLM has such kernels for CPUs, and computes norms there by a row of PyTorch's operators all the same: 50 µs for a token instead
-of 7. A step of a small model has little else to do.
+vLLM has such kernels for CPUs, and computes norms there by eight of PyTorch's operators all the same, most of whose time is that
+of being called. A step of a small model has little else to do.
 
 Registered with vLLM's own interface for implementations of its operators. No longer needed when vLLM's `vllm_c` supports CPUs.
 """
