@@ -5,6 +5,7 @@ from docgen.record import Run
 
 LEAST_4_BIT, LEAST_4_BIT_OF_VLLM, UP_TO = 1.8, 1.0, 16  # at most this many at once
 LEAST_FP8, FROM = 1.3, 64
+OURS = ("w4a16-strata", "w4a16-served")  # contenders with Strata's kernel for 4-bit weights
 MOST_OFFLOADED = 0.3
 LEAST_DRAFTED = 1.3
 STATES = {"cached": "in the KV cache", "tier": "evicted to host memory", "computed": "computed again"}
@@ -34,7 +35,7 @@ def quantized(run: Run) -> str:
 def _ratios(name: str, one: Run, level: int) -> tuple[str, str]:
     to_bf16 = one["ratio_to_bf16"][str(level)]
     peer = one["ratio_to_best_of_vllm"]
-    missed = (name == "w4a16-strata" and level <= UP_TO and to_bf16 < LEAST_4_BIT) or (
+    missed = (name in OURS and level <= UP_TO and to_bf16 < LEAST_4_BIT) or (
         name.startswith("fp8") and level >= FROM and to_bf16 < LEAST_FP8
     )
     of_vllm = peer[str(level)] if peer else None

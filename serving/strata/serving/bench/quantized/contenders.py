@@ -37,6 +37,7 @@ CONTENDERS = {
     each.name: each
     for each in (
         Contender(BASE, None),
+        Contender("bf16-served", None, ours=vllm_plugin.SERVED, needs_gpu=True),
         Contender("w4a16", "W4A16"),  # vLLM's choice, Machete on Hopper
         Contender("w4a16-marlin", "W4A16", without="MacheteLinearKernel,AllSparkLinearKernel", needs_gpu=True),
         Contender(OURS, "W4A16", ours=("w4a16_linear",), needs_gpu=True),
