@@ -14,8 +14,9 @@ TARGET ?= kind
 CRDS ?= .strata/crds
 ARGS ?=
 STRATA := $(VENV)/bin/strata
-# Two processes share the tests (tests/selection.py). pytest ends with 5 if ARGS selects no test of a kind.
-PYTEST = $(VENV)/bin/pytest -n 2
+# Two processes share the tests (tests/selection.py). pytest ends with 5 if ARGS selects no test of a kind. Bytecode is written, also
+# where the environment turns it off: each of hundreds of processes would compile the same modules again.
+PYTEST = env -u PYTHONDONTWRITEBYTECODE $(VENV)/bin/pytest -n 2
 FAST_TESTS = { $(PYTEST) -m "not slow" $(ARGS) || [ $$? -eq 5 ]; }
 SLOW_TESTS = { $(PYTEST) -m slow $(ARGS) || [ $$? -eq 5 ]; }
 TOOK = echo "make $@ took $$((SECONDS / 60)) min $$((SECONDS % 60)) s"

@@ -41,7 +41,7 @@ def test_kernels_train_a_torch_module(own_home: Path) -> None:
     assert losses[0] > 5 and losses[-1] < losses[0] / 2
 
 
-@pytest.mark.slow
+@pytest.mark.rotation
 def test_a_device_of_its_own_has_the_losses_of_the_cpu(own_home: Path) -> None:
     out = run("train_on_device.py", "--steps", "4", "model.context=64", home=own_home, limit_s=500)
     assert float(re.findall(r"largest difference ([\d.e+-]+)", out)[0]) < 1e-4

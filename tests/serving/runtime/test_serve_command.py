@@ -56,6 +56,7 @@ def test_port_in_use(trained: Path) -> None:
     assert "is in use" in answer.stderr and "serve.port=" in answer.stderr
 
 
+@pytest.mark.rotation
 def test_model_unknown_to_vllm(trained: Path, tmp_path: Path) -> None:
     """The files are valid, so only vLLM can refuse it: its message is printed, and no process is left."""
     strange = tmp_path / "strange"

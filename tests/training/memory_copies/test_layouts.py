@@ -28,8 +28,9 @@ STEPS, MORE = 4, 3
 SHAPE = ("model.layers=4", "model.kv_heads=4", "train.batch=8", "train.micro_batch=2", "train.steps=40")
 MIXTURE = "model.moe.experts=4 model.moe.top_k=2 train.lr=1e-3"
 LORA = "train.lora.rank=4 train.lora.dropout=0.1"
-ALWAYS = {"ZeRO-1, bf16": "workers=2 zero=1 train.precision=bf16", "pipeline": "workers=2 pipeline=2 zero=0"}
+ALWAYS = {"pipeline": "workers=2 pipeline=2 zero=0"}
 ROTATED = {
+    "ZeRO-1, bf16": "workers=2 zero=1 train.precision=bf16",
     "ZeRO-0": "workers=2 zero=0",
     "ZeRO-0, bf16": "workers=2 zero=0 train.precision=bf16",
     "ZeRO-3": "workers=2 zero=3",

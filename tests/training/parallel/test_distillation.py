@@ -32,7 +32,7 @@ LAYOUTS = {"one worker": "workers=1"}
 LAYOUTS |= {name: DENSE[name] for name in ("ZeRO-0", "ZeRO-1", "ZeRO-3", "tensor", "sequence", "pipeline", "DualPipeV")}
 LAYOUTS |= {name: DENSE[name] for name in ("data x tensor x pipeline", "data x sequence, ZeRO-3", "ZeRO-1, recompute all")}
 LAYOUTS |= {"ZeRO-3, offloaded parameters": DENSE["ZeRO-3, offloaded parameters"]}
-ALWAYS = ("ZeRO-3", "sequence", "DualPipeV")
+ALWAYS = ("DualPipeV",)
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ LAYOUTS = {
     "sequence": "workers=2 sequence=2 zero=0",
     "data x sequence, ZeRO-3": "workers=4 sequence=2 zero=3",
 }
-ALWAYS = (("qwen3", "ZeRO-3", True, "LoRA"), ("qwen3", "data", False, ""))
+ALWAYS = (("qwen3", "ZeRO-3", True, "LoRA"),)
 ADAPTERS = {"LoRA": "", "DoRA": ", dora: true", "QLoRA": ", base: nf4", "QDoRA": ", base: nf4, dora: true"}
 EVERYWHERE = "q_proj, v_proj, o_proj, up_proj, down_proj"
 TARGETS = {"gpt_oss": "q_proj, o_proj", "qwen3_moe": "q_proj, o_proj"}  # transformers holds experts as one tensor

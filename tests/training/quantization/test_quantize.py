@@ -192,7 +192,7 @@ def test_refusals(folder_of: Folder, text: Path, tmp_path: Path) -> None:
     assert "cannot be loaded" in refused(folder, "--data", text, "--to", tmp_path / "new").cause
 
 
-@pytest.mark.slow
+@pytest.mark.rotation
 def test_weights_that_are_not_finite_are_refused(folder_of: Folder, text: Path, tmp_path: Path) -> None:
     folder = folder_of("llama")
     model = model_folder.load(folder, CPU)

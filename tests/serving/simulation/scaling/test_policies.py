@@ -53,7 +53,10 @@ def compared(calibration: str, *words: str) -> tuple[tuple[float, int], tuple[fl
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arrivals", ["poisson", "diurnal", "bursts", "steps", "ramp", "night"])
+@pytest.mark.parametrize(
+    "arrivals",
+    ["poisson", "diurnal", "bursts", "steps", *(pytest.param(one, marks=pytest.mark.rotation) for one in ("ramp", "night"))],
+)
 def test_fewer_replica_hours_at_no_more_violations(arrivals: str, calibration: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generated, "DAY_S", 7200.0)
     monkeypatch.setattr(generated, "NIGHT_S", 2400.0)
@@ -65,7 +68,7 @@ def test_fewer_replica_hours_at_no_more_violations(arrivals: str, calibration: s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.rotation)])
 def test_a_tenfold_step_of_a_trace(seed: int, calibration: str, tmp_path: Path) -> None:
     chance, at, lines = random.Random(seed), 0.0, ["TIMESTAMP,ContextTokens,GeneratedTokens"]
     while at < 3600:
