@@ -14,7 +14,7 @@ from strata.platform import recipe_file
 from strata.platform.errors import UserError
 from strata.platform.recipe import ServeSection
 from strata.serving.runtime.models import checks
-from strata.serving.speculation import draft
+from strata.serving.speculation import dense, draft
 
 OTHER = {"architectures": ["Olmo2ForCausalLM"]}  # that Strata's own drafter does not compute
 WORDS = {"a": 0, "b": 1, "<end>": 2}
@@ -81,6 +81,21 @@ def test_other_vocabularies_are_refused(tmp_path: Path, vocabulary: dict[str, in
     target, small = model(tmp_path / "target"), model(tmp_path / "small", vocabulary)
     with pytest.raises(UserError, match=reason):
         checks.check_folder(section(small), target)
+
+
+def test_cache_without_room_for_drafts_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing would be drafted, without a word."""
+    target, small = model(tmp_path / "target"), model(tmp_path / "small")
+    shape = recipe_file.load("laptop").model
+    monkeypatch.setattr(dense, "section_of", lambda folder: shape)
+    token_bytes = 2 * 4 * shape.layers * shape.kv_heads * shape.head_dim  # keys and values in 4 bytes
+    words = {"speculative": {"method": "draft", "draft": str(small), "tokens": 4}, "device": "cpu", "max_sequences": 8}
+    monkeypatch.setattr(dense, "CACHE_BYTES", token_bytes * 8 * 10)
+    checks.check_folder(ServeSection(**words), target)
+    monkeypatch.setattr(dense, "CACHE_BYTES", token_bytes * 8 * 10 - 1)
+    with pytest.raises(UserError, match=r"holds 9 tokens of each of 8 sequences, and drafts of 4 tokens need 10") as refused:
+        checks.check_folder(ServeSection(**words), target)
+    assert "serve.max_sequences" in refused.value.fix
 
 
 def test_unigram_tokenizers_are_compared_by_position(tmp_path: Path) -> None:

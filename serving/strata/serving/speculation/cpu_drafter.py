@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import nn
 from vllm.config import VllmConfig
 
-from strata.serving.speculation.dense import capacity, section_of
+from strata.serving.speculation.dense import capacity, least_capacity, section_of
 from strata.serving.speculation.draft_decoder import DraftDecoder, Whole
 from strata.serving.speculation.settings import DRAFT_DIR
 
@@ -70,7 +70,7 @@ class CpuDrafter:
             row: tokens[row, : lengths[row]] for row, own in enumerate(sampled) if own and lengths[row] + count < self._longest
         }
         drafts: list[list[int]] = [[] for _ in sampled]
-        if not count or not sequences or 2 * (count + 1) > self._capacity:
+        if not count or not sequences or least_capacity(count) > self._capacity:
             return drafts
         self._match(sequences)
         for row, sequence in sequences.items():

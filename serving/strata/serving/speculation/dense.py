@@ -32,3 +32,8 @@ def capacity(section: ModelSection, rows: int) -> int:
     """Tokens of a context that the cache of each of `rows` sequences holds."""
     token_bytes = 2 * 4 * section.layers * section.kv_heads * section.head_dim
     return min(section.context, section.architecture.window or section.context, LONGEST, CACHE_BYTES // (token_bytes * rows))
+
+
+def least_capacity(tokens: int) -> int:
+    """Tokens of a context that drafts of `tokens` need: a full cache starts again with its last half."""
+    return 2 * (tokens + 1)
