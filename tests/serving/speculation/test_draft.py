@@ -83,7 +83,7 @@ def test_other_vocabularies_are_refused(tmp_path: Path, vocabulary: dict[str, in
         checks.check_folder(section(small), target)
 
 
-def test_cache_without_room_for_drafts_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_too_small_for_drafts_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing would be drafted, without a word."""
     target, small = model(tmp_path / "target"), model(tmp_path / "small")
     shape = recipe_file.load("laptop").model

@@ -68,7 +68,7 @@ def check(serve: ServeSection, target: Path) -> None:
     if config.get("vision_config") or config.get("audio_config"):
         raise UserError(f"{target} reads images or audio, which a draft does not see.", "Set serve.speculative.method=ngram.")
     _check_vocabulary(target, found, config, own)
-    _check_room(serve, found, serve.speculative.tokens)
+    _check_capacity(serve, found, serve.speculative.tokens)
     if serve.prefill.replicas > 0 and not on_cpu(serve, found):
         hybrid_check.check_config(own)
         _check_same_cache(config, own)
@@ -99,15 +99,15 @@ def _check_vocabulary(target: Path, found: Path, config: Mapping[str, Any], own:
         raise UserError(f"{KEY}: the tokenizers of {found} and {target} have different tokens.", OTHER_VOCABULARY)
 
 
-def _check_room(serve: ServeSection, found: Path, tokens: int) -> None:
+def _check_capacity(serve: ServeSection, found: Path, tokens: int) -> None:
     """Strata's drafter would draft nothing."""
     section = dense.section_of(found) if serve.device == "cpu" else None
     if section is None:
         return
-    room, least = dense.capacity(section, serve.max_sequences), dense.least_capacity(tokens)
-    if room < least:
+    capacity, least = dense.capacity(section, serve.max_sequences), dense.least_capacity(tokens)
+    if capacity < least:
         cause = (
-            f"{KEY}: the draft's KV cache holds {room} tokens of each of {serve.max_sequences} sequences, and drafts of "
+            f"{KEY}: the draft's KV cache holds {capacity} tokens of each of {serve.max_sequences} sequences, and drafts of "
             f"{tokens} tokens need {least}."
         )
         raise UserError(cause, "Lower serve.max_sequences or serve.speculative.tokens, or use a smaller draft.")
