@@ -76,7 +76,7 @@ LAYOUTS = {
 }
 PROMPTS = Prompts(("a", "b", "c"), ((300, 301, 302, 303), (290,), tuple(range(260, 280))), 12, (), Path())
 
-# Each way to parallelize once in every run of the tests; the rest, with more workers or rarer combinations, in rotation.
+# In every run of the tests; ZeRO-1 and 2, the rest of the mixtures, more workers and rarer combinations in rotation.
 ALWAYS = ("ZeRO-0", "ZeRO-3", "tensor", "pipeline", "DualPipeV", "sequence", "expert")
 
 

@@ -100,7 +100,7 @@ def _check_vocabulary(target: Path, found: Path, config: Mapping[str, Any], own:
 
 
 def _check_capacity(serve: ServeSection, found: Path, tokens: int) -> None:
-    """Strata's drafter would draft nothing."""
+    """Refuses a draft with which Strata's own drafter would draft nothing."""
     section = dense.section_of(found) if serve.device == "cpu" else None
     if section is None:
         return
