@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from strata.kernels.ops.paged_attention.paged_attention import paged_attention
+from strata.kernels.ops.paged_attention.paged_attention import paged_attention, paged_attention_triton
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -164,16 +164,18 @@ def test_cuda_graph_replays_for_other_lengths(lengths: Lengths) -> None:
     assert distance(result, case.exact()) < TOLERANCES[torch.bfloat16]
 
 
+@pytest.mark.parametrize("usual", [None, 1, 5])
 @pytest.mark.parametrize("tokens", [16, 512])
-def test_cuda_graph_replays_for_other_batches(tokens: int) -> None:
+def test_cuda_graph_replays_for_other_batches(tokens: int, usual: int | None) -> None:
     """Captured as vLLM does for steps that mix prompts and decodes: with the maximum number of requests, of any lengths."""
     longest = Shape(Lengths((4096,) * 8, (tokens // 8,) * 8), head_dim=64, block_size=128)
     static = batch(longest)
-    arguments = static.arguments() | {"max_query_len": tokens, "max_context_len": 16384}
+    bounds = {"max_query_len": tokens, "max_context_len": 16384, "usual_query_len": usual}
+    arguments = static.arguments() | {"scale": 64**-0.5, "window": 0} | bounds
     graph = torch.cuda.CUDAGraph()
-    paged_attention(**arguments)
+    paged_attention_triton(**arguments)
     with torch.cuda.graph(graph):
-        paged_attention(**arguments)
+        paged_attention_triton(**arguments)
     decodes = Lengths((5, 129, 4000, 1, 700, 3, 0, 0), (1, 1, 1, 1, 1, 1, 0, 0))
     one_prompt = Lengths((0, tokens, 0, 0, 0, 0, 0, 0), (0, tokens, 0, 0, 0, 0, 0, 0))
     mixed = Lengths((4096, 77, tokens - 9 + 300, 2, 5, 0, 0, 0), (1, 1, tokens - 9, 2, 5, 0, 0, 0))

@@ -83,6 +83,7 @@ def seeded() -> None:
 
 
 BATCHES = {
+    "short": ([40, 3, 0, 64, 17], [1, 1, 0, 3, 1]),
     "lengths far apart": ([1, 3, 127, 129, 16], [1] * 5),
     "a few queries each": ([40, 70, 5, 3], [4, 3, 5, 1]),
     "prompts alone": ([40, 40], [40, 40]),
@@ -110,15 +111,15 @@ def test_cpu_agrees_with_plain_torch(lengths: tuple[list[int], list[int]], windo
 @pytest.mark.slow
 @interpreted
 @pytest.mark.parametrize("queries", [[1] * 6, [0, 0, 24, 0, 0, 0], [1, 1, 17, 3, 0, 0], [8, 9, 1, 2, 1, 3]], ids=str)
-@pytest.mark.parametrize("tokens", [24, 48])
-def test_one_launch_configuration_handles_any_batch_of_that_size(queries: list[int], tokens: int) -> None:
-    """As in CUDA graph replay: shapes are those of the capture, and one request may have all the tokens. Small captures use one
-    kernel, larger captures two kernels that share the batch."""
+@pytest.mark.parametrize(("tokens", "usual"), [(24, None), (48, None), (24, 1), (24, 9), (48, 9)])
+def test_one_launch_configuration_handles_any_batch_of_that_size(queries: list[int], tokens: int, usual: int | None) -> None:
+    """As in CUDA graph replay: shapes are those of the capture, and one request may have all the tokens. Two launches share the
+    batch, except for small captures that do not know the usual number of queries."""
     case = batch([own and own + 5 * seq for seq, own in enumerate(queries)], queries)
     used = len(case.q)
     q = torch.cat([case.q, torch.full((tokens - used, *case.q.shape[1:]), torch.nan)])
     out = torch.full_like(q, 3.0)
-    paged_attention_triton(q, *case.arguments()[1:], out, tokens, 4096, case.q.shape[-1] ** -0.5, 0)
+    paged_attention_triton(q, *case.arguments()[1:], out, tokens, 4096, case.q.shape[-1] ** -0.5, 0, usual_query_len=usual)
     assert distance(out[:used], case.exact()) < 1e-5
     assert (out[used:] == 3).all()
 

@@ -28,11 +28,12 @@ def on_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     from vllm.platforms import current_platform
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
+    # Modules of vLLM that they import look at the platform: before it changes.
+    from strata.kernels.vllm_plugin import attention, layers, linear  # noqa: F401
+
     current_platform.import_kernels()
     monkeypatch.setattr(type(current_platform), "is_cuda", lambda self: True)
     monkeypatch.setattr(custom_op, "op_registry_oot", dict(custom_op.op_registry_oot))
-    from strata.kernels.vllm_plugin import layers
-
     monkeypatch.setattr(layers, "op_registry_oot", custom_op.op_registry_oot)
     yield
     AttentionBackendEnum.CUSTOM.clear_override()
@@ -308,7 +309,7 @@ def test_uncached_prompts_at_the_end_of_a_batch_are_separated() -> None:
         assert Batch(other, "NHD").metadata(2).prompts is None
 
 
-def builder(graphs: str = "FULL_AND_PIECEWISE") -> Any:
+def builder(graphs: str = "FULL_AND_PIECEWISE", drafted: int = 0) -> Any:
     from vllm.config import CUDAGraphMode
 
     from strata.kernels.vllm_plugin.attention import StrataAttentionMetadataBuilder
@@ -317,6 +318,7 @@ def builder(graphs: str = "FULL_AND_PIECEWISE") -> Any:
         model_config=SimpleNamespace(rswa_window=None),
         scheduler_config=SimpleNamespace(max_num_seqs=8),
         compilation_config=SimpleNamespace(cudagraph_mode=CUDAGraphMode[graphs]),
+        num_speculative_tokens=drafted,
     )
     spec = SimpleNamespace(head_size=HEAD_SIZE, num_kv_heads=2)
     return StrataAttentionMetadataBuilder(spec, ["layer"], config, torch.device("cpu"))
@@ -335,7 +337,8 @@ def test_graph_capture_does_not_use_flash_prefill(monkeypatch: pytest.MonkeyPatc
 def test_full_graph_capture_allows_one_request_with_all_tokens() -> None:
     """vLLM captures with as many requests as tokens, and replays with prompts among them. Decode graphs stay decode graphs."""
     common = Batch([(0, 1)] * 6, "NHD").common()
-    assert builder("FULL").build_for_cudagraph_capture(common).max_query_len == 6
+    captured = builder("FULL", drafted=3).build_for_cudagraph_capture(common)
+    assert (captured.max_query_len, captured.usual_query_len) == (6, 4)
     assert builder("FULL_AND_PIECEWISE").build_for_cudagraph_capture(common).max_query_len == 1
     assert builder("FULL").build(0, common).max_query_len == 1
 

@@ -125,10 +125,13 @@ class StrataAttentionMetadataBuilder(AttentionMetadataBuilder[StrataAttentionMet
 
     def build_for_cudagraph_capture(self, common_attn_metadata: CommonAttentionMetadata) -> StrataAttentionMetadata:
         """The requests vLLM captures with look like uncached prompts, with as many keys as queries, but stand for any request. If
-        graphs are not only for decodes, one request may have all the tokens, and paged_attention is sized by the longest."""
+        graphs are not only for decodes, one request may have all the tokens, and paged_attention is sized by the longest. Most
+        have the tokens of a decode step."""
+        usual = None
         if self.vllm_config.compilation_config.cudagraph_mode.mixed_mode() == CUDAGraphMode.FULL:
             common_attn_metadata = common_attn_metadata.replace(max_query_len=common_attn_metadata.num_actual_tokens)
-        return metadata_of(common_attn_metadata, None, self.arrivals)
+            usual = 1 + self.vllm_config.num_speculative_tokens
+        return metadata_of(common_attn_metadata, None, self.arrivals, usual)
 
 
 class StrataAttentionImpl(AttentionImpl[StrataAttentionMetadata]):  # type: ignore[misc]
@@ -200,7 +203,7 @@ class StrataAttentionImpl(AttentionImpl[StrataAttentionMetadata]):  # type: igno
                 *self._scales(layer),
             )
             if query.is_cuda:
-                paged_attention_triton(*arguments, cached.arrivals)
+                paged_attention_triton(*arguments, cached.arrivals, cached.usual_query_len)
             else:
                 paged_attention_cpu(*arguments)
         if prompts is not None:

@@ -22,6 +22,7 @@ class StrataAttentionMetadata(AttentionMetadata):  # type: ignore[misc]
     slot_mapping: Tensor  # int64 [tokens]
     arrivals: Tensor | None  # paged_attention's counters, reused from launch to launch
     prompts: "WholePrompts | None" = None
+    usual_query_len: int | None = None  # where max_query_len is only a bound
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,10 @@ class WholePrompts:
 
 
 def metadata_of(
-    common: CommonAttentionMetadata, long_prompt: int | None, arrivals: Tensor | None = None
+    common: CommonAttentionMetadata,
+    long_prompt: int | None,
+    arrivals: Tensor | None = None,
+    usual_query_len: int | None = None,
 ) -> StrataAttentionMetadata:
     """`long_prompt` is the prompt length from which flash_attention processes uncached prompts; None disables it."""
     if common.causal is not True:
@@ -49,6 +53,7 @@ def metadata_of(
         block_table=first_rows(common.block_table_tensor, common.num_reqs),
         slot_mapping=common.slot_mapping,
         arrivals=arrivals,
+        usual_query_len=usual_query_len,
     )
     if long_prompt is not None and common.max_query_len >= long_prompt and common.seq_lens_cpu_upper_bound is not None:
         batch.prompts = _whole_prompts(common, batch, long_prompt)

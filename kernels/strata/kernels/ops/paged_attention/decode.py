@@ -1,10 +1,13 @@
 """Paged attention for sequences with one or a few queries, bound by reading the KV cache once.
 
-The key tiles of all sequences are concatenated and cut into equal chunks, one per resident program. A single long sequence fills
-the GPU as well as many sequences of different lengths, and the host needs no lengths (CUDA graphs). A chunk may begin or end
-inside a sequence; it then stores an unnormalised partial result, and the program that stores the last partial result of a
-sequence merges them. The programs of one chunk, one per KV head, are adjacent in the grid, so that heads adjacent in memory are
-read at about the same time. All query heads that share a KV head are rows of one tile, for each of a sequence's few queries.
+The key tiles of all sequences are divided into chunks, one per resident program. A single long sequence fills the GPU as well as
+many sequences of different lengths, and the host needs no lengths (CUDA graphs). A program stores an unnormalised partial result
+for a part of a sequence, and the one that stores the last part merges them. The programs of one chunk, one per KV head, are
+adjacent in the grid, so that heads adjacent in memory are read at about the same time. All query heads that share a KV head are
+rows of one tile, for each of a sequence's few queries.
+
+A chunk is a part of one sequence where that makes chunks at most slightly longer: to begin a sequence and to merge parts takes as
+long as reading several tiles. Otherwise the tiles are concatenated and cut into equal chunks, also inside sequences.
 """
 
 import os
@@ -13,13 +16,15 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from strata.kernels.ops.arrivals import multiprocessors, stream_arrivals
-from strata.kernels.tuning.tunable import Config, Key, Tunable, bucket, config
+from strata.kernels.tuning.tunable import Config, Key, Tunable, architecture, bucket, config
 
 LEAST_ROWS = 16  # of a matrix product
 MOST_ROWS = 64  # queries times heads of a group; above this, compute takes longer than reading the cache
 LEAST_TILES = 4  # of a chunk: merging many short partial results takes longer than reading their keys
+EXTRA_SIZES = 8  # that are tried for chunks of one sequence each; a power of two
 MERGED_VALUES = 2**12  # values held in registers
 LEAST_WORD_DIMS = 128  # with fewer dims, the products of bytes are too small to share among the warps
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -28,16 +33,23 @@ LOG2_E = 1.4426950408889634
 
 @triton.jit
 def count_key_tiles(
-    context_lens, query_starts, seqs, MAX_QUERIES: tl.constexpr, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr, SEQS: tl.constexpr
+    context_lens,
+    query_starts,
+    seqs,
+    least_queries,
+    MAX_QUERIES: tl.constexpr,
+    WINDOW: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SEQS: tl.constexpr,
 ):
-    """Key tiles of every sequence [SEQS]; 0 for sequences with more queries than this kernel handles. A sequence with queries and
-    no keys has one empty tile, so that a program writes its zeros."""
+    """Key tiles of every sequence [SEQS]; 0 for sequences with fewer or more queries than this launch handles. A sequence with
+    queries and no keys has one empty tile, so that a program writes its zeros."""
     seq = tl.arange(0, SEQS)
     there = seq < seqs
     context = tl.load(context_lens + seq, mask=there, other=0)
     queries = tl.load(query_starts + seq + 1, mask=there, other=0) - tl.load(query_starts + seq, mask=there, other=0)
     tiles = tl.cdiv(context, BLOCK_N) - first_key_tile(context, queries, WINDOW, BLOCK_N)
-    return tl.where((queries > 0) & (queries <= MAX_QUERIES), tl.maximum(tiles, 1), 0)
+    return tl.where((queries >= least_queries) & (queries <= MAX_QUERIES), tl.maximum(tiles, 1), 0)
 
 
 @triton.jit
@@ -135,7 +147,7 @@ def store_rows(
     tl.store(target, result.to(out.dtype.element_ty), mask=(token < queries)[:, None] & (dims < HEAD_DIM)[None, :])
 
 
-@triton.jit(do_not_specialize=["seqs", "table_seq"])
+@triton.jit(do_not_specialize=["seqs", "least_queries", "table_seq"])
 def decode_kernel(
     out,
     parts,  # partial results: values [programs, 2, kv_heads, ROWS, DIMS], then maxima and sums, each without DIMS
@@ -149,6 +161,7 @@ def decode_kernel(
     k_scale,
     v_scale,
     seqs,
+    least_queries,
     out_token,
     out_head,
     q_token,
@@ -171,23 +184,53 @@ def decode_kernel(
     BLOCK_N: tl.constexpr,
     ROWS: tl.constexpr,  # rows of BLOCK_M that may hold queries
     PARTS: tl.constexpr,
+    LEAST_TILES: tl.constexpr,
+    EXTRA_SIZES: tl.constexpr,
+    OVERLAPPED: tl.constexpr,  # the next kernel may begin before the end of this one
     WORDS: tl.constexpr,  # fp8 values are read in words of four dims
     COMPILED: tl.constexpr,
 ):
     FP8: tl.constexpr = key_cache.dtype.element_ty == tl.float8e4nv
     head, kv_heads = tl.program_id(0), tl.num_programs(0)
     chunk = tl.program_id(1)
-    tiles = count_key_tiles(context_lens, query_starts, seqs, ROWS // GROUP, WINDOW, BLOCK_N, SEQS)
+    if OVERLAPPED:
+        gdc_wait()
+        gdc_launch_dependents()
+    tiles = count_key_tiles(context_lens, query_starts, seqs, least_queries, ROWS // GROUP, WINDOW, BLOCK_N, SEQS)
     ends = tl.cumsum(tiles, 0)
     total = tl.sum(tiles, 0)
-    chunks = tl.minimum(tl.num_programs(1), total)  # no chunk is empty
-    if chunk >= chunks:
+    if total == 0:
         return
+    seq_index = tl.arange(0, SEQS)
+    chunks = tl.minimum(tl.num_programs(1), total)  # no chunk is empty
     size = total // chunks
     longer = total - size * chunks
-    begin = chunk * size + tl.minimum(chunk, longer)
-    end = begin + size + (chunk < longer).to(tl.int32)
-    seq_index = tl.arange(0, SEQS)
+    own_size = 2147483647
+    if seqs <= chunks:
+        sizes = tl.maximum(tl.cdiv(total, chunks), LEAST_TILES) + tl.arange(0, EXTRA_SIZES)
+        fits = tl.sum(tl.cdiv(tiles[None, :], sizes[:, None]), 1) <= chunks
+        own_size = tl.min(tl.where(fits, sizes, 2147483647), 0)
+    own = own_size < 2147483647  # each chunk is a part of one sequence: of chunks own_first to own_last
+    own_first = chunk
+    own_last = chunk
+    if own:
+        parts_of_seq = tl.cdiv(tiles, own_size)
+        last_parts = tl.cumsum(parts_of_seq, 0)
+        if chunk >= tl.sum(parts_of_seq, 0):
+            return
+        this = seq_index == tl.sum((last_parts <= chunk).to(tl.int32), 0)
+        own_last = tl.sum(tl.where(this, last_parts, 0), 0) - 1
+        own_parts = tl.sum(tl.where(this, parts_of_seq, 0), 0)
+        own_first = own_last + 1 - own_parts
+        own_tiles = tl.sum(tl.where(this, tiles, 0), 0)
+        own_begin = tl.sum(tl.where(this, ends, 0), 0) - own_tiles
+        begin = own_begin + own_tiles * (chunk - own_first) // own_parts
+        end = own_begin + own_tiles * (chunk - own_first + 1) // own_parts
+    else:
+        if chunk >= chunks:
+            return
+        begin = chunk * size + tl.minimum(chunk, longer)
+        end = begin + size + (chunk < longer).to(tl.int32)
     first_seq = tl.sum((ends <= begin).to(tl.int32), 0)
     last_seq = tl.sum((ends < end).to(tl.int32), 0)
 
@@ -283,12 +326,13 @@ def decode_kernel(
                 tl.store(parts + part[:, None] * DIMS + dims[None, :], acc, mask=(token < queries)[:, None])
                 tl.store(parts + slots * DIMS + part, best, mask=token < queries)
                 tl.store(parts + slots * (DIMS + 1) + part, weight, mask=token < queries)
-                first, last = chunk_of(seq_begin, size, longer), chunk_of(seq_end - 1, size, longer)
+                first = tl.where(own, own_first, chunk_of(seq_begin, size, longer))
+                last = tl.where(own, own_last, chunk_of(seq_end - 1, size, longer))
                 tl.debug_barrier()  # all threads have stored before the arrival is counted
                 before = tl.atomic_add(arrivals + seq * kv_heads + head, 1, sem="acq_rel", scope="gpu")
                 if before == last - first:
                     tl.store(arrivals + seq * kv_heads + head, 0)  # reset for the next launch
-                    first_later = (first * size + tl.minimum(first, longer) < seq_begin).to(tl.int32)
+                    first_later = ((first * size + tl.minimum(first, longer) < seq_begin) & (own == 0)).to(tl.int32)
                     result = merge(parts, slots, first, last, first_later, head, kv_heads, DIMS, ROWS, PARTS)
                     store_rows(out, result, q_start, queries, head, out_token, out_head, GROUP, HEAD_DIM, DIMS, ROWS)
 
@@ -346,10 +390,11 @@ def decode_triton(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
     arrivals: Tensor | None = None,
+    least_queries: int = 1,
     chosen: dict[str, int] | None = None,
 ) -> None:
-    """Processes sequences with at most `most_queries` queries, or slightly more if they fit a tile, and leaves other rows
-    unchanged. `arrivals` holds at least seqs * kv_heads zeros and must not be shared with a concurrent launch."""
+    """Processes sequences with `least_queries` to `most_queries` queries, or slightly more if they fit a tile, and leaves other
+    rows unchanged. `arrivals` holds at least seqs * kv_heads zeros and must not be shared with a concurrent launch."""
     heads, head_dim = q.shape[1:]
     _, block_size, kv_heads, _ = key_cache.shape
     seqs, group, dims = context_lens.shape[0], heads // kv_heads, max(bucket(head_dim), 16)
@@ -357,6 +402,7 @@ def decode_triton(
     arguments = dict(chosen or decode_tunable.arguments((dims, max(rows, LEAST_ROWS), key_cache.element_size()), q.device))
     programs = max(multiprocessors(q.device) * arguments.pop("PROGRAMS") // kv_heads, 1)
     programs = min(programs, seqs * max(-(-max_context_len // (LEAST_TILES * arguments["BLOCK_N"])), 1))
+    overlapped = architecture(q.device) >= 90
     parts = torch.empty(programs * 2 * kv_heads * rows * (dims + 2), dtype=torch.float32, device=q.device)
     if arrivals is None or arrivals.shape[0] < seqs * kv_heads:
         arrivals = stream_arrivals(seqs * kv_heads, q.device)
@@ -373,6 +419,7 @@ def decode_triton(
         context_lens if k_scale is None else k_scale,
         context_lens if v_scale is None else v_scale,
         seqs,
+        least_queries,
         *out.stride()[:2],
         *q.stride()[:2],
         *key_cache.stride()[:3],
@@ -388,6 +435,10 @@ def decode_triton(
         BLOCK_M=max(rows, LEAST_ROWS),
         ROWS=rows,
         PARTS=max(MERGED_VALUES // (rows * dims), 1),
+        LEAST_TILES=LEAST_TILES,
+        EXTRA_SIZES=EXTRA_SIZES,
+        OVERLAPPED=overlapped,
+        launch_pdl=overlapped,
         WORDS=k_scale is not None and dims >= LEAST_WORD_DIMS and in_words(value_cache),
         COMPILED=not INTERPRETED,
         **arguments,

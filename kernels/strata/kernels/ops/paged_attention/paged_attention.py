@@ -72,19 +72,29 @@ def paged_attention_triton(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
     arrivals: Tensor | None = None,
+    usual_query_len: int | None = None,
 ) -> None:
+    """`usual_query_len`: where max_query_len is only a bound, as in a CUDA graph for any batch, the queries of most sequences.
+    Tiles of the bound's size would take their time in every sequence."""
     tokens, seqs, group = q.shape[0], context_lens.shape[0], q.shape[1] // key_cache.shape[2]
     if tokens == 0 or seqs == 0:
         return
     inputs = (q, key_cache, value_cache, block_tables, context_lens, query_starts, out)
-    if max_query_len * group <= max(MOST_ROWS, group):
+    few = max(LEAST_ROWS // group, 1)
+    if usual_query_len is not None and few < usual_query_len <= MOST_ROWS // group:
+        few = rows_for(usual_query_len, group) // group
+    decoded = max_query_len * group <= max(MOST_ROWS, group)
+    if decoded and (usual_query_len is None or max_query_len <= few):
         decode_triton(*inputs, max_query_len, max_context_len, scale, window, k_scale, v_scale, arrivals)
-    elif tokens >= seqs * max_query_len:  # all sequences are prompts of one length
+    elif not decoded and tokens >= seqs * max_query_len:  # all sequences are prompts of one length
         prefill_triton(*inputs, 1, scale, window, k_scale, v_scale)
     else:
-        few = max(LEAST_ROWS // group, 1)
         decode_triton(*inputs, few, max_context_len, scale, window, k_scale, v_scale, arrivals)
-        prefill_triton(*inputs, few + 1, scale, window, k_scale, v_scale)
+        scales = (k_scale, v_scale)
+        if decoded:
+            decode_triton(*inputs, max_query_len, max_context_len, scale, window, *scales, arrivals, few + 1)
+        else:
+            prefill_triton(*inputs, few + 1, scale, window, *scales, follows=True)
 
 
 def tuning_cases(device: torch.device) -> list[TuningCase]:

@@ -7,10 +7,11 @@ grid is large enough for every distribution of queries over sequences, which the
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_wait
 
 from strata.kernels.ops.arrivals import multiprocessors
 from strata.kernels.ops.paged_attention.decode import LOG2_E, half_queries, padded_seqs
-from strata.kernels.tuning.tunable import Config, Key, Tunable, bucket, config
+from strata.kernels.tuning.tunable import Config, Key, Tunable, architecture, bucket, config
 
 
 @triton.jit
@@ -78,7 +79,7 @@ def attend(
     return best, weight, acc, blocks
 
 
-@triton.jit(do_not_specialize=["seqs", "table_seq", "least_queries"])
+@triton.jit(do_not_specialize=["seqs", "table_seq", "least_queries", "follows"])
 def prefill_kernel(
     out,
     q,
@@ -91,6 +92,7 @@ def prefill_kernel(
     v_scale,
     seqs,
     least_queries,
+    follows,
     out_token,
     out_head,
     q_token,
@@ -111,9 +113,12 @@ def prefill_kernel(
     SEQS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    OVERLAPPED: tl.constexpr,  # with the kernel before it
 ):
     TOKENS: tl.constexpr = BLOCK_M // GROUP
     FP8: tl.constexpr = key_cache.dtype.element_ty == tl.float8e4nv
+    if OVERLAPPED and follows == 0:
+        gdc_wait()
     head = tl.program_id(0)
     tile = tl.num_programs(1) - 1 - tl.program_id(1)  # the last tokens of a prompt attend to the most keys: start them first
     seq_index = tl.arange(0, SEQS)
@@ -123,6 +128,8 @@ def prefill_kernel(
     queries = tl.load(query_starts + seq + 1) - q_start
     first_token = (tile - q_start // TOKENS - seq) * TOKENS
     if (queries < least_queries) | (first_token >= queries):
+        if OVERLAPPED:
+            gdc_wait()  # kernels behind this one read what the decode launch writes
         return
 
     context = tl.load(context_lens + seq)
@@ -216,6 +223,8 @@ def prefill_kernel(
         result *= tl.load(v_scale)
     target = out + q_rows * out_token + q_heads[:, None] * out_head + dims[None, :]
     tl.store(target, result.to(out.dtype.element_ty), mask=wanted)
+    if OVERLAPPED:
+        gdc_wait()
 
 
 def candidates(arch: int, key: Key) -> list[Config]:
@@ -250,13 +259,16 @@ def prefill_triton(
     window: int,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
+    follows: bool = False,
     chosen: dict[str, int] | None = None,
 ) -> None:
-    """Processes sequences with at least `least_queries` queries and leaves other rows unchanged."""
+    """Processes sequences with at least `least_queries` queries and leaves other rows unchanged. `follows`: right after
+    decode_triton for the other sequences of the batch, and beside it."""
     tokens, heads, head_dim = q.shape
     _, block_size, kv_heads, _ = key_cache.shape
     seqs, group, dims = context_lens.shape[0], heads // kv_heads, max(bucket(head_dim), 16)
     few = tokens * heads < 128 * multiprocessors(q.device)
+    overlapped = architecture(q.device) >= 90
     arguments = chosen or prefill_tunable.arguments((dims, group, few), q.device)
     prefill_kernel[(kv_heads, tokens // (arguments["BLOCK_M"] // group) + seqs)](
         out,
@@ -270,6 +282,7 @@ def prefill_triton(
         context_lens if v_scale is None else v_scale,
         seqs,
         least_queries,
+        int(follows),
         *out.stride()[:2],
         *q.stride()[:2],
         *key_cache.stride()[:3],
@@ -282,5 +295,7 @@ def prefill_triton(
         DIMS=dims,
         BLOCK_SIZE=block_size,
         SEQS=padded_seqs(seqs),
+        OVERLAPPED=overlapped,
+        launch_pdl=overlapped,
         **arguments,
     )
