@@ -113,9 +113,9 @@ def simulate_calibrate(
     if record is not None:
         chosen = frozenset(_whole(word) for word in levels.split(",")) if levels else frozenset[int]()
         points = recorded.points(record, contender, chosen)
-        engines = recorded.engines(record, points, max_sequences, step_tokens, prefill)
+        engines = recorded.engines(record, contender, points, max_sequences, step_tokens, prefill)
         sizes = kv_tokens or recorded.UNBOUNDED, context or recorded.UNBOUNDED
-        fitted = session.fitted(points, engines, *sizes, console, recorded.gpu_terms(record, recipe or "h200"))
+        fitted = session.fitted(points, engines, *sizes, console, recorded.known_terms(record, recipe or "h200"))
     else:
         given = session.Given(max_sequences, step_tokens, kv_tokens, prefill, context, clients, model, cpu)
         with session.opened(url, start, recipe or "laptop", overrides or [], given) as endpoint:
@@ -173,7 +173,7 @@ def simulate_validate(
         assert known is not None
         points = recorded.points(record, contender)
         sequences, tokens = max_sequences or known.max_sequences, step_tokens or known.step_tokens
-        engines = recorded.engines(record, points, sequences, tokens, prefill)
+        engines = recorded.engines(record, contender, points, sequences, tokens, prefill)
     else:
         given = session.Given(max_sequences, step_tokens, kv_tokens, prefill, context, clients, model, cpu)
         with session.opened(url, start, recipe or "laptop", overrides or [], given) as endpoint:

@@ -22,6 +22,7 @@ class Facts:
     """None where the endpoint does not report it."""
 
     target: Target
+    strata: bool  # or another server
     context: int | None
     block_size: int | None
     kv_tokens: int | None
@@ -45,9 +46,11 @@ def read(url: str, name: str | None = None) -> Facts:
     if model is None:
         raise UserError(f"{url} serves no model '{name}'.", f"Choose one of {', '.join(each['id'] for each in models)}.")
     target = Target(parts.hostname, parts.port or 80, model["id"], key)
-    labels = _cache(scraped.text if scraped.is_success else "", model["id"])
+    text = scraped.text if scraped.is_success else ""
+    labels = _cache(text, model["id"])
     block_size, blocks = _number(labels.get("block_size")), _number(labels.get("num_gpu_blocks"))
-    return Facts(target, _number(model.get("max_model_len")), block_size, block_size * blocks if block_size and blocks else None)
+    kv_tokens = block_size * blocks if block_size and blocks else None
+    return Facts(target, bool(USAGE.search(text)), _number(model.get("max_model_len")), block_size, kv_tokens)
 
 
 def _cache(text: str, model: str) -> dict[str, str]:

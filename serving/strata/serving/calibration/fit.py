@@ -23,7 +23,8 @@ Vector = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 STEPS = ("fixed_s", "sequence_s", "context_token_s", "prompt_step_s", "prompt_token_s", "prompt_pair_s")
 HOST = ("host_s", "host_sequence_s")
-SAME_CORES = ("prompt_s",)  # without asynchronous scheduling: engine and front end share the cores of a CPU
+# Without asynchronous scheduling, engine, front end and clients share the cores of a CPU.
+SAME_CORES = ("prompt_s", "prompt_beside_s", "request_spread")
 FRONT = ("request_s", "front_request_s", "front_token_s")
 TRANSFER = ("handoff_s", "transfer_token_s")
 # Weights of the figures: those with a bar count most; the tail of a few dozen requests is noisy.
@@ -84,9 +85,11 @@ def guesses(
             context_token_s=known.get("context_token_s", itl / 1e5),
             prompt_step_s=engine * rest * (1.0 if engines.async_scheduling else 0.5),
             prompt_s=0.0 if engines.async_scheduling else engine * rest * 0.5,
+            prompt_beside_s=0.0 if engines.async_scheduling else engine * rest * 0.25,
             prompt_token_s=0.9 * token_s,
             prompt_pair_s=known.get("prompt_pair_s", token_s / 1e4),
             request_s=0.75 * (1 - engine) * rest,
+            request_spread=0.0 if engines.async_scheduling else known.get("request_spread", SPREAD),
             front_request_s=0.25 * (1 - engine) * rest,
             front_token_s=(1 - engine) * full.figures.itl_mean / (full.level.concurrency or 1),
             kv_tokens=kv_tokens,

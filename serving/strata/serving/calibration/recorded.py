@@ -50,26 +50,31 @@ def points(path: Path, contender: str, concurrency: frozenset[int] = frozenset()
     return found
 
 
-def engines(path: Path, points: list[Point], max_sequences: int | None, step_tokens: int | None, prefill: int) -> Engines:
+def engines(
+    path: Path, contender: str, points: list[Point], max_sequences: int | None, step_tokens: int | None, prefill: int
+) -> Engines:
     """Settings of a recorded endpoint, where the command line does not have them."""
+    gpu = bool(json.loads(path.read_text())["machine"]["gpus"])
     return Engines(
         BLOCK,
         max_sequences or SEQUENCES,
         step_tokens or STEP_TOKENS,
         prefill=prefill,
         prefix_caching=points[0].workload.prefix_caching,
-        gpu=bool(json.loads(path.read_text())["machine"]["gpus"]),
+        gpu=gpu,
+        full_graphs=gpu and contender.startswith("strata"),
     )
 
 
-def gpu_terms(path: Path, recipe: str) -> dict[str, float]:
-    """Times of the planner for the terms that prompts of one length do not show. None on CPUs, of which it has no model."""
+def known_terms(path: Path, recipe: str) -> dict[str, float]:
+    """Terms that prompts of one length do not show: the planner's times, except on CPUs, of which it has no model."""
     record = json.loads(path.read_text())
+    known = {"request_spread": 0.0}
     if not record["machine"]["gpus"]:
-        return {}
+        return known
     worksheet = Worksheet("engine")
     describe(library.from_recipe(recipe_file.load(recipe, []).model, recipe), validation.gpu_of(record, path), worksheet)
-    return StepTimes(worksheet).gpu_terms
+    return known | StepTimes(worksheet).gpu_terms
 
 
 def rows(calibration: Calibration, engines: Engines, points: list[Point]) -> list[dict[str, Any]]:

@@ -32,6 +32,7 @@ class Engines:
     prefill: int = 0
     prefix_caching: bool = True
     gpu: bool = False
+    full_graphs: bool = False  # CUDA graphs of whole steps with prompts, which Strata's kernels allow
 
     @property
     def async_scheduling(self) -> bool:
@@ -40,8 +41,8 @@ class Engines:
 
     @property
     def graph_tokens(self) -> int:
-        """Largest step that is a CUDA graph, by vLLM's default."""
-        return min(2 * self.max_sequences, LARGEST_GRAPH) if self.gpu else 0
+        """Largest step with prompts that is one CUDA graph, by vLLM's default sizes."""
+        return min(2 * self.max_sequences, LARGEST_GRAPH) if self.full_graphs else 0
 
 
 def simulate(
@@ -71,6 +72,7 @@ def setup(calibration: Calibration, engines: Engines) -> Setup:
         max_queue=10**6,  # the measured loads are not rejected
         context=model.context,
         request_s=model.request_s,
+        request_spread=model.request_spread,
         front_request_s=model.front_request_s,
         front_token_s=model.front_token_s,
         prefill_replicas=engines.prefill,

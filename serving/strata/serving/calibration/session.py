@@ -90,6 +90,7 @@ def _described(url: str, given: Given, max_sequences: int, gpu: bool) -> Endpoin
         given.step_tokens or (STEP_TOKENS if gpu else CPU_STEP_TOKENS),
         prefill=given.prefill,
         gpu=gpu,
+        full_graphs=gpu and found.strata,
     )
     longest = min(given.context or MOST_CONTEXT, context, kv_tokens // 2)
     return Endpoint(found.target, engines, kv_tokens, context, longest, given.clients or max(1, (os.cpu_count() or 1) // 2))

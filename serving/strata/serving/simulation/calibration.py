@@ -2,8 +2,9 @@
 
 A step takes `fixed_s`, plus `sequence_s` for each decoding sequence and `context_token_s` for each token of their contexts, plus
 `prompt_step_s` if it has prompt tokens and more than `graph_tokens` in all (the host launches it kernel by kernel),
-`prompt_s` for each prompt (on a CPU, the front end of its request runs on the cores of the engine), `prompt_token_s` for each
-prompt token and `prompt_pair_s` for each of its query-key pairs. It takes `host_s` plus
+`prompt_s` for each prompt (on a CPU, the front end of its request runs on the cores of the engine), `prompt_beside_s` if it has
+prompt tokens beside decoding sequences (on a CPU, their tokens are written meanwhile), `prompt_token_s` for each prompt token and
+`prompt_pair_s` for each of its query-key pairs. It takes `host_s` plus
 `host_sequence_s` for each decoding sequence at least: with asynchronous scheduling, the host works beside the GPU.
 `simulation.front_end` explains the times of the front end.
 """
@@ -27,9 +28,11 @@ class Calibration(BaseModel):
     prompt_pair_s: float = Field(ge=0)
     prompt_step_s: float = Field(default=0.0, ge=0)
     prompt_s: float = Field(default=0.0, ge=0)
+    prompt_beside_s: float = Field(default=0.0, ge=0)
     host_s: float = Field(default=0.0, ge=0)
     host_sequence_s: float = Field(default=0.0, ge=0)
-    request_s: float = Field(ge=0)  # HTTP, tokenizer and the stream's first chunk
+    request_s: float = Field(ge=0)  # median of HTTP, tokenizer and the stream's first chunk
+    request_spread: float = Field(default=0.0, ge=0)  # standard deviation of its logarithm
     front_request_s: float = Field(default=0.0, ge=0)  # of these, work of the front end, which serves one request at a time
     front_token_s: float = Field(default=0.0, ge=0)  # work of the front end for each token
     kv_tokens: int = Field(gt=0)  # that the KV cache holds
@@ -50,7 +53,9 @@ class Calibration(BaseModel):
         decode_s = self.fixed_s + self.sequence_s * sequences + self.context_token_s * context
         # A mean of less than a token per step, as the sizing of pools has it, is a step with a prompt now and then.
         launch_s = self.prompt_step_s * min(1.0, tokens) if sequences + tokens > self.graph_tokens else 0.0
-        engine_s = decode_s + launch_s + self.prompt_s * prompts + self.prompt_token_s * tokens + self.prompt_pair_s * pairs
+        beside_s = self.prompt_beside_s * min(1.0, tokens) if sequences else 0.0
+        prompts_s = self.prompt_s * prompts + self.prompt_token_s * tokens + self.prompt_pair_s * pairs
+        engine_s = decode_s + launch_s + beside_s + prompts_s
         return max(engine_s, self.least(sequences))
 
     def least(self, sequences: float, /) -> float:

@@ -168,6 +168,7 @@ def simulate(
         max_queue=max_queue,
         context=engine.context,
         request_s=engine.request_s,
+        request_spread=engine.request_spread,
         front_request_s=engine.front_request_s,
         front_token_s=engine.front_token_s,
         prefill_replicas=prefill,

@@ -8,6 +8,7 @@ Not simulated: several gateways with different knowledge, contention of KV trans
 """
 
 import heapq
+import math
 import random
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Several
@@ -26,7 +27,7 @@ from strata.serving.routing.policy import Decision, Rule
 from strata.serving.scaling.demand import Seen
 from strata.serving.scaling.sizing import Slo
 from strata.serving.simulation.engine import Engine, EngineSettings, Times
-from strata.serving.simulation.front_end import FrontEnd
+from strata.serving.simulation.front_end import FrontEnd, Parsing
 from strata.serving.simulation.replica import Flight, Replica, Role
 from strata.serving.simulation.requests import Request
 from strata.serving.simulation.results import PoolUse, Results, TenantResults
@@ -61,6 +62,7 @@ class Setup:
     max_queue: int
     context: int  # most tokens of a prompt with its answer
     request_s: float  # HTTP, tokenizer and the stream's first chunk
+    request_spread: float = 0.0  # standard deviation of its logarithm
     front_request_s: float = 0.0  # work of a replica's front end for each request, and for each token
     front_token_s: float = 0.0
     prefill_replicas: int = 0
@@ -202,7 +204,21 @@ class Simulation:
         flight.replica = replica
         replica.flights[flight] = None
         replica.busy += 1
-        self._at(replica.engine.accept(self.now) + self._setup.request_s, self._enter, flight, flight.epoch)
+        self._parse(flight, (flight.epoch, replica.engine.accept(self.now)))
+
+    def _parse(self, flight: Flight, accepted: tuple[int, Parsing]) -> None:
+        """Waits for the front end, which takes longer if other requests arrive meanwhile."""
+        epoch, parsing = accepted
+        if flight.epoch != epoch:
+            return
+        assert flight.replica is not None
+        parsed_at = flight.replica.engine.front.parsed_at(self.now, parsing)
+        if parsed_at > self.now:
+            self._at(parsed_at, self._parse, flight, accepted)
+            return
+        spread = self._setup.request_spread
+        factor = math.exp(self._random.gauss(0.0, spread)) if spread else 1.0
+        self._at(self.now + parsing.wait_s + self._setup.request_s * factor, self._enter, flight, epoch)
 
     def _choose(self, flight: Flight) -> Replica | None:
         pick, lost = self._random.choice, flight.lost

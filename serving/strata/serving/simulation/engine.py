@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from strata.serving.simulation.block_cache import BlockCache
-from strata.serving.simulation.front_end import FrontEnd
+from strata.serving.simulation.front_end import FrontEnd, Parsing
 from strata.serving.simulation.histogram import Histogram
 from strata.serving.simulation.requests import Text
 from strata.serving.simulation.sequence import Sequence
@@ -134,8 +134,8 @@ class Engine:
     def running(self) -> int:
         return len(self._running)
 
-    def accept(self, now: float) -> float:
-        """Time at which the front end has parsed a request that arrives now."""
+    def accept(self, now: float) -> Parsing:
+        """Lets the front end parse a request that arrives now."""
         if self._steps and self.front.token_s:
             self.front.stepped(self._began, self._seconds, self._steps_within(now - self._began), self._streams)
         return self.front.accepts(now, self._streams)

@@ -32,6 +32,7 @@ class Model:
     step_tokens: int = CHUNK
     front_request_s: float = 0.0
     front_token_s: float = 0.0
+    request_spread: float = 0.0
     async_scheduling: bool = True  # vLLM's default on GPUs
 
 
@@ -46,6 +47,7 @@ def calibrated(found: Calibration) -> Model:
         found.step_tokens or CHUNK,
         found.front_request_s,
         found.front_token_s,
+        found.request_spread,
         found.async_scheduling,
     )
 
