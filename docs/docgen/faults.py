@@ -22,6 +22,13 @@ def chaos(run: Run) -> str:
         ("all replicas up at the end", "yes" if numbers["whole in the end"] else "**no**"),
         ("longest pause in a stream", number(disturbed["longest_gap_s"], ".1f", " s")),
     ]
+    if adapters := run.get("adapters"):
+        rows += [
+            ("adapters loaded during the load", str(adapters["loads"])),
+            ("an adapter's load, median, without kills", number(adapters["load_p50_s"], ".2f", " s")),
+            ("an adapter's load, most, without kills", number(adapters["load_max_s"], ".2f", " s")),
+            ("requests to adapters that failed", bold(str(len(adapters["failures"])), bool(adapters["failures"]))),
+        ]
     found = table(("measure", "result"), rows, numeric=1)
     kills = sorted((kill for kill in run["kills"]), key=lambda kill: str(kill["kind"]))
     back = [

@@ -60,6 +60,34 @@ def test_requests_queue_in_the_front_end() -> None:
     assert many.ttft_p90 is not None and many.ttft_p90 > 0.14
 
 
+def test_the_front_end_takes_turns_between_requests() -> None:
+    """Those that arrive together are parsed together; one that arrives later lengthens the rest of the others."""
+    front = FrontEnd(0.01, 0.0)
+    first, second = front.accepts(5.0, 0), front.accepts(5.0, 0)
+    assert front.parsed_at(5.0, first) == front.parsed_at(5.0, second) == pytest.approx(5.02)
+    third = front.accepts(5.01, 0)  # the others have half of their work
+    assert front.parsed_at(5.01, first) == front.parsed_at(5.01, second) == pytest.approx(5.025)
+    assert front.parsed_at(5.01, third) == pytest.approx(5.03)
+    assert front.parsed_at(5.026, first) == 5.026 and front.parsed_at(5.026, third) == pytest.approx(5.03)
+    assert front.parsed_at(6.0, front.accepts(6.0, 0)) == pytest.approx(6.01)
+
+
+def test_streams_that_begin_together_stay_in_step() -> None:
+    """Requests of a closed loop arrive together, and no prompt is beside another's tokens."""
+    times = TIMES.model_copy(update={"front_request_s": 0.01, "prompt_beside_s": 1.0})
+    found = simulate(times, replace(ENGINES, prefix_caching=False), UNIFORM, Level(32, concurrency=8), 0)
+    assert found.ttft_p50 == pytest.approx(found.ttft_p90, rel=0.01) and found.ttft_p50 > 8 * 0.01
+    assert found.itl_mean < 0.02
+
+
+def test_a_spread_of_requests_leaves_their_median() -> None:
+    same = simulate(TIMES, ENGINES, UNIFORM, Level(200, concurrency=1), 0)
+    spread = simulate(TIMES.model_copy(update={"request_spread": 0.5}), ENGINES, UNIFORM, Level(200, concurrency=1), 0)
+    assert spread.ttft_p50 == pytest.approx(same.ttft_p50, rel=0.05)
+    assert spread.ttft_p90 is not None and same.ttft_p90 is not None
+    assert spread.ttft_p90 - same.ttft_p90 == pytest.approx(TIMES.request_s * (1.9 - 1), rel=0.3)  # exp(1.28 * 0.5)
+
+
 def test_tokens_of_a_run_are_counted_once() -> None:
     """A run of steps that a new request interrupts is counted up to then, and its rest at its end."""
     whole, parts = FrontEnd(0.0, 0.02), FrontEnd(0.0, 0.02)

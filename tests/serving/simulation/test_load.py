@@ -207,6 +207,9 @@ def test_calibrations_are_checked(tmp_path: Path) -> None:
     assert found.decode_terms(3) == pytest.approx((0.013, 1e-6))
     with_front_end = found.model_copy(update={"prompt_s": 0.002})
     assert with_front_end.step(3, 100, 50, 1250, 2) == pytest.approx(found.step(3, 100, 50, 1250) + 0.004)
+    beside = found.model_copy(update={"prompt_beside_s": 0.003})
+    assert beside.step(3, 100, 50, 1250) == pytest.approx(found.step(3, 100, 50, 1250) + 0.003)
+    assert beside.step(3, 100, 0, 0) == found.step(3, 100, 0, 0) and beside.step(0, 0, 50, 1250) == found.step(0, 0, 50, 1250)
     for changed, cause in ((good | {"fixed_s": 0}, "fixed_s"), (good | {"speed": 1}, "speed"), ({}, "fixed_s")):
         path.write_text(json.dumps(changed))
         with pytest.raises(UserError, match=cause):

@@ -47,7 +47,7 @@ class FrontEnd:
                 break
             at += (done - received) * left
             received, left = done, left - 1
-        return at
+        return round(at, 9)  # one time for requests that arrived together
 
     def _receive(self, now: float) -> None:
         """Divides the time until now among the requests."""

@@ -202,13 +202,14 @@ def decode_kernel(
     if total == 0:
         return
     seq_index = tl.arange(0, SEQS)
-    chunks = tl.minimum(tl.num_programs(1), total)  # no chunk is empty
+    programs = tl.num_programs(1)
+    chunks = tl.minimum(programs, total)  # no chunk is empty
     size = total // chunks
     longer = total - size * chunks
     own_size = 2147483647
-    if seqs <= chunks:
-        sizes = tl.maximum(tl.cdiv(total, chunks), LEAST_TILES) + tl.arange(0, EXTRA_SIZES)
-        fits = tl.sum(tl.cdiv(tiles[None, :], sizes[:, None]), 1) <= chunks
+    if seqs <= programs:
+        sizes = tl.maximum(tl.cdiv(total, programs), LEAST_TILES) + tl.arange(0, EXTRA_SIZES)
+        fits = tl.sum(tl.cdiv(tiles[None, :], sizes[:, None]), 1) <= programs
         own_size = tl.min(tl.where(fits, sizes, 2147483647), 0)
     own = own_size < 2147483647  # each chunk is a part of one sequence: of chunks own_first to own_last
     own_first = chunk
