@@ -126,6 +126,21 @@ def test_one_launch_configuration_handles_any_batch_of_that_size(queries: list[i
 
 @pytest.mark.slow
 @interpreted
+@pytest.mark.parametrize(
+    "contexts",
+    [[300, 30, 0, 70], [20, 0, 0, 0, 0, 30], [400] * 5, [600]],
+    ids=["parts of one sequence", "fewer tiles than sequences", "cut inside sequences", "one sequence"],
+)
+def test_divisions_into_chunks(contexts: list[int]) -> None:
+    """On eight programs of one KV head, with a bound of the context as in a graph."""
+    case = batch(contexts, [min(context, 1) for context in contexts], heads=2, kv_heads=1)
+    out = torch.full_like(case.q, torch.nan)
+    paged_attention_triton(*case.arguments(), out, 1, 4096, case.q.shape[-1] ** -0.5, 0)
+    assert distance(out, case.exact()) < 1e-5
+
+
+@pytest.mark.slow
+@interpreted
 @pytest.mark.parametrize(("layout", "block_size"), [("HND", 16), ("NHD", 32), ("HND", 64), ("NHD", 128)])
 def test_cache_layouts_and_block_sizes(layout: str, block_size: int) -> None:
     case = batch([1, 130, 40], [1, 1, 34], kv_heads=1, block_size=block_size, layout=layout)

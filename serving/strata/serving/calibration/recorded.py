@@ -67,7 +67,8 @@ def engines(
 
 
 def known_terms(path: Path, recipe: str) -> dict[str, float]:
-    """Terms that prompts of one length do not show: the planner's times, except on CPUs, of which it has no model."""
+    """Terms that a record does not show: the spread of requests, for lack of tails, and those that need prompts of several
+    lengths. These are the planner's, except on CPUs, of which it has no model."""
     record = json.loads(path.read_text())
     known = {"request_spread": 0.0}
     if not record["machine"]["gpus"]:

@@ -33,7 +33,7 @@ class Calibration(BaseModel):
     host_sequence_s: float = Field(default=0.0, ge=0)
     request_s: float = Field(ge=0)  # median of HTTP, tokenizer and the stream's first chunk
     request_spread: float = Field(default=0.0, ge=0)  # standard deviation of its logarithm
-    front_request_s: float = Field(default=0.0, ge=0)  # of these, work of the front end, which serves one request at a time
+    front_request_s: float = Field(default=0.0, ge=0)  # work of the front end, which takes turns between requests
     front_token_s: float = Field(default=0.0, ge=0)  # work of the front end for each token
     kv_tokens: int = Field(gt=0)  # that the KV cache holds
     context: int = Field(gt=0)  # most tokens of a prompt with its answer

@@ -61,7 +61,7 @@ class Setup:
     decode_engine: EngineSettings
     max_queue: int
     context: int  # most tokens of a prompt with its answer
-    request_s: float  # HTTP, tokenizer and the stream's first chunk
+    request_s: float  # median of HTTP, tokenizer and the stream's first chunk
     request_spread: float = 0.0  # standard deviation of its logarithm
     front_request_s: float = 0.0  # work of a replica's front end for each request, and for each token
     front_token_s: float = 0.0
